@@ -1,0 +1,53 @@
+# Two commands: `make demo` and `make test`. Each sets up everything it needs first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := $(shell find native CMakeLists.txt -type f 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint format bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## make the virtual environment and install slipstream into it
+
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "slipstream needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --progress-bar off --upgrade pip -c constraints.txt
+	@echo "Installing PyTorch (several minutes on a slow link) ..."
+	$(BIN)/python -m pip install --progress-bar off -c constraints.txt torch==2.13.0
+	@touch $@
+
+$(STAMP): $(VENV)/.torch pyproject.toml constraints.txt $(NATIVE)
+	@echo "Building the native engine and installing slipstream ..."
+	$(BIN)/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## profile, predict, apply and prove one technique on a real language model
+	$(BIN)/slipstream demo
+
+lint: $(STAMP)  ## formatting, style, types, and who imports whom
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint  ## everything that must hold on any machine
+	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
+
+test-all: lint  ## and the long loops: fuzzing, kill loops, sanitizers
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(STAMP)  ## measure every bar, quickly
+	$(BIN)/slipstream bench --quick
+
+format: $(STAMP)  ## format and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what was built (your results in .slipstream stay)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

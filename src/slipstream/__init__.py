@@ -1,0 +1,1 @@
+"""What would make this PyTorch model cheaper, by how much, and is that true?"""

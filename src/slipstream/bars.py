@@ -1,0 +1,87 @@
+"""One row of a benchmark: a bar, what was measured, and whether it holds.
+
+A bench is a generator ``bars(options) -> Iterator[Bar]``, registered in the entry-point group
+``slipstream.benches`` and run by ``slipstream bench NAME``. It yields each row as soon as it is
+known, so that a killed ``--full`` run keeps what it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Source = Literal["now", "recorded"]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What must hold, and what was measured.
+
+    Attributes:
+        bar: what is measured, in a few words; the row's key within its bench.
+        value: the measurement, in `unit`; None where it could not be measured.
+        unit: ``"x"``, ``"ms"``, ``"M tasks/s"``, ``"of 200"``, ...
+        target: the bar in words a reader can check: ``">= 20"``.
+        holds: True, False, or None with the reason in `detail`.
+        n: how many independent measurements stand behind `value`.
+        detail: spread, conditions, or why it is not judged.
+    """
+
+    bar: str
+    value: float | None
+    unit: str
+    target: str
+    holds: bool | None
+    n: int = 1
+    detail: str = ""
+    source: Source = "now"
+    commit: str = ""
+    date: str = ""
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How a bench is run.
+
+    Attributes:
+        full: the whole grid (may take long, resumable) rather than at most three minutes.
+        only: run only bars whose name contains this text; empty for all.
+        done: bars already measured by an interrupted full run, by name; skip these.
+        progress: called with a short line before anything slow.
+    """
+
+    full: bool = False
+    only: str = ""
+    done: frozenset[str] = frozenset()
+    progress: Callable[[str], None] = field(default=lambda line: None)
+
+    def wants(self, bar: str) -> bool:
+        """Whether the row named `bar` is to be measured in this run."""
+        return self.only in bar and bar not in self.done
+
+
+class Bench(Protocol):
+    """What the entry-point group ``slipstream.benches`` holds."""
+
+    def __call__(self, options: BenchOptions, /) -> Iterator[Bar]: ...
+
+
+def at_least(
+    bar: str, value: float, target: float, unit: str, *, n: int = 1, detail: str = ""
+) -> Bar:
+    """A row that holds when `value` reaches `target`."""
+    return Bar(bar, value, unit, f">= {target:g}", value >= target, n, detail)
+
+
+def at_most(
+    bar: str, value: float, target: float, unit: str, *, n: int = 1, detail: str = ""
+) -> Bar:
+    """A row that holds when `value` does not exceed `target`."""
+    return Bar(bar, value, unit, f"<= {target:g}", value <= target, n, detail)
+
+
+def not_judged(bar: str, unit: str, target: str, reason: str) -> Bar:
+    """A row that cannot be measured here, and why."""
+    return Bar(bar, None, unit, target, None, 0, reason)

@@ -1,0 +1,128 @@
+"""Errors that say what was wrong, where, and what to do.
+
+Every error a user can cause is a `SlipstreamError`. The command line prints its three parts and
+leaves with its exit code; a traceback is shown only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SlipstreamWarning(UserWarning):
+    """Something works, but not as well or not as asked."""
+
+
+class SlipstreamError(Exception):
+    """What went wrong, where, and the remedy.
+
+    Args:
+        what: one sentence in the user's words.
+        where: ``file:line``, an argument, an arm and block: wherever the user should look.
+        remedy: what to do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.where:
+            parts.append(f"  where: {self.where}")
+        if self.remedy:
+            parts.append(f"  try: {self.remedy}")
+        return "\n".join(parts)
+
+
+class UsageError(SlipstreamError):
+    """The request itself is malformed."""
+
+    exit_code = 2
+
+
+class InvalidArgumentError(UsageError, ValueError):
+    """A value outside what a function accepts. `argument` is its name."""
+
+    def __init__(
+        self, argument: str, what: str, *, where: str | None = None, remedy: str | None = None
+    ) -> None:
+        self.argument = argument
+        super().__init__(f"{argument}: {what}", where=where, remedy=remedy)
+
+
+class UnknownNameError(UsageError, LookupError):
+    """A name that is not known; the nearest known ones are suggested."""
+
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], *, where: str | None = None
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.known = sorted(known)
+        near = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
+        if near:
+            remedy = "did you mean " + " or ".join(near) + "?"
+        elif self.known:
+            remedy = "known: " + ", ".join(self.known)
+        else:
+            remedy = None
+        super().__init__(f"unknown {kind} '{name}'", where=where, remedy=remedy)
+
+
+class MissingExtraError(SlipstreamError):
+    """An optional dependency is needed and absent."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(
+            f"{feature} needs {package}, which is not installed",
+            remedy=f"pip install 'slipstream[{extra}]'",
+        )
+
+
+class WorkloadError(SlipstreamError):
+    """The user's function or script could not be built or run."""
+
+
+class ChildError(SlipstreamError):
+    """A child process died, hung or was killed."""
+
+
+class MeasurementError(SlipstreamError):
+    """A measurement failed; names arm, block and phase."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        arm: str | None = None,
+        block: int | None = None,
+        phase: str | None = None,
+        where: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.arm = arm
+        self.block = block
+        self.phase = phase
+        place = [
+            f"{key} {value}"
+            for key, value in (("arm", arm), ("block", block), ("phase", phase))
+            if value is not None
+        ]
+        if where:
+            place.append(where)
+        super().__init__(what, where=", ".join(place) or None, remedy=remedy)
+
+
+class StoreError(SlipstreamError):
+    """A database of ours cannot be opened, read or written."""
+
+
+class GraphError(SlipstreamError):
+    """A graph or trace is malformed: a cycle, a dangling task, a foreign file."""

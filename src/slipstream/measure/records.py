@@ -1,0 +1,187 @@
+"""What a measurement is made of: the vocabulary, and the schema of the results store.
+
+Environment 1-n Experiment 1-n Arm 1-n Block 1-n Sample. A *claim* is a statement about paired
+blocks of one experiment. Samples are kept as columns: one `Series` per arm, metric and phase.
+Everything here is a value; claims are a pure function of an `Experiment` (see `claims.py`), so
+that a stored claim can be recomputed to the digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Metric = str
+"""``"wall"`` and ``"cpu"`` (ns), ``"peak_memory"`` (bytes), ``"wire_payload"`` (bytes), ..."""
+
+
+class Verdict(StrEnum):
+    """What may be said about a candidate against the baseline."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
+    UNTRUSTWORTHY = "not trustworthy"
+
+
+class Phase(StrEnum):
+    """When a sample was taken; only `MEASURE` carries claims, none is dropped."""
+
+    WARMUP = "warmup"
+    MEASURE = "measure"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an experiment was run and is judged; stored with it.
+
+    Attributes:
+        baseline: name of the arm all others are compared with.
+        primary: the metric whose ratio stops the run; its claim is the headline.
+        target_rel_width: stop when the primary interval is narrower than this fraction.
+        budget_s: wall seconds after which no further block is begun.
+        level: confidence of every printed interval, over all looks together.
+        equivalence: `Verdict.EQUIVALENT` when the whole interval is inside 1 +- this.
+        looks: block counts at which stopping is considered.
+        seed: of the arm order and of resampling.
+    """
+
+    baseline: str
+    primary: Metric = "wall"
+    target_rel_width: float = 0.02
+    budget_s: float = 60.0
+    level: float = 0.95
+    equivalence: float = 0.02
+    looks: tuple[int, ...] = (10, 20, 40, 80, 160, 320, 640, 1280)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Series:
+    """Samples of one arm, metric and phase.
+
+    Attributes:
+        values: float64 [n], in the metric's unit.
+        blocks: int32 [n], the block each value was taken in, ascending.
+    """
+
+    values: NDArray[np.float64]
+    blocks: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class ArmRecord:
+    """One side of a comparison.
+
+    Attributes:
+        name: as shown; the A/A guard's second run of the baseline is ``BASELINE'``.
+        description: command, technique or function, in words.
+        inner: calls per sample; equal for all arms of an experiment.
+    """
+
+    name: str
+    description: str = ""
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened during a run: a gate reading, a warning, a failed arm."""
+
+    block: int
+    kind: str
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything that may change a measurement, without names of users, hosts or paths.
+
+    Attributes:
+        facts: field name -> value (JSON); groups are dotted: ``"cpu.model"``, ``"torch.version"``.
+        env_id: hash of `facts`.
+    """
+
+    facts: Mapping[str, Any]
+    env_id: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement about one candidate: its ratio to the baseline, and how sure we are.
+
+    Attributes:
+        metric: which metric.
+        arm, baseline: names of the two arms.
+        estimator: name of the function in `statistics.py` that made it.
+        ratio: candidate / baseline; below 1 is cheaper.
+        low, high: interval of `ratio` at `level`.
+        detectable: the smallest relative difference this run could have told from none.
+        blocks: paired blocks it rests on.
+        further_blocks: expected further blocks to settle an inconclusive verdict, or None.
+    """
+
+    metric: Metric
+    arm: str
+    baseline: str
+    estimator: str
+    ratio: float
+    low: float
+    high: float
+    level: float
+    verdict: Verdict
+    detectable: float
+    blocks: int
+    further_blocks: int | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything one measurement recorded.
+
+    Attributes:
+        title: one line for people.
+        created: UTC, ISO 8601.
+        series: samples by (arm, metric, phase).
+        predictions: by arm: what was predicted for it before, as in the ledger.
+    """
+
+    title: str
+    created: str
+    environment: Environment
+    settings: Settings
+    arms: tuple[ArmRecord, ...]
+    series: Mapping[tuple[str, Metric, Phase], Series]
+    events: tuple[Event, ...] = ()
+    predictions: Mapping[str, PredictionRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PredictionRecord:
+    """A prediction as the ledger keeps it, scored later against a claim.
+
+    Attributes:
+        workload: what was predicted for (no absolute paths).
+        technique: the grammar's name for it.
+        metric: which metric.
+        ratio, low, high: predicted candidate / baseline and its 90 % interval.
+        provenance: weakest provenance among what it rests on.
+        detail: anything else (JSON).
+    """
+
+    workload: str
+    technique: str
+    metric: Metric
+    ratio: float
+    low: float
+    high: float
+    provenance: str
+    created: str
+    env_id: str
+    detail: Mapping[str, Any] = field(default_factory=dict)

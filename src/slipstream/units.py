@@ -1,0 +1,121 @@
+"""Quantities as people write and read them. Inside the package: nanoseconds, bytes, bytes/s."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from slipstream.errors import InvalidArgumentError
+
+_TIME_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
+_BYTES = {
+    "b": 1.0,
+    "kb": 1e3,
+    "mb": 1e6,
+    "gb": 1e9,
+    "tb": 1e12,
+    "kib": 2.0**10,
+    "mib": 2.0**20,
+    "gib": 2.0**30,
+    "tib": 2.0**40,
+}
+_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_QUANTITY = re.compile(r"\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Zµ]*)\s*")
+
+
+def _split(text: str, argument: str, example: str) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or not math.isfinite(float(match[1])):
+        raise InvalidArgumentError(argument, f"'{text}' is not a quantity", remedy=f"as {example}")
+    return float(match[1]), match[2]
+
+
+def parse_duration_ns(text: str, argument: str = "duration") -> float:
+    """Nanoseconds in ``"60s"``, ``"10ms"``, ``"2min"``; a bare number is seconds.
+
+    Raises:
+        InvalidArgumentError: no number, unknown unit, or negative.
+    """
+    value, unit = _split(text, argument, "60s, 10ms, 2min")
+    factor = _TIME_NS.get(unit or "s")
+    if factor is None or value < 0:
+        raise InvalidArgumentError(
+            argument, f"'{text}' is not a duration", remedy="as 60s, 10ms, 2min"
+        )
+    return value * factor
+
+
+def parse_bytes(text: str, argument: str = "size") -> int:
+    """Bytes in ``"8GiB"``, ``"100MB"``; a bare number is bytes.
+
+    Raises:
+        InvalidArgumentError: no number, unknown unit, or negative.
+    """
+    value, unit = _split(text, argument, "8GiB, 100MB")
+    factor = _BYTES.get((unit or "b").lower())
+    if factor is None or value < 0:
+        raise InvalidArgumentError(argument, f"'{text}' is not a size", remedy="as 8GiB, 100MB")
+    return round(value * factor)
+
+
+def parse_bandwidth(text: str, argument: str = "bandwidth") -> float:
+    """Bytes per second in ``"1gbit"`` or ``"12.5GB"`` (per second understood).
+
+    Raises:
+        InvalidArgumentError: no number, unknown unit, or not positive.
+    """
+    value, unit = _split(text.removesuffix("/s"), argument, "1gbit, 12.5GB")
+    lower = unit.lower()
+    factor = _BITS_PER_S[lower] / 8 if lower in _BITS_PER_S else _BYTES.get(lower)
+    if factor is None or value <= 0:
+        raise InvalidArgumentError(
+            argument, f"'{text}' is not a bandwidth", remedy="as 1gbit, 12.5GB"
+        )
+    return value * factor
+
+
+def format_duration(nanoseconds: float) -> str:
+    """Three significant digits with the unit that keeps them readable: ``"12.3 ms"``."""
+    if not math.isfinite(nanoseconds):
+        return "-"
+    size = abs(nanoseconds)
+    for unit in ("h", "min", "s", "ms", "µs"):
+        # Minutes and hours only from two of them on: "90 s" reads better than "1.5 min".
+        threshold = _TIME_NS[unit] * (2 if unit in ("h", "min") else 1)
+        # 0.9995: what would round to "1000 µs" is "1.00 ms".
+        if size >= threshold * 0.9995:
+            return f"{_significant(nanoseconds / _TIME_NS[unit])} {unit}"
+    return f"{_significant(nanoseconds)} ns"
+
+
+def format_bytes(count: float) -> str:
+    """Three significant digits in binary units: ``"1.50 GiB"``."""
+    if not math.isfinite(count):
+        return "-"
+    size = abs(count)
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor * 0.9995:
+            return f"{_significant(count / factor)} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_ratio(ratio: float) -> str:
+    """A speed-up or size ratio: ``"1.31x"``."""
+    if not math.isfinite(ratio):
+        return "-"
+    return f"{ratio:.3f}x" if abs(ratio) < 2 else f"{_significant(ratio)}x"
+
+
+def format_percent(fraction: float, *, signed: bool = False) -> str:
+    """``0.0312`` as ``"3.1 %"``."""
+    if not math.isfinite(fraction):
+        return "-"
+    return f"{100 * fraction:{'+' if signed else ''}.1f} %"
+
+
+def _significant(value: float) -> str:
+    if value == 0:
+        return "0"
+    # Digits of what will be shown, so that 999.7 gives "1000" and not "999.7".
+    digits = math.floor(math.log10(abs(float(f"{value:.3g}"))))
+    return f"{value:.{max(0, 2 - digits)}f}"
