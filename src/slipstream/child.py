@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import io
 import json
 import linecache
 import os
@@ -24,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import weakref
@@ -35,6 +37,9 @@ from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError,
 
 Message = dict[str, Any]
 _GRACE_S = 2.0
+# How often a wait looks whether the other process still lives.
+_TICK_S = 0.5
+_PIPE_BYTES = 1 << 16
 _LOG_TAIL_LINES = 15
 _PACKAGE = str(Path(__file__).parent)
 
@@ -46,16 +51,32 @@ class Channel:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._buffer = bytearray()
+        # How much of the buffer is known to hold no end of line.
+        self._searched = 0
+        os.set_blocking(write_fd, False)
 
-    def send(self, message: Message) -> None:
-        """Send one message.
+    def send(self, message: Message, *, alive: Callable[[], bool] = lambda: True) -> None:
+        """Send one message, however large; meanwhile what arrives is kept for `receive`.
+
+        Args:
+            alive: asked now and then while the other end is not reading.
 
         Raises:
-            BrokenPipeError: the other end is gone.
+            BrokenPipeError: the other end is gone, or not alive.
+            TypeError, ValueError: the message is not JSON.
         """
-        data = json.dumps(message).encode() + b"\n"
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        self._check_open()
+        reading = [self._read_fd]
         while data:
-            data = data[os.write(self._write_fd, data) :]
+            readable, writable, _ = select.select(reading, [self._write_fd], [], _TICK_S)
+            # Both ends may be sending more than the pipe holds: somebody must read.
+            if readable and not self._read():
+                reading = []
+            if writable:
+                data = data[os.write(self._write_fd, data[:_PIPE_BYTES]) :]
+            elif not readable and not alive():
+                raise BrokenPipeError("the other end of the pipe does not live")
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message, or None when `timeout_s` passed without one.
@@ -64,17 +85,17 @@ class Channel:
             EOFError: the other end is gone.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            self._check_open()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self._read_fd], [], [], left)[0]:
                 return None
-            chunk = os.read(self._read_fd, 1 << 16)
-            if not chunk:
+            if not self._read():
                 raise EOFError("the other end of the pipe is closed")
-            self._buffer += chunk
-        line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer = bytearray(rest)
-        message: Message = json.loads(line)
+        message: Message = json.loads(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
         return message
 
     def close(self) -> None:
@@ -82,6 +103,17 @@ class Channel:
         for fd in (self._read_fd, self._write_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        # The numbers may soon be those of somebody else's files.
+        self._read_fd = self._write_fd = -1
+
+    def _read(self) -> bool:
+        chunk = os.read(self._read_fd, _PIPE_BYTES)
+        self._buffer += chunk
+        return bool(chunk)
+
+    def _check_open(self) -> None:
+        if self._read_fd < 0:
+            raise BrokenPipeError("this end of the pipe is closed")
 
 
 class Child:
@@ -103,13 +135,18 @@ class Child:
         memory_limit_bytes: int | None = None,
     ) -> None:
         self.name = name
+        self._owner = os.getpid()
+        self._stopped = False
         to_child_read, to_child_write = os.pipe()
         to_us_read, to_us_write = os.pipe()
         log_fd, log_path = tempfile.mkstemp(prefix="slipstream-", suffix=".log")
         self.log_path = Path(log_path)
-        command = [sys.executable, "-m", "slipstream.child", str(to_child_read), str(to_us_write)]
-        if memory_limit_bytes is not None:
-            command.append(str(memory_limit_bytes))
+        # A child dies with the *thread* that started it, so that only the main thread, which ends
+        # with the process, may ask for that; others' children are ended at our exit.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        parent = self._owner if in_main_thread else 0
+        numbers = (to_child_read, to_us_write, parent, memory_limit_bytes or 0)
+        command = [sys.executable, "-m", "slipstream.child", *map(str, numbers)]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -122,6 +159,14 @@ class Child:
                 # Ctrl-C goes to us alone; we then end the child and all it started.
                 start_new_session=True,
             )
+        except OSError as error:
+            os.close(to_us_read)
+            os.close(to_child_write)
+            self.log_path.unlink(missing_ok=True)
+            raise ChildError(
+                f"{name} could not be started: {error.strerror or error}",
+                where=error.filename and os.fsdecode(error.filename),
+            ) from error
         finally:
             for fd in (to_child_read, to_us_write, log_fd):
                 os.close(fd)
@@ -161,9 +206,13 @@ class Child:
         self.send({"call": function, "arguments": arguments})
 
     def send(self, message: Message) -> None:
-        """Send `message` to the function that is running in the child."""
+        """Send `message` to the function that is running in the child.
+
+        Raises:
+            ChildError: the process died.
+        """
         try:
-            self._channel.send(message)
+            self._channel.send(message, alive=lambda: not self._has_ended())
         except OSError:
             raise self._death() from None
 
@@ -175,8 +224,8 @@ class Child:
             ChildError: the process died, or `timeout_s` passed (it is then killed).
         """
         try:
-            message = self._channel.receive(timeout_s)
-        except EOFError:
+            message = self._await_message(timeout_s)
+        except (EOFError, OSError):
             raise self._death() from None
         if message is None:
             where = self._where_it_hangs()
@@ -184,11 +233,24 @@ class Child:
             raise ChildError(
                 f"{self.name} did not answer within {timeout_s:g} s and was stopped",
                 where=where,
-                remedy="is there an endless loop or a dead-lock? if it is just slow, raise --timeout",
+                remedy="an endless loop or a dead-lock? if it is only slow, raise --timeout",
             )
         if "error" in message:
             raise _revive(message["error"])
         return message
+
+    def _await_message(self, timeout_s: float | None) -> Message | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = _TICK_S if deadline is None else deadline - time.monotonic()
+            # Asked before waiting: what it said before it ended is in the pipe by then.
+            ended = self._has_ended()
+            message = self._channel.receive(0.0 if ended else max(0.0, min(left, _TICK_S)))
+            if message is not None or left <= 0:
+                return message
+            if ended:
+                # A process it forked may hold the pipe open, so that no end of file comes.
+                raise EOFError
 
     def finish_call(
         self,
@@ -214,21 +276,39 @@ class Child:
 
     def kill(self) -> None:
         """End the child and every process it started, at once."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._stopped = True
+        # Once its exit was collected, its number may be another process's.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def close(self) -> None:
         """End the child: it is asked first, then killed; its log is removed."""
         _living.discard(self)
         self._channel.close()
         try:
-            self._process.wait(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
+            self._await_end()
         finally:
             self.kill()
             self.log_path.unlink(missing_ok=True)
+
+    def _has_ended(self) -> bool:
+        """Whether the process is over; its exit is left to be collected by `kill`."""
+        if self._process.returncode is not None:
+            return True
+        if not hasattr(os, "waitid"):  # macOS
+            return self._process.poll() is not None
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, flags) is not None
+
+    def _await_end(self) -> bool:
+        deadline = time.monotonic() + _GRACE_S
+        pause_s = 0.001
+        while not (ended := self._has_ended()) and time.monotonic() < deadline:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+        return ended
 
     def __enter__(self) -> Child:
         return self
@@ -241,29 +321,38 @@ class Child:
 
     def _where_it_hangs(self) -> str | None:
         """Ask the child's fault handler where its main thread is."""
-        before = len(self.log_tail())
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGUSR1)
-            time.sleep(0.3)
-        frames = [
-            line.strip()
-            for line in self.log_tail()[before - 1 if before else 0 :].splitlines()
-            if line.strip().startswith('File "')
-        ]
-        for frame in frames:
-            path, _, rest = frame.removeprefix('File "').partition('", line ')
-            if _is_user_file(path):
+        if self._has_ended():
+            return None
+        before = self.log_path.stat().st_size
+        os.kill(self._process.pid, signal.SIGUSR1)
+        answer, deadline = b"", time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            with self.log_path.open("rb") as log:
+                log.seek(before)
+                previous, answer = answer, log.read()
+            # It writes frame by frame; when nothing more came, it is done.
+            if answer and answer == previous:
+                break
+        for line in answer.decode(errors="replace").splitlines():
+            path, found, rest = line.strip().removeprefix('File "').partition('", line ')
+            if found and _is_user_file(path):
                 return f"{path}:{rest.split()[0]}"
         return None
 
     def _death(self) -> ChildError:
-        try:
-            code = self._process.wait(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            code = self._process.returncode
+        stopped = self._stopped
+        ended = self._await_end()
+        self.kill()
+        code = self._process.returncode
         tail = self.log_tail()
-        if code == -signal.SIGKILL:
+        remedy: str | None
+        if stopped:
+            return ChildError(f"{self.name} was stopped and cannot be called any more")
+        if not ended:
+            what = f"{self.name} closed its pipe and went on without answering"
+            remedy = "does the script close files it did not open?"
+        elif code == -signal.SIGKILL:
             what = f"{self.name} was killed by the system, most likely out of memory"
             remedy = "use a smaller batch or model, or a machine with more memory"
         elif code < 0:
@@ -283,8 +372,10 @@ _living: weakref.WeakSet[Child] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     for child in list(_living):
-        child.kill()
-        child.log_path.unlink(missing_ok=True)
+        # A process forked from ours inherits this list, and must not end our children.
+        if child._owner == os.getpid():
+            child.kill()
+            child.log_path.unlink(missing_ok=True)
 
 
 # What follows runs in the child.
@@ -311,6 +402,7 @@ def describe_error(error: BaseException) -> Message:
             "what": error.what,
             "where": error.where,
             "remedy": error.remedy,
+            "attributes": {k: v for k, v in vars(error).items() if _is_json(v)},
             "traceback": "".join(traceback.format_exception(error)),
         }
     where, source = _user_line(error)
@@ -332,6 +424,8 @@ def _remedy(error: BaseException) -> str | None:
         return "out of memory: use a smaller batch or model, or a machine with more memory"
     if isinstance(error, ModuleNotFoundError):
         return f"install '{error.name}' in this environment, or run from the folder that holds it"
+    if isinstance(error, SystemExit):
+        return "the code ends the process; let it return instead, or guard it with __main__"
     if isinstance(error, SyntaxError):
         return "mend the file; Python cannot parse it"
     return "the error is in the code above; it shows without slipstream too"
@@ -358,9 +452,8 @@ def _revive(error: Message) -> SlipstreamError:
     """The exception a child described, as the same class here."""
     kinds = {kind.__name__: kind for kind in _subclasses(SlipstreamError)}
     kind = kinds.get(error["kind"], WorkloadError)
-    revived: SlipstreamError = kind.__new__(kind)
-    SlipstreamError.__init__(
-        revived, error["what"], where=error["where"], remedy=error["remedy"]
+    revived = kind.revive(
+        error["what"], error["where"], error["remedy"], error.get("attributes", {})
     )
     revived.add_note(error["traceback"])
     return revived
@@ -386,6 +479,14 @@ def _resolve(function: str) -> Callable[..., Any]:
     return resolved
 
 
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _limit_memory(limit_bytes: int) -> None:
     import resource
 
@@ -394,13 +495,15 @@ def _limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     if sys.platform != "linux":
         return
     import ctypes
 
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before we asked
 
 
 def serve(read_fd: int, write_fd: int) -> None:
@@ -412,30 +515,45 @@ def serve(read_fd: int, write_fd: int) -> None:
             message = _channel.receive()
         except EOFError:
             return
-        assert message is not None
+        if message is None or "call" not in message:
+            continue  # meant for a function that has failed in the meantime
         try:
             result = _resolve(message["call"])(**message["arguments"])
             answer: Message = {"result": result}
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             answer = {"error": describe_error(error)}
         try:
-            _channel.send(answer)
+            _answer(answer, message["call"])
         except BrokenPipeError:
             return
 
 
+def _answer(answer: Message, function: str) -> None:
+    try:
+        channel().send(answer)
+    except (TypeError, ValueError) as error:
+        # Raised before the first byte was sent.
+        wrong = WorkloadError(f"{function} returned something that is not JSON: {error}")
+        channel().send({"error": describe_error(wrong)})
+
+
 def main(arguments: list[str]) -> None:
-    """``python -m slipstream.child READ_FD WRITE_FD [MEMORY_LIMIT_BYTES]``."""
+    """``python -m slipstream.child READ_FD WRITE_FD PARENT MEMORY_LIMIT_BYTES``, 0 for none."""
     import faulthandler
 
-    _die_with_parent()
+    read_fd, write_fd, parent, memory_limit_bytes = map(int, arguments)
+    if parent:
+        _die_with_parent(parent)
+    # What was printed before a crash must be in the log.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     # The parent asks where a hanging child is by this signal; the answer lands in the log.
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    if len(arguments) > 2:
-        _limit_memory(int(arguments[2]))
+    if memory_limit_bytes:
+        _limit_memory(memory_limit_bytes)
     # One copy of this module's state, whether reached as __main__ or by import.
     module = importlib.import_module("slipstream.child")
-    module.serve(int(arguments[0]), int(arguments[1]))
+    module.serve(read_fd, write_fd)
     # The user's atexit handlers and destructors may write or hang; nothing of ours is left open.
     sys.stdout.flush()
     sys.stderr.flush()

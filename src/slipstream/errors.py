@@ -7,7 +7,11 @@ leaves with its exit code; a traceback is shown only with ``--debug``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+# Of known names, when none is near the one that was asked for.
+_SHOWN = 12
 
 
 class SlipstreamWarning(UserWarning):
@@ -30,6 +34,21 @@ class SlipstreamError(Exception):
         self.where = where
         self.remedy = remedy
         super().__init__(what)
+
+    @classmethod
+    def revive(
+        cls, what: str, where: str | None, remedy: str | None, attributes: Mapping[str, Any]
+    ) -> Self:
+        """The error these parts were taken from, perhaps in another process."""
+        error = cls.__new__(cls)
+        # Not the subclass's own __init__, which would put its prefix before `what` once more.
+        SlipstreamError.__init__(error, what, where=where, remedy=remedy)
+        vars(error).update(attributes)
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without this, copying or sending it to another process calls __init__ with one argument.
+        return type(self).revive, (self.what, self.where, self.remedy, dict(vars(self)))
 
     def __str__(self) -> str:
         parts = [self.what]
@@ -69,7 +88,9 @@ class UnknownNameError(UsageError, LookupError):
         if near:
             remedy = "did you mean " + " or ".join(near) + "?"
         elif self.known:
-            remedy = "known: " + ", ".join(self.known)
+            shown = self.known[:_SHOWN]
+            more = len(self.known) - len(shown)
+            remedy = "known: " + ", ".join(shown) + (f" and {more} more" if more else "")
         else:
             remedy = None
         super().__init__(f"unknown {kind} '{name}'", where=where, remedy=remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from slipstream.errors import StoreError
 
 _BUSY_TIMEOUT_S = 30.0
+# "Slip": says that a file is ours, so that nobody else's database is ever upgraded.
+_APPLICATION_ID = 0x536C6970
 
 
 def open_database(
@@ -23,52 +26,115 @@ def open_database(
         read_only: open for reading only; the file must exist and be current enough to read.
 
     Raises:
-        StoreError: not a database, written by a newer slipstream, read-only, or a full disk.
+        StoreError: not a database, not ours, written by a newer slipstream, read-only, or a full
+            disk.
     """
     with errors_in_words(path):
         if read_only:
             if not path.is_file():
                 raise StoreError("no such database", where=str(path))
-            connection = sqlite3.connect(
-                f"file:{path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None
-            )
+            connection = _connect_for_reading(path)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
         try:
-            _migrate(connection, path, migrations, read_only)
+            if read_only:
+                _check_version(connection, path, len(migrations))
+            else:
+                _migrate(connection, path, migrations)
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def _migrate(
-    connection: sqlite3.Connection, path: Path, migrations: Sequence[str], read_only: bool
-) -> None:
+def _connect_for_reading(path: Path) -> sqlite3.Connection:
+    # A URI, with "?", "#" and "%" of the path quoted.
+    address = path.resolve().as_uri() + "?mode=ro"
+    connection = sqlite3.connect(address, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        connection.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError:
+        # Reading in WAL mode needs a file beside the database. Where none can be made (a folder
+        # or disk without write access) nobody can be writing either, unless a log is there.
+        connection.close()
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        return sqlite3.connect(address + "&immutable=1", uri=True, isolation_level=None)
+    return connection
+
+
+def _version(connection: sqlite3.Connection, path: Path, known: int) -> int:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if version > len(migrations):
+    owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    empty = connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
+    if not empty and owner != _APPLICATION_ID:
         raise StoreError(
-            f"the file has schema version {version}; this slipstream reads up to {len(migrations)}",
+            "the file is a database of another program",
+            where=str(path),
+            remedy="name another file with --store",
+        )
+    if version > known:
+        raise StoreError(
+            f"the file has schema version {version}; this slipstream reads up to {known}",
             where=str(path),
             remedy="upgrade slipstream, or name another file with --store",
         )
-    if read_only:
-        if version < len(migrations):
-            raise StoreError(
-                f"the file has the old schema version {version} and cannot be upgraded here",
-                where=str(path),
-                remedy="open it once with write access",
-            )
-        return
-    # WAL: a reader never blocks the writer, and kill -9 loses at most the open transaction.
-    connection.execute("PRAGMA journal_mode=WAL")
+    return version
+
+
+def _check_version(connection: sqlite3.Connection, path: Path, known: int) -> None:
+    version = _version(connection, path, known)
+    if version < known:
+        raise StoreError(
+            f"the file has the old schema version {version} and cannot be upgraded here",
+            where=str(path),
+            remedy="open it once with write access",
+        )
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> None:
+    version = _version(connection, path, len(migrations))
+    # Works on a new file only: space of deleted rows can be given back by incremental_vacuum.
+    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    _write_ahead(connection)
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA foreign_keys=ON")
-    for number in range(version, len(migrations)):
-        connection.executescript(
-            f"BEGIN IMMEDIATE;\n{migrations[number]}\nPRAGMA user_version={number + 1};\nCOMMIT;"
-        )
+    if version == len(migrations):
+        return
+    with transaction(connection):
+        # Asked again under the lock: another process may have upgraded it in the meantime.
+        for number in range(_version(connection, path, len(migrations)), len(migrations)):
+            for statement in _statements(migrations[number]):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={len(migrations)}")
+        connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """WAL: a reader never blocks the writer, and kill -9 loses at most the open transaction."""
+    deadline = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # SQLite does not wait here when another process is switching the same new file.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _statements(script: str) -> Iterator[str]:
+    # sqlite3's executescript would commit the transaction we are in.
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement
 
 
 @contextmanager
@@ -77,12 +143,12 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
+        connection.execute("COMMIT")
     except BaseException:
         # A full disk may have rolled back already.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
 
 
 @contextmanager
@@ -105,7 +171,8 @@ def errors_in_words(path: Path) -> Iterator[None]:
 def _remedy(message: str) -> str:
     if "readonly" in message or "unable to open" in message:
         return "check the permissions, or name another file with --store"
-    if "full" in message:
+    # A file that may not grow (a quota, a file system's limit) is reported as an I/O error.
+    if "full" in message or "disk I/O" in message:
         return "free some disk space, or name another file with --store"
     if "not a database" in message or "malformed" in message:
         return "move the file away; a new one is made at the next run"

@@ -7,7 +7,17 @@ import re
 
 from slipstream.errors import InvalidArgumentError
 
-_TIME_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
+# Two signs look alike: micro (U+00B5), of most keyboards, and the Greek mu (U+03BC).
+_TIME_NS = {
+    "ns": 1.0,
+    "us": 1e3,
+    "\u00b5s": 1e3,
+    "\u03bcs": 1e3,
+    "ms": 1e6,
+    "s": 1e9,
+    "min": 60e9,
+    "h": 3600e9,
+}
 _BYTES = {
     "b": 1.0,
     "kb": 1e3,
@@ -20,7 +30,16 @@ _BYTES = {
     "tib": 2.0**40,
 }
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-_QUANTITY = re.compile(r"\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Zµ]*)\s*")
+_QUANTITY = re.compile(
+    r"\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z\u00b5\u03bc]*)\s*"
+)
+
+
+def _scaled(value: float, factor: float | None) -> float | None:
+    """`value` in the base unit; None for an unknown unit or a number beyond floating point."""
+    if factor is None or not math.isfinite(value * factor):
+        return None
+    return value * factor
 
 
 def _split(text: str, argument: str, example: str) -> tuple[float, str]:
@@ -37,12 +56,12 @@ def parse_duration_ns(text: str, argument: str = "duration") -> float:
         InvalidArgumentError: no number, unknown unit, or negative.
     """
     value, unit = _split(text, argument, "60s, 10ms, 2min")
-    factor = _TIME_NS.get(unit or "s")
-    if factor is None or value < 0:
+    nanoseconds = _scaled(value, _TIME_NS.get(unit or "s"))
+    if nanoseconds is None or value < 0:
         raise InvalidArgumentError(
             argument, f"'{text}' is not a duration", remedy="as 60s, 10ms, 2min"
         )
-    return value * factor
+    return nanoseconds
 
 
 def parse_bytes(text: str, argument: str = "size") -> int:
@@ -52,10 +71,10 @@ def parse_bytes(text: str, argument: str = "size") -> int:
         InvalidArgumentError: no number, unknown unit, or negative.
     """
     value, unit = _split(text, argument, "8GiB, 100MB")
-    factor = _BYTES.get((unit or "b").lower())
-    if factor is None or value < 0:
+    size = _scaled(value, _BYTES.get((unit or "b").lower()))
+    if size is None or value < 0:
         raise InvalidArgumentError(argument, f"'{text}' is not a size", remedy="as 8GiB, 100MB")
-    return round(value * factor)
+    return round(size)
 
 
 def parse_bandwidth(text: str, argument: str = "bandwidth") -> float:
@@ -64,14 +83,15 @@ def parse_bandwidth(text: str, argument: str = "bandwidth") -> float:
     Raises:
         InvalidArgumentError: no number, unknown unit, or not positive.
     """
-    value, unit = _split(text.removesuffix("/s"), argument, "1gbit, 12.5GB")
+    value, unit = _split(text.strip().removesuffix("/s"), argument, "1gbit, 12.5GB")
     lower = unit.lower()
     factor = _BITS_PER_S[lower] / 8 if lower in _BITS_PER_S else _BYTES.get(lower)
-    if factor is None or value <= 0:
+    rate = _scaled(value, factor)
+    if rate is None or value <= 0:
         raise InvalidArgumentError(
             argument, f"'{text}' is not a bandwidth", remedy="as 1gbit, 12.5GB"
         )
-    return value * factor
+    return rate
 
 
 def format_duration(nanoseconds: float) -> str:
@@ -79,7 +99,7 @@ def format_duration(nanoseconds: float) -> str:
     if not math.isfinite(nanoseconds):
         return "-"
     size = abs(nanoseconds)
-    for unit in ("h", "min", "s", "ms", "µs"):
+    for unit in ("h", "min", "s", "ms", "\u00b5s"):
         # Minutes and hours only from two of them on: "90 s" reads better than "1.5 min".
         threshold = _TIME_NS[unit] * (2 if unit in ("h", "min") else 1)
         # 0.9995: what would round to "1000 µs" is "1.00 ms".

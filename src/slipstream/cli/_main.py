@@ -73,8 +73,20 @@ def _run() -> int:
         # `slipstream ... | head`: the reader has what it wanted.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except typer.TyperUsageError as error:  # pragma: no cover - replaced below
+    except typer.TyperException as error:
         return _report_usage(error)
+
+
+def _report_usage(error: typer.TyperException) -> int:
+    """A malformed command line: what is wrong, and where the help is."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return 0
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "slipstream"
+    print(f"error: {error.format_message()}", file=sys.stderr)
+    print(f"  try: {command} --help", file=sys.stderr)
+    return error.exit_code
 
 
 def _report(error: SlipstreamError) -> int:

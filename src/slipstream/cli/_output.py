@@ -10,6 +10,9 @@ from typing import Any
 
 from slipstream.tables import Table, to_json
 
+# Often enough to see that it lives, seldom enough to read.
+_LOG_EVERY_S = 5.0
+
 Say = Callable[[str], None]
 
 
@@ -31,17 +34,18 @@ def emit(
 def progress(title: str) -> Iterator[Say]:
     """Show what is going on while something takes long; yields a function that updates it.
 
-    On a terminal one line is rewritten with the seconds passed; elsewhere each new line is
-    printed once, so that a log shows how far a run came.
+    On a terminal one line is rewritten with the seconds passed; elsewhere a line is printed every
+    few seconds, so that a log shows how far a run came.
     """
     if not sys.stderr.isatty():
-        last = ""
+        last, shown = "", 0.0
 
         def say(line: str) -> None:
-            nonlocal last
-            if line != last:
+            nonlocal last, shown
+            now = time.monotonic()
+            if line != last and now - shown >= _LOG_EVERY_S:
                 print(f"{title}: {line}", file=sys.stderr, flush=True)
-                last = line
+                last, shown = line, now
 
         yield say
         return

@@ -1,0 +1,136 @@
+"""The capture itself, as a program for `slipstream.workload.drive`: it yields for each step.
+
+Plain and profiled steps alternate in short windows, so that both see the same machine. One more
+step is recorded with its arguments and storages (the execution trace) and with module names. The
+profiler costs time at every event; that cost is fitted from the two kinds of steps and taken off
+the tasks (see `durations.py` beside this file).
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.capture.assemble import assemble
+from slipstream.capture.events import MARKER, Step, steps_of
+from slipstream.capture.modules import ModuleNames
+from slipstream.capture.trace import read_trace
+from slipstream.graph import Graph
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built
+
+_STEPS_PER_WINDOW = 3
+_LONGEST_CAPTURE_S = 60.0
+_FEWEST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """How a step is captured.
+
+    Attributes:
+        warmup: steps that run before anything is recorded: lazy state, caches, allocator.
+        steps: profiled steps whose per-task minimum is taken, and as many plain ones.
+        threads: intra-op threads, or 0 for what the workload sets.
+    """
+
+    warmup: int = 3
+    steps: int = 24
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Plain (unprofiled) steps: wall and CPU nanoseconds of each."""
+
+    wall_ns: tuple[int, ...]
+    cpu_ns: tuple[int, ...]
+
+
+def capture(
+    settings: CaptureSettings, say: Callable[[str], None] = lambda line: None
+) -> Callable[[Built], Generator[None, Any, Graph]]:
+    """The program that captures one step of whatever it is given.
+
+    Raises (when run):
+        GraphError: the steps differ too much from one another to be aligned.
+    """
+
+    def program(built: Built) -> Generator[None, Any, Graph]:
+        import torch
+
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        say("warming up")
+        started = time.perf_counter()
+        for _ in range(settings.warmup):
+            yield
+        with _profiler():
+            # The profiler's own first start is slow and allocates.
+            yield
+        per_step_s = (time.perf_counter() - started) / (settings.warmup + 1)
+        # A slow step needs fewer repetitions: its tasks are long against the noise.
+        affordable = int(_LONGEST_CAPTURE_S / 2 / max(per_step_s, 1e-9))
+        steps = max(min(settings.steps, affordable), min(_FEWEST_STEPS, settings.steps))
+        walls: list[int] = []
+        cpus: list[int] = []
+        profiled: list[Step] = []
+        while len(profiled) < steps:
+            window = min(_STEPS_PER_WINDOW, steps - len(profiled))
+            say(f"step {len(profiled) + 1} of {steps}")
+            for _ in range(window):
+                wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+                yield
+                cpus.append(time.thread_time_ns() - cpu)
+                walls.append(time.perf_counter_ns() - wall)
+            # A collection would land in an arbitrary task.
+            gc.collect()
+            gc.disable()
+            with _profiler() as profiler:
+                _mark()
+                for _ in range(window):
+                    yield
+                    _mark()
+            gc.enable()
+            profiled += steps_of(profiler.profiler.kineto_results.events())
+        say("recording arguments")
+        names = ModuleNames(built.model)
+        with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
+            path = Path(folder) / "trace.json"
+            observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+            with names:
+                observer.start()
+                yield
+                observer.stop()
+            observer.unregister_callback()
+            say("building the graph")
+            gc.disable()
+            try:
+                trace = read_trace(path)
+            finally:
+                gc.enable()
+        times = StepTimes(tuple(walls), tuple(cpus))
+        return assemble(built, trace, names, profiled, times, torch.get_num_threads())
+
+    return program
+
+
+def _mark() -> None:
+    import torch
+
+    with torch.profiler.record_function(MARKER):
+        pass
+
+
+def _profiler() -> Any:
+    import torch
+
+    return torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=False
+    )

@@ -1,0 +1,144 @@
+"""PyTorch's execution trace: for every operator its schema, arguments, storages and parent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import GraphError
+from slipstream.graph.call import Call, TensorSpec
+
+_THREAD_ROOT = "[pytorch|profiler|execution_trace|thread]"
+_PROCESS_ROOT = "[pytorch|profiler|execution_trace|process]"
+# c10 type names as the trace prints them, in torch's.
+_DTYPES = {
+    "float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16",
+    "long int": "int64", "int": "int32", "short int": "int16", "signed char": "int8",
+    "unsigned char": "uint8", "bool": "bool", "long": "int64", "short": "int16", "char": "int8",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    "BFloat16": "bfloat16", "Half": "float16", "byte": "uint8",
+}  # fmt: skip
+_NO_TENSOR = 0
+
+
+@dataclass
+class Node:
+    """One operator or annotation of the trace.
+
+    Attributes:
+        parent: index of the enclosing node, -1 at the top.
+        sequence: autograd's sequence number, -1 for none.
+        call: what was called, or None for annotations and calls whose arguments are not known.
+        storages: ids of the storages of `call`'s inputs, then outputs.
+    """
+
+    name: str
+    parent: int
+    sequence: int
+    call: Call | None
+    storages: tuple[int, ...]
+
+
+def read_trace(path: Path) -> list[Node]:
+    """The nodes of an execution trace in pre-order.
+
+    Raises:
+        GraphError: the file is missing, cut off, or not an execution trace.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+        rows = data["nodes"]
+    except FileNotFoundError:
+        raise GraphError("the execution trace was not written", where=path.name) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise GraphError(
+            f"not a whole execution trace: {error}", where=path.name, remedy="profile again"
+        ) from error
+    rows = sorted(rows, key=lambda row: row["id"])
+    nodes: list[Node] = []
+    index: dict[int, int] = {}
+    for row in rows:
+        if row["name"].startswith((_THREAD_ROOT, _PROCESS_ROOT)):
+            continue
+        index[row["id"]] = len(nodes)
+        nodes.append(_node(row, index.get(row["ctrl_deps"], -1)))
+    return nodes
+
+
+def _node(row: Mapping[str, Any], parent: int) -> Node:
+    attributes = {item["name"]: item["value"] for item in row.get("attrs", ())}
+    schema = str(attributes.get("op_schema") or "")
+    sequence = int(attributes.get("seq_id", -1))
+    call: Call | None = None
+    storages: tuple[int, ...] = ()
+    if schema:
+        storages_in: list[int] = []
+        storages_out: list[int] = []
+        arguments = _arguments(row["inputs"], storages_in)
+        outputs = _arguments(row["outputs"], storages_out)
+        call = Call(schema, tuple(arguments), tuple(_flat(outputs)))
+        storages = (*storages_in, *storages_out)
+    return Node(str(row["name"]), parent, sequence, call, storages)
+
+
+def _arguments(side: Mapping[str, Any], storages: list[int]) -> list[Any]:
+    strides = side.get("strides") or [[] for _ in side["values"]]
+    return [
+        _argument(value, kind, shape, stride, storages)
+        for value, kind, shape, stride in zip(
+            side["values"], side["types"], side["shapes"], strides, strict=True
+        )
+    ]
+
+
+def _argument(
+    value: Any, kind: str, shape: Sequence[Any], stride: Sequence[Any], storages: list[int]
+) -> Any:
+    if kind.startswith("Tensor("):
+        dtype = _DTYPES.get(kind[len("Tensor(") : -1])
+        if dtype is None or not isinstance(value, list) or value[0] == _NO_TENSOR:
+            return None
+        storages.append(int(value[1]))
+        return TensorSpec(dtype, tuple(shape), tuple(stride), str(value[5]))
+    if kind.startswith("GenericList["):
+        kinds = _split_kinds(kind[len("GenericList[") : -1])
+        if len(kinds) != len(value):
+            return value
+        shapes = shape if len(shape) == len(value) else [[] for _ in value]
+        strides = stride if len(stride) == len(value) else [[] for _ in value]
+        return tuple(
+            _argument(item, item_kind, item_shape, item_stride, storages)
+            for item, item_kind, item_shape, item_stride in zip(
+                value, kinds, shapes, strides, strict=True
+            )
+        )
+    if kind == "None" or value == "<None>":
+        return None
+    if kind in ("Double", "Int", "Bool") and isinstance(value, str):
+        return {"inf": float("inf"), "-inf": float("-inf")}.get(value, value)
+    return value
+
+
+def _split_kinds(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    kinds: list[str] = []
+    depth, begin = 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in "[(<") - (letter in "])>")
+        if letter == "," and depth == 0:
+            kinds.append(text[begin:i])
+            begin = i + 1
+    return [*kinds, text[begin:]] if text else kinds
+
+
+def _flat(values: Sequence[Any]) -> list[TensorSpec]:
+    found: list[TensorSpec] = []
+    for value in values:
+        if isinstance(value, TensorSpec):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _flat(value)
+    return found

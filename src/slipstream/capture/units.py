@@ -1,0 +1,133 @@
+"""Which nodes of a step's tree become tasks, and how much profiling each carries.
+
+A *unit* is the outermost operator that has a kernel of its own. Composite operators (``linear``,
+``matmul``) only call others: their own time, like Python's and autograd's, is the gap between
+units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.capture.modules import PREFIX
+from slipstream.capture.trace import Node
+from slipstream.graph import StepPhase
+
+_AUTOGRAD = "autograd::engine::evaluate_function: "
+
+
+@dataclass(frozen=True)
+class Units:
+    """The u units of a step; event indices count the trace's nodes without module annotations.
+
+    Attributes:
+        nodes: int64 [u], index of each unit's node in the trace.
+        first, last: int64 [u], the unit's own event and its last descendant's.
+        phase: uint8 [u].
+        module: the innermost module of each unit; backward ones carry their forward's.
+        scope: names of the enclosing operators, joined by ``/``.
+        sequence: int64 [u], autograd's number; -1 for none.
+        events: names of all events, what the profiler's steps are aligned with.
+    """
+
+    nodes: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    phase: NDArray[np.uint8]
+    module: tuple[str, ...]
+    scope: tuple[str, ...]
+    sequence: NDArray[np.int64]
+    events: tuple[str, ...]
+
+
+@dataclass
+class _Place:
+    """What a node inherits from those around it."""
+
+    phase: StepPhase
+    module: str
+    scope: str
+    sequence: int
+    unit: int
+
+
+def find_units(nodes: Sequence[Node]) -> Units:
+    """The units of a trace in program order."""
+    places: list[_Place] = []
+    rows: list[tuple[int, int, StepPhase, str, str, int]] = []
+    last: list[int] = []
+    events: list[str] = []
+    by_sequence: dict[int, str] = {}
+    backward_seen = False
+    for i, node in enumerate(nodes):
+        around = places[node.parent] if node.parent >= 0 else None
+        place = _place(node, around, backward_seen)
+        backward_seen = backward_seen or place.phase is StepPhase.BACKWARD
+        places.append(place)
+        if node.name.startswith(PREFIX):
+            continue
+        event = len(events)
+        events.append(node.name)
+        if place.unit >= 0:
+            last[place.unit] = event
+            continue
+        if place.phase is StepPhase.FORWARD and node.sequence >= 0:
+            # The innermost operator with a number is the one that made the autograd node.
+            by_sequence[node.sequence] = place.module
+        if node.call is None or _is_composite(node.call.op):
+            continue
+        place.unit = len(rows)
+        sequence = node.sequence if place.phase is StepPhase.FORWARD else place.sequence
+        module = place.module
+        if place.phase is StepPhase.BACKWARD and not module:
+            module = by_sequence.get(sequence, "")
+        rows.append((i, event, place.phase, module, around.scope if around else "", sequence))
+        last.append(event)
+    return Units(
+        nodes=np.array([row[0] for row in rows], np.int64),
+        first=np.array([row[1] for row in rows], np.int64),
+        last=np.array(last, np.int64),
+        phase=np.array([row[2] for row in rows], np.uint8),
+        module=tuple(row[3] for row in rows),
+        scope=tuple(row[4] for row in rows),
+        sequence=np.array([row[5] for row in rows], np.int64),
+        events=tuple(events),
+    )
+
+
+def _place(node: Node, around: _Place | None, backward_seen: bool) -> _Place:
+    if around is None:
+        # After the backward pass come the optimizer and what the user does between steps.
+        phase = StepPhase.OTHER if backward_seen else StepPhase.FORWARD
+        around = _Place(phase, "", "", -1, -1)
+    phase, module, scope, sequence = around.phase, around.module, around.scope, around.sequence
+    if node.name.startswith(PREFIX):
+        return _Place(phase, node.name[len(PREFIX) :], scope, sequence, around.unit)
+    if node.name.startswith(_AUTOGRAD):
+        phase = StepPhase.BACKWARD
+    elif node.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
+        phase = StepPhase.OPTIMIZER
+    if phase is StepPhase.BACKWARD and node.call is None and node.sequence >= 0:
+        sequence = node.sequence
+    inside = f"{scope}/{node.name}" if scope else node.name
+    return _Place(phase, module, inside, sequence, around.unit)
+
+
+@cache
+def _is_composite(schema: str) -> bool:
+    """Whether the operator only calls other operators (autograd sees those, not it)."""
+    import torch
+
+    name = schema.partition("(")[0]
+    try:
+        return bool(
+            torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        )
+    except RuntimeError:
+        # Not registered here (a trace from elsewhere): time it as a whole.
+        return False

@@ -1,0 +1,1 @@
+"""What `slipstream demo` runs: a workload as a user would write it."""

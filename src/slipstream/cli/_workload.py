@@ -1,0 +1,228 @@
+"""What the verbs of the flow share: the workload's options, the ledger, the words for results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.tables import Column, Table
+
+if TYPE_CHECKING:
+    from slipstream.graph import Graph
+    from slipstream.measure.records import Environment
+    from slipstream.measure.store import Store
+    from slipstream.verbs._predict import Prediction
+    from slipstream.workload import Workload
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="file.py:function, a plain training script.py, or a recorded run.slipgraph.",
+    ),
+]
+Runnable = Annotated[
+    str,
+    typer.Argument(metavar="WORKLOAD", help="file.py:function, or a plain training script.py."),
+]
+ScriptArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGS...]", help="The plain script's own arguments."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An argument of the function; repeatable."),
+]
+Techniques = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--technique",
+        "-t",
+        metavar="NAME:KEY=VALUE,...",
+        help="A technique, such as amp:bf16; joined with + for a combination. Repeat to compare.",
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option("--threads", help="Intra-op threads; 0 for what the workload sets.", min=0),
+]
+Steps = Annotated[int, typer.Option("--steps", help="Steps to record.", min=1)]
+Timeout = Annotated[
+    str, typer.Option("--timeout", help="Stop the workload when it is silent for this long.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+StorePath = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FILE",
+        help="The results store; by default $SLIPSTREAM_STORE, else .slipstream/results.db.",
+    ),
+]
+
+
+def workload_of(
+    target: str, script_arguments: Sequence[str] | None, settings: Sequence[str] | None
+) -> Workload:
+    """The workload a command line names.
+
+    Raises:
+        UsageError: malformed; WorkloadError: no such file; UnknownNameError: no such function.
+    """
+    from slipstream.workload import Workload
+
+    arguments: dict[str, Any] = {}
+    for text in settings or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise InvalidArgumentError("--set", f"'{text}' is not KEY=VALUE")
+        try:
+            arguments[key] = json.loads(value)
+        except ValueError:
+            arguments[key] = value
+    if script_arguments and ".py:" in target:
+        raise UsageError(
+            f"'{script_arguments[0]}' is one argument too many",
+            remedy="give a function's arguments with --set KEY=VALUE",
+        )
+    return Workload.parse(target, *(script_arguments or ()), **arguments)
+
+
+def graph_of(
+    target: str,
+    script_arguments: Sequence[str] | None,
+    settings: Sequence[str] | None,
+    *,
+    threads: int,
+    steps: int,
+    timeout: str,
+    say: Callable[[str], None],
+) -> Graph:
+    """A recorded graph, or one recorded now."""
+    if target.endswith(".slipgraph"):
+        from slipstream.graph import load
+
+        if script_arguments or settings:
+            raise UsageError("a recorded graph takes no arguments")
+        return load(Path(target))
+    from slipstream.units import parse_duration_ns
+    from slipstream.verbs._profile import profile
+
+    return profile(
+        workload_of(target, script_arguments, settings),
+        steps=steps,
+        threads=threads,
+        timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
+        say=say,
+    )
+
+
+class History:
+    """The prediction ledger for one command: widens intervals, keeps new predictions."""
+
+    def __init__(self, store: Store, environment: Environment) -> None:
+        from slipstream.errors import UnknownNameError
+        from slipstream.measure.ledger import Ledger
+
+        self.store = store
+        self.environment = environment
+        self._ledger = Ledger(store)
+        self.note = ""
+        self._calibration = None
+        with contextlib.suppress(UnknownNameError):
+            self._calibration = self._ledger.calibration(environment.env_id, "cpu")
+            self.note = self._calibration.note
+
+    def widen(self, ratio: float, low: float, high: float) -> tuple[float, float]:
+        """The interval of a prediction, as wide as this machine's past errors demand."""
+        if self._calibration is None:
+            return low, high
+        return self._calibration.widen(ratio, low, high)
+
+    def keep(self, predictions: Sequence[Prediction], workload: str) -> None:
+        """Record what was predicted, to be scored by a later measurement."""
+        for prediction in predictions:
+            if prediction.why_not is None:
+                record = prediction.to_record(workload, self.environment.env_id)
+                self._ledger.record(record, self.environment)
+
+
+@contextlib.contextmanager
+def history(path: Path | None) -> Iterator[History]:
+    """The ledger in the results store at `path`."""
+    from slipstream.measure.environment import capture
+    from slipstream.measure.store import Store
+
+    with Store(path) as store:
+        yield History(store, capture(torch=False))
+
+
+def prediction_table(graph: Graph, predictions: Sequence[Prediction], *notes: str) -> Table:
+    """One row a technique: step time, speed-up, interval, what it rests on, the verdict."""
+    from slipstream.units import format_duration, format_percent
+
+    rows = []
+    for p in predictions:
+        if p.why_not is not None:
+            rows.append((p.technique, "-", "-", "-", "-", "-", f"does not apply: {p.why_not}"))
+            continue
+        rows.append(
+            (
+                p.technique,
+                format_duration(p.step_ns),
+                f"{p.speedup:.2f}x",
+                f"[{1 / p.high:.2f}, {1 / p.low:.2f}]",
+                p.quality.kind.value if p.quality else "-",
+                ", ".join(f"{format_percent(s)} {k}" for k, s in p.shares.items()),
+                p.verdict,
+            )
+        )
+    step_ns = predictions[0].baseline_ns if predictions else 0.0
+    lines = [
+        f"as it is: {format_duration(step_ns)} per step"
+        + (f", {graph.samples} samples" if graph.samples else "")
+        + f" ({graph.meta.get('threads')} thread(s), without contention)",
+        *notes,
+    ]
+    if graph.meta.get("contended"):
+        lines.append("the machine was busy while the step was recorded; minima were taken")
+    return Table(
+        [
+            Column("technique"),
+            Column("step", "right"),
+            Column("speed-up", "right"),
+            Column("90 % interval", "right"),
+            Column("numbers", optional=True),
+            Column("rests on", optional=True),
+            Column("verdict"),
+        ],
+        rows,
+        title=f"predicted for {graph.meta.get('workload', 'this step')}",
+        notes=[line for line in lines if line],
+    )
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as the JSON output has it; times in nanoseconds."""
+    return {
+        "technique": prediction.technique,
+        "baseline_ns": prediction.baseline_ns,
+        "step_ns": prediction.step_ns,
+        "ratio": prediction.ratio,
+        "interval": [prediction.low, prediction.high],
+        "interval_level": 0.9,
+        "speedup": prediction.speedup,
+        "samples_per_step": list(prediction.samples),
+        "provenance": {str(key): share for key, share in prediction.shares.items()},
+        "quality": prediction.quality.kind.value if prediction.quality else None,
+        "quality_basis": prediction.quality.basis if prediction.quality else None,
+        "why_not": prediction.why_not,
+        "verdict": prediction.verdict,
+        "edits": list(prediction.edits),
+    }

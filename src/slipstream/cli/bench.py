@@ -1,0 +1,92 @@
+"""``slipstream bench``: does slipstream hold its own bars, here and now?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipstream.cli._workload import Json
+
+if TYPE_CHECKING:
+    from slipstream.bars import Bar
+    from slipstream.tables import Table
+
+
+def command(
+    name: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Benches; all when none is named."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="At most three minutes a name (the default).")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Everything; goes on where a killed run stopped.")
+    ] = False,
+    only: Annotated[
+        str, typer.Option("--only", metavar="TEXT", help="Only bars whose name contains this.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure slipstream's own bars: value, target, whether it holds, and how it was measured.
+
+    Speeds are ratios to a reference measured in the same run. Full runs are recorded in
+    benchmarks/results and shown beside quick ones.
+
+        slipstream bench engine --quick
+    """
+    from dataclasses import asdict
+
+    from slipstream.cli._output import emit, progress
+    from slipstream.errors import UsageError
+    from slipstream.verbs._bench import bench, benches
+
+    if quick and full:
+        raise UsageError("--quick and --full are two different runs", remedy="give one of them")
+    names = name or list(benches())
+    tables, payload = [], []
+    for one in names:
+        bars = []
+        with progress(f"bench {one}") as say:
+            for bar in bench(one, full=full, only=only, progress=say):
+                bars.append(bar)
+                value = "-" if bar.value is None else f"{bar.value:.4g} {bar.unit}"
+                say(f"{bar.bar}: {value} (target {bar.target})")
+        tables.append(_table(one, bars))
+        payload += [{"bench": one, **asdict(bar)} for bar in bars]
+    emit(tables, payload, as_json=as_json)
+
+
+def _table(name: str, bars: list[Bar]) -> Table:
+    from slipstream.tables import Column, Table
+
+    words = {True: "holds", False: "FALLS SHORT", None: "not judged"}
+    rows = [
+        (
+            bar.bar,
+            "-" if bar.value is None else f"{bar.value:.4g} {bar.unit}",
+            bar.target,
+            words[bar.holds],
+            bar.n,
+            bar.source if bar.source == "now" else f"{bar.date} {bar.commit[:7]}",
+            bar.detail,
+        )
+        for bar in bars
+    ]
+    held = sum(bar.holds is True for bar in bars)
+    short = sum(bar.holds is False for bar in bars)
+    return Table(
+        [
+            Column("bar"),
+            Column("measured", "right"),
+            Column("target", "right"),
+            Column(""),
+            Column("n", "right", optional=True),
+            Column("when", optional=True),
+            Column("detail", optional=True),
+        ],
+        rows,
+        title=f"bench {name}",
+        notes=[f"{held} hold, {short} fall short, {len(bars) - held - short} not judged"],
+    )

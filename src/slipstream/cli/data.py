@@ -1,0 +1,169 @@
+"""The data sets the package knows: list, show, verify."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from slipstream.data import Dataset, Entry, Verification
+
+app = typer.Typer(no_args_is_help=True, help="The data sets the package knows: list, show, verify.")
+
+_JSON = typer.Option(False, "--json", help="Machine-readable result on stdout.")
+
+
+@app.command("ls")
+def list_sets(
+    here: bool = typer.Option(False, "--here", help="Only sets that are on this machine."),
+    as_json: bool = _JSON,
+) -> None:
+    """List every known data set, and whether it is on this machine."""
+    from slipstream.cli._output import emit
+    from slipstream.data import available, manifest
+    from slipstream.tables import Column, Table
+
+    present = set(available())
+    entries = [entry for entry in manifest() if entry.name in present or not here]
+    table = Table(
+        columns=[
+            Column("name"),
+            Column("here"),
+            Column("what it is"),
+            Column("licence", optional=True),
+            Column("from", optional=True),
+        ],
+        rows=[
+            (e.name, "yes" if e.name in present else "no", e.about, e.licence, e.place)
+            for e in entries
+        ],
+        notes=[f"{len(present)} of {len(manifest())} are here; how to get one: data show NAME"],
+    )
+    payload = [dataclasses.asdict(e) | {"here": e.name in present} for e in entries]
+    emit(table, payload, as_json=as_json)
+
+
+@app.command()
+def show(
+    name: str = typer.Argument(help="A name from `slipstream data ls`."), as_json: bool = _JSON
+) -> None:
+    """Describe one data set: licence, source, shapes, checksum."""
+    from slipstream.cli._output import emit
+    from slipstream.data import checksum, recorded_files, why_absent
+    from slipstream.data.catalogue import entry
+    from slipstream.errors import SlipstreamError
+    from slipstream.tables import Column, Table
+    from slipstream.units import format_bytes
+
+    known = entry(name)
+    absent = why_absent(name)
+    recorded = recorded_files(name)
+    payload: dict[str, Any] = dataclasses.asdict(known) | {
+        "here": absent is None,
+        "checksum": checksum(name) if absent is None else None,
+        "recorded_files": [dataclasses.asdict(file) for file in recorded],
+        "fields": {},
+        "missing": None if absent is None else {"what": absent.what, "remedy": absent.remedy},
+    }
+    if absent is None:
+        try:
+            payload["fields"] = _fields(known)
+        except SlipstreamError as error:
+            # A decoder may be missing although the files are here.
+            payload["missing"] = {"what": error.what, "remedy": error.remedy}
+    rows: list[tuple[str, object]] = [
+        ("what it is", known.about),
+        ("licence", known.licence),
+        ("may be passed on", "yes" if known.redistributable else "no"),
+        ("source", known.source),
+        ("from", known.place),
+        ("here", "yes" if absent is None else "no"),
+    ]
+    if recorded:
+        size = format_bytes(sum(file.size_bytes for file in recorded))
+        rows.append(("on record", f"{len(recorded)} files, {size}"))
+    if payload["checksum"]:
+        rows.append(("checksum", payload["checksum"][:16]))
+    rows += list(payload["fields"].items())
+    missing = payload["missing"]
+    notes = [missing["what"], f"try: {missing['remedy']}"] if missing else []
+    table = Table([Column(known.kind), Column("")], rows, title=name, notes=notes)
+    emit(table, payload, as_json=as_json)
+
+
+@app.command()
+def verify(
+    name: str | None = typer.Argument(None, help="One set; without it, all that are here."),
+    as_json: bool = _JSON,
+) -> None:
+    """Compare files with their recorded checksums; leaves with 1 where one differs."""
+    from slipstream.cli._output import emit, progress
+    from slipstream.data import available
+    from slipstream.data import verify as verify_set
+    from slipstream.tables import Column, Table
+
+    found: list[Verification] = []
+    with progress("checking") as say:
+        for one in [name] if name else available():
+            say(one)
+            found.append(verify_set(one))
+    words = {True: "as recorded", False: "DIFFERS", None: "nothing on record"}
+    table = Table(
+        columns=[Column("name"), Column("files", "right"), Column("result"), Column("detail")],
+        rows=[(one.name, one.files, words[one.ok], _detail(one)) for one in found],
+    )
+    payload = [dataclasses.asdict(one) | {"ok": one.ok} for one in found]
+    emit(table, payload, as_json=as_json)
+    if any(one.ok is False for one in found):
+        raise typer.Exit(1)
+
+
+def _detail(found: Verification) -> str:
+    parts = [f"changed: {path}" for path in found.changed]
+    parts += [f"missing: {path}" for path in found.missing]
+    return "\n".join(parts) or found.note
+
+
+def _fields(known: Entry) -> dict[str, str]:
+    """Shapes and sizes of what `get` returns; a small part only of the sets that take long."""
+    from slipstream.data import get
+
+    quick = {
+        "cifar10_jpeg": {"limit_per_class": 10},
+        "imagenet_sample": {"limit": 10},
+        "stdlib_source": {"limit_bytes": 1_000_000},
+    }
+    options = quick.get(known.name, {})
+    value: Dataset = get(known.name, **options)
+    shown = {
+        field.name: _describe(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if field.name != "name"
+    }
+    if options:
+        shown["(of)"] = ", ".join(f"{key}={number:,}" for key, number in options.items())
+    return shown
+
+
+def _describe(value: object) -> str:
+    import numpy as np
+
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, str):
+        return value if 0 < len(value) < 40 else f"{len(value):,} characters"
+    if isinstance(value, Mapping):
+        names = ", ".join(str(key) for key in list(value)[:12])
+        return f"{len(value)}: {names}" + (", ..." if len(value) > 12 else "")
+    if isinstance(value, Sequence):
+        if value and all(isinstance(item, (str, int)) for item in value):
+            few = ", ".join(str(item)[:20] for item in value[:5])
+            return f"{len(value):,}: {few}" + (", ..." if len(value) > 5 else "")
+        kind = type(value[0]).__name__ if value else "item"
+        return f"{len(value):,} x {kind}"
+    if hasattr(value, "__len__"):
+        return f"{type(value).__name__} of {len(value):,}"
+    return str(value)

@@ -1,0 +1,203 @@
+"""Compare two commands or revisions, and ask whether this machine is fit to measure on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from slipstream.cli._output import Say, emit, note, progress
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slipstream.measure.arms import CommandArm
+    from slipstream.measure.comparison import Comparison
+    from slipstream.measure.gate import Fitness
+    from slipstream.measure.runner import Progress
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Compare two commands or revisions, and ask whether this machine is fit to measure on.",
+)
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=(
+        "Examples:  slipstream measure ab --base-cmd 'python a.py' --head-cmd 'python b.py'   "
+        "slipstream measure ab --base main --head HEAD -- python bench.py --size 64"
+    ),
+)
+def ab(
+    command: list[str] = typer.Argument(  # noqa: B008 - Typer's way to declare one
+        None, metavar="[-- COMMAND...]", help="With --base and --head: what to run in each."
+    ),
+    base_cmd: str = typer.Option(None, "--base-cmd", help="The baseline, as typed in a shell."),
+    head_cmd: str = typer.Option(None, "--head-cmd", help="The candidate."),
+    base: str = typer.Option(None, "--base", metavar="REV", help="Baseline revision (git)."),
+    head: str = typer.Option(None, "--head", metavar="REV", help="Candidate revision."),
+    metric: str = typer.Option(
+        "auto",
+        "--metric",
+        help="What decides: wall, cpu or peak_mem; auto lets the data choose wall or cpu.",
+    ),
+    target: float = typer.Option(
+        0.02, "--target", help="Stop when the ratio's interval is narrower than this fraction."
+    ),
+    budget: str = typer.Option("60s", "--budget", help="Begin no further block after this."),
+    timeout: str = typer.Option("10min", "--timeout", help="Stop a command that takes longer."),
+    level: float = typer.Option(0.95, "--level", help="Confidence, over all looks together."),
+    seed: int = typer.Option(0, "--seed", help="Of the order of the runs."),
+    store: Path = typer.Option(  # noqa: B008
+        None, "--store", help="Results database; .slipstream/results.db by default."
+    ),
+    save: bool = typer.Option(True, "--save/--no-save", help="Keep the result in the store."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Run two commands (or one in two git revisions) in turns and say which is cheaper.
+
+    The runs are interleaved in a random order, so that a machine that gets busy disturbs both.
+    Every run is a fresh process; wall time, CPU time with children and peak memory are taken. The
+    interval is honest although the run stops as soon as it is narrow: looks are planned. In a
+    tenth of the rounds the baseline also runs against itself; if that differs, nothing is claimed.
+    """
+    from slipstream.measure.arms import CommandArm
+    from slipstream.measure.comparison import compare
+
+    revisions = _mode(base_cmd, head_cmd, base, head, command)
+    with contextlib.ExitStack() as stack:
+        if revisions:
+            from slipstream.measure.revisions import Revisions
+
+            checked_out = stack.enter_context(Revisions([base, head]))
+            arms: Sequence[CommandArm] = checked_out.arms(command)
+        else:
+            arms = [CommandArm("base", base_cmd), CommandArm("head", head_cmd)]
+        kept = None
+        if save:
+            from slipstream.measure.store import Store
+
+            kept = stack.enter_context(Store(store))
+        say = stack.enter_context(progress("measuring"))
+        comparison = compare(
+            arms,
+            metrics=("wall", "cpu"),
+            primary=metric,
+            target=target,
+            budget=budget,
+            level=level,
+            seed=seed,
+            timeout=timeout,
+            title=" vs ".join(arm.name for arm in arms) if revisions else "base vs head",
+            store=kept,
+            progress=_Shown(say),
+        )
+    _emit(comparison, as_json=as_json)
+
+
+def _mode(
+    base_cmd: str | None,
+    head_cmd: str | None,
+    base: str | None,
+    head: str | None,
+    command: list[str] | None,
+) -> bool:
+    """Whether revisions are compared; False for two commands.
+
+    Raises:
+        UsageError: neither form is complete, or both are mixed.
+    """
+    remedy = (
+        "--base-cmd CMD --head-cmd CMD compares two commands; "
+        "--base REV --head REV -- COMMAND compares two revisions"
+    )
+    by_command, by_revision = (base_cmd, head_cmd), (base, head)
+    if any(by_command) and (any(by_revision) or command):
+        raise UsageError("commands and revisions are two different comparisons", remedy=remedy)
+    if all(by_command):
+        return False
+    if all(by_revision) and command:
+        if base == head:
+            raise UsageError(f"'{base}' is compared with itself", remedy="name two revisions")
+        return True
+    raise UsageError("there are no two things to compare", remedy=remedy)
+
+
+class _Shown:
+    """Tells a person how far the run is, at most once a second and at every change of phase."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._phase = ""
+        self._next = 0.0
+
+    def __call__(self, now: Progress) -> None:
+        if now.phase == self._phase and time.monotonic() < self._next:
+            return
+        self._phase, self._next = now.phase, time.monotonic() + 1.0
+        line = now.phase
+        if now.phase == "measure":
+            line = f"block {now.block}, at most {now.seconds_left:.0f} s left"
+        for claim in now.claims:
+            if claim.carries:
+                ci = f"[{claim.low:.3f}, {claim.high:.3f}]"
+                line += f", {claim.arm}: {claim.metric} ratio {claim.ratio:.3f} {ci}"
+        self._say(line)
+
+
+def _emit(comparison: Comparison, *, as_json: bool) -> None:
+    from slipstream.measure.render import comparison_rows, rows_payload
+
+    rows = comparison_rows(comparison.experiment, comparison.claims)
+    payload = rows_payload(comparison.experiment, rows, comparison.claims)
+    emit(comparison.table(), payload, as_json=as_json)
+
+
+@app.command()
+def gate(
+    seconds: float = typer.Option(60.0, "--seconds", help="The budget the answer is for."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Say whether this machine is fit to measure on now, and what it could tell apart.
+
+    Takes two seconds: a fixed piece of work is compared with itself while the system's counters
+    are read. Green, amber or red is never a refusal: paired runs hold their level on a busy
+    machine, they only need more time.
+    """
+    from slipstream.measure.gate import detectable
+
+    if not 0 < seconds < float("inf"):
+        raise UsageError("--seconds must be a positive number")
+    note("probing for two seconds")
+    _emit_fitness(detectable(seconds), as_json=as_json)
+
+
+def _emit_fitness(fitness: Fitness, *, as_json: bool) -> None:
+    from slipstream.tables import Column, Table
+    from slipstream.units import format_percent
+
+    reading = fitness.reading
+    rows = [
+        ("this machine is", str(reading.level)),
+        *(("because", reason) for reason in reading.reasons),
+        (f"finds in {fitness.seconds:g} s, by CPU time", format_percent(fitness.cpu)),
+        (f"finds in {fitness.seconds:g} s, by wall time", format_percent(fitness.wall)),
+    ]
+    notes = ["The smallest difference found 4 times of 5, single-threaded samples of 5 ms."]
+    if reading.unreadable:
+        notes.append("unreadable here: " + ", ".join(reading.unreadable))
+    payload = {
+        "level": str(reading.level),
+        "reasons": list(reading.reasons),
+        "values": reading.values,
+        "unreadable": list(reading.unreadable),
+        "seconds": fitness.seconds,
+        "detectable": {"wall": fitness.wall, "cpu": fitness.cpu},
+        "blocks": fitness.blocks,
+    }
+    emit(Table([Column("what"), Column("answer")], rows, notes=notes), payload, as_json=as_json)

@@ -1,0 +1,146 @@
+"""``slipstream profile``: record one step of a workload as a graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli._workload import Json, Runnable, ScriptArguments, Set, Steps, Threads, Timeout
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from slipstream.graph import Graph
+    from slipstream.tables import Table
+
+_TOP = 10
+
+
+def command(
+    workload: Runnable,
+    script_arguments: ScriptArguments = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE.slipgraph", help="Where to keep it.")
+    ] = Path("run.slipgraph"),
+    settings: Set = None,
+    threads: Threads = 0,
+    steps: Steps = 24,
+    timeout: Timeout = "5min",
+    as_json: Json = False,
+) -> None:
+    """Record one training step or inference as a graph of what ran.
+
+    The workload runs in a process of its own; files it overwrites are put back. A plain script is
+    run until enough optimizer steps were seen, then ended.
+
+        slipstream profile train.py:make_workload --set batch_size=64 -o run.slipgraph
+
+        slipstream profile train.py -- --epochs 1
+
+    The function returns (model, batch, loss, optimizer), (model, batch) for inference, or a
+    function that runs one step.
+    """
+    from slipstream.cli._output import emit, note, progress
+    from slipstream.cli._workload import workload_of
+    from slipstream.graph import save
+    from slipstream.units import parse_duration_ns
+    from slipstream.verbs._profile import profile
+
+    if output.suffix != ".slipgraph":
+        raise UsageError(f"'{output}' does not end in .slipgraph", remedy="as -o run.slipgraph")
+    recipe = workload_of(workload, script_arguments, settings)
+    with progress(f"profiling {recipe.name}") as say:
+        graph = profile(
+            recipe,
+            steps=steps,
+            threads=threads,
+            timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
+            say=say,
+        )
+        save(graph, output)
+    emit(summary(graph), summary_json(graph, output), as_json=as_json)
+    note(f"kept in {output}; next: slipstream advise {output}")
+
+
+def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:
+    """(phase, operator, how often, ns), the costliest first."""
+    from slipstream.graph import StepPhase
+
+    found: dict[tuple[str, str], list[float]] = {}
+    tasks = graph.tasks
+    for t in range(len(tasks)):
+        key = (StepPhase(tasks.phase[t]).name.lower(), graph.string(int(tasks.name[t])))
+        found.setdefault(key, []).append(float(tasks.duration_ns[t]))
+    rows = [(phase, name, len(times), sum(times)) for (phase, name), times in found.items()]
+    return sorted(rows, key=lambda row: -row[3])
+
+
+def summary(graph: Graph) -> Table:
+    """Where the step's time goes, by operator."""
+    from slipstream.graph import replay
+    from slipstream.tables import Column, Table
+    from slipstream.units import format_duration, format_percent
+
+    step_ns = replay(graph).step_ns
+    operators = _by_operator(graph)
+    rows: list[tuple[object, ...]] = [
+        (
+            name.removeprefix("aten::"),
+            phase,
+            count,
+            format_duration(ns),
+            format_percent(ns / step_ns),
+        )
+        for phase, name, count, ns in operators[:_TOP]
+    ]
+    rest = operators[_TOP:]
+    if rest:
+        ns = sum(row[3] for row in rest)
+        rows.append(
+            (
+                f"{len(rest)} others", "", sum(row[2] for row in rest), format_duration(ns),
+                format_percent(ns / step_ns),
+            )
+        )  # fmt: skip
+    gaps = float(graph.tasks.gap_ns.sum())
+    rows.append(("Python, dispatch", "", "", format_duration(gaps), format_percent(gaps / step_ns)))
+    meta: Any = graph.meta
+    notes = [
+        f"{len(graph) - 1} operators, {meta['threads']} thread(s), least of "
+        f"{meta['aligned_steps']} steps each; profiler's cost of "
+        f"{meta['profiler_ns_per_event']:.0f} ns per event taken off",
+    ]
+    if meta["contended"]:
+        wall = format_duration(meta["step_ns"]["wall_median"])
+        notes.append(f"the machine was busy: the median step took {wall} of wall time")
+    return Table(
+        [
+            Column("operator"),
+            Column("phase"),
+            Column("calls", "right", optional=True),
+            Column("time", "right"),
+            Column("share", "right"),
+        ],
+        rows,
+        title=f"{meta['workload']}: {format_duration(step_ns)} per step"
+        + (f" of {graph.samples} samples" if graph.samples else ""),
+        notes=notes,
+    )
+
+
+def summary_json(graph: Graph, output: Path) -> dict[str, Any]:
+    """The same for programs; times in nanoseconds."""
+    from slipstream.graph import replay
+
+    return {
+        "file": str(output),
+        "step_ns": replay(graph).step_ns,
+        "samples": graph.samples,
+        "tasks": len(graph),
+        "meta": dict(graph.meta),
+        "operators": [
+            {"phase": phase, "name": name, "calls": count, "ns": ns, "provenance": "measured"}
+            for phase, name, count, ns in _by_operator(graph)
+        ],
+    }

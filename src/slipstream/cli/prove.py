@@ -1,0 +1,107 @@
+"""``slipstream prove``: measure both sides in one run, the prediction beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipstream.cli._workload import (
+    Json,
+    Runnable,
+    ScriptArguments,
+    Set,
+    Steps,
+    StorePath,
+    Techniques,
+    Threads,
+    Timeout,
+)
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from slipstream.measure.runner import Progress
+
+
+def command(
+    workload: Runnable,
+    script_arguments: ScriptArguments = None,
+    technique: Techniques = None,
+    settings: Set = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="Stop measuring after this long; 60s, 5min.")
+    ] = "60s",
+    target: Annotated[
+        float, typer.Option("--target", help="Stop when the interval is narrower than this share.")
+    ] = 0.02,
+    threads: Threads = 0,
+    steps: Steps = 24,
+    timeout: Timeout = "5min",
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the workload with and without techniques, in turns, and score the predictions.
+
+    Each side lives in a process of its own; they take steps in turns, in random order, so that
+    whatever the machine does happens to both. The result is kept: see `slipstream results`.
+
+        slipstream prove train.py:make_workload --technique amp:bf16 --budget 60s
+    """
+    import tempfile
+    from pathlib import Path
+
+    from slipstream import technique as techniques
+    from slipstream.cli._output import emit, note, progress
+    from slipstream.cli._workload import graph_of, history, workload_of
+    from slipstream.measure.render import comparison_rows, rows_payload
+    from slipstream.units import parse_duration_ns
+    from slipstream.verbs._predict import predict
+    from slipstream.verbs._prove import prove
+
+    if not technique:
+        raise UsageError("no technique is named", remedy="--technique amp:bf16")
+    names = [techniques.combination_name(techniques.parse(text)) for text in technique]
+    recipe = workload_of(workload, script_arguments, settings)
+    with (
+        progress(f"proving {recipe.name}") as say,
+        history(store) as past,
+        tempfile.TemporaryDirectory(prefix="slipstream-kept-") as folder,
+    ):
+        graph = graph_of(
+            workload, script_arguments, settings,
+            threads=threads, steps=steps, timeout=timeout, say=say,
+        )  # fmt: skip
+        predicted = predict(graph, names, widen=past.widen, say=say)
+        records = {
+            p.technique: p.to_record(recipe.name, past.environment.env_id)
+            for p in predicted
+            if p.why_not is None
+        }
+        result = prove(
+            recipe,
+            names,
+            predictions=records,
+            budget=budget,
+            target=target,
+            threads=threads,
+            timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
+            folder=Path(folder),
+            store=past.store,
+            progress=_say_progress(say),
+        )
+    rows = comparison_rows(result.experiment, result.claims)
+    payload = rows_payload(result.experiment, rows, result.claims)
+    emit(result.table(), payload, as_json=as_json)
+    for p in predicted:
+        if p.why_not is not None:
+            note(f"{p.technique} was measured though it should not apply: {p.why_not}")
+
+
+def _say_progress(say: Callable[[str], None]) -> Callable[[Progress], None]:
+    def show(now: Progress) -> None:
+        found = "; ".join(f"{c.arm} {c.ratio:.3f} [{c.low:.3f}, {c.high:.3f}]" for c in now.claims)
+        say(f"{now.phase}, block {now.block}, at most {now.seconds_left:.0f} s left {found}")
+
+    return show

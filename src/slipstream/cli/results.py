@@ -1,0 +1,260 @@
+"""Look at what was measured: list, show, compare, export, find regressions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slipstream.measure.records import Claim, Experiment
+    from slipstream.measure.store import Store
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at what was measured: list, show, compare, export, find regressions.",
+    epilog="ID is what `slipstream results ls` shows, its first letters, or `last`.",
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+_StorePath = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FILE",
+        help="The results store; by default $SLIPSTREAM_STORE, else .slipstream/results.db.",
+    ),
+]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="An experiment: its id, or `last`.")]
+
+
+@app.command("ls")
+def list_experiments(store: _StorePath = None, as_json: _Json = False) -> None:
+    """List every experiment, the newest last, with its verdicts."""
+    from dataclasses import asdict
+
+    from slipstream.cli._output import emit
+    from slipstream.measure.claims import headline
+    from slipstream.tables import Column, Table
+
+    with _open(store) as opened:
+        summaries = opened.list()
+        claims = {s.experiment_id: opened.claims(s.experiment_id) for s in summaries}
+    verdicts = {
+        identity: ", ".join(f"{c.arm} {c.verdict.value}" for c in headline(found))
+        for identity, found in claims.items()
+    }
+    table = Table(
+        [
+            Column("id"),
+            Column("measured"),
+            Column("title"),
+            Column("verdict"),
+            Column("status"),
+            Column("blocks", "right", optional=True),
+            Column("arms", optional=True),
+            Column("environment", optional=True),
+        ],
+        [
+            (
+                s.experiment_id,
+                s.created,
+                s.title,
+                verdicts[s.experiment_id] or "-",
+                s.status,
+                s.blocks,
+                ", ".join(s.arms),
+                s.env_id,
+            )
+            for s in summaries
+        ],
+        notes=() if summaries else ("Nothing was measured yet.",),
+    )
+    payload = [asdict(s) | {"verdicts": verdicts[s.experiment_id]} for s in summaries]
+    emit(table, payload, as_json=as_json)
+
+
+@app.command()
+def show(
+    experiment_id: _Id,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML file.")
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Recompute the claims from the samples; fail if a single digit differs.",
+        ),
+    ] = False,
+    store: _StorePath = None,
+    as_json: _Json = False,
+) -> None:
+    """Show one experiment: prediction and measurement side by side.
+
+    An experiment that was interrupted is shown with what it had by then.
+    """
+    from slipstream.cli._output import emit, note
+    from slipstream.measure import render
+
+    with _open(store) as opened:
+        experiment = opened.load(experiment_id)
+        claims = _claims(opened, experiment)
+        if verify and experiment.status == "complete":
+            opened.recompute(experiment_id)
+            note(f"{len(claims)} claims recomputed from the samples: the same to the last digit")
+    if html is not None:
+        _write(html, render.comparison_html(experiment, claims))
+    table = render.comparison_table(experiment, claims)
+    if markdown and not as_json:
+        print(table.to_markdown(), end="")
+        return
+    rows = render.comparison_rows(experiment, claims)
+    emit(table, render.rows_payload(experiment, rows, claims), as_json=as_json)
+
+
+@app.command()
+def compare(
+    a: _Id,
+    b: _Id,
+    unpaired: Annotated[
+        bool,
+        typer.Option("--unpaired", help="Also when the environments differ; every row says so."),
+    ] = False,
+    store: _StorePath = None,
+    as_json: _Json = False,
+) -> None:
+    """Hold one experiment's medians against another's: a hint, never a verdict.
+
+    What was not measured side by side differs in more than the code. If the two environments
+    differ in anything that is captured, this refuses and names it, unless you insist.
+    """
+    from slipstream.cli._output import emit
+    from slipstream.measure.render import compare_experiments, rows_table
+
+    with _open(store) as opened:
+        first, second = opened.load(a), opened.load(b)
+    rows = compare_experiments(first, second, unpaired=unpaired)
+    note = f"A = {first.experiment_id}, B = {second.experiment_id}; {rows[0].mark}."
+    table = rows_table(rows, title=f"{first.title} / {second.title}", notes=(note,))
+    payload = {"a": first.experiment_id, "b": second.experiment_id, "rows": rows}
+    emit(table, payload, as_json=as_json)
+
+
+@app.command()
+def export(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Experiments, or `all`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", help="jsonl (everything), csv or parquet (samples); by default as FILE ends."
+        ),
+    ] = None,
+    store: _StorePath = None,
+    as_json: _Json = False,
+) -> None:
+    """Write experiments to a file other programs read."""
+    from slipstream.cli._output import emit
+    from slipstream.measure.export import export as write
+    from slipstream.tables import Column, Table
+
+    with _open(store) as opened:
+        if ids == ["all"]:
+            ids = [summary.experiment_id for summary in opened.list()]
+        found = [opened.load(identity) for identity in ids]
+        kind = to or output.suffix.removeprefix(".")
+        count = write([(e, _claims(opened, e)) for e in found], kind, output)
+    what = "experiments" if kind == "jsonl" else "samples"
+    table = Table([Column("file"), Column(what, "right")], [(output, count)])
+    emit(table, {"file": str(output), "format": kind, what: count}, as_json=as_json)
+
+
+@app.command()
+def regress(
+    title: Annotated[
+        str, typer.Option("--title", help="Only experiments whose title contains this.")
+    ] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also improvements, and steps long past.")
+    ] = False,
+    store: _StorePath = None,
+    as_json: _Json = False,
+) -> None:
+    """Find what got worse between experiments of the same title and arms; exit code 1 if any.
+
+    It compares ratios to the baseline, each measured in pairs, and names the revisions between
+    which the step lies and every other fact in which the environments differ.
+    """
+    from slipstream.cli._output import emit
+    from slipstream.measure.history import steps
+    from slipstream.tables import Column, Table
+    from slipstream.units import format_percent
+
+    with _open(store) as opened:
+        history = [
+            (opened.outline(s.experiment_id), opened.claims(s.experiment_id))
+            for s in opened.list()
+            if title in s.title
+        ]
+    found = [step for step in steps(history) if everything or (step.worse and step.latest)]
+    table = Table(
+        [
+            Column("title"),
+            Column("what"),
+            Column("before", "right"),
+            Column("after", "right"),
+            Column("change", "right"),
+            Column("code"),
+            Column("environment differs in"),
+            Column("experiments", optional=True),
+        ],
+        [
+            (
+                s.title,
+                f"{s.arm}: {s.metric}",
+                f"{s.old.ratio:.3f}",
+                f"{s.new.ratio:.3f}",
+                format_percent(s.new.ratio / s.old.ratio - 1, signed=True)
+                + (" worse" if s.worse else " better"),
+                f"{s.revisions[0]} → {s.revisions[1]}",
+                ", ".join(s.differing) or "nothing",
+                f"{s.before} → {s.after}",
+            )
+            for s in found
+        ],
+        notes=() if found else (f"No regression in {len(history)} experiments.",),
+    )
+    emit(table, found, as_json=as_json)
+    if any(step.worse and step.latest for step in found):
+        raise typer.Exit(1)
+
+
+def _open(path: Path | None) -> Store:
+    from slipstream.measure.store import Store
+
+    return Store(path, read_only=True)
+
+
+def _claims(store: Store, experiment: Experiment) -> Sequence[Claim]:
+    """The stored claims, or those an interrupted experiment allows so far."""
+    if experiment.status == "complete":
+        return store.claims(experiment.experiment_id)
+    from slipstream.measure.claims import claims
+
+    return claims(experiment) if experiment.series else ()
+
+
+def _write(path: Path, text: str) -> None:
+    from slipstream.errors import SlipstreamError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SlipstreamError(
+            f"the file cannot be written: {error.strerror or error}", where=str(path)
+        ) from error

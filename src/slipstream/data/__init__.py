@@ -1,0 +1,71 @@
+"""Real data sets by name, and seeded generators whose truth is known."""
+
+from __future__ import annotations
+
+from slipstream.data._access import available, get, why_absent
+from slipstream.data._integrity import RecordedFile, Verification, checksum, recorded_files, verify
+from slipstream.data.catalogue import Entry, manifest
+from slipstream.data.errors import CorruptDataError, MissingDataError
+from slipstream.data.kinds import (
+    Accesses,
+    Audio,
+    ClickRows,
+    Clicks,
+    Dataset,
+    Documents,
+    EncodedImages,
+    Images,
+    Interactions,
+    LayerProfile,
+    ModelFiles,
+    Pairs,
+    ProfiledLayer,
+    Ratings,
+    Sentences,
+    Tabular,
+    Text,
+    Traces,
+    TrainingRuns,
+    TrainingSteps,
+    TrainingTimes,
+    Tree,
+    Trees,
+)
+
+__all__ = [
+    "Accesses",
+    "Audio",
+    "ClickRows",
+    "Clicks",
+    "CorruptDataError",
+    "Dataset",
+    "Documents",
+    "EncodedImages",
+    "Entry",
+    "Images",
+    "Interactions",
+    "LayerProfile",
+    "MissingDataError",
+    "ModelFiles",
+    "Pairs",
+    "ProfiledLayer",
+    "Ratings",
+    "RecordedFile",
+    "Sentences",
+    "Tabular",
+    "Text",
+    "Traces",
+    "TrainingRuns",
+    "TrainingSteps",
+    "TrainingTimes",
+    "Tree",
+    "Trees",
+    "Verification",
+    "available",
+    "checksum",
+    "get",
+    "manifest",
+    "recorded_files",
+    "verify",
+    "why_absent",
+]

@@ -1,0 +1,191 @@
+"""Running text, parallel text and posts."""
+
+from __future__ import annotations
+
+import importlib
+import sysconfig
+import tokenize
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.data._archives import members
+from slipstream.data._files import read_lines, read_text
+from slipstream.data._find import find
+from slipstream.data.catalogue import Entry
+from slipstream.data.errors import CorruptDataError
+from slipstream.data.kinds import Documents, Pairs, Sentences, Text
+from slipstream.errors import InvalidArgumentError
+
+# A tenth of the characters is held out, as whole documents.
+_HELD_OUT = 0.1
+
+
+def python_topics(entry: Entry) -> Text:
+    """The topics of Python's ``help()``, in alphabetical order, whole topics held out.
+
+    English with code in it, 0.4 MB; it changes with the Python version, as `checksum` shows.
+    Some topics quote others; every paragraph is kept once, so that none is in both splits.
+    """
+    # Imported by name: the module has no type information.
+    topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    seen: set[str] = set()
+    documents = []
+    for title in sorted(topics):
+        fresh = []
+        for paragraph in topics[title].split("\n\n"):
+            words = " ".join(paragraph.split())
+            if words and words not in seen:
+                seen.add(words)
+                fresh.append(paragraph)
+        if fresh:
+            documents.append("\n\n".join(fresh))
+    return _hold_out(entry.name, documents)
+
+
+def stdlib_source(entry: Entry, *, limit_bytes: int | None = None) -> Text:
+    """The modules of the standard library, sorted by path, whole files held out.
+
+    Tests, vendored wheels and site-packages are left out. Each file is read in the encoding it
+    declares.
+
+    Args:
+        limit_bytes: stop after the file that reaches this many bytes; None for all.
+
+    Raises:
+        InvalidArgumentError: `limit_bytes` is not positive.
+    """
+    if limit_bytes is not None and limit_bytes <= 0:
+        raise InvalidArgumentError("limit_bytes", "must be positive")
+    documents = []
+    size = 0
+    for path in stdlib_files():
+        with tokenize.open(path) as file:
+            text = file.read()
+        documents.append(text)
+        size += len(text.encode("utf-8"))
+        if limit_bytes is not None and size >= limit_bytes:
+            break
+    return _hold_out(entry.name, documents)
+
+
+def stdlib_files() -> list[Path]:
+    """Paths of the standard library's own modules, sorted."""
+    library = Path(sysconfig.get_path("stdlib"))
+    foreign = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    # lib2to3 keeps deliberately broken sources; the topics are a data set of their own.
+    foreign |= {"lib2to3", "pydoc_data", "ensurepip"}
+    return sorted(
+        path
+        for path in library.rglob("*.py")
+        if not foreign.intersection(path.relative_to(library).parts)
+    )
+
+
+def tiny_shakespeare(entry: Entry) -> Text:
+    """Plays of Shakespeare, 1,115,394 characters; the last tenth is the validation split.
+
+    Raises:
+        MissingDataError: not in the data folder.
+    """
+    text = read_text(entry, find(entry) / entry.files[0])
+    cut = len(text) * 9 // 10
+    return Text(entry.name, train=text[:cut], validation=text[cut:])
+
+
+def wikitext2(entry: Entry) -> Text:
+    """WikiText-2, tokenised, without its train file: the validation file is `train` here.
+
+    Perplexities on `test` are therefore not comparable with published ones.
+
+    Raises:
+        MissingDataError: not in the data folder.
+    """
+    folder = find(entry)
+    train, test = (read_text(entry, folder / file) for file in entry.files)
+    return Text(entry.name, train=train, validation="", test=test)
+
+
+def multi30k(entry: Entry, *, source: str = "en", target: str = "de") -> Pairs:
+    """Image captions and their translations, lower-cased and tokenised.
+
+    Args:
+        source, target: ``"en"`` or ``"de"``.
+
+    Raises:
+        InvalidArgumentError: another language.
+        MissingDataError: not in the data folder.
+        CorruptDataError: the two sides differ in length.
+    """
+    for argument, language in (("source", source), ("target", target)):
+        if language not in ("en", "de"):
+            raise InvalidArgumentError(argument, f"'{language}' is not en or de")
+    folder = find(entry)
+
+    def side(part: str, language: str) -> tuple[str, ...]:
+        return tuple(read_lines(entry, folder / f"{part}.{language}"))
+
+    def split(part: str) -> Sentences:
+        sentences = Sentences(side(part, source), side(part, target))
+        if len(sentences.source) != len(sentences.target):
+            raise CorruptDataError(entry.name, f"{part}: sides of different length")
+        return sentences
+
+    return Pairs(
+        entry.name, source, target, split("train"), split("val"), split("test_2016_flickr")
+    )
+
+
+def newsgroups(entry: Entry, *, limit_per_class: int | None = None) -> Documents:
+    """20 Newsgroups, split by date, headers and quotes included, read as Latin-1.
+
+    Args:
+        limit_per_class: at most this many posts a class and split, by file name.
+
+    Raises:
+        InvalidArgumentError: `limit_per_class` is not positive.
+        MissingDataError: not in the data folder.
+        CorruptDataError: the archive is damaged.
+    """
+    if limit_per_class is not None and limit_per_class <= 0:
+        raise InvalidArgumentError("limit_per_class", "must be positive")
+    posts: dict[tuple[str, str], dict[int, str]] = {}
+    for path, content in members(entry.name, find(entry) / entry.files[0]):
+        if len(path.parts) < 3 or not path.name.isdecimal():
+            raise CorruptDataError(entry.name, f"'{path}' is not SPLIT/GROUP/NUMBER")
+        split, group, number = path.parts[-3:]
+        side = posts.setdefault((split.rsplit("-", 1)[-1], group), {})
+        # The posts predate Unicode mail; Latin-1 reads every byte.
+        side[int(number)] = content.decode("latin-1")
+    classes = tuple(sorted({group for _, group in posts}))
+
+    def labelled(split: str) -> tuple[tuple[str, ...], list[int]]:
+        texts: list[str] = []
+        labels: list[int] = []
+        for label, group in enumerate(classes):
+            chosen = sorted(posts.get((split, group), {}).items())[:limit_per_class]
+            texts += [text for _, text in chosen]
+            labels += [label] * len(chosen)
+        return tuple(texts), labels
+
+    train, train_labels = labelled("train")
+    test, test_labels = labelled("test")
+    return Documents(
+        entry.name, train, np.array(train_labels, dtype=np.int64),
+        test, np.array(test_labels, dtype=np.int64), classes,
+    )  # fmt: skip
+
+
+def _hold_out(name: str, documents: Sequence[str]) -> Text:
+    train: list[str] = []
+    validation: list[str] = []
+    seen = held = 0
+    for text in documents:
+        seen += len(text)
+        if held + len(text) <= _HELD_OUT * seen:
+            held += len(text)
+            validation.append(text)
+        else:
+            train.append(text)
+    return Text(name, "\n\n".join(train), "\n\n".join(validation))

@@ -1,0 +1,124 @@
+"""Traces of GPUs and of caches."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.data._find import find
+from slipstream.data.catalogue import Entry
+from slipstream.data.errors import CorruptDataError, MissingDataError
+from slipstream.data.kinds import Accesses, Traces
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+
+# More than ten times what the largest of the traces unpacks to.
+_MOST_BYTES = 256 << 20
+# One record of libCacheSim's "oracleGeneral" format, 24 bytes without padding.
+_ORACLE_GENERAL = np.dtype(
+    [("time", "<u4"), ("key", "<u8"), ("size", "<u4"), ("next_access", "<i8")]
+)
+
+_Columns = tuple[NDArray[np.uint64], NDArray[np.int64] | None, NDArray[np.int64] | None]
+
+
+def gpu_traces(entry: Entry) -> Traces:
+    """Profiler traces with synchronisation, several streams and NCCL, named by file.
+
+    Raises:
+        MissingDataError: not in the data folder.
+    """
+    folder = find(entry)
+    paths = sorted(folder.glob("*.json.gz"))
+    return Traces(entry.name, {path.name.removesuffix(".json.gz"): path for path in paths})
+
+
+def cache_traces(entry: Entry, *, trace: str = "w106", limit: int | None = None) -> Accesses:
+    """One trace of a cache: keys uint64 [N], and sizes and times where the trace has them.
+
+    Args:
+        trace: ``w106`` and ``cloudphysics`` (blocks of virtual disks), ``orm-busy`` (entities
+            of a web shop), ``request`` (objects of a content network, with sizes), ``scarab``
+            (product recommendations).
+        limit: only the first so many accesses.
+
+    Raises:
+        UnknownNameError: no such trace.
+        MissingDataError: not in the data folder.
+        CorruptDataError: damaged, or not a whole number of records.
+    """
+    if trace not in _CACHE_TRACES:
+        raise UnknownNameError("cache trace", trace, _CACHE_TRACES)
+    file, parse = _CACHE_TRACES[trace]
+    if limit is not None and limit <= 0:
+        raise InvalidArgumentError("limit", "must be positive")
+    path = find(entry) / file
+    if not path.is_file():
+        raise MissingDataError(
+            entry.name, f"cache trace '{trace}' is not on this machine", where=str(path),
+            remedy=f"put {file} ({entry.source}) there",
+        )  # fmt: skip
+    try:
+        keys, sizes, times = parse(_content(entry, path))
+    except ValueError as error:
+        raise CorruptDataError(
+            entry.name, f"not whole records: {error}", where=str(path)
+        ) from error
+    return Accesses(
+        entry.name,
+        trace,
+        keys[:limit],
+        None if sizes is None else sizes[:limit],
+        None if times is None else times[:limit],
+    )
+
+
+def _content(entry: Entry, path: Path) -> bytes:
+    try:
+        if path.suffix == ".xz":
+            with lzma.open(path) as file:
+                content = file.read(_MOST_BYTES + 1)
+        else:
+            with path.open("rb") as plain:
+                content = plain.read(_MOST_BYTES + 1)
+    except (lzma.LZMAError, EOFError) as error:
+        raise CorruptDataError(entry.name, f"damaged: {error}", where=str(path)) from error
+    if len(content) > _MOST_BYTES:
+        raise CorruptDataError(entry.name, "unpacks to over 256 MiB", where=str(path))
+    return content
+
+
+def _words(content: bytes) -> _Columns:
+    # Little-endian: neighbouring blocks then have neighbouring numbers.
+    return np.frombuffer(content, dtype="<u4").astype(np.uint64), None, None
+
+
+def _long_words(content: bytes) -> _Columns:
+    # Written by Java, hence big-endian; the keys are hashes.
+    return np.frombuffer(content, dtype=">u8").astype(np.uint64), None, None
+
+
+def _time_key_size(content: bytes) -> _Columns:
+    table = np.array(content.split(), dtype=np.int64).reshape(-1, 3)
+    return table[:, 1].astype(np.uint64), table[:, 2].copy(), table[:, 0].copy()
+
+
+def _oracle_general(content: bytes) -> _Columns:
+    records = np.frombuffer(content, dtype=_ORACLE_GENERAL)
+    return (
+        records["key"].copy(),
+        records["size"].astype(np.int64),
+        records["time"].astype(np.int64),
+    )
+
+
+_CACHE_TRACES: dict[str, tuple[str, Callable[[bytes], _Columns]]] = {
+    "w106": ("w106.trace.xz", _words),
+    "cloudphysics": ("cloudPhysicsIO.oracleGeneral.bin", _oracle_general),
+    "orm-busy": ("orm-busy.trace.xz", _words),
+    "request": ("request.trace.xz", _time_key_size),
+    "scarab": ("scarab-recs.trace.xz", _long_words),
+}

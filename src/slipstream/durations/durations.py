@@ -1,0 +1,181 @@
+"""`Durations`: the cache of micro-benchmarked calls, and the one way to fill it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.child import Child
+from slipstream.graph import Call
+from slipstream.provenance import Provenance
+from slipstream.sqlite import errors_in_words, open_database, transaction
+
+_MIGRATIONS = (
+    """
+    CREATE TABLE duration (
+        machine TEXT NOT NULL, call TEXT NOT NULL, threads INTEGER NOT NULL,
+        nanoseconds REAL, spread REAL, error TEXT, created TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+        PRIMARY KEY (machine, call, threads)
+    );
+    """,
+)
+_BATCH = 24
+_BATCH_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How long a call takes.
+
+    Attributes:
+        nanoseconds: least CPU time seen on one thread, else least wall time.
+        spread: relative half-width of the middle half of the samples.
+    """
+
+    nanoseconds: float
+    spread: float
+    provenance: Provenance
+
+
+class Durations:
+    """Durations of calls on this machine with this build of torch, kept between runs.
+
+    `measure` is called before a prediction and may take seconds; `lookup` answers from what is
+    known and never measures, so that predictions take milliseconds and run no code.
+
+    Args:
+        threads: intra-op threads the calls run with.
+        path: the cache; ``~/.cache/slipstream/durations.db`` (``$XDG_CACHE_HOME`` respected).
+    """
+
+    def __init__(self, threads: int = 1, path: Path | None = None) -> None:
+        self.threads = threads
+        self._path = path or cache_folder() / "durations.db"
+        self._machine = machine_key()
+        self._known: dict[str, Answer | None] = {}
+
+    def lookup(self, call: Call) -> Answer | None:
+        """The duration of `call`, or None when it is not known."""
+        key = call.key
+        if key not in self._known:
+            self._load([key])
+        return self._known.get(key)
+
+    def measure(
+        self, calls: Iterable[Call], say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """Micro-benchmark every call that is not known yet, in a child process.
+
+        The calls of one batch are measured in turns, so that their ratios hold even when the
+        machine's speed drifts. What cannot be run alone is remembered as such.
+
+        Raises:
+            StoreError: the cache cannot be written.
+            ChildError: the benchmarking process died.
+        """
+        wanted = {call.key: call for call in calls}
+        self._load(list(wanted))
+        missing = [call for key, call in wanted.items() if key not in self._known]
+        if not missing:
+            return
+        with Child("the micro-benchmark", environment=one_pool(self.threads)) as child:
+            for begin in range(0, len(missing), _BATCH):
+                say(f"measuring operators {begin + 1}-{min(begin + _BATCH, len(missing))} "
+                    f"of {len(missing)}")  # fmt: skip
+                batch = missing[begin : begin + _BATCH]
+                found = child.call(
+                    "slipstream.durations.microbenchmark:run",
+                    timeout_s=_BATCH_TIMEOUT_S,
+                    calls=[call.to_json() for call in batch],
+                    threads=self.threads,
+                )
+                self._save(list(zip([call.key for call in batch], found, strict=True)))
+
+    def _load(self, keys: list[str]) -> None:
+        if not self._path.exists():
+            return
+        with errors_in_words(self._path):
+            connection = open_database(self._path, _MIGRATIONS)
+            try:
+                for key in keys:
+                    row = connection.execute(
+                        "SELECT nanoseconds, spread FROM duration "
+                        "WHERE machine = ? AND call = ? AND threads = ?",
+                        (self._machine, _digest(key), self.threads),
+                    ).fetchone()
+                    if row is not None:
+                        self._known[key] = _answer(row[0], row[1])
+            finally:
+                connection.close()
+
+    def _save(self, rows: list[tuple[str, dict[str, Any]]]) -> None:
+        with errors_in_words(self._path):
+            connection = open_database(self._path, _MIGRATIONS)
+            try:
+                with transaction(connection):
+                    for key, found in rows:
+                        connection.execute(
+                            "INSERT OR REPLACE INTO duration "
+                            "(machine, call, threads, nanoseconds, spread, error) "
+                            "VALUES (?, ?, ?, ?, ?, ?)",
+                            (
+                                self._machine, _digest(key), self.threads, found.get("nanoseconds"),
+                                found.get("spread"), found.get("error"),
+                            ),
+                        )  # fmt: skip
+            finally:
+                connection.close()
+        for key, found in rows:
+            self._known[key] = _answer(found.get("nanoseconds"), found.get("spread"))
+
+
+def _answer(nanoseconds: float | None, spread: float | None) -> Answer | None:
+    if nanoseconds is None:
+        return None
+    return Answer(float(nanoseconds), float(spread or 0.0), Provenance.MICROBENCHMARK)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where this machine's measurements are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "slipstream"
+
+
+def machine_key() -> str:
+    """What must be equal for a micro-benchmark to be reused: processor and library builds."""
+    from importlib.metadata import version
+
+    facts = {"cpu": _cpu_model(), "torch": version("torch"), "cores": os.cpu_count()}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _cpu_model() -> str:
+    import platform
+
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            wanted = ("model name", "stepping", "flags", "CPU part", "Features")
+            seen: dict[str, str] = {}
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() in wanted:
+                    seen.setdefault(key.strip(), value.strip())
+            return json.dumps(seen, sort_keys=True)
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def one_pool(threads: int) -> dict[str, str]:
+    """Environment that keeps OpenMP, BLAS and torch at `threads`; nothing for 0."""
+    if not threads:
+        return {}
+    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}

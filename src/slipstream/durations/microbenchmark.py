@@ -1,0 +1,167 @@
+"""Time single operator calls with the recorded strides and random data. Runs in a child process.
+
+Each call gets several sets of inputs, used in turn, so that an operator finds its inputs as far
+away as in a real step, not hot from the last repetition. All calls of a batch are timed round by
+round; each keeps its minimum. On one thread CPU time is taken: other programs do not add to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slipstream.graph.call import ITEM_BYTES, SCALAR_TYPE, Call, TensorSpec
+
+_ROUNDS = 7
+_SAMPLE_NS = 2e6
+_BATCH_BUDGET_S = 20.0
+# Beyond the second-level cache of the processors this runs on, and small enough to allocate fast.
+_ROTATED_BYTES = 32 << 20
+_MOST_SETS = 16
+
+
+def run(calls: Sequence[Any], threads: int) -> list[dict[str, Any]]:
+    """For each call (JSON of `Call.to_json`) ``{"nanoseconds", "spread"}`` or ``{"error"}``."""
+    import torch
+
+    torch.manual_seed(0)
+    if threads:
+        torch.set_num_threads(threads)
+    clock = time.thread_time_ns if threads == 1 else time.perf_counter_ns
+    results: list[dict[str, Any]] = []
+    timers: list[Callable[[], float] | None] = []
+    with torch.no_grad():
+        for value in calls:
+            try:
+                timers.append(_timer(Call.from_json(value), clock))
+                results.append({})
+            except Exception as error:
+                timers.append(None)
+                results.append({"error": f"{type(error).__name__}: {error}"[:300]})
+        samples: list[list[float]] = [[] for _ in calls]
+        began = time.monotonic()
+        for round_ in range(_ROUNDS):
+            for i, timer in enumerate(timers):
+                if timer is not None:
+                    samples[i].append(timer())
+            if round_ >= 2 and time.monotonic() - began > _BATCH_BUDGET_S:
+                break
+    for i, taken in enumerate(samples):
+        if taken:
+            ordered = sorted(taken)
+            middle = ordered[len(ordered) // 2]
+            quarter = len(ordered) // 4
+            spread = (ordered[-1 - quarter] - ordered[quarter]) / 2 / max(middle, 1e-9)
+            results[i] = {"nanoseconds": ordered[0], "spread": spread}
+    return results
+
+
+def _timer(call: Call, clock: Callable[[], int]) -> Callable[[], float]:
+    """A function that runs `call` for about two milliseconds and returns ns per call."""
+    operator, positional, named = _resolve(call)
+    size = sum(spec.nbytes for spec in call.inputs) + sum(spec.nbytes for spec in call.outputs)
+    sets = max(1, min(_MOST_SETS, _ROTATED_BYTES // max(size, 1)))
+    inputs = [
+        (tuple(make() for make in positional), {name: make() for name, make in named.items()})
+        for _ in range(sets)
+    ]
+    arguments, keywords = inputs[0]
+    operator(*arguments, **keywords)
+    start = clock()
+    operator(*arguments, **keywords)
+    once = max(clock() - start, 200)
+    repeats = max(1, round(_SAMPLE_NS / once))
+    schedule = [inputs[i % sets] for i in range(repeats)]
+
+    def sample() -> float:
+        begin = clock()
+        for args, kwargs in schedule:
+            operator(*args, **kwargs)
+        return (clock() - begin) / repeats
+
+    return sample
+
+
+def _resolve(
+    call: Call,
+) -> tuple[Any, list[Callable[[], Any]], dict[str, Callable[[], Any]]]:
+    """The operator, and makers of its positional and keyword-only arguments."""
+    import torch
+
+    schema = torch._C.parse_schema(call.op)
+    namespace, _, name = schema.name.partition("::")
+    operator = getattr(getattr(torch.ops, namespace), name)
+    operator = getattr(operator, schema.overload_name or "default")
+    bound = _index_bound(call)
+    positional: list[Callable[[], Any]] = []
+    named: dict[str, Callable[[], Any]] = {}
+    for parameter, value in zip(schema.arguments, call.arguments, strict=False):
+        make = _maker(value, str(parameter.real_type), bound)
+        if parameter.kwarg_only:
+            named[parameter.name] = make
+        else:
+            positional.append(make)
+    return operator, positional, named
+
+
+def _maker(value: Any, kind: str, bound: int) -> Callable[[], Any]:
+    import torch
+
+    if isinstance(value, TensorSpec):
+        return lambda: random_tensor(value, bound)
+    if isinstance(value, (list, tuple)):
+        makers = [_maker(item, "", bound) for item in value]
+        return lambda: [make() for make in makers]
+    if "ScalarType" in kind and isinstance(value, int):
+        dtype = next(name for name, code in SCALAR_TYPE.items() if code == value)
+        scalar_type = getattr(torch, dtype)
+        return lambda: scalar_type
+    if "Layout" in kind and isinstance(value, int):
+        return lambda: torch.strided
+    if "MemoryFormat" in kind and isinstance(value, int):
+        formats = {
+            0: torch.contiguous_format,
+            1: torch.preserve_format,
+            2: torch.channels_last,
+            3: torch.channels_last_3d,
+        }
+        return lambda: formats[value]
+    return lambda: value
+
+
+def random_tensor(spec: TensorSpec, bound: int = 1) -> Any:
+    """A tensor with `spec`'s dtype, shape and strides; integers lie in [0, bound)."""
+    import torch
+
+    dtype = getattr(torch, spec.dtype)
+    extent = 0
+    if spec.numel:
+        extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
+    if dtype.is_floating_point or dtype.is_complex:
+        # Positive and away from zero: no denormals, no domain errors in sqrt, log or division.
+        base = torch.rand(extent, dtype=torch.float32).mul_(0.1).add_(0.01).to(dtype)
+    elif dtype is torch.bool:
+        base = torch.rand(extent) < 0.5
+    else:
+        limit = min(max(bound, 1), 2 ** (8 * ITEM_BYTES[spec.dtype] - 1))
+        base = torch.randint(0, limit, (extent,), dtype=dtype)
+    return torch.as_strided(base, spec.shape, spec.strides)
+
+
+def _index_bound(call: Call) -> int:
+    """Below which value integer tensors of `call` are valid indices; 1 where we cannot tell."""
+    first = call.inputs[0] if call.inputs else None
+    if call.name == "aten::embedding" and first is not None:
+        return first.shape[0]
+    if call.name == "aten::embedding_dense_backward":
+        return int(call.arguments[2])
+    if call.name.startswith("aten::nll_loss"):
+        logits = [spec for spec in call.inputs if spec.dtype.startswith(("float", "bfloat"))]
+        return max((spec.shape[1] for spec in logits if len(spec.shape) >= 2), default=1)
+    if call.name in ("aten::index_select", "aten::gather") and first is not None and first.shape:
+        dim = int(call.arguments[1])
+        return first.shape[dim]
+    if call.name == "aten::_embedding_bag" and first is not None:
+        return first.shape[0]
+    return 1

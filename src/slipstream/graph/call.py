@@ -1,0 +1,160 @@
+"""`Call`: one operator with the shapes, strides, dtypes and scalars it was called with.
+
+It is what a duration is asked for by: two calls with the same key take the same time on the same
+machine, up to the state of the caches.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+ITEM_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2,
+    "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor without its values: ``dtype`` as torch prints it, shape and strides in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str = "cpu"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.numel * ITEM_BYTES.get(self.dtype, 4)
+
+    def as_dtype(self, dtype: str) -> TensorSpec:
+        """The same tensor in another dtype."""
+        return replace(self, dtype=dtype)
+
+
+Argument = Any
+"""A `TensorSpec`, a list of them, or a JSON scalar or list."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator call.
+
+    Attributes:
+        op: its schema: ``"aten::mm(Tensor self, Tensor mat2) -> Tensor"``.
+        arguments: one per argument of the schema, in order.
+        outputs: the tensors it returned.
+    """
+
+    op: str
+    arguments: tuple[Argument, ...]
+    outputs: tuple[TensorSpec, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``aten::add`` without overload and arguments."""
+        return self.op.partition("(")[0].partition(".")[0]
+
+    @cached_property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors among the arguments, lists flattened, in order."""
+        return tuple(_tensors(self.arguments))
+
+    @cached_property
+    def key(self) -> str:
+        """What identifies the call: canonical JSON of operator and arguments."""
+        return json.dumps([self.op, encode(self.arguments)], separators=(",", ":"))
+
+    def with_dtypes(self, dtypes: Sequence[str], outputs: Sequence[str] | None = None) -> Call:
+        """The same call with other dtypes for `inputs` (in their order) and `outputs`."""
+        queue = iter(dtypes)
+        arguments = _map_tensors(self.arguments, lambda spec: spec.as_dtype(next(queue)))
+        new_outputs = self.outputs
+        if outputs is not None:
+            pairs = zip(self.outputs, outputs, strict=True)
+            new_outputs = tuple(spec.as_dtype(dtype) for spec, dtype in pairs)
+        return Call(self.op, tuple(arguments), new_outputs)
+
+    def to_json(self) -> list[Any]:
+        """JSON from which `from_json` makes an equal call."""
+        return [self.op, encode(self.arguments), encode(self.outputs)]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Call:
+        """The call `to_json` wrote."""
+        op, arguments, outputs = value
+        return cls(str(op), tuple(decode(arguments)), tuple(decode(outputs)))
+
+
+def cast(spec: TensorSpec, dtype: str) -> Call:
+    """The copy of a tensor into another dtype, as autocast makes it: dense, format preserved."""
+    schema = (
+        "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, "
+        "Device? device=None, bool? pin_memory=None, bool non_blocking=False, "
+        "MemoryFormat? memory_format=None) -> Tensor"
+    )
+    arguments = (spec, SCALAR_TYPE[dtype], None, None, None, False, None)
+    return Call(schema, arguments, (spec.as_dtype(dtype),))
+
+
+SCALAR_TYPE = {
+    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6,
+    "float64": 7, "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15,
+}  # fmt: skip
+"""c10::ScalarType, as operators take it."""
+
+
+def _tensors(arguments: Sequence[Argument]) -> Iterator[TensorSpec]:
+    for argument in arguments:
+        if isinstance(argument, TensorSpec):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
+
+
+def _map_tensors(
+    arguments: Sequence[Argument], change: Callable[[TensorSpec], TensorSpec]
+) -> list[Argument]:
+    mapped: list[Argument] = []
+    for argument in arguments:
+        if isinstance(argument, TensorSpec):
+            mapped.append(change(argument))
+        elif isinstance(argument, (list, tuple)):
+            mapped.append(tuple(_map_tensors(argument, change)))
+        else:
+            mapped.append(argument)
+    return mapped
+
+
+def encode(value: Argument) -> Any:
+    """JSON in which tensors are ``{"t": [dtype, shape, strides, device]}``."""
+    if isinstance(value, TensorSpec):
+        return {"t": [value.dtype, list(value.shape), list(value.strides), value.device]}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"f": str(value)}
+    return value
+
+
+def decode(value: Any) -> Argument:
+    """The inverse of `encode`."""
+    if isinstance(value, dict):
+        if "f" in value:
+            return float(value["f"])
+        dtype, shape, strides, device = value["t"]
+        return TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), str(device))
+    if isinstance(value, list):
+        return tuple(decode(item) for item in value)
+    return value

@@ -1,0 +1,190 @@
+"""Edits: a list of intended changes, applied at once to give a new `Graph`.
+
+edit = Editor(graph, "amp:bf16")
+edit.set_duration(7, 1.2e6, Provenance.MICROBENCHMARK)
+edit.insert(after=6, name="aten::_to_copy", duration_ns=8e3, ...)
+faster = edit.apply("matrix multiplications in bf16")
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
+from slipstream.graph.call import Call
+from slipstream.graph.graph import PROVENANCES, Edges, Edit, Graph, Kind, StringTable, Tasks
+from slipstream.provenance import Provenance
+
+
+class Editor:
+    """Collects changes to a graph; `apply` makes the edited copy, the original stays as it is."""
+
+    def __init__(self, graph: Graph, technique: str) -> None:
+        self._graph = graph
+        self._technique = technique
+        self._strings = StringTable(graph.strings)
+        self._calls = list(graph.calls)
+        self._duration_ns = graph.tasks.duration_ns.copy()
+        self._gap_ns = graph.tasks.gap_ns.copy()
+        self._spread = graph.tasks.spread.copy()
+        self._provenance = graph.tasks.provenance.copy()
+        self._call = graph.tasks.call.copy()
+        self._removed: set[int] = set()
+        # By position: (before or after, task) -> new rows in order of insertion.
+        self._inserted: dict[tuple[int, int], list[dict[str, object]]] = {}
+        self._touched: set[int] = set()
+
+    def set_duration(
+        self,
+        task: int,
+        duration_ns: float,
+        provenance: Provenance,
+        *,
+        spread: float | None = None,
+        call: Call | None = None,
+    ) -> None:
+        """Give `task` another duration, where it comes from, and the call it now makes."""
+        if not np.isfinite(duration_ns) or duration_ns < 0:
+            raise GraphError(f"task {task} cannot take {duration_ns} ns")
+        self._duration_ns[task] = duration_ns
+        self._provenance[task] = PROVENANCES.index(provenance)
+        if spread is not None:
+            self._spread[task] = spread
+        if call is not None:
+            self._call[task] = self._add_call(call)
+        self._touched.add(task)
+
+    def scale(self, task: int, factor: float, provenance: Provenance) -> None:
+        """Multiply the duration of `task`."""
+        self.set_duration(task, float(self._duration_ns[task]) * factor, provenance)
+
+    def remove(self, task: int) -> None:
+        """Take `task` and the gap after it away; what waited for it waits for its own causes."""
+        self._removed.add(task)
+        self._touched.add(task)
+
+    def insert(
+        self,
+        task: int,
+        name: str,
+        duration_ns: float,
+        provenance: Provenance,
+        *,
+        before: bool = False,
+        gap_ns: float = 0.0,
+        spread: float = 0.0,
+        call: Call | None = None,
+        kind: Kind = Kind.OP,
+    ) -> None:
+        """Put a new task right after (or before) `task` on its lane, with its module and phase."""
+        row: dict[str, object] = {
+            "name": self._strings.add(name),
+            "call": -1 if call is None else self._add_call(call),
+            "duration_ns": duration_ns,
+            "gap_ns": gap_ns,
+            "spread": spread,
+            "provenance": PROVENANCES.index(provenance),
+            "kind": int(kind),
+        }
+        self._inserted.setdefault((0 if before else 1, task), []).append(row)
+
+    def apply(self, what: str) -> Graph:
+        """The edited copy, with one `Edit` that says `what` was done."""
+        graph, n = self._graph, len(self._graph)
+        order: list[int] = []
+        rows: list[dict[str, object] | None] = []
+        new_index = np.full(n, -1, np.int64)
+        for task in range(n):
+            for row in self._inserted.get((0, task), ()):
+                order.append(task)
+                rows.append(row)
+            if task not in self._removed:
+                new_index[task] = len(order)
+                order.append(task)
+                rows.append(None)
+            for row in self._inserted.get((1, task), ()):
+                order.append(task)
+                rows.append(row)
+        edited = replace(
+            graph.tasks,
+            duration_ns=self._duration_ns,
+            gap_ns=self._gap_ns,
+            spread=self._spread,
+            provenance=self._provenance,
+            call=self._call,
+        ).take(np.array(order, np.int64))
+        self._overwrite(edited, rows)
+        starts, operands = self._operands(order, rows)
+        inserted = sum(row is not None for row in rows)
+        return replace(
+            graph,
+            tasks=edited,
+            edges=self._edges(new_index),
+            strings=self._strings.freeze(),
+            calls=tuple(self._calls),
+            operand_start=starts,
+            operands=operands,
+            edits=(*graph.edits, Edit(self._technique, what, len(self._touched) + inserted)),
+        )
+
+    def _add_call(self, call: Call) -> int:
+        self._calls.append(call)
+        return len(self._calls) - 1
+
+    @staticmethod
+    def _overwrite(tasks: Tasks, rows: list[dict[str, object] | None]) -> None:
+        columns = tasks.columns()
+        for position, row in enumerate(rows):
+            if row is not None:
+                for name, value in row.items():
+                    columns[name][position] = value
+                columns["sequence"][position] = -1
+
+    def _operands(
+        self, order: list[int], rows: list[dict[str, object] | None]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        graph = self._graph
+        counts = np.diff(graph.operand_start)
+        kept = [
+            0 if row is not None else int(counts[task])
+            for task, row in zip(order, rows, strict=True)
+        ]
+        starts = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
+        parts = [
+            graph.storages(task)
+            for task, row in zip(order, rows, strict=True)
+            if row is None and counts[task]
+        ]
+        operands = np.concatenate(parts) if parts else np.empty(0, np.int32)
+        return starts, operands.astype(np.int32)
+
+    def _edges(self, new_index: NDArray[np.int64]) -> Edges:
+        """Edges between kept tasks, and from what a removed task waited for to what waited."""
+        edges = self._graph.edges
+        if not len(edges):
+            return edges
+        source = new_index[edges.source]
+        target = new_index[edges.target]
+        bridges: list[tuple[int, int, int, float, int]] = []
+        for task in self._removed:
+            before = np.flatnonzero(edges.target == task)
+            after = np.flatnonzero(edges.source == task)
+            bridges += [
+                (
+                    int(source[b]), int(target[a]), int(edges.kind[a]),
+                    float(edges.delay_ns[b] + edges.delay_ns[a]), int(edges.lag[b] | edges.lag[a]),
+                )
+                for b in before for a in after if source[b] >= 0 and target[a] >= 0
+            ]  # fmt: skip
+        keep = (source >= 0) & (target >= 0)
+        extra = [[bridge[column] for bridge in bridges] for column in range(5)]
+        return Edges(
+            np.concatenate([source[keep], np.array(extra[0], np.int64)]).astype(np.int32),
+            np.concatenate([target[keep], np.array(extra[1], np.int64)]).astype(np.int32),
+            np.concatenate([edges.kind[keep], np.array(extra[2], np.uint8)]).astype(np.uint8),
+            np.concatenate([edges.delay_ns[keep], np.array(extra[3], np.float64)]),
+            np.concatenate([edges.lag[keep], np.array(extra[4], np.uint8)]).astype(np.uint8),
+        )

@@ -1,0 +1,182 @@
+"""``.slipgraph``: one zip of stored, aligned NumPy arrays and a ``meta.json``; no pickle.
+
+Equal graphs give equal bytes: fixed order, fixed dates, no compression. A file is input from
+outside: everything in it is checked before it becomes a `Graph`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
+from slipstream.graph.call import Call
+from slipstream.graph.graph import TASK_DTYPES, Edges, Edit, Graph, Tasks
+
+SCHEMA = 1
+_ALIGNMENT = 64
+_DATE = (1980, 1, 1, 0, 0, 0)
+_EDGE_DTYPES: dict[str, Any] = {
+    "source": np.int32, "target": np.int32, "kind": np.uint8, "delay_ns": np.float64,
+    "lag": np.uint8,
+}  # fmt: skip
+_ARRAY_DTYPES: dict[str, Any] = {
+    "operand_start": np.int64, "operands": np.int32, "parameters": np.int32,
+}  # fmt: skip
+_LOCAL_HEADER_BYTES = 30
+_LARGEST_META_BYTES = 1 << 30
+
+
+def save(graph: Graph, path: Path) -> None:
+    """Write `graph` to `path`, whole or not at all.
+
+    Raises:
+        GraphError: the file cannot be written.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, column in graph.tasks.columns().items():
+        arrays[f"tasks/{name}"] = column
+    for name in _EDGE_DTYPES:
+        arrays[f"edges/{name}"] = getattr(graph.edges, name)
+    for name in _ARRAY_DTYPES:
+        arrays[name] = getattr(graph, name)
+    meta = {
+        "format": "slipgraph",
+        "schema": SCHEMA,
+        "strings": list(graph.strings),
+        "calls": [call.to_json() for call in graph.calls],
+        "lanes": list(graph.lanes),
+        "samples": graph.samples,
+        "meta": dict(graph.meta),
+        "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                _write(file, arrays, json.dumps(meta, separators=(",", ":")).encode())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise GraphError(
+            f"the graph cannot be written: {error.strerror}",
+            where=str(path),
+            remedy="name another file with -o",
+        ) from error
+
+
+def load(path: Path) -> Graph:
+    """Read and check a graph.
+
+    Raises:
+        GraphError: no such file, not a graph, cut off, from a newer slipstream, or inconsistent.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read(archive, path)
+    except FileNotFoundError:
+        raise GraphError(
+            f"there is no file '{path}'",
+            remedy="record one: slipstream profile WORKLOAD -o run.slipgraph",
+        ) from None
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise GraphError(
+            f"not a whole .slipgraph file: {error}",
+            where=str(path),
+            remedy="record it again: slipstream profile WORKLOAD -o run.slipgraph",
+        ) from error
+    except OSError as error:
+        raise GraphError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _write(file: Any, arrays: dict[str, NDArray[Any]], meta: bytes) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            buffer = io.BytesIO()
+            np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", _DATE)
+            # Pad so that the array's bytes start aligned and the file can be memory-mapped
+            # (the npy header itself is a multiple of 64 bytes).
+            start = archive.fp.tell() + _LOCAL_HEADER_BYTES + len(info.filename)  # type: ignore[union-attr]
+            padding = -(start + 4) % _ALIGNMENT
+            # An extra field: id, length, zeros; readers skip ids they do not know.
+            info.extra = b"SL" + padding.to_bytes(2, "little") + bytes(padding)
+            archive.writestr(info, buffer.getvalue())
+        archive.writestr(zipfile.ZipInfo("meta.json", _DATE), meta)
+
+
+def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
+    def broken(what: str) -> GraphError:
+        return GraphError(
+            what,
+            where=str(path),
+            remedy="record it again: slipstream profile WORKLOAD -o run.slipgraph",
+        )
+
+    def array(name: str, dtype: Any) -> NDArray[Any]:
+        try:
+            with archive.open(f"{name}.npy") as file:
+                found = np.lib.format.read_array(file, allow_pickle=False)
+        except KeyError:
+            raise broken(f"'{name}' is missing") from None
+        except (ValueError, OverflowError, MemoryError, SyntaxError, TypeError) as error:
+            raise broken(f"'{name}' is not a plain array: {error}") from error
+        if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != dtype:
+            raise broken(f"'{name}' has the wrong type or shape")
+        return found
+
+    try:
+        if archive.getinfo("meta.json").file_size > _LARGEST_META_BYTES:
+            raise broken("meta.json is too large")
+        meta = json.loads(archive.read("meta.json"))
+        if meta["format"] != "slipgraph":
+            raise KeyError("format")
+        schema = int(meta["schema"])
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise broken("this zip file is not a .slipgraph") from error
+    if schema > SCHEMA:
+        raise GraphError(
+            f"the graph has schema {schema}; this slipstream reads up to {SCHEMA}",
+            where=str(path),
+            remedy="upgrade slipstream",
+        )
+    try:
+        graph = Graph(
+            tasks=Tasks(**{name: array(f"tasks/{name}", t) for name, t in TASK_DTYPES.items()}),
+            edges=Edges(**{name: array(f"edges/{name}", t) for name, t in _EDGE_DTYPES.items()}),
+            strings=tuple(_text(text) for text in meta["strings"]),
+            calls=tuple(Call.from_json(call) for call in meta["calls"]),
+            lanes=tuple(_text(text) for text in meta["lanes"]),
+            samples=int(meta["samples"]),
+            meta=dict(meta["meta"]),
+            edits=tuple(Edit(_text(a), _text(b), int(c)) for a, b, c in meta["edits"]),
+            **{name: array(name, t) for name, t in _ARRAY_DTYPES.items()},
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise broken(f"meta.json is not as expected: {error!r}") from error
+    graph.check()
+    return graph
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value

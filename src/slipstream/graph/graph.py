@@ -1,0 +1,241 @@
+"""`Graph`: the tasks of one step, as arrays; edits return a copy that knows what was edited."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
+from slipstream.graph.call import Call
+from slipstream.provenance import Provenance
+
+PROVENANCES = tuple(Provenance)
+"""Provenance by the code in `Tasks.provenance`."""
+
+
+class Kind(IntEnum):
+    """What a task is."""
+
+    HOST = 0
+    OP = 1
+    LAUNCH = 2
+    KERNEL = 3
+    COPY = 4
+    COMMUNICATION = 5
+    WAIT = 6
+    COLLECTION = 7
+
+
+class StepPhase(IntEnum):
+    """Which part of a step a task belongs to."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+
+
+class Dependency(IntEnum):
+    """Why one task waits for another (Daydream's five kinds, Lumos's two, and data)."""
+
+    THREAD_ORDER = 0
+    STREAM_ORDER = 1
+    LAUNCH = 2
+    SYNCHRONISATION = 3
+    COMMUNICATION = 4
+    THREAD_TO_THREAD = 5
+    STREAM_TO_STREAM = 6
+    DATA = 7
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Columns over the n tasks, in program order within each lane.
+
+    Attributes:
+        name, scope, module, source: int32 [n], indices into `Graph.strings`; `scope` is the chain
+            of enclosing operators, `module` the qualified name of the innermost module, `source`
+            the user's ``file:line`` that called it.
+        kind, phase: uint8 [n], `Kind` and `StepPhase`.
+        lane, rank: int32 [n].
+        call: int32 [n], index into `Graph.calls`; -1 when the operator's arguments are unknown.
+        sequence: int64 [n], autograd's number that ties a backward task to its forward; -1: none.
+        duration_ns: float64 [n].
+        gap_ns: float64 [n], time after the task during which its lane does something untracked:
+            Python, the framework's dispatch.
+        spread: float64 [n], relative half-width of the middle half of the task's durations.
+        provenance: uint8 [n], index into `PROVENANCES`, of `duration_ns`.
+    """
+
+    name: NDArray[np.int32]
+    scope: NDArray[np.int32]
+    module: NDArray[np.int32]
+    source: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    phase: NDArray[np.uint8]
+    lane: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    call: NDArray[np.int32]
+    sequence: NDArray[np.int64]
+    duration_ns: NDArray[np.float64]
+    gap_ns: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    provenance: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The arrays by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def take(self, order: NDArray[np.int64]) -> Tasks:
+        """The tasks at `order`; a task may be taken more than once."""
+        return Tasks(**{name: column[order] for name, column in self.columns().items()})
+
+
+TASK_DTYPES: dict[str, Any] = {
+    "name": np.int32, "scope": np.int32, "module": np.int32, "source": np.int32,
+    "kind": np.uint8, "phase": np.uint8, "lane": np.int32, "rank": np.int32, "call": np.int32,
+    "sequence": np.int64, "duration_ns": np.float64, "gap_ns": np.float64,
+    "spread": np.float64, "provenance": np.uint8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Dependencies across lanes (the order within a lane is implied by program order).
+
+    Attributes:
+        source, target: int32 [m], task indices.
+        kind: uint8 [m], `Dependency`.
+        delay_ns: float64 [m].
+        lag: uint8 [m], 0, or 1 when the target belongs to the next step.
+    """
+
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    delay_ns: NDArray[np.float64]
+    lag: NDArray[np.uint8]
+
+    @classmethod
+    def none(cls) -> Edges:
+        """No edges."""
+        i, u = np.empty(0, np.int32), np.empty(0, np.uint8)
+        return cls(i, i.copy(), u, np.empty(0, np.float64), u.copy())
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change made to a graph, for people."""
+
+    technique: str
+    what: str
+    tasks: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The tasks of one training step or inference, with what is known of each.
+
+    Attributes:
+        tasks, edges: see there.
+        strings: what the string columns index; entry 0 is empty.
+        calls: what `Tasks.call` indexes.
+        operand_start: int64 [n + 1]; operands of task t are ``operands[start[t]:start[t + 1]]``:
+            first the storages of its call's inputs, then of its outputs.
+        operands: int32, storage ids; -1 for none.
+        parameters: int32, ids of storages that hold parameters.
+        lanes: a name per lane.
+        samples: samples per step; 0 if unknown.
+        meta: schema, machine, thread count, calibration, contention (JSON).
+        edits: what was done to the recorded graph, oldest first.
+    """
+
+    tasks: Tasks
+    edges: Edges
+    strings: tuple[str, ...]
+    calls: tuple[Call, ...]
+    operand_start: NDArray[np.int64]
+    operands: NDArray[np.int32]
+    parameters: NDArray[np.int32]
+    lanes: tuple[str, ...]
+    samples: int
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def string(self, index: int) -> str:
+        """The string a column's entry stands for."""
+        return self.strings[index]
+
+    def storages(self, task: int) -> NDArray[np.int32]:
+        """Storage ids of the task's inputs, then outputs."""
+        found: NDArray[np.int32] = self.operands[
+            self.operand_start[task] : self.operand_start[task + 1]
+        ]
+        return found
+
+    def check(self) -> None:
+        """Raise a `GraphError` naming the first thing that cannot be in a graph."""
+        n = len(self.tasks)
+        for name, column in self.tasks.columns().items():
+            if column.shape != (n,):
+                raise GraphError(f"the column '{name}' has shape {column.shape}, not ({n},)")
+        for name in ("name", "scope", "module", "source"):
+            _in_range(getattr(self.tasks, name), 0, len(self.strings), name)
+        _in_range(self.tasks.call, -1, len(self.calls), "call")
+        _in_range(self.tasks.lane, 0, len(self.lanes), "lane")
+        _in_range(self.tasks.kind, 0, len(Kind), "kind")
+        _in_range(self.tasks.phase, 0, len(StepPhase), "phase")
+        _in_range(self.tasks.provenance, 0, len(PROVENANCES), "provenance")
+        for name in ("duration_ns", "gap_ns", "spread"):
+            column = getattr(self.tasks, name)
+            bad = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
+            if len(bad):
+                raise GraphError(f"task {bad[0]} has {name} {column[bad[0]]}")
+        for name in ("source", "target"):
+            _in_range(getattr(self.edges, name), 0, n, f"edge {name}")
+        starts = self.operand_start
+        if starts.shape != (n + 1,) or (n and (np.diff(starts) < 0).any()):
+            raise GraphError("the operand table does not match the tasks")
+        if starts[0] != 0 or starts[-1] != len(self.operands):
+            raise GraphError("the operand table does not match the tasks")
+
+
+def _in_range(column: NDArray[Any], low: int, high: int, name: str) -> None:
+    bad = np.flatnonzero((column < low) | (column >= high))
+    if len(bad):
+        raise GraphError(f"row {bad[0]}: {name} {column[bad[0]]} is outside [{low}, {high})")
+
+
+class StringTable:
+    """Interns strings while a graph is made; index 0 is the empty string."""
+
+    def __init__(self, strings: Sequence[str] = ("",)) -> None:
+        self._index = {text: number for number, text in enumerate(strings)}
+
+    def add(self, text: str) -> int:
+        """The index of `text`, added if new."""
+        return self._index.setdefault(text, len(self._index))
+
+    def freeze(self) -> tuple[str, ...]:
+        """All strings by index."""
+        return tuple(self._index)
+
+
+def replace_tasks(graph: Graph, **changes: Any) -> Graph:
+    """`graph` with the named task columns replaced."""
+    return replace(graph, tasks=replace(graph.tasks, **changes))

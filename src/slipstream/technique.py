@@ -1,0 +1,249 @@
+"""The Technique protocol, the registry that finds techniques, and the one grammar for them.
+
+A technique is a frozen dataclass of settings, written the same everywhere as
+``name:key=value,key=value``; a bare first value is the main setting: ``amp:bf16``. ``only=GLOB``
+and ``except=GLOB`` choose layers. A combination joins with ``+`` and is applied in stage order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from slipstream.durations import Durations
+    from slipstream.graph import Graph
+    from slipstream.workload import Built, Workload
+
+GROUP = "slipstream.techniques"
+
+
+class Stage(IntEnum):
+    """Where a technique belongs in a combination: earlier stages see the plainer model."""
+
+    MODEL = 0
+    OPTIMIZER = 10
+    PRECISION = 20
+    COMPILE = 30
+    DISTRIBUTION = 40
+
+
+class QualityKind(StrEnum):
+    """What a technique does to the numbers a model computes."""
+
+    EXACT = "exact"
+    ROUNDING = "rounding"
+    SAME_DISTRIBUTION = "same-distribution"
+    NEEDS_TRAINING = "needs-training"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The kind of change, and what says so (a paper, a measurement)."""
+
+    kind: QualityKind
+    basis: str
+
+
+@dataclass(frozen=True)
+class CodeChange:
+    """The edit of the user's source that does the same: a unified diff, and what it needs."""
+
+    diff: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What `Technique.predict` may consult; nothing in it runs the user's code.
+
+    Attributes:
+        durations: answers from what was measured before, see `slipstream.durations`.
+        cluster: where the step would run, or None for here.
+    """
+
+    durations: Durations
+    cluster: object | None = None
+
+
+@runtime_checkable
+class Technique(Protocol):
+    """One way to make a workload cheaper; see the module's text.
+
+    Attributes:
+        name: the field's word for it; the registry's key.
+        stage: its place in a combination.
+        conflicts: names that cannot be combined with it.
+        needs: statistics a profile must record for `predict`:
+            {"ids", "spectra", "grads", "regions", "sparsity"}.
+    """
+
+    name: ClassVar[str]
+    stage: ClassVar[int]
+    conflicts: ClassVar[frozenset[str]]
+    needs: ClassVar[frozenset[str]]
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None when it applies, else the reason in words a user understands."""
+
+    def questions(self, graph: Graph) -> Sequence[Any]:
+        """Calls whose durations `predict` will ask for; they are measured before it runs."""
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """An edited copy of `graph`: the step as it would be."""
+
+    def apply(self, built: Built) -> None:
+        """Transform what `Workload.build` made, in the child that made it."""
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """What it does to the model's numbers."""
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """The edit of the user's source that does the same, or None when there is no such edit."""
+
+
+class Settings:
+    """Base of technique dataclasses: writes them back in the grammar they are read from."""
+
+    name: ClassVar[str]
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for number, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if number == 0:
+                parts.append(_write(value))
+            elif value != field.default:
+                parts.append(f"{field.name.rstrip('_')}={_write(value)}")
+        return self.name + (":" + ",".join(parts) if parts else "")
+
+
+def registry() -> dict[str, type[Technique]]:
+    """Every installed technique by name, ours and others', from the entry points `GROUP`.
+
+    Raises:
+        SlipstreamError: an installed technique cannot be imported.
+    """
+    found: dict[str, type[Technique]] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            found[point.name] = point.load()
+        except Exception as error:
+            package = point.dist.name if point.dist else "?"
+            raise SlipstreamError(
+                f"the technique '{point.name}' of the package {package} cannot be loaded: {error}",
+                where=point.value,
+                remedy=f"mend or uninstall {package}",
+            ) from error
+    return dict(sorted(found.items()))
+
+
+def parse(text: str) -> tuple[Technique, ...]:
+    """The techniques ``a:1+b:key=2`` names, in stage order.
+
+    Raises:
+        UnknownNameError: no such technique or setting; the nearest is suggested.
+        InvalidArgumentError: a value of the wrong kind.
+        UsageError: an empty name, a technique twice, or two that conflict.
+    """
+    known = registry()
+    techniques = [_parse_one(part.strip(), known) for part in text.split("+")]
+    names = [technique.name for technique in techniques]
+    for technique in techniques:
+        if names.count(technique.name) > 1:
+            raise UsageError(f"'{technique.name}' stands twice in '{text}'")
+        clash = technique.conflicts.intersection(names)
+        if clash:
+            raise UsageError(
+                f"'{technique.name}' cannot be combined with '{min(clash)}'",
+                remedy="give them as two alternatives: --technique A --technique B",
+            )
+    return tuple(sorted(techniques, key=lambda technique: technique.stage))
+
+
+def combination_name(techniques: Sequence[Technique]) -> str:
+    """The grammar's name of a combination."""
+    return "+".join(str(technique) for technique in techniques) or "as it is"
+
+
+def combine(graph: Graph, techniques: Sequence[Technique], context: Context) -> Graph:
+    """Fold the techniques' predictions over `graph` in stage order."""
+    for technique in sorted(techniques, key=lambda technique: technique.stage):
+        graph = technique.predict(graph, context)
+    return graph
+
+
+def _parse_one(text: str, known: dict[str, type[Technique]]) -> Technique:
+    name, _, rest = text.partition(":")
+    if not name:
+        raise UsageError("an empty technique name", remedy="as amp:bf16 or amp:bf16+other")
+    if name not in known:
+        raise UnknownNameError("technique", name, known)
+    kind: Any = known[name]
+    fields = {field.name.rstrip("_"): field for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for number, part in enumerate(filter(None, rest.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            if number:
+                raise UsageError(
+                    f"'{part}' in '{text}' has no key", remedy=f"as {name}:key=value,key=value"
+                )
+            key, value = next(iter(fields), ""), part
+        if key not in fields:
+            raise UnknownNameError("setting", key, fields, where=f"technique '{name}'")
+        field = fields[key]
+        values[field.name] = _read(value, hints[field.name], f"{name}:{key}")
+    try:
+        technique: Technique = kind(**values)
+    except TypeError as error:
+        raise UsageError(f"'{text}': {error}", remedy=_usage(name, kind)) from error
+    return technique
+
+
+def _usage(name: str, kind: Any) -> str:
+    keys = ",".join(f"{field.name.rstrip('_')}=..." for field in dataclasses.fields(kind))
+    return f"as {name}:{keys}"
+
+
+def _read(text: str, hint: Any, argument: str) -> Any:
+    """`text` as a value of the type `hint`."""
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        if text not in map(str, options):
+            raise InvalidArgumentError(
+                argument,
+                f"'{text}' is not possible",
+                remedy="one of " + ", ".join(map(str, options)),
+            )
+        return next(option for option in options if str(option) == text)
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in options and text in ("none", ""):
+            return None
+        return _read(text, next(o for o in options if o is not type(None)), argument)
+    if hint is bool:
+        if text.lower() not in ("true", "false", "yes", "no", "on", "off", "1", "0"):
+            raise InvalidArgumentError(argument, f"'{text}' is neither true nor false")
+        return text.lower() in ("true", "yes", "on", "1")
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError:
+            kind = "whole number" if hint is int else "number"
+            raise InvalidArgumentError(argument, f"'{text}' is not a {kind}") from None
+    return text
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else str(value)

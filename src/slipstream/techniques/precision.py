@@ -1,0 +1,142 @@
+"""Automatic mixed precision: matrix multiplications and convolutions in 16 bits.
+
+Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; ``torch.amp.autocast``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.autocast import AutocastPlan, plan
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Amp(Settings):
+    """Run the model's forward under autocast; parameters and optimizer stay in float32.
+
+    ``amp:bf16`` (the default) has float32's range and needs no loss scaling.
+    """
+
+    dtype: Literal["bf16", "fp16"] = "bf16"
+
+    name: ClassVar[str] = "amp"
+    stage: ClassVar[int] = Stage.PRECISION
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why autocast cannot help this step."""
+        if self.dtype == "fp16":
+            return "fp16 needs loss scaling and a GPU; use amp:bf16"
+        names = {graph.string(int(module)) for module in graph.tasks.module}
+        if "model" not in names:
+            return "the step hides its model; return (model, batch, loss, optimizer)"
+        if any(spec.dtype in _TORCH_DTYPE.values() for call in graph.calls for spec in call.inputs):
+            return "the step already computes in 16 bits"
+        if not self._plan(graph).lowered:
+            return "no operator of the step runs in lower precision under autocast"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """The changed operators as recorded and in their new dtypes, and the casts."""
+        found = self._plan(graph)
+        asked = [graph.calls[graph.tasks.call[t]] for t in found.changed]
+        return [*asked, *found.changed.values(), *(made for _, _, made in found.casts)]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Scale each changed operator by its micro-benchmarked ratio; insert the casts."""
+        found = self._plan(graph)
+        edit = Editor(graph, str(self))
+        look = context.durations.lookup
+        for t, call in found.changed.items():
+            old, new = look(graph.calls[graph.tasks.call[t]]), look(call)
+            now = float(graph.tasks.duration_ns[t])
+            if old is None or new is None or not old.nanoseconds:
+                edit.set_duration(t, now, Provenance.ASSUMED, spread=0.5, call=call)
+            else:
+                # The ratio, not the value: what caches do in place of the benchmark cancels.
+                ratio = new.nanoseconds / old.nanoseconds
+                spread = math.hypot(old.spread, new.spread)
+                edit.set_duration(t, now * ratio, new.provenance, spread=spread, call=call)
+        for t, before, made in found.casts:
+            answer = look(made)
+            if answer is None:
+                size = made.inputs[0].nbytes + made.outputs[0].nbytes
+                edit.insert(
+                    t, made.name, size / _ASSUMED_BYTES_PER_NS, Provenance.ASSUMED,
+                    before=before, spread=0.5, call=made,
+                )  # fmt: skip
+            else:
+                edit.insert(
+                    t, made.name, answer.nanoseconds, answer.provenance,
+                    before=before, spread=answer.spread, call=made,
+                )  # fmt: skip
+        return edit.apply(
+            f"{found.lowered} forward operators in {self.dtype}, {len(found.casts)} casts"
+        )
+
+    def apply(self, built: Built) -> None:
+        """Wrap the model's forward in autocast; its floating-point outputs come back in float32.
+
+        Raises:
+            WorkloadError: the step hides its model.
+        """
+        import torch
+
+        if built.model is None:
+            raise WorkloadError(
+                "amp needs the model, and this workload's step hides it",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        device = next((p.device.type for p in built.model.parameters()), "cpu")
+        built.model.forward = under_autocast(
+            built.model.forward, device, getattr(torch, _TORCH_DTYPE[self.dtype])
+        )
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Rounding: results differ in the last bits of a bfloat16."""
+        return Quality(
+            QualityKind.ROUNDING, "Micikevicius et al. 2018: same accuracy over many models"
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No automatic edit yet; the two lines to write are in the technique's card."""
+        return None
+
+    def _plan(self, graph: Graph) -> AutocastPlan:
+        return plan(graph, _TORCH_DTYPE[self.dtype], str(graph.meta.get("device", "cpu")))
+
+
+# Only where a cast could not be benchmarked: an ordinary core's copy rate.
+_ASSUMED_BYTES_PER_NS = 8.0
+
+
+def under_autocast(forward: Callable[..., Any], device: str, dtype: Any) -> Callable[..., Any]:
+    """`forward` under autocast, its 16-bit outputs as float32."""
+    import functools
+
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    def widen(tensor: Any) -> Any:
+        return tensor.float() if tensor.dtype == dtype else tensor
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype=dtype):
+            output = forward(*args, **kwargs)
+        return tree_map_only(torch.Tensor, widen, output)
+
+    return wrapped

@@ -1,0 +1,1 @@
+"""The verbs of the flow: what ``ss.profile(...)`` and the commands call."""

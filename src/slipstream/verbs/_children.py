@@ -1,0 +1,103 @@
+"""User code runs here: how a verb starts a child for a workload, and what runs inside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from slipstream import technique
+from slipstream.child import Child, channel
+from slipstream.durations.durations import one_pool
+from slipstream.workload import Built, Workload, drive, restore_files
+
+DEFAULT_TIMEOUT_S = 300.0
+_MEMORY_SHARE = 0.95
+
+
+@contextlib.contextmanager
+def workload_child(workload: Workload, threads: int) -> Iterator[tuple[Child, Path]]:
+    """A child to build `workload` in, and a folder for its `keep_in`.
+
+    However the child ends, files its script overwrote are put back.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipstream-kept-") as folder:
+        try:
+            with Child(
+                workload.name,
+                environment=one_pool(threads),
+                memory_limit_bytes=memory_limit_bytes(),
+            ) as child:
+                yield child, Path(folder)
+        finally:
+            restore_files(Path(folder))
+
+
+def call_in_child(
+    workload: Workload,
+    function: str,
+    *,
+    threads: int = 0,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    say: Callable[[str], None] = lambda line: None,
+    **arguments: Any,
+) -> Any:
+    """Call ``function(workload=..., keep_in=..., **arguments)`` in a fresh child.
+
+    Raises:
+        WorkloadError: the user's code failed; names its file and line.
+        ChildError: it died, or was silent for `timeout_s`.
+    """
+    with workload_child(workload, threads) as (child, keep_in):
+        return child.call(
+            f"slipstream.verbs.{function}",
+            timeout_s=timeout_s,
+            on_message=lambda message: say(str(message.get("say", ""))),
+            workload=workload.to_json(),
+            keep_in=str(keep_in),
+            **arguments,
+        )
+
+
+def memory_limit_bytes() -> int | None:
+    """What a child may allocate: most of what is free now. None where a GPU maps memory too."""
+    import psutil
+
+    if os.path.exists("/dev/nvidiactl"):
+        return None
+    return int(psutil.virtual_memory().available * _MEMORY_SHARE)
+
+
+# What follows runs in the child.
+
+
+def run_program(
+    workload: dict[str, Any],
+    keep_in: str,
+    program: Callable[[Built], Generator[None, Any, Any]],
+    seed: int = 0,
+) -> Any:
+    """Build the workload of this JSON and run `program` over it; the result must be JSON."""
+    return drive(workload_of(workload), program, leave, keep_in=Path(keep_in), seed=seed)
+
+
+def workload_of(value: dict[str, Any]) -> Workload:
+    """The workload that `Workload.to_json` described."""
+    techniques = tuple(one for text in value["techniques"] for one in technique.parse(text))
+    return Workload(
+        value["target"], value["arguments"], tuple(value["script_arguments"]), techniques
+    )
+
+
+def leave(result: Any) -> NoReturn:
+    """Answer the call and end the process at once, so that a script's own code does not go on."""
+    channel().send({"result": result})
+    os._exit(0)
+
+
+def say(line: str) -> None:
+    """Tell the person how far the child is."""
+    channel().send({"say": line})

@@ -1,0 +1,8 @@
+"""The recipe of what the user runs: where it is, its arguments, the techniques on top."""
+
+from slipstream.workload.built import Applicable, Built, build_from
+from slipstream.workload.drive import Program, drive
+from slipstream.workload.guard import restore_files
+from slipstream.workload.recipe import Workload
+
+__all__ = ["Applicable", "Built", "Program", "Workload", "build_from", "drive", "restore_files"]

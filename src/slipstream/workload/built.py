@@ -1,0 +1,210 @@
+"""`Built`: the live model, batch, step and metric that a workload's recipe makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from slipstream.errors import WorkloadError
+
+_FIELDS = ("model", "batch", "loss", "optimizer", "step", "metric", "samples")
+
+
+class Applicable(Protocol):
+    """What building needs to know of a technique (see `slipstream.technique.Technique`)."""
+
+    stage: ClassVar[int]
+
+    def apply(self, built: Built) -> None:
+        """Transform what was built, in place."""
+
+
+@dataclass
+class Built:
+    """Live objects of one workload, in the process that made them.
+
+    One step is forward, loss, backward and optimizer step when there is an optimizer, and a
+    forward pass without gradients when there is none. The batch is fed as PyTorch users write it:
+    ``(inputs, targets)`` with a loss: ``loss(model(inputs), targets)``; a dictionary:
+    ``model(**batch)`` whose output is, or has, the loss; anything else: ``model(batch)``.
+
+    Attributes:
+        model: the ``nn.Module``, or None when the step is opaque.
+        step: runs one step and returns its loss or output; made from the rest when not given.
+        metric: quality after the steps so far, or None; lower is better.
+        samples: samples per step, from the batch's first dimension unless given; 0 if unknown.
+        name: the workload's, for messages.
+    """
+
+    model: Any
+    batch: Any = None
+    loss: Callable[..., Any] | None = None
+    optimizer: Any = None
+    step: Callable[[], Any] = field(default=lambda: None)
+    metric: Callable[[], float] | None = None
+    samples: int = 0
+    name: str = ""
+
+    @property
+    def training(self) -> bool:
+        """Whether a step updates parameters."""
+        return self.optimizer is not None
+
+
+def build_from(
+    result: Any, techniques: Iterable[Applicable], seed: int, name: str, where: str | None = None
+) -> Built:
+    """Make a `Built` of what the user's function returned, and apply `techniques` in stage order.
+
+    Args:
+        result: a `Built`, a mapping with its field names, ``(model, batch[, loss[, optimizer]])``,
+            an ``nn.Module`` subclass with ``training_step`` (Lightning style) in place of model
+            and loss, or a zero-argument callable that runs one step.
+        where: the function's place, for errors.
+
+    Raises:
+        WorkloadError: none of these.
+    """
+    import torch
+
+    built = _normalise(result, where)
+    built.name = name
+    if built.model is not None and not isinstance(built.model, torch.nn.Module):
+        raise WorkloadError(
+            f"the model is a {type(built.model).__name__}, not a torch.nn.Module",
+            where=where,
+            remedy="return (model, batch, loss, optimizer)",
+        )
+    if not built.samples:
+        built.samples = _count_samples(built.batch)
+    torch.manual_seed(seed)
+    for technique in sorted(techniques, key=lambda technique: technique.stage):
+        technique.apply(built)
+    return built
+
+
+def _normalise(result: Any, where: str | None) -> Built:
+    import torch
+
+    if isinstance(result, Built):
+        return _with_step(result, where)
+    if isinstance(result, Mapping):
+        unknown = set(result) - set(_FIELDS)
+        if unknown or ("model" not in result and "step" not in result):
+            raise WorkloadError(
+                f"the function returned a dictionary with the keys {sorted(map(str, result))}",
+                where=where,
+                remedy=f"use the keys {', '.join(_FIELDS)}; only model or step is required",
+            )
+        given = {key: value for key, value in result.items() if value is not None}
+        built = Built(**{"model": None, **given})
+        return built if "step" in given else _with_step(built, where)
+    if isinstance(result, (tuple, list)) and result and isinstance(result[0], torch.nn.Module):
+        if 2 <= len(result) <= 4:
+            return _with_step(Built(*result), where)
+    elif callable(result) and not isinstance(result, (type, torch.nn.Module)):
+        return Built(None, step=result)
+    shown = (
+        f"{type(result).__name__} of {len(result)}"
+        if isinstance(result, (tuple, list))
+        else type(result).__name__
+    )
+    raise WorkloadError(
+        f"the function returned {'nothing' if result is None else 'a ' + shown}",
+        where=where,
+        remedy="return (model, batch, loss, optimizer), (model, batch) for inference, "
+        "or a function that runs one step",
+    )
+
+
+def _with_step(built: Built, where: str | None) -> Built:
+    """Give `built` the step its other fields describe."""
+    import torch
+
+    model, batch, loss, optimizer = built.model, built.batch, built.loss, built.optimizer
+    if optimizer is None and hasattr(model, "configure_optimizers"):
+        configured = model.configure_optimizers()
+        optimizer = built.optimizer = configured if hasattr(configured, "step") else None
+    if optimizer is None:
+
+        def infer() -> Any:
+            with torch.no_grad():
+                return _forward(model, batch, None)
+
+        built.step = infer
+        return built
+    if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
+        raise WorkloadError(
+            f"the optimizer is a {type(optimizer).__name__}",
+            where=where,
+            remedy="return (model, batch, loss, optimizer) in this order",
+        )
+    lightning = loss is None and hasattr(model, "training_step")
+
+    def train() -> Any:
+        optimizer.zero_grad()
+        if lightning:
+            value = _loss_of(model.training_step(batch, 0), where)
+        else:
+            value = _loss_of(_forward(model, batch, loss), where)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    built.step = train
+    return built
+
+
+def _forward(model: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
+    """The model's output for `batch`, or its loss when there is one to compute."""
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+        return output if loss is None else loss(output, batch)
+    if loss is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:
+        inputs, targets = batch
+        return loss(_call(model, inputs), targets)
+    output = _call(model, batch)
+    return output if loss is None else loss(output)
+
+
+def _call(model: Any, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model() if inputs is None else model(inputs)
+
+
+def _loss_of(output: Any, where: str | None) -> Any:
+    """The scalar to differentiate: the output itself, its ``loss``, or its ``["loss"]``."""
+    import torch
+
+    value = output
+    if isinstance(output, Mapping):
+        value = output.get("loss")
+    elif not isinstance(output, torch.Tensor):
+        value = getattr(output, "loss", None)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(output).__name__
+        raise WorkloadError(
+            f"one training step needs a scalar loss; the model gave {shape}",
+            where=where,
+            remedy="return (model, (inputs, targets), loss, optimizer)",
+        )
+    return value
+
+
+def _count_samples(batch: Any) -> int:
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (tuple, list)):
+        for item in batch:
+            found = _count_samples(item)
+            if found:
+                return found
+    return 0

@@ -1,0 +1,204 @@
+"""`Workload`: a value that says how to make the user's model and step, anywhere, again."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from slipstream.workload.built import Applicable, Built, build_from
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A recipe: where the user's function or script is, its arguments, and techniques on top.
+
+    It is a value: `with_technique` returns a new one, nothing is applied in place. It crosses
+    processes as its `target`, `arguments` and the techniques' names; the live model is made by
+    `slipstream.workload.drive`, in a child process.
+
+    Attributes:
+        target: ``file.py:function``, or ``script.py`` with everything in it.
+        arguments: keyword arguments of the function, JSON values only.
+        script_arguments: ``sys.argv[1:]`` of a plain script.
+        techniques: applied in their stage order when built.
+        live: set by `Workload.of` only: objects that exist in this process alone.
+    """
+
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    script_arguments: tuple[str, ...] = ()
+    techniques: tuple[Applicable, ...] = ()
+    live: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, target: str, *script_arguments: str, **arguments: Any) -> Workload:
+        """A workload from ``file.py:function`` or ``script.py``, checked as far as text allows.
+
+        Raises:
+            InvalidArgumentError: not of that form.
+            WorkloadError: the file does not exist or does not parse.
+            UnknownNameError: the file defines no such function; the nearest is suggested.
+        """
+        text = str(target)
+        path, colon, function = text.rpartition(":") if ".py:" in text else (text, "", "")
+        file = Path(path)
+        if file.suffix != ".py":
+            raise InvalidArgumentError(
+                "WORKLOAD",
+                f"'{text}' is neither file.py:function, a script.py, nor a .slipgraph",
+                remedy="slipstream profile train.py:make_workload, or slipstream profile train.py",
+            )
+        tree = _parse_source(file)
+        if colon:
+            names = [
+                node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            ] + [
+                name.id
+                for node in tree.body
+                if isinstance(node, ast.Assign)
+                for name in node.targets
+                if isinstance(name, ast.Name)
+            ]
+            imports = any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in tree.body)
+            imported = [
+                alias.asname or alias.name
+                for node in tree.body
+                if isinstance(node, (ast.Import, ast.ImportFrom))
+                for alias in node.names
+            ]
+            if function not in names and not (imports and function in imported):
+                raise UnknownNameError("function", function, names, where=str(file))
+        elif arguments:
+            raise InvalidArgumentError(
+                "--set",
+                "a plain script takes no keyword arguments",
+                remedy="give its own arguments after --",
+            )
+        return cls(text, dict(arguments), tuple(script_arguments))
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        batch: Any = None,
+        loss: Any = None,
+        optimizer: Any = None,
+        *,
+        step: Any = None,
+        metric: Any = None,
+    ) -> Workload:
+        """A workload from live objects: deep-copied now, and confined to this process.
+
+        Args:
+            model: an ``nn.Module``, or a zero-argument callable that runs one step.
+            batch: what one step is fed; see `Built`.
+            loss: ``loss(output, targets)``, or None for inference and for models that return one.
+            optimizer: steps `model`'s parameters; None for inference.
+
+        Raises:
+            InvalidArgumentError: the objects cannot be copied together.
+        """
+        live = {
+            "model": model,
+            "batch": batch,
+            "loss": loss,
+            "optimizer": optimizer,
+            "step": step,
+            "metric": metric,
+        }
+        try:
+            # One deepcopy of all, so that the optimizer's copy steps the model's copy.
+            copied = copy.deepcopy(live)
+        except Exception as error:
+            raise InvalidArgumentError(
+                "model",
+                f"these objects cannot be copied: {error}",
+                remedy="give a file.py:function instead; it is built afresh each time",
+            ) from error
+        return cls("live objects", live=copied)
+
+    @property
+    def path(self) -> Path:
+        """The file the target names."""
+        return Path(self.target.rpartition(":")[0] if ".py:" in self.target else self.target)
+
+    @property
+    def function(self) -> str | None:
+        """The function's name, or None for a plain script."""
+        return self.target.rpartition(":")[2] if ".py:" in self.target else None
+
+    @property
+    def name(self) -> str:
+        """Short and without folders: ``train.py:make_workload(batch_size=64)``."""
+        if self.live is not None:
+            return self.target
+        shown = self.path.name + (f":{self.function}" if self.function else "")
+        if self.arguments:
+            inside = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+            shown += f"({inside})"
+        return shown
+
+    def with_technique(self, *techniques: Applicable) -> Workload:
+        """This workload with `techniques` on top; the order they apply in is their stage's."""
+        return replace(self, techniques=self.techniques + techniques)
+
+    def build(self, seed: int = 0) -> Built:
+        """Make the live model in *this* process from `Workload.of`'s objects.
+
+        Raises:
+            WorkloadError: this is a file's workload: those are built in a child, by `drive`.
+        """
+        if self.live is None:
+            raise WorkloadError(
+                f"{self.name} is built in a child process", remedy="ss.profile, ss.prove, ss.apply"
+            )
+        return build_from(copy.deepcopy(dict(self.live)), self.techniques, seed, self.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """What another process needs to make the same workload; techniques by name.
+
+        Raises:
+            WorkloadError: a workload of live objects cannot leave its process.
+        """
+        if self.live is not None:
+            raise WorkloadError(
+                "a workload of live objects cannot leave this process",
+                remedy="give a file.py:function instead",
+            )
+        return {
+            "target": str(self.path.resolve()) + (f":{self.function}" if self.function else ""),
+            "arguments": dict(self.arguments),
+            "script_arguments": list(self.script_arguments),
+            "techniques": [str(technique) for technique in self.techniques],
+        }
+
+
+def _parse_source(file: Path) -> ast.Module:
+    try:
+        source = file.read_bytes()
+    except FileNotFoundError:
+        near = (
+            sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
+        )
+        raise WorkloadError(
+            f"there is no file '{file}'",
+            remedy=f"Python files there: {', '.join(near[:8])}" if near else "check the path",
+        ) from None
+    except OSError as error:
+        raise WorkloadError(f"'{file}' cannot be read: {error.strerror}") from error
+    try:
+        return ast.parse(source, filename=str(file))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        text = (getattr(error, "text", None) or "").strip()
+        raise WorkloadError(
+            f"Python cannot parse the file: {getattr(error, 'msg', error)}"
+            + (f"\n    {text}" if text else ""),
+            where=f"{file}:{line}" if line else str(file),
+            remedy="mend the file",
+        ) from error
