@@ -1,0 +1,37 @@
+"""The door to compiled code: loader, instruction sets, and the event engine.
+
+Everything here works without the compiled library too, with the same results, only slower.
+"""
+
+from slipstream.native._instruction_set import CpuFeatures, InstructionSet, cpu_features
+from slipstream.native._library import library, why_no_library
+from slipstream.native._memory import MemoryTimeline, memory_timeline
+from slipstream.native._program import CycleError, Edges, Policy, Program, Resources, Tensors
+from slipstream.native.engine import (
+    RESOLUTION_NS,
+    Compiled,
+    Schedule,
+    quantize_ns,
+    simulate,
+)
+
+__all__ = [
+    "RESOLUTION_NS",
+    "Compiled",
+    "CpuFeatures",
+    "CycleError",
+    "Edges",
+    "InstructionSet",
+    "MemoryTimeline",
+    "Policy",
+    "Program",
+    "Resources",
+    "Schedule",
+    "Tensors",
+    "cpu_features",
+    "library",
+    "memory_timeline",
+    "quantize_ns",
+    "simulate",
+    "why_no_library",
+]

@@ -1,0 +1,33 @@
+// Which instruction sets this processor and operating system can run.
+
+#include "slipstream/engine.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+extern "C" uint32_t slipstream_cpu_features(void) {
+  uint32_t features = 0;
+#if defined(__x86_64__) || defined(__i386__)
+  // The builtins also ask the operating system (XGETBV) whether it saves the wide registers.
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    features |= SLIPSTREAM_CPU_AVX2;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    features |= SLIPSTREAM_CPU_AVX512;
+  if (__builtin_cpu_supports("avx512vnni")) features |= SLIPSTREAM_CPU_AVX512_VNNI;
+  if (__builtin_cpu_supports("avx512vbmi")) features |= SLIPSTREAM_CPU_AVX512_VBMI;
+  if (__builtin_cpu_supports("avx512vpopcntdq")) features |= SLIPSTREAM_CPU_AVX512_VPOPCNTDQ;
+  features |= 1u << 31;
+#elif defined(__aarch64__) && defined(__linux__)
+  const unsigned long capabilities = getauxval(AT_HWCAP);
+  if (capabilities & (1ul << 1)) features |= SLIPSTREAM_CPU_NEON;      // HWCAP_ASIMD
+  if (capabilities & (1ul << 20)) features |= SLIPSTREAM_CPU_DOTPROD;  // HWCAP_ASIMDDP
+  features |= 1u << 31;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  // Every Apple processor that runs macOS has both.
+  features |= SLIPSTREAM_CPU_NEON | SLIPSTREAM_CPU_DOTPROD | 1u << 31;
+#endif
+  return features;
+}

@@ -1,0 +1,321 @@
+"""ctypes over ``native/include/slipstream/engine.h``; nothing here decides anything."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import SlipstreamError
+from slipstream.native._program import CycleError, Float64s, Program
+
+_OK = 0
+_CYCLE = 2
+_NO_MEMORY = 3
+_TOO_MUCH = 4
+
+_i32, _i64, _u64, _ptr = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+
+
+class _Error(ctypes.Structure):
+    _fields_ = (
+        ("struct_bytes", _u64),
+        ("element", _i64),
+        ("cycle", _ptr),
+        ("cycle_capacity", _i64),
+        ("cycle_length", _i64),
+        ("message", ctypes.c_char * 256),
+    )
+
+
+class _ProgramInput(ctypes.Structure):
+    _fields_ = (
+        ("struct_bytes", _u64),
+        ("tasks", _i64),
+        ("lanes", _i64),
+        ("steps", _i64),
+        ("edges", _i64),
+        ("resources", _i64),
+        ("lane", _ptr),
+        ("gap_ns", _ptr),
+        ("priority", _ptr),
+        ("policy", _ptr),
+        ("quantum_ns", _ptr),
+        ("edge_src", _ptr),
+        ("edge_dst", _ptr),
+        ("edge_delay_ns", _ptr),
+        ("edge_lag", _ptr),
+        ("capacity", _ptr),
+        ("need_offset", _ptr),
+        ("need_resource", _ptr),
+        ("need_amount", _ptr),
+    )
+
+
+class _SimulateArgs(ctypes.Structure):
+    _fields_ = (
+        ("struct_bytes", _u64),
+        ("duration_ns", _ptr),
+        ("out_start_ns", _ptr),
+        ("out_end_ns", _ptr),
+        ("out_step_end_ns", _ptr),
+        ("force_event_loop", _i32),
+        ("reserved", _i32),
+    )
+
+
+class _ResimulateArgs(ctypes.Structure):
+    _fields_ = (
+        ("struct_bytes", _u64),
+        ("base_duration_ns", _ptr),
+        ("base_start_ns", _ptr),
+        ("base_end_ns", _ptr),
+        ("base_block_end_ns", _ptr),
+        ("edits", _i64),
+        ("edit_task", _ptr),
+        ("edit_duration_ns", _ptr),
+        ("exact_shift", _i32),
+        ("reserved", _i32),
+        ("slots", _i64),
+        ("out_slot", _ptr),
+        ("out_delta_ns", _ptr),
+        ("out_slot_start_ns", _ptr),
+        ("out_slot_end_ns", _ptr),
+        ("out_step_end_ns", _ptr),
+        ("out_recomputed_tasks", _i64),
+    )
+
+
+def _pointer(array: npt.NDArray[Any] | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+def _sized(struct: Any) -> Any:
+    struct.struct_bytes = ctypes.sizeof(struct)
+    return struct
+
+
+@dataclass(frozen=True)
+class BlockTimeline:
+    """A timeline as shifts of and replacements for blocks of a baseline.
+
+    Attributes:
+        slot: int32 [steps * blocks]; where a recomputed block lies, or -1.
+        delta_ns: float64 [steps * blocks]; how far a block that was not recomputed moved.
+        slot_start_ns, slot_end_ns: float64 [slots * tasks of a block].
+        step_end_ns: float64 [steps].
+        recomputed_tasks: how many task instances were recomputed.
+    """
+
+    slot: npt.NDArray[np.int32]
+    delta_ns: Float64s
+    slot_start_ns: Float64s
+    slot_end_ns: Float64s
+    step_end_ns: Float64s
+    recomputed_tasks: int
+
+
+class NativeProgram:
+    """A program compiled by the native engine. Immutable, hence safe to share by threads.
+
+    Raises:
+        GraphError: dependencies form a cycle.
+    """
+
+    def __init__(self, library: ctypes.CDLL, program: Program) -> None:
+        self._library = _declare(library)
+        self._program = program
+        needs = program.needs
+        resources = program.resources
+        given = _sized(
+            _ProgramInput(
+                tasks=program.tasks,
+                lanes=program.lanes,
+                steps=program.steps,
+                edges=program.edges.src.size,
+                resources=0 if resources is None else resources.capacity.size,
+                lane=_pointer(program.lane),
+                gap_ns=_pointer(program.gap_ns),
+                priority=_pointer(program.priority),
+                policy=_pointer(program.policies),
+                quantum_ns=_pointer(program.quantum_ns),
+                edge_src=_pointer(program.edges.src),
+                edge_dst=_pointer(program.edges.dst),
+                edge_delay_ns=_pointer(program.edges.delay_ns),
+                edge_lag=_pointer(program.edges.lag),
+                capacity=None if resources is None else _pointer(resources.capacity),
+                need_offset=None if needs is None else _pointer(needs[0]),
+                need_resource=None if needs is None else _pointer(needs[1]),
+                need_amount=None if needs is None else _pointer(needs[2]),
+            )
+        )
+        handle = _ptr()
+        cycle = np.empty(program.tasks, np.int32)
+        error = _sized(_Error(cycle=_pointer(cycle), cycle_capacity=cycle.size))
+        status = self._library.slipstream_program_compile(
+            ctypes.byref(given), ctypes.byref(handle), ctypes.byref(error)
+        )
+        if status == _CYCLE:
+            raise CycleError(program, cycle[: int(error.cycle_length)].tolist())
+        _raise(status, error)
+        self._handle = handle
+        weakref.finalize(self, self._library.slipstream_program_free, handle)
+
+    @property
+    def fixed_order(self) -> bool:
+        return bool(self._library.slipstream_program_is_fixed_order(self._handle))
+
+    def simulate(
+        self, duration_ns: Float64s, force_event_loop: bool
+    ) -> tuple[Float64s, Float64s, Float64s]:
+        """Start and end, float64 [steps, tasks], and latest end of each step, float64 [steps]."""
+        steps, tasks = self._program.steps, self._program.tasks
+        start, end = np.empty((2, steps, tasks))
+        step_end = np.empty(steps)
+        args = _sized(
+            _SimulateArgs(
+                duration_ns=_pointer(duration_ns),
+                out_start_ns=_pointer(start),
+                out_end_ns=_pointer(end),
+                out_step_end_ns=_pointer(step_end),
+                force_event_loop=force_event_loop,
+            )
+        )
+        error = _sized(_Error())
+        status = self._library.slipstream_simulate(
+            self._handle, ctypes.byref(args), ctypes.byref(error)
+        )
+        _raise(status, error)
+        return start, end, step_end
+
+
+class NativePlan:
+    """Tables for re-simulating a fixed-order program; keeps the program alive."""
+
+    def __init__(self, native: NativeProgram, program: Program) -> None:
+        self._native = native
+        self._library = native._library
+        self._program = program
+        handle = _ptr()
+        error = _sized(_Error())
+        status = self._library.slipstream_plan_create(
+            native._handle, ctypes.byref(handle), ctypes.byref(error)
+        )
+        _raise(status, error)
+        self._handle = handle
+        weakref.finalize(self, self._library.slipstream_plan_free, handle)
+        self.blocks = int(self._library.slipstream_plan_blocks(handle))
+        self.block_tasks = int(self._library.slipstream_plan_block_tasks(handle))
+
+    def block_ends(self, end_ns: Float64s) -> Float64s:
+        """Latest end in each block, float64 [steps * blocks]."""
+        out = np.empty(self._program.steps * self.blocks)
+        self._library.slipstream_plan_block_ends(self._handle, _pointer(end_ns), _pointer(out))
+        return out
+
+    def resimulate(
+        self,
+        base_duration_ns: Float64s,
+        base: tuple[Float64s, Float64s, Float64s],
+        task_ids: npt.NDArray[np.int32],
+        duration_ns: Float64s,
+        exact_shift: bool,
+        slots: int,
+    ) -> BlockTimeline | None:
+        """The edited timeline; None when more than `slots` blocks would be recomputed.
+
+        `base` is start, end (float64 [steps, tasks]) and `block_ends` of the baseline.
+        """
+        cells = self._program.steps * self.blocks
+        slot, delta = np.empty(cells, np.int32), np.empty(cells)
+        slot_start, slot_end = (
+            np.empty(slots * self.block_tasks),
+            np.empty(slots * self.block_tasks),
+        )
+        step_end = np.empty(self._program.steps)
+        args = _sized(
+            _ResimulateArgs(
+                base_duration_ns=_pointer(base_duration_ns),
+                base_start_ns=_pointer(base[0]),
+                base_end_ns=_pointer(base[1]),
+                base_block_end_ns=_pointer(base[2]),
+                edits=task_ids.size,
+                edit_task=_pointer(task_ids),
+                edit_duration_ns=_pointer(duration_ns),
+                exact_shift=exact_shift,
+                slots=slots,
+                out_slot=_pointer(slot),
+                out_delta_ns=_pointer(delta),
+                out_slot_start_ns=_pointer(slot_start),
+                out_slot_end_ns=_pointer(slot_end),
+                out_step_end_ns=_pointer(step_end),
+            )
+        )
+        error = _sized(_Error())
+        status = self._library.slipstream_resimulate(
+            self._handle, ctypes.byref(args), ctypes.byref(error)
+        )
+        if status == _TOO_MUCH:
+            return None
+        _raise(status, error)
+        return BlockTimeline(
+            slot, delta, slot_start, slot_end, step_end, int(args.out_recomputed_tasks)
+        )
+
+    def materialise(
+        self, base_start_ns: Float64s, base_end_ns: Float64s, timeline: BlockTimeline
+    ) -> tuple[Float64s, Float64s]:
+        """All starts and all ends, float64 [steps, tasks]."""
+        start, end = np.empty((2, *base_start_ns.shape))
+        columns = (
+            (base_start_ns, timeline.slot_start_ns, start),
+            (base_end_ns, timeline.slot_end_ns, end),
+        )
+        for base, slots, out in columns:
+            self._library.slipstream_materialise(
+                self._handle,
+                _pointer(base),
+                _pointer(timeline.slot),
+                _pointer(timeline.delta_ns),
+                _pointer(slots),
+                _pointer(out),
+            )
+        return start, end
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "slipstream_program_compile": (_i32, [_ptr, _ptr, _ptr]),
+        "slipstream_program_free": (None, [_ptr]),
+        "slipstream_program_is_fixed_order": (_i32, [_ptr]),
+        "slipstream_simulate": (_i32, [_ptr, _ptr, _ptr]),
+        "slipstream_plan_create": (_i32, [_ptr, _ptr, _ptr]),
+        "slipstream_plan_free": (None, [_ptr]),
+        "slipstream_plan_blocks": (_i64, [_ptr]),
+        "slipstream_plan_block_tasks": (_i64, [_ptr]),
+        "slipstream_plan_block_ends": (None, [_ptr, _ptr, _ptr]),
+        "slipstream_resimulate": (_i32, [_ptr, _ptr, _ptr]),
+        "slipstream_materialise": (None, [_ptr, _ptr, _ptr, _ptr, _ptr, _ptr]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def _raise(status: int, error: Any) -> None:
+    if status == _OK:
+        return
+    if status == _NO_MEMORY:
+        raise MemoryError("the event engine could not allocate its tables")
+    # The arrays were checked before the call, so this is a defect of ours.
+    message = error.message.decode(errors="replace")
+    raise SlipstreamError(
+        f"the event engine refused its input: {message} (element {error.element})",
+        remedy="report this as a defect of slipstream",
+    )

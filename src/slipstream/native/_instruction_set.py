@@ -1,0 +1,152 @@
+"""Which instruction sets this processor can run, for choosing kernels and for ``doctor``."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.errors import UnknownNameError
+from slipstream.native._library import library
+
+
+class InstructionSet(enum.StrEnum):
+    """Levels a kernel may be written for."""
+
+    SCALAR = "scalar"
+    AVX2 = "avx2"
+    """x86-64 with AVX2 and FMA."""
+    AVX512 = "avx512"
+    """AVX-512 F, BW, DQ, VL, VNNI, VBMI and VPOPCNTDQ: Ice Lake, Zen 4 and later."""
+    NEON = "neon"
+    NEON_DOTPROD = "neon_dotprod"
+    """AArch64 with the int8 dot product (Armv8.2)."""
+
+
+@dataclass(frozen=True)
+class CpuFeatures:
+    """What was found.
+
+    Attributes:
+        features: any of ``avx2 avx512 avx512_vnni avx512_vbmi avx512_vpopcntdq neon dotprod``;
+            ``avx512`` stands for F, BW, DQ and VL together, ``avx2`` includes FMA.
+        source: ``"cpuid"`` (asked the processor and the operating system), ``"/proc/cpuinfo"``,
+            ``"platform"`` or ``"unknown"``.
+    """
+
+    features: frozenset[str]
+    source: str
+
+    def runs(self, level: InstructionSet) -> bool:
+        """Whether kernels of `level` can run here."""
+        return _REQUIRED[level] <= self.features
+
+    @property
+    def best(self) -> InstructionSet:
+        """The highest level that can run here.
+
+        ``SLIPSTREAM_INSTRUCTION_SET`` in the environment lowers it (for tests and comparisons); a
+        level this processor lacks is ignored, because honouring it would crash.
+
+        Raises:
+            UnknownNameError: the environment names no level.
+        """
+        wanted = os.environ.get("SLIPSTREAM_INSTRUCTION_SET", "").strip().lower()
+        if wanted:
+            if wanted not in list(InstructionSet):
+                raise UnknownNameError(
+                    "instruction set",
+                    wanted,
+                    list(InstructionSet),
+                    where="environment variable SLIPSTREAM_INSTRUCTION_SET",
+                )
+            if self.runs(InstructionSet(wanted)):
+                return InstructionSet(wanted)
+        return next(level for level in _BEST_FIRST if self.runs(level))
+
+
+_AVX512_ALL = frozenset({"avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"})
+_REQUIRED = {
+    InstructionSet.SCALAR: frozenset[str](),
+    InstructionSet.AVX2: frozenset({"avx2"}),
+    InstructionSet.AVX512: _AVX512_ALL | {"avx2"},
+    InstructionSet.NEON: frozenset({"neon"}),
+    InstructionSet.NEON_DOTPROD: frozenset({"neon", "dotprod"}),
+}
+_BEST_FIRST = (
+    InstructionSet.AVX512,
+    InstructionSet.AVX2,
+    InstructionSet.NEON_DOTPROD,
+    InstructionSet.NEON,
+    InstructionSet.SCALAR,
+)
+
+# The bits of `slipstream_cpu_features` in engine.h.
+_BITS = (
+    "avx2",
+    "avx512",
+    "avx512_vnni",
+    "avx512_vbmi",
+    "avx512_vpopcntdq",
+    "neon",
+    "dotprod",
+)
+_KNOWN_BIT = 1 << 31
+
+# What each feature is called in the flags of /proc/cpuinfo; all must be there.
+_CPUINFO_FLAGS = {
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512_vnni": {"avx512_vnni"},
+    "avx512_vbmi": {"avx512vbmi"},
+    "avx512_vpopcntdq": {"avx512_vpopcntdq"},
+    "neon": {"asimd"},
+    "dotprod": {"asimddp"},
+}
+
+
+@functools.cache
+def cpu_features() -> CpuFeatures:
+    """The features of this processor, asked once per process."""
+    compiled = library()
+    if compiled is not None:
+        compiled.slipstream_cpu_features.restype = _uint32()
+        bits = int(compiled.slipstream_cpu_features())
+        if bits & _KNOWN_BIT:
+            found = frozenset(name for i, name in enumerate(_BITS) if bits >> i & 1)
+            return CpuFeatures(found, "cpuid")
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _from_platform(platform.system(), platform.machine())
+    return CpuFeatures(features_in_cpuinfo(text.splitlines()), "/proc/cpuinfo")
+
+
+def features_in_cpuinfo(lines: Iterable[str]) -> frozenset[str]:
+    """Features every processor listed in ``/proc/cpuinfo`` has (cores may differ)."""
+    common: set[str] | None = None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            flags = set(value.split())
+            common = flags if common is None else common & flags
+    return frozenset(
+        name for name, flags in _CPUINFO_FLAGS.items() if common is not None and flags <= common
+    )
+
+
+def _from_platform(system: str, machine: str) -> CpuFeatures:
+    if system == "Darwin" and machine == "arm64":
+        # Every Apple processor that runs macOS has both.
+        return CpuFeatures(frozenset({"neon", "dotprod"}), "platform")
+    return CpuFeatures(frozenset(), "unknown")
+
+
+def _uint32() -> type:
+    import ctypes
+
+    return ctypes.c_uint32

@@ -1,0 +1,83 @@
+"""Finds and loads the compiled library, or says once that it is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import warnings
+from pathlib import Path
+
+from slipstream.errors import SlipstreamWarning
+
+ENGINE_ABI = 2
+_FILE_NAMES = ("libslipstream_native.so", "libslipstream_native.dylib", "slipstream_native.dll")
+_OFF = frozenset({"off", "0", "false", "no"})
+
+_lock = threading.Lock()
+_tried = False
+_loaded: ctypes.CDLL | None = None
+_why_not: str | None = None
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled library, or None where Python has to do.
+
+    ``SLIPSTREAM_NATIVE=off`` in the environment gives None at every call, silently: it was asked
+    for. A library that is missing, cannot be loaded or has another ABI version gives None with one
+    `SlipstreamWarning` per process.
+    """
+    global _tried, _loaded, _why_not
+    if os.environ.get("SLIPSTREAM_NATIVE", "").strip().lower() in _OFF:
+        return None
+    with _lock:
+        if _tried:
+            return _loaded
+        _tried = True
+        _loaded, _why_not = _load(_search_folders())
+    if _loaded is None:
+        warnings.warn(
+            f"the compiled engine is not available ({_why_not}); "
+            "pure Python is used instead: same results, much slower",
+            SlipstreamWarning,
+            stacklevel=2,
+        )
+    return _loaded
+
+
+def why_no_library() -> str | None:
+    """In words, why `library` gives None; None where it gives a library."""
+    if os.environ.get("SLIPSTREAM_NATIVE", "").strip().lower() in _OFF:
+        return "switched off by SLIPSTREAM_NATIVE"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlipstreamWarning)
+        library()
+    return _why_not
+
+
+def _search_folders() -> list[Path]:
+    # An editable install keeps sources and compiled files in two folders of one package path.
+    import slipstream.native
+
+    return [Path(folder) for folder in slipstream.native.__path__]
+
+
+def _load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str | None]:
+    """The first library found in `folders`, or why there is none."""
+    for folder in folders:
+        for name in _FILE_NAMES:
+            path = folder / name
+            if not path.is_file():
+                continue
+            try:
+                found = ctypes.CDLL(str(path))
+                abi = int(found.slipstream_engine_abi())
+            except (OSError, AttributeError) as error:
+                return None, f"{path.name} cannot be loaded: {error}"
+            if abi != ENGINE_ABI:
+                return None, (
+                    f"{path.name} has ABI version {abi}, this package needs {ENGINE_ABI}; "
+                    "reinstall slipstream"
+                )
+            return found, None
+    return None, "it was not built; a C++17 compiler at install time is needed"

@@ -1,0 +1,340 @@
+"""The event engine: from a `Program` to the `Schedule` of its tasks.
+
+One engine serves the whole package. Programs whose lanes all have a fixed order and that hold no
+resources take one pass in topological order; all others take an event loop. Both exist twice, in
+C++ (``native/src/``) and in Python (`_engine_reference`), and give the same bits.
+
+Source: Algorithm 1 of Zhu et al., "Daydream: Accurately Estimating the Efficacy of Optimizations
+for DNN Training", USENIX ATC 2020, extended by policies, delays, steps, preemption and resources.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.native._bindings import BlockTimeline, NativePlan, NativeProgram
+from slipstream.native._engine_reference import ReferenceProgram
+from slipstream.native._library import library, why_no_library
+from slipstream.native._memory import MemoryTimeline, memory_timeline
+from slipstream.native._program import (
+    Float64s,
+    Int32s,
+    Program,
+    as_integers,
+    as_times,
+    check_index,
+    frozen,
+)
+
+# Times that are multiples of this and sum to less than 2^53 of it (2.4 hours) add without
+# rounding, in any order. A power of two; far below what any clock resolves.
+RESOLUTION_NS = 2.0**-10
+_EXACT_SUM_NS = 2.0**53 * RESOLUTION_NS
+
+# Re-simulation looks a recomputed task's neighbours up block by block, which costs about four
+# times what the full pass does; beyond this share of blocks it gives up and takes the pass.
+_MAX_RECOMPUTED = 0.1
+
+
+def quantize_ns(time_ns: npt.ArrayLike) -> Float64s:
+    """`time_ns` rounded to multiples of `RESOLUTION_NS`.
+
+    Where all times of a program are, re-simulation may move a whole stretch of the timeline at
+    once and still equal a full pass to the bit. `slipstream.graph` rounds every duration so.
+    """
+    rounded: Float64s = np.rint(np.asarray(time_ns, np.float64) / RESOLUTION_NS) * RESOLUTION_NS
+    return rounded
+
+
+def simulate(program: Program, duration_ns: npt.ArrayLike | None = None) -> Schedule:
+    """The schedule of `program`, with other durations where given (float64 [tasks]).
+
+    Raises:
+        GraphError: dependencies form a cycle; names its tasks.
+        InvalidArgumentError: a duration that is negative, infinite or not a number.
+    """
+    return program.compile().simulate(duration_ns)
+
+
+class Schedule:
+    """When every task of every step runs. Arrays are read-only.
+
+    Attributes:
+        program: what was simulated.
+        makespan_ns: latest end of all tasks; gaps after it do not count.
+        step_end_ns: float64 [steps]; latest end of each step.
+        recomputed_tasks: task instances computed to make it; fewer than all after `resimulate`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        step_end_ns: Float64s,
+        durations: Float64s | _Edits,
+        timeline: tuple[Float64s, Float64s] | _Shifted,
+    ) -> None:
+        self.program = program
+        self.step_end_ns = frozen(step_end_ns, np.float64)
+        self.makespan_ns = float(step_end_ns.max())
+        self._durations = durations
+        self._timeline = timeline
+        if isinstance(timeline, _Shifted):
+            self.recomputed_tasks = timeline.blocks.recomputed_tasks
+        else:
+            self.recomputed_tasks = program.steps * program.tasks
+
+    @functools.cached_property
+    def duration_ns(self) -> Float64s:
+        """float64 [tasks]; the durations it was simulated with."""
+        if isinstance(self._durations, _Edits):
+            self._durations = self._durations.applied()
+        return frozen(self._durations, np.float64)
+
+    @functools.cached_property
+    def start_ns(self) -> Float64s:
+        """float64 [steps, tasks]; for a preempted task, when it first began."""
+        return frozen(self._written()[0], np.float64)
+
+    @functools.cached_property
+    def end_ns(self) -> Float64s:
+        """float64 [steps, tasks]."""
+        return frozen(self._written()[1], np.float64)
+
+    @functools.cached_property
+    def step_start_ns(self) -> Float64s:
+        """float64 [steps]; earliest start of each step (0 for a step without tasks)."""
+        if self.program.tasks == 0:
+            return np.zeros(self.program.steps)
+        earliest: Float64s = self.start_ns.min(axis=1)
+        return earliest
+
+    @functools.cached_property
+    def lane_busy_ns(self) -> Float64s:
+        """float64 [lanes]; time each lane runs tasks, over all steps, gaps left out."""
+        one_step = np.bincount(self.program.lane, self.duration_ns, minlength=self.program.lanes)
+        return cast(Float64s, one_step * self.program.steps)
+
+    @functools.cached_property
+    def memory(self) -> MemoryTimeline:
+        """Lifetimes of the program's tensors, and peaks.
+
+        Raises:
+            InvalidArgumentError: the program has no tensors.
+        """
+        if self.program.tensors is None:
+            raise InvalidArgumentError("program", "has no tensors, so there is no memory to follow")
+        return memory_timeline(self.program.tensors, self.start_ns, self.end_ns)
+
+    def _written(self) -> tuple[Float64s, Float64s]:
+        if isinstance(self._timeline, _Shifted):
+            self._timeline = self._timeline.written()
+        return self._timeline
+
+    @functools.cached_property
+    def _shift_is_exact(self) -> bool:
+        """Whether all sums of this schedule's times are exact; see `RESOLUTION_NS`."""
+        program = self.program
+        times = (self.duration_ns, program.gap_ns, program.edges.delay_ns)
+        total = program.steps * math.fsum(float(part.sum()) for part in times)
+        # Half of the room is left for edits.
+        return total < _EXACT_SUM_NS / 2 and all(_on_grid(part) for part in times)
+
+
+@dataclass(frozen=True)
+class _Edits:
+    """Durations of a re-simulation, written out when somebody looks at them."""
+
+    base_ns: Float64s
+    task_ids: Int32s
+    new_ns: Float64s
+
+    def applied(self, out: Float64s | None = None) -> Float64s:
+        durations = np.empty_like(self.base_ns) if out is None else out
+        np.copyto(durations, self.base_ns)
+        durations[self.task_ids] = self.new_ns
+        return durations
+
+
+@dataclass(frozen=True)
+class _Shifted:
+    """The timeline of a re-simulation, written out when somebody looks at it."""
+
+    plan: NativePlan
+    base_start_ns: Float64s
+    base_end_ns: Float64s
+    blocks: BlockTimeline
+
+    def written(self) -> tuple[Float64s, Float64s]:
+        return self.plan.materialise(self.base_start_ns, self.base_end_ns, self.blocks)
+
+
+class Compiled:
+    """What of a program does not depend on durations. Immutable; may be shared by threads.
+
+    Attributes:
+        program: what was compiled.
+        backend: ``"native"`` or ``"python"``.
+        fixed_order: whether simulating it is one pass in topological order.
+    """
+
+    def __init__(self, program: Program, backend: Literal["native", "python"]) -> None:
+        self.program = program
+        self.backend = backend
+        self._lock = threading.Lock()
+        self._engine: NativeProgram | ReferenceProgram
+        if backend == "python":
+            self._engine = ReferenceProgram(program)
+        else:
+            loaded = library()
+            if loaded is None:
+                raise SlipstreamError(f"the compiled engine is not available: {why_no_library()}")
+            self._engine = NativeProgram(loaded, program)
+        self.fixed_order = self._engine.fixed_order
+        self._plan: NativePlan | None = None
+        self._baseline: Schedule | None = None
+        self._local = threading.local()
+
+    def simulate(
+        self, duration_ns: npt.ArrayLike | None = None, *, force_event_loop: bool = False
+    ) -> Schedule:
+        """The schedule with `duration_ns` (float64 [tasks]; default: the program's own).
+
+        Args:
+            force_event_loop: take the event loop even where one pass is enough (for tests).
+
+        Raises:
+            InvalidArgumentError: a duration that is negative, infinite or not a number.
+        """
+        program = self.program
+        durations = program.duration_ns
+        if duration_ns is not None:
+            durations = as_times("duration_ns", duration_ns, program.tasks, program.task_name)
+        start, end, step_end = self._engine.simulate(durations, force_event_loop)
+        return Schedule(program, step_end, durations, (start, end))
+
+    def resimulate(
+        self,
+        task_ids: npt.ArrayLike | Sequence[int],
+        duration_ns: npt.ArrayLike,
+        *,
+        base: Schedule | None = None,
+    ) -> Schedule:
+        """The schedule after `task_ids` take `duration_ns`, equal to the bit to a full pass.
+
+        On fixed-order programs only what changes is computed, and what merely moves is moved as
+        a whole (if times are multiples of `RESOLUTION_NS`, see `quantize_ns`). The timeline is
+        written out when `start_ns` or `end_ns` is first read; `makespan_ns` and `step_end_ns` are
+        there at once. Where too much changes, and on all other programs, a full pass is taken.
+
+        Args:
+            task_ids: int [edits], each task at most once.
+            duration_ns: float64 [edits].
+            base: a schedule of the same program; default: that of the program's own durations,
+                which is kept.
+
+        Raises:
+            InvalidArgumentError: a task that is out of range or named twice, or a duration that
+                is negative, infinite or not a number; or `base` belongs to another program.
+        """
+        program = self.program
+        ids = as_integers("task_ids", task_ids, np.int32)
+        check_index("task_ids", ids, program.tasks, "edit", "task")
+        new = as_times("duration_ns", duration_ns, ids.size, "edit")
+        self._check_distinct(ids)
+        if base is None:
+            base = self._own_schedule()
+        elif base.program is not program:
+            raise InvalidArgumentError("base", "is a schedule of another program")
+        edits = _Edits(base.duration_ns, ids, new)
+        if isinstance(self._engine, NativeProgram) and self.fixed_order and program.tasks:
+            shifted = self._shift_blocks(base, edits)
+            if shifted is not None:
+                return Schedule(program, shifted.blocks.step_end_ns, edits, shifted)
+        start, end, step_end = self._engine.simulate(edits.applied(self._scratch()), False)
+        return Schedule(program, step_end, edits, (start, end))
+
+    def _shift_blocks(self, base: Schedule, edits: _Edits) -> _Shifted | None:
+        plan = self._own_plan()
+        exact = (
+            base._shift_is_exact
+            and _on_grid(edits.new_ns)
+            and self.program.steps * float(edits.new_ns.sum()) < _EXACT_SUM_NS / 2
+        )
+        slots = math.ceil(_MAX_RECOMPUTED * plan.blocks * self.program.steps)
+        timeline = (base.start_ns, base.end_ns, _block_ends(plan, base))
+        blocks = plan.resimulate(
+            edits.base_ns, timeline, edits.task_ids, edits.new_ns, exact, slots
+        )
+        return None if blocks is None else _Shifted(plan, base.start_ns, base.end_ns, blocks)
+
+    def _scratch(self) -> Float64s:
+        """float64 [tasks] for durations, one per thread: fresh memory would cost as much as
+        simulating."""
+        kept: Float64s | None = getattr(self._local, "scratch", None)
+        if kept is None:
+            kept = self._local.scratch = np.empty(self.program.tasks)
+        return kept
+
+    def _own_plan(self) -> NativePlan:
+        with self._lock:
+            if self._plan is None:
+                self._plan = NativePlan(cast(NativeProgram, self._engine), self.program)
+            return self._plan
+
+    def _own_schedule(self) -> Schedule:
+        with self._lock:
+            if self._baseline is None:
+                self._baseline = self.simulate()
+            return self._baseline
+
+    def _check_distinct(self, ids: Int32s) -> None:
+        if ids.size < 2 or bool(np.all(ids[1:] > ids[:-1])):
+            return
+        ordered = np.sort(ids)
+        twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+        if twice.size:
+            name = self.program.task_name(int(ordered[twice[0]]))
+            raise InvalidArgumentError("task_ids", f"{name} is named twice")
+
+
+def compile_program(
+    program: Program, backend: Literal["auto", "native", "python"] = "auto"
+) -> Compiled:
+    """The compiled form of `program`, built at the first call and kept with the program.
+
+    Args:
+        backend: ``"auto"`` takes native code where it is available.
+
+    Raises:
+        GraphError: dependencies form a cycle; names its tasks.
+        SlipstreamError: ``"native"`` was asked for and is not available.
+    """
+    if backend not in ("auto", "native", "python"):
+        raise InvalidArgumentError("backend", f"'{backend}' is not auto, native or python")
+    if backend == "auto":
+        backend = "python" if library() is None else "native"
+    kept: dict[str, Any] = program.__dict__.setdefault("_compiled", {})
+    if backend not in kept:
+        kept[backend] = Compiled(program, backend)
+    return cast(Compiled, kept[backend])
+
+
+def _on_grid(times_ns: Float64s) -> bool:
+    scaled = times_ns * (1.0 / RESOLUTION_NS)
+    return bool(np.array_equal(scaled, np.rint(scaled)))
+
+
+def _block_ends(plan: NativePlan, base: Schedule) -> Float64s:
+    kept: Float64s | None = base.__dict__.get("_block_end_ns")
+    if kept is None:
+        kept = base.__dict__["_block_end_ns"] = plan.block_ends(base.end_ns)
+    return kept

@@ -1,0 +1,120 @@
+"""One table, shown in a terminal, as Markdown or as JSON, says the same everywhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.tables import Column, Table, json_values, to_json
+
+
+def _printed(table: Table, monkeypatch: pytest.MonkeyPatch, width: int) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    file = io.StringIO()
+    table.print(file)
+    return file.getvalue()
+
+
+def test_a_row_of_another_length_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="a row of 1 cells under 2 columns"):
+        Table([Column("a"), Column("b")], [(1,)])
+
+
+def test_markdown() -> None:
+    table = Table(
+        [Column("a|b"), Column("n", "right")], [("x|y\nz", 1.5), (None, 2)], "Title", ["note"]
+    )
+    assert table.to_markdown() == (
+        "**Title**\n\n| a\\|b | n |\n| --- | ---: |\n| x\\|y<br>z | 1.5 |\n| - | 2 |\n\nnote\n"
+    )
+
+
+def test_nothing_is_taken_for_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table([Column("ratio [low, high]")], [("[bold]x[/bold]",)], "t [red]itle", ["[n]"])
+    shown = _printed(table, monkeypatch, 80)
+    for text in ("ratio [low, high]", "[bold]x[/bold]", "t [red]itle", "[n]"):
+        assert text in shown
+
+
+def test_a_narrow_terminal_drops_optional_columns_and_says_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = Table(
+        [Column("kept"), Column("first", optional=True), Column("second", optional=True)],
+        [("x" * 20, "y" * 20, "z" * 20)],
+    )
+    wide = _printed(table, monkeypatch, 100)
+    assert "y" * 20 in wide
+    assert "too narrow" not in wide
+    middle = _printed(table, monkeypatch, 50)
+    assert "y" * 20 in middle
+    assert "(too narrow for: second; --json has all)" in middle
+    narrow = _printed(table, monkeypatch, 30)
+    assert "x" * 20 in narrow
+    assert "first, second" in " ".join(narrow.split())
+
+
+def test_no_cell_is_lost_however_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _printed(Table([Column("word")], [("abcdefghij" * 5,)]), monkeypatch, 20)
+    assert "".join(shown.split()) == "word" + "abcdefghij" * 5
+
+
+def test_records_keep_the_values() -> None:
+    assert Table([Column("a"), Column("b")], [(1, None)]).to_records() == [{"a": 1, "b": None}]
+
+
+class _Colour(StrEnum):
+    GREEN = "green"
+
+
+@dataclass(frozen=True)
+class _Point:
+    x: float
+    colour: _Colour
+
+
+def test_json_holds_numbers_as_numbers() -> None:
+    value = {
+        _Colour.GREEN: np.int64(3),
+        "f": np.float32(0.5),
+        "a": np.arange(2),
+        "p": _Point(math.nan, _Colour.GREEN),
+        "s": {"b", "a"},
+        "n": None,
+        "t": True,
+    }
+    assert json.loads(to_json(value)) == {
+        "green": 3,
+        "f": 0.5,
+        "a": [0, 1],
+        "p": {"x": None, "colour": "green"},
+        "s": ["a", "b"],
+        "n": None,
+        "t": True,
+    }
+
+
+_plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(_plain)
+def test_what_json_has_comes_back_as_it_was(value: object) -> None:
+    assert json.loads(to_json([value])) == [value]
+
+
+@given(st.sampled_from([math.nan, math.inf, -math.inf, np.float64("nan"), np.float32("inf")]))
+def test_what_json_lacks_is_null(value: float) -> None:
+    assert json_values([value]) == [None]
