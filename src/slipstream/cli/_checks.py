@@ -109,7 +109,7 @@ def measuring() -> list[Check]:
         _frequency(),
         _readable("pressure", "/proc/pressure/cpu", "seeing that the machine is busy"),
         _peak_memory(),
-        _network(),
+        *_network(),
         _gpu(),
         _program("compiler", ("c++", "g++", "clang++"), "native kernels", "a C++17 compiler"),
         _program("git", ("git",), "comparing revisions", "git"),
@@ -288,24 +288,41 @@ def _peak_memory() -> Check:
     return Check("measuring", "peak memory", True, "the high-water mark can be reset", unlocks)
 
 
-def _network() -> Check:
-    unlocks = "bytes on the wire, slow links between ranks"
+def _network() -> list[Check]:
+    """A throw-away network namespace: a pair of interfaces that count bytes, and a slow link."""
+    wire = "bytes on the wire between ranks"
+    slow = "emulated slow links between ranks"
     missing = [program for program in ("unshare", "ip", "tc") if shutil.which(program) is None]
     if missing:
         found = "missing: " + ", ".join(missing)
         remedy = "install iproute2 and util-linux"
-        return Check("measuring", "network lab", False, found, unlocks, remedy)
+        return [
+            Check("measuring", name, False, found, unlocks, remedy)
+            for name, unlocks in (("network namespace", wire), ("slow links", slow))
+        ]
     # All of it is gone when the command ends.
-    inside = (
-        "ip link add name left type veth peer name right && "
-        "tc qdisc add dev left root netem delay 1ms"
+    enter = ("unshare", "--net", "--map-root-user", "sh", "-c")
+    pair = "ip link add name left type veth peer name right"
+    delay = "tc qdisc add dev left root netem delay 1ms"
+    remedy = "" if os.geteuid() == 0 else "run as root"
+    namespace, why = _succeeds(*enter, pair)
+    found = "a pair of interfaces can be made" if namespace else why
+    first = Check(
+        "measuring", "network namespace", namespace, found, wire, remedy * (not namespace)
     )
-    done = _run("unshare", "--net", "--map-root-user", "sh", "-c", inside)
-    if done is None or done.returncode != 0:
-        why = "no answer" if done is None else (done.stderr.strip().splitlines() or ["failed"])[0]
-        return Check("measuring", "network lab", False, why, unlocks, "run as root")
-    found = "namespace with a shaped veth pair works"
-    return Check("measuring", "network lab", True, found, unlocks)
+    shaped, why = _succeeds(*enter, f"{pair} && {delay}")
+    found = "netem delays packets" if shaped else why
+    if namespace and not shaped:
+        remedy = "a kernel with the module sch_netem"
+    return [first, Check("measuring", "slow links", shaped, found, slow, remedy * (not shaped))]
+
+
+def _succeeds(*command: str) -> tuple[bool, str]:
+    """Whether it does, and what it complained about."""
+    done = _run(*command)
+    if done is None:
+        return False, "no answer"
+    return done.returncode == 0, (done.stderr.strip().splitlines() or ["failed without a word"])[0]
 
 
 def _gpu() -> Check:

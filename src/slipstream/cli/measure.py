@@ -188,7 +188,7 @@ def _emit_fitness(fitness: Fitness, *, as_json: bool) -> None:
         (f"finds in {fitness.seconds:g} s, by CPU time", format_percent(fitness.cpu)),
         (f"finds in {fitness.seconds:g} s, by wall time", format_percent(fitness.wall)),
     ]
-    notes = ["The smallest difference found 4 times of 5, single-threaded samples of 5 ms."]
+    notes = ["The smallest difference found 4 times of 5, single-threaded samples of 10 ms."]
     if reading.unreadable:
         notes.append("unreadable here: " + ", ".join(reading.unreadable))
     payload = {

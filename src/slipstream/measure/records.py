@@ -11,13 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Metric = str
-"""``"wall"`` and ``"cpu"`` (ns), ``"peak_memory"`` (bytes), ``"wire_payload"`` (bytes), ..."""
+"""``"wall"`` and ``"cpu"`` (ns), ``"peak_memory"`` (bytes), ``"wire_payload"`` (bytes), ...
+
+All values are per call: a sample of `ArmRecord.inner` calls is divided by it.
+"""
+
+AUTO: Metric = "auto"
+"""As `Settings.primary`: wall or CPU, whichever the data show to be the honest one."""
+
+RUN_DELAY: Metric = "run_delay"
+"""Nanoseconds an arm was ready to run and had no core: what contention added to its wall time."""
+
+DIAGNOSTICS = frozenset({RUN_DELAY})
+"""Metrics that explain others; no claim is made about them and no table needs to show them."""
 
 
 class Verdict(StrEnum):
@@ -43,13 +55,17 @@ class Settings:
 
     Attributes:
         baseline: name of the arm all others are compared with.
-        primary: the metric whose ratio stops the run; its claim is the headline.
+        primary: the metric whose ratio stops the run; its claim is the headline. `AUTO` lets the
+            data choose between wall and CPU time.
         target_rel_width: stop when the primary interval is narrower than this fraction.
         budget_s: wall seconds after which no further block is begun.
         level: confidence of every printed interval, over all looks together.
         equivalence: `Verdict.EQUIVALENT` when the whole interval is inside 1 +- this.
         looks: block counts at which stopping is considered.
         seed: of the arm order and of resampling.
+        derived: statistics of other metrics that are claimed too: ``"wall_p99"``,
+            ``"throughput"``.
+        stop_when_decided: stop at a look that settles the verdict, however wide the interval.
     """
 
     baseline: str
@@ -60,6 +76,8 @@ class Settings:
     equivalence: float = 0.02
     looks: tuple[int, ...] = (10, 20, 40, 80, 160, 320, 640, 1280)
     seed: int = 0
+    derived: tuple[Metric, ...] = ()
+    stop_when_decided: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,11 +101,15 @@ class ArmRecord:
         name: as shown; the A/A guard's second run of the baseline is ``BASELINE'``.
         description: command, technique or function, in words.
         inner: calls per sample; equal for all arms of an experiment.
+        workload, technique: in the words of the prediction ledger, which scores a prediction
+            against claims of the same workload and technique; empty where that means nothing.
     """
 
     name: str
     description: str = ""
     inner: int = 1
+    workload: str = ""
+    technique: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +127,7 @@ class Environment:
 
     Attributes:
         facts: field name -> value (JSON); groups are dotted: ``"cpu.model"``, ``"torch.version"``.
-        env_id: hash of `facts`.
+        env_id: hash of `facts`, without the group ``"now."`` (see `environment.py`).
     """
 
     facts: Mapping[str, Any]
@@ -125,6 +147,8 @@ class Claim:
         detectable: the smallest relative difference this run could have told from none.
         blocks: paired blocks it rests on.
         further_blocks: expected further blocks to settle an inconclusive verdict, or None.
+        carries: whether this is the metric the verdict on `arm` rests on.
+        reason: why the metric carries the claim, or why the verdict is what it is.
     """
 
     metric: Metric
@@ -139,6 +163,18 @@ class Claim:
     detectable: float
     blocks: int
     further_blocks: int | None = None
+    carries: bool = False
+    reason: str = ""
+
+    @property
+    def ci(self) -> tuple[float, float]:
+        """The interval of `ratio`."""
+        return self.low, self.high
+
+
+def guard_name(baseline: str) -> str:
+    """The name under which the baseline runs a second time: the A/A guard."""
+    return f"{baseline}'"
 
 
 @dataclass(frozen=True)
@@ -150,6 +186,8 @@ class Experiment:
         created: UTC, ISO 8601.
         series: samples by (arm, metric, phase).
         predictions: by arm: what was predicted for it before, as in the ledger.
+        experiment_id: its name in the store; empty until it is stored.
+        status: ``"complete"``, ``"running"``, or ``"interrupted"``: cut off, samples kept.
     """
 
     title: str
@@ -160,6 +198,8 @@ class Experiment:
     series: Mapping[tuple[str, Metric, Phase], Series]
     events: tuple[Event, ...] = ()
     predictions: Mapping[str, PredictionRecord] = field(default_factory=dict)
+    experiment_id: str = ""
+    status: str = "complete"
 
 
 @dataclass(frozen=True)
@@ -185,3 +225,32 @@ class PredictionRecord:
     created: str
     env_id: str
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """What one block added to a running experiment.
+
+    Attributes:
+        phase: `Phase.WARMUP` rows come first, one a warm-up round, all with their own count.
+        values: by (arm, metric); an arm that did not run in this block is absent.
+        events: what happened during it.
+    """
+
+    phase: Phase
+    block: int
+    values: Mapping[tuple[str, Metric], float]
+    events: tuple[Event, ...] = ()
+
+
+class Sink(Protocol):
+    """Keeps a running experiment, so that a killed coordinator loses at most the running block."""
+
+    def begin(self, experiment: Experiment) -> None:
+        """Called once before the first sample: title, environment, settings and arms."""
+
+    def block(self, rows: BlockRows) -> None:
+        """Called after each round of warm-up and each block."""
+
+    def finish(self, experiment: Experiment) -> None:
+        """Called once at the end, also when interrupted, with everything."""

@@ -1,0 +1,73 @@
+"""Measure what is cheaper, by how much, and whether that can be believed.
+
+    from slipstream import measure
+
+    result = measure.compare({"base": f, "fast": g}, budget="60s")
+    print(result)
+
+Nothing is imported before it is used; importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slipstream.measure.arms import Arm, CallableArm, CommandArm, WorkerArm, timed
+    from slipstream.measure.comparison import Comparison, compare
+    from slipstream.measure.gate import Gate, detectable
+    from slipstream.measure.memory import memory_phase, peak_memory
+    from slipstream.measure.phases import phase
+    from slipstream.measure.records import Claim, Environment, Experiment, Settings, Verdict
+    from slipstream.measure.revisions import Revisions
+    from slipstream.measure.runner import ArmFailedError, Plan, run
+    from slipstream.measure.wire import count_bytes
+
+_HOMES = {
+    "arms": ("Arm", "CallableArm", "CommandArm", "WorkerArm", "timed"),
+    "comparison": ("Comparison", "compare"),
+    "gate": ("Gate", "detectable"),
+    "memory": ("memory_phase", "peak_memory"),
+    "phases": ("phase",),
+    "records": ("Claim", "Environment", "Experiment", "Settings", "Verdict"),
+    "revisions": ("Revisions",),
+    "runner": ("ArmFailedError", "Plan", "run"),
+    "wire": ("count_bytes",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Arm",
+    "ArmFailedError",
+    "CallableArm",
+    "Claim",
+    "CommandArm",
+    "Comparison",
+    "Environment",
+    "Experiment",
+    "Gate",
+    "Plan",
+    "Revisions",
+    "Settings",
+    "Verdict",
+    "WorkerArm",
+    "compare",
+    "count_bytes",
+    "detectable",
+    "memory_phase",
+    "peak_memory",
+    "phase",
+    "run",
+    "timed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'slipstream.measure' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"slipstream.measure.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

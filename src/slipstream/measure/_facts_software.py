@@ -1,0 +1,163 @@
+"""Facts about Python, its packages, BLAS, environment variables and the user's source code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from slipstream.measure._facts_machine import UNREADABLE
+from slipstream.measure._redact import Redactor
+
+# Variables that change how fast numbers are crunched; nothing else of the environment is looked
+# at, since it may hold secrets.
+_VARIABLES = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_",
+    "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "CUDA_",
+    "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "TRITON_",
+    "PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE",
+    "SLIPSTREAM_INSTRUCTION_SET", "SLIPSTREAM_NATIVE",
+)  # fmt: skip
+# Of those, the ones that say where files are kept; torch itself sets some when it is first used.
+_PLACES = ("_DIR", "_HOME", "_PATH", "_FILE")
+# Files that git does not know yet and that may still be part of what runs. Outputs are not: they
+# would make every run's environment a new one.
+_SOURCE_SUFFIXES = frozenset(
+    (".py", ".pyi", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".toml")
+)
+_OURS = ".slipstream/"
+_GIT_TIMEOUT_S = 10.0
+_SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
+
+
+def facts(redact: Redactor, command: str | None) -> dict[str, Any]:
+    """Groups ``python``, ``package``, ``blas``, ``env``, ``git`` and ``now.command``."""
+    line = shlex.join(sys.argv) if command is None else command
+    return (
+        _variables(redact)
+        | _python()
+        | _packages()
+        | _blas()
+        | _revision(Path.cwd())
+        | {"now.command": redact(line)}
+    )
+
+
+def _python() -> dict[str, Any]:
+    return {
+        "python.version": platform.python_version(),
+        "python.implementation": platform.python_implementation(),
+        "python.compiler": platform.python_compiler(),
+        "python.optimized_build": "--enable-optimizations"
+        in str(sysconfig.get_config_var("CONFIG_ARGS")),
+        "python.free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    }
+
+
+def _packages() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for distribution in metadata.distributions():
+        name = distribution.name
+        # The first of two on sys.path is the one that is imported.
+        if name and (key := f"package.{name.lower().replace('_', '-')}") not in found:
+            found[key] = distribution.version
+    return found
+
+
+def _blas() -> dict[str, Any]:
+    """NumPy's BLAS. Others that happen to be loaded depend on who imported what before: ``now``."""
+    pools = _thread_pools()
+    if pools is None:
+        return {"blas": UNREADABLE}
+    of_numpy = [p for p in pools if p["user_api"] == "blas" and "numpy" in p["filepath"]]
+    chosen = of_numpy or [p for p in pools if p["user_api"] == "blas"]
+    return {
+        "blas": [_pool(p) for p in chosen] or UNREADABLE,
+        "now.thread_pools": sorted((_pool(p) for p in pools), key=str),
+    }
+
+
+def _thread_pools() -> list[dict[str, Any]] | None:
+    before = os.environ.get(_SET_BY_THREADPOOLCTL)
+    try:
+        import numpy  # noqa: F401  (so that its BLAS is there to be asked)
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return None
+    finally:
+        # Looking must not change what the user's code and its children see.
+        if before is None:
+            os.environ.pop(_SET_BY_THREADPOOLCTL, None)
+    pools: list[dict[str, Any]] = threadpool_info()
+    return pools
+
+
+def _pool(pool: dict[str, Any]) -> dict[str, Any]:
+    kept = ("internal_api", "version", "num_threads", "threading_layer", "architecture")
+    return {key: pool[key] for key in kept if pool.get(key) is not None}
+
+
+def _variables(redact: Redactor) -> dict[str, Any]:
+    return {
+        f"env.{name}": redact(value)
+        for name, value in os.environ.items()
+        if name.startswith(_VARIABLES) and not name.endswith(_PLACES)
+    }
+
+
+def _revision(folder: Path) -> dict[str, Any]:
+    """The commit, and a hash of all that differs from it; None outside a repository."""
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    if top is None:
+        return {"git.revision": None, "git.dirty": None}
+    root = Path(os.fsdecode(top.strip()))
+    revision = _git(root, "rev-parse", "HEAD")
+    # --no-ext-diff --no-textconv: a repository's settings must not run programs here.
+    diff = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
+    new = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    if revision is None:
+        return {"git.revision": "no commit yet", "git.dirty": _dirty(root, b"", new)}
+    if diff is None or new is None:
+        return {"git.revision": revision.decode().strip(), "git.dirty": UNREADABLE}
+    return {"git.revision": revision.decode().strip(), "git.dirty": _dirty(root, diff, new)}
+
+
+def _dirty(root: Path, diff: bytes, new: bytes | None) -> str | None:
+    names = [os.fsdecode(name) for name in (new or b"").split(b"\0") if name]
+    sources = [
+        name
+        for name in sorted(names)
+        if Path(name).suffix in _SOURCE_SUFFIXES and not name.startswith(_OURS)
+    ]
+    if not diff and not sources:
+        return None
+    digest = hashlib.sha256(diff)
+    for name in sources:
+        digest.update(os.fsencode(name) + b"\0")
+        try:
+            digest.update((root / name).read_bytes())
+        except OSError:
+            digest.update(b"unreadable")
+    return digest.hexdigest()[:16]
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

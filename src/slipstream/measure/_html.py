@@ -1,0 +1,123 @@
+"""A comparison as one HTML file: no scripts, nothing loaded from elsewhere, light and dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from slipstream.measure.records import Experiment
+from slipstream.measure.render import ComparisonRow, is_guard, rows_table
+from slipstream.tables import Table
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c1c1e; --paper: #fff; --faint: #6b6b70;
+  --line: #d9d9de; --measured: #0b6bcb; --predicted: #b25e00; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ececf0; --paper: #17171a; --faint: #9a9aa2;
+  --line: #3a3a40; --measured: #62b0ff; --predicted: #ffb454; } }
+body { color: var(--ink); background: var(--paper); max-width: 75rem; margin: 2rem auto;
+  padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: left;
+  white-space: nowrap; }
+th { color: var(--faint); font-weight: 600; }
+.right { text-align: right; }
+.notes, dt { color: var(--faint); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem;
+  font-size: .85rem; overflow-wrap: anywhere; }
+dd { margin: 0; }
+svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+svg text { fill: var(--ink); }
+"""
+# Of the drawing, in pixels.
+_WIDTH, _LABELS, _ROW, _TOP = 900, 260, 34, 26
+
+
+def page(experiment: Experiment, rows: Sequence[ComparisonRow], notes: Sequence[str]) -> str:
+    """The whole file.
+
+    Args:
+        rows: of `render.comparison_rows`.
+        notes: as under the table.
+    """
+    shown = [row for row in rows if not is_guard(row)]
+    title = escape(experiment.title)
+    facts = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
+        for name, value in experiment.environment.facts.items()
+    )
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{title}</title><style>{_STYLE}</style></head><body>",
+            f"<h1>{title}</h1>",
+            f"<p>{escape(experiment.created)}, experiment {escape(experiment.experiment_id)}, "
+            f"{escape(experiment.status)}</p>",
+            _drawing(shown),
+            f'<div class="wide">{_table(rows_table(shown))}</div>',
+            *(f'<p class="notes">{escape(note)}</p>' for note in notes),
+            f"<details><summary>Environment {escape(experiment.environment.env_id)}</summary>",
+            f"<dl>{facts}</dl></details>",
+            "</body></html>\n",
+        ]
+    )
+
+
+def _table(table: Table) -> str:
+    def cells(tag: str, values: Sequence[object]) -> str:
+        return "".join(
+            f'<{tag} class="{column.align}">{escape(str(value))}</{tag}>'
+            for column, value in zip(table.columns, values, strict=True)
+        )
+
+    head = cells("th", [column.name for column in table.columns])
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _drawing(rows: Sequence[ComparisonRow]) -> str:
+    """Each ratio with its interval, the prediction below it, on one logarithmic axis."""
+    ends = [end for row in rows for end in _ends(row) if 0 < end < math.inf]
+    if not ends:
+        return ""
+    low, high = math.log(min(*ends, 0.98)), math.log(max(*ends, 1.02))
+    height = _TOP + _ROW * len(rows) + 8
+
+    def x(ratio: float) -> float:
+        inside = min(max(math.log(ratio) if ratio > 0 else low, low), high)
+        return _LABELS + 20 + (inside - low) / (high - low) * (_WIDTH - _LABELS - 60)
+
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Ratios with intervals">',
+        f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="{_TOP - 6}" y2="{height}"'
+        ' stroke="var(--faint)" stroke-dasharray="3 3"/>',
+        f'<text x="{x(1):.1f}" y="14" text-anchor="middle">same cost</text>',
+        '<text x="0" y="14"><tspan style="fill:var(--measured)">measured</tspan>'
+        ' <tspan style="fill:var(--predicted)">predicted</tspan></text>',
+    ]
+    for number, row in enumerate(rows):
+        y = _TOP + _ROW * number + 12
+        parts.append(f'<text x="0" y="{y + 6}">{escape(f"{row.arm}: {row.metric}")}</text>')
+        if math.isfinite(row.ratio):
+            parts.append(_bar(x(row.low), x(row.ratio), x(row.high), y, "measured"))
+        if row.predicted is not None:
+            p = row.predicted
+            parts.append(_bar(x(p.low), x(p.ratio), x(p.high), y + 11, "predicted"))
+    return "".join([*parts, "</svg>"])
+
+
+def _ends(row: ComparisonRow) -> list[float]:
+    predicted = row.predicted
+    more = [] if predicted is None else [predicted.low, predicted.high]
+    return [row.low, row.high, *more]
+
+
+def _bar(low: float, middle: float, high: float, y: int, name: str) -> str:
+    return (
+        f'<g stroke="var(--{name})" fill="var(--{name})" stroke-width="3">'
+        f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
+        f'<circle cx="{middle:.1f}" cy="{y}" r="3"/></g>'
+    )

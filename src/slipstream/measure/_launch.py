@@ -1,0 +1,90 @@
+"""Run one command in a fresh process and account for it. Runs in a small launcher process.
+
+A process inherits the peak memory of the process that forked it, and Python with NumPy has a
+large one; this module imports neither, so that what `wait4` reports is the command's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO, Any
+
+from slipstream.errors import MeasurementError
+
+_TAIL_BYTES = 2000
+_output: IO[bytes] | None = None
+
+
+def run(words: list[str], directory: str | None, environment: dict[str, str]) -> dict[str, Any]:
+    """One sample: wall and CPU ns (children included), run-queue delay ns, peak memory bytes.
+
+    Raises:
+        MeasurementError: the command was not found or did not exit with 0.
+    """
+    global _output
+    if _output is None:
+        _output = tempfile.TemporaryFile()  # noqa: SIM115 - kept for the process's life
+    _output.seek(0)
+    _output.truncate()
+    began = time.perf_counter_ns()
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=_output,
+            stderr=_output,
+            cwd=directory,
+            env={**os.environ, **environment},
+        )
+    except OSError as error:
+        raise MeasurementError(
+            f"'{words[0]}' could not be started: {error.strerror}",
+            remedy="check the spelling and PATH; try it in this folder on its own first",
+        ) from None
+    delay_ns = None
+    if hasattr(os, "waitid"):
+        # Wait without reaping, so that its run-queue delay can still be read.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        wall_ns = time.perf_counter_ns() - began
+        delay_ns = _run_delay_ns(process.pid)
+        _, status, usage = os.wait4(process.pid, 0)
+    else:
+        _, status, usage = os.wait4(process.pid, 0)
+        wall_ns = time.perf_counter_ns() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise MeasurementError(
+            f"the command ended with exit code {process.returncode}" + _tail(_output),
+            remedy="make it succeed on its own first: " + " ".join(words),
+        )
+    sample: dict[str, Any] = {
+        "wall": wall_ns,
+        "cpu": round((usage.ru_utime + usage.ru_stime) * 1e9),
+        "peak_memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    }
+    if delay_ns is not None:
+        sample["run_delay"] = delay_ns
+    return sample
+
+
+def _run_delay_ns(pid: int) -> int | None:
+    with (
+        contextlib.suppress(OSError, IndexError, ValueError),
+        open(f"/proc/{pid}/schedstat") as file,
+    ):
+        return int(file.read().split()[1])
+    return None
+
+
+def _tail(output: IO[bytes]) -> str:
+    output.seek(0, os.SEEK_END)
+    output.seek(max(0, output.tell() - _TAIL_BYTES))
+    text = output.read().decode(errors="replace").strip()
+    if not text:
+        return ""
+    return "; its last output was:\n" + "\n".join("    " + line for line in text.splitlines()[-15:])

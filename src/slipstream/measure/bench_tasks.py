@@ -1,0 +1,140 @@
+"""What the bench of this room runs in child processes: samples, failures, allocations, ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.measure.arms import timed
+from slipstream.measure.memory import memory_phase
+
+_calls = 0
+
+
+def sample(fault: str = "", at: int = 0) -> dict[str, float]:
+    """A short sample; from the `at`-th call on it raises, hangs, ends, or has another shape."""
+    global _calls
+    _calls += 1
+    if fault and _calls >= at:
+        if fault == "raises":
+            raise ValueError("the loss is not a number")
+        if fault == "ends":
+            os._exit(3)
+        while fault == "hangs":
+            time.sleep(0.01)
+        return {**timed(_short), "another": 1.0}
+    return timed(_short)
+
+
+def _short() -> None:
+    sum(range(1000))
+
+
+def allocate_in_phases(library: str, megabytes: list[int]) -> None:
+    """Allocate, fill and free arrays of the given sizes, each as a phase ``P0``, ``P1``, ..."""
+    make = _allocator(library)
+    for number, size in enumerate(megabytes):
+        with memory_phase(f"P{number}"):
+            held = make(size)
+            del held
+
+
+def warm_allocator(library: str) -> None:
+    """Import `library` and let it allocate once, so that only the arrays count afterwards."""
+    _allocator(library)(1)
+
+
+def _allocator(library: str) -> Callable[[int], object]:
+    if library == "torch":
+        import torch
+
+        return lambda size: torch.ones(size * 10**6 // 4)
+    import numpy as np
+
+    return lambda size: np.ones(size * 10**6 // 8)
+
+
+def environment_id(torch_flag: bool = False) -> dict[str, Any]:
+    """The captured environment of this process, by id and facts."""
+    import torch
+
+    from slipstream.measure.environment import capture
+
+    if torch_flag:
+        torch.use_deterministic_algorithms(True)
+    found = capture()
+    return {"env_id": found.env_id, "facts": dict(found.facts)}
+
+
+def recorded_run(path: str) -> None:
+    """A run without end that records itself and prints each block's number."""
+    from slipstream.measure.arms import CallableArm
+    from slipstream.measure.records import Environment, Settings
+    from slipstream.measure.runner import Plan, Progress, run
+    from slipstream.measure.store import Store
+
+    def say(now: Progress) -> None:
+        if now.phase == "measure":
+            print(now.block, flush=True)
+
+    with Store(path) as store:
+        run(
+            [CallableArm(name, rest) for name in ("a", "b")],
+            Settings("a", target_rel_width=1e-9),
+            environment=Environment({}, "bench"),
+            plan=Plan(maximum_warmup_s=0),
+            sink=store.sink(),
+            progress=say,
+        )
+
+
+def rest() -> None:
+    """Five milliseconds of nothing."""
+    time.sleep(0.005)
+
+
+def all_reduce(
+    rank: int, ranks: int, address: str, elements: int, namespace: str = "", interface: str = ""
+) -> dict[str, float]:
+    """One rank of an all-reduce over gloo: payload counted, and what the interface carried."""
+    from datetime import timedelta
+
+    if namespace:
+        _enter(namespace)
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    import torch
+    import torch.distributed as dist
+
+    from slipstream.measure.wire import Interface, count_bytes
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+    )
+    tensor = torch.ones(elements)
+    dist.all_reduce(tensor[:8].clone())  # connections are made on first use
+    dist.barrier()
+    counter = Interface(interface or "lo")
+    with count_bytes() as traffic:
+        dist.all_reduce(tensor)
+    dist.barrier()
+    found = {"payload": traffic.sent_bytes, "wire": float(counter.sent_bytes)}
+    dist.destroy_process_group()
+    return found
+
+
+def _enter(namespace: str) -> None:
+    """Move this thread, and those it will start, into a named network namespace."""
+    import ctypes
+
+    clone_newnet = 0x40000000
+    with open(f"/var/run/netns/{namespace}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), clone_newnet) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter namespace {namespace}")
+
+
+if __name__ == "__main__":
+    recorded_run(sys.argv[1])

@@ -1,0 +1,404 @@
+"""What an experiment lets us say. A pure function of the record: the same digits every time.
+
+For every candidate and metric: the ratio to the baseline over paired blocks, its interval, and a
+verdict. Four things keep the verdict honest:
+
+- *Looks*: the interval holds its level over every look the run may have stopped at
+  (`sequential.py`).
+- *Several candidates*: Holm's procedure over the arms; an arm is judged, and its interval
+  printed, at the error its step of the procedure has.
+- *The guard*: in a tenth of the blocks the baseline runs twice. When even the baseline differs
+  from itself, at 99 %, nothing else is believed.
+- *The metric*: CPU time speaks where one thread computes and only contention keeps it from its
+  core; wall time wherever an arm waits or uses several threads. `carrier` says which and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.measure import statistics
+from slipstream.measure.records import (
+    AUTO,
+    DIAGNOSTICS,
+    RUN_DELAY,
+    Claim,
+    Experiment,
+    Metric,
+    Phase,
+    Series,
+    Verdict,
+    guard_name,
+)
+from slipstream.measure.sequential import nominal_error
+from slipstream.measure.statistics import Floats, Interval
+
+GUARD_LEVEL = 0.99
+# Metrics of which more is better.
+MORE_IS_BETTER = frozenset({"throughput"})
+# Reasons to stop that do not depend on what was seen; see `sequential.nominal_error`.
+STOPPED_BLINDLY = frozenset({"budget", "blocks"})
+
+# Wall time that neither the arm's CPU time nor contention explains, above which it "waits".
+_WAITING = 0.03
+# CPU time above wall time by more than this needs a second thread.
+_SEVERAL_THREADS = 1.05
+
+
+def claims(experiment: Experiment) -> tuple[Claim, ...]:
+    """All claims: by candidate, the carrying metric first; the A/A guard's last.
+
+    Metrics a candidate and the baseline do not both have, or whose values are not positive, carry
+    no claim.
+    """
+    metric, reason = carrier(experiment)
+    baseline = experiment.settings.baseline
+    metrics = [metric, *(m for m in _metrics(experiment) if m != metric)]
+    guards = {m: guard for m in metrics if (guard := _guard(experiment, m)) is not None}
+    judged: dict[tuple[str, Metric], Claim] = {}
+    for m in [*metrics, *experiment.settings.derived]:
+        guard = guards.get(_base_metric(m))
+        for claim in _family(experiment, m, metric, reason, guard):
+            judged[claim.arm, m] = claim
+    ordered = [
+        judged[arm, m]
+        for arm in candidates(experiment)
+        for m in [*metrics, *experiment.settings.derived]
+        if (arm, m) in judged
+    ]
+    found = [guards[metric]] if metric in guards else []
+    found += [guard for m, guard in guards.items() if m != metric and m in ("wall", "cpu")]
+    return (*ordered, *(claim for claim in found if claim.baseline == baseline))
+
+
+def headline(found: Iterable[Claim]) -> tuple[Claim, ...]:
+    """The claims verdicts rest on: one a candidate."""
+    return tuple(claim for claim in found if claim.carries)
+
+
+def candidates(experiment: Experiment) -> tuple[str, ...]:
+    """Names of the arms compared with the baseline, in order."""
+    baseline = experiment.settings.baseline
+    without = {baseline, guard_name(baseline)}
+    return tuple(arm.name for arm in experiment.arms if arm.name not in without)
+
+
+def paired(
+    experiment: Experiment, metric: Metric, arm: str, other: str
+) -> tuple[Floats, Floats] | None:
+    """float64 [n] of both arms in the blocks that have both, in time order; None if there are none.
+
+    Several values of one arm in a block count as their mean.
+    """
+    a = experiment.series.get((arm, metric, Phase.MEASURE))
+    b = experiment.series.get((other, metric, Phase.MEASURE))
+    if a is None or b is None:
+        return None
+    blocks_a, values_a = _by_block(a)
+    blocks_b, values_b = _by_block(b)
+    _, at_a, at_b = np.intersect1d(blocks_a, blocks_b, assume_unique=True, return_indices=True)
+    if len(at_a) == 0:
+        return None
+    return values_a[at_a], values_b[at_b]
+
+
+def _by_block(series: Series) -> tuple[NDArray[np.int32], Floats]:
+    if len(series.blocks) < 2 or bool(np.all(np.diff(series.blocks) > 0)):
+        return series.blocks, series.values
+    blocks, inverse, counts = np.unique(series.blocks, return_inverse=True, return_counts=True)
+    sums = np.bincount(inverse, weights=series.values)
+    return blocks, sums / counts
+
+
+def ratio_between(experiment: Experiment, metric: Metric, arm: str, other: str) -> Interval:
+    """Ratio of any two arms at the run's level, without correction for choosing the pair.
+
+    Raises:
+        InvalidArgumentError: the two have no block of this metric in common.
+    """
+    values = paired(experiment, metric, arm, other)
+    if values is None or not _positive(values):
+        raise InvalidArgumentError("metric", f"'{arm}' and '{other}' have no paired '{metric}'")
+    level = 1 - _error(experiment, metric, len(values[0]), 1 - experiment.settings.level)
+    return statistics.median_interval(np.log(values[0] / values[1]), level).exp()
+
+
+def ranks(experiment: Experiment, metric: Metric | None = None) -> dict[str, tuple[int, int]]:
+    """Best and worst place each arm may have, 1 being the cheapest, all pairs compared at once.
+
+    The run's error is shared equally by all pairs, so that all places hold together.
+    """
+    metric = metric or carrier(experiment)[0]
+    arms = [experiment.settings.baseline, *candidates(experiment)]
+    pairs = len(arms) * (len(arms) - 1) // 2
+    error = (1 - experiment.settings.level) / max(pairs, 1)
+    below = [[False] * len(arms) for _ in arms]
+    for i, arm in enumerate(arms):
+        for j, other in enumerate(arms):
+            values = paired(experiment, metric, arm, other) if i != j else None
+            if values is None or not _positive(values):
+                continue
+            level = 1 - _error(experiment, metric, len(values[0]), error)
+            interval = statistics.median_interval(np.log(values[0] / values[1]), level)
+            below[i][j] = interval.low > 0 if metric in MORE_IS_BETTER else interval.high < 0
+    return dict(zip(arms, statistics.rank_intervals(below), strict=True))
+
+
+# Which metric carries the claim.
+
+
+def carrier(experiment: Experiment) -> tuple[Metric, str]:
+    """The metric verdicts rest on, and why it does."""
+    settings = experiment.settings
+    if settings.primary != AUTO:
+        return settings.primary, f"{settings.primary} was asked for"
+    arms = [settings.baseline, *candidates(experiment)]
+    used = 1.0
+    for arm in arms:
+        values = paired_metrics(experiment, arm)
+        if values is None:
+            return "wall", f"CPU time of '{arm}' was not recorded"
+        wall, cpu, delay = values
+        busy = float(np.median(cpu / wall))
+        if busy > _SEVERAL_THREADS:
+            return "wall", f"'{arm}' computes on several threads ({busy:.1f} cores at once)"
+        waiting = _waiting(wall, cpu, delay)
+        if waiting < -_WAITING:
+            return "wall", f"'{arm}' computes on several threads that compete for cores"
+        if waiting > _WAITING:
+            return "wall", f"'{arm}' waits during {100 * waiting:.0f} % of its time"
+        used = min(used, busy)
+    if used >= 1 - _WAITING:
+        return "cpu", "every arm computes on one thread and never waits"
+    share = 100 * (1 - used)
+    return "cpu", f"one thread each; waiting for a core ({share:.0f} % of wall) is contention"
+
+
+def paired_metrics(experiment: Experiment, arm: str) -> tuple[Floats, Floats, Floats | None] | None:
+    """Wall, CPU and run-queue delay of one arm, float64 [n] each; None without CPU time."""
+    wall = experiment.series.get((arm, "wall", Phase.MEASURE))
+    cpu = experiment.series.get((arm, "cpu", Phase.MEASURE))
+    delay = experiment.series.get((arm, RUN_DELAY, Phase.MEASURE))
+    if wall is None or cpu is None or len(wall.values) != len(cpu.values) or not len(wall.values):
+        return None
+    if delay is None or len(delay.values) != len(wall.values):
+        return wall.values, cpu.values, None
+    return wall.values, cpu.values, delay.values
+
+
+def _waiting(wall: Floats, cpu: Floats, delay: Floats | None) -> float:
+    """Share of wall time the arm neither computed nor stood in the queue for a core."""
+    if delay is not None:
+        return float(np.median((wall - cpu - delay) / wall))
+    # Without the queue's clock: what waits by itself waits in its least disturbed samples too.
+    return float(np.quantile((wall - cpu) / wall, 0.1))
+
+
+# Judging one metric over all candidates.
+
+
+def _family(
+    experiment: Experiment, metric: Metric, carrying: Metric, reason: str, guard: Claim | None
+) -> list[Claim]:
+    settings = experiment.settings
+    pairs = {
+        arm: values
+        for arm in candidates(experiment)
+        if (values := paired(experiment, _base_metric(metric), arm, settings.baseline))
+        and _positive(values)
+    }
+    intervals = _holm_intervals(experiment, metric, pairs)
+    found = []
+    for arm, (candidate, _) in pairs.items():
+        interval = intervals[arm]
+        carries = metric == carrying
+        why = reason if carries else ""
+        if isinstance(interval, str):
+            found.append(_refused(experiment, metric, arm, len(candidate), interval))
+            continue
+        verdict, further = _judge(interval, metric, len(candidate), settings.equivalence)
+        if guard is not None and guard.verdict is Verdict.UNTRUSTWORTHY:
+            verdict, further = Verdict.UNTRUSTWORTHY, None
+            why = guard.reason
+        elif carries and (failure := _failure(experiment, arm)):
+            verdict, why = Verdict.INCONCLUSIVE, failure
+        half = _half_width(interval)
+        found.append(
+            Claim(
+                metric=metric,
+                arm=arm,
+                baseline=settings.baseline,
+                estimator=interval.estimator,
+                ratio=interval.estimate,
+                low=interval.low,
+                high=interval.high,
+                level=settings.level,
+                verdict=verdict,
+                detectable=statistics.detectable_difference(half, interval.level),
+                blocks=len(candidate),
+                further_blocks=further,
+                carries=carries,
+                reason=why,
+            )
+        )
+    return found
+
+
+def _holm_intervals(
+    experiment: Experiment, metric: Metric, pairs: dict[str, tuple[Floats, Floats]]
+) -> dict[str, Interval | str]:
+    """By arm: the interval at the error of its step of Holm's procedure, or why there is none."""
+    error = 1 - experiment.settings.level
+    decided: dict[str, Interval | str] = {}
+    waiting = list(pairs)
+    while waiting:
+        share = error / len(waiting)
+        step = {arm: _interval(experiment, metric, pairs[arm], share) for arm in waiting}
+        rejected = [
+            arm for arm, found in step.items() if isinstance(found, str) or found.excludes(1.0)
+        ]
+        decided |= {arm: step[arm] for arm in rejected} if rejected else step
+        waiting = [arm for arm in waiting if arm not in decided]
+    return decided
+
+
+def _interval(
+    experiment: Experiment, metric: Metric, values: tuple[Floats, Floats], error: float
+) -> Interval | str:
+    candidate, baseline = values
+    level = 1 - _error(experiment, _base_metric(metric), len(candidate), error)
+    seed = experiment.settings.seed
+    try:
+        if metric == "throughput":
+            return statistics.throughput_ratio(candidate, baseline, level, seed=seed)
+        if (quantile := _quantile(metric)) is not None:
+            return statistics.quantile_ratio(candidate, baseline, quantile, level, seed=seed)
+    except InvalidArgumentError as refusal:
+        return refusal.what
+    return statistics.median_interval(np.log(candidate / baseline), level).exp()
+
+
+def _error(experiment: Experiment, metric: Metric, blocks: int, error: float) -> float:
+    """The error one interval may use, given when and why the run stopped."""
+    stops = [event for event in experiment.events if event.kind == "stop"]
+    # No stop: the run is going on, or was killed. Ctrl-C may have been pressed at a lucky moment.
+    blind = bool(stops) and stops[-1].detail.get("reason") in STOPPED_BLINDLY
+    if metric not in ("wall", "cpu") and blocks < min(experiment.settings.looks, default=0):
+        return error  # measured apart from the blocks (peak memory): nobody looked before the end
+    return nominal_error(blocks, experiment.settings.looks, error, at_planned_look=not blind)
+
+
+def _judge(
+    interval: Interval, metric: Metric, blocks: int, equivalence: float
+) -> tuple[Verdict, int | None]:
+    if 1 - equivalence <= interval.low and interval.high <= 1 + equivalence:
+        return Verdict.EQUIVALENT, None
+    if interval.excludes(1.0):
+        cheaper = (interval.estimate < 1) != (metric in MORE_IS_BETTER)
+        return (Verdict.FASTER if cheaper else Verdict.SLOWER), None
+    needed = statistics.minimum_blocks(interval.level)
+    if blocks < needed:
+        return Verdict.INCONCLUSIVE, needed - blocks
+    if not math.isfinite(_half_width(interval)):
+        return Verdict.INCONCLUSIVE, blocks  # nothing to extrapolate from: as many again
+    return Verdict.INCONCLUSIVE, statistics.blocks_to_settle(
+        blocks, math.log(interval.estimate), _half_width(interval), interval.level, equivalence
+    )
+
+
+def _half_width(interval: Interval) -> float:
+    """Half the width of the log ratio's interval."""
+    if interval.low <= 0 or not math.isfinite(interval.high):
+        return math.inf
+    return (math.log(interval.high) - math.log(interval.low)) / 2
+
+
+def _refused(experiment: Experiment, metric: Metric, arm: str, blocks: int, reason: str) -> Claim:
+    settings = experiment.settings
+    needed = statistics.tail_samples_needed(_quantile(metric) or 0.5, settings.level)
+    return Claim(
+        metric=metric,
+        arm=arm,
+        baseline=settings.baseline,
+        estimator="refused",
+        ratio=math.nan,
+        low=0.0,
+        high=math.inf,
+        level=settings.level,
+        verdict=Verdict.INCONCLUSIVE,
+        detectable=math.inf,
+        blocks=blocks,
+        further_blocks=max(needed - blocks, 1),
+        reason=reason,
+    )
+
+
+def _guard(experiment: Experiment, metric: Metric) -> Claim | None:
+    """The A/A guard's claim about `metric`; None without guard blocks."""
+    baseline = experiment.settings.baseline
+    values = paired(experiment, metric, guard_name(baseline), baseline)
+    if values is None or not _positive(values):
+        return None
+    interval = statistics.median_interval(np.log(values[0] / values[1]), GUARD_LEVEL).exp()
+    broken = interval.excludes(1.0)
+    verdict, further = _judge(interval, metric, len(values[0]), experiment.settings.equivalence)
+    return Claim(
+        metric=metric,
+        arm=guard_name(baseline),
+        baseline=baseline,
+        estimator=interval.estimator,
+        ratio=interval.estimate,
+        low=interval.low,
+        high=interval.high,
+        level=GUARD_LEVEL,
+        verdict=Verdict.UNTRUSTWORTHY if broken else verdict,
+        detectable=statistics.detectable_difference(_half_width(interval), GUARD_LEVEL),
+        blocks=len(values[0]),
+        further_blocks=None if broken else further,
+        reason=f"'{baseline}' differs from itself in {metric}: something else than the arms changed"
+        if broken
+        else "",
+    )
+
+
+def _failure(experiment: Experiment, arm: str) -> str | None:
+    for event in experiment.events:
+        if event.kind == "failed" and event.detail.get("arm") == arm:
+            return f"it failed in block {event.block}: {event.detail.get('what', '')}"
+    return None
+
+
+def _metrics(experiment: Experiment) -> list[Metric]:
+    """Metrics with samples, those of time first, in the order they were recorded."""
+    seen = {metric: None for _, metric, phase in experiment.series if phase is Phase.MEASURE}
+    first = [m for m in ("wall", "cpu") if m in seen]
+    return first + [m for m in seen if m not in DIAGNOSTICS and m not in first]
+
+
+def _base_metric(metric: Metric) -> Metric:
+    """What a derived metric is computed from: ``wall_p99`` and ``throughput`` from wall."""
+    if metric == "throughput":
+        return "wall"
+    return metric.rpartition("_p")[0] if _quantile(metric) is not None else metric
+
+
+def is_derived(metric: Metric) -> bool:
+    """Whether `metric` is a statistic of another one: ``throughput``, ``wall_p99``."""
+    return metric == "throughput" or _quantile(metric) is not None
+
+
+def _quantile(metric: Metric) -> float | None:
+    head, _, digits = metric.rpartition("_p")
+    if not head or not digits.replace(".", "", 1).isdigit():
+        return None
+    percent = float(digits)
+    return percent / 100 if 0 < percent < 100 else None
+
+
+def _positive(values: tuple[Floats, Floats]) -> bool:
+    return bool(np.all(values[0] > 0) and np.all(values[1] > 0))

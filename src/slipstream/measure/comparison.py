@@ -1,0 +1,296 @@
+"""Is B cheaper than A, by how much, and can I believe it: `compare` and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.measure.arms import Arm, CallableArm
+from slipstream.measure.claims import (
+    candidates,
+    claims,
+    headline,
+    is_derived,
+    paired,
+    ranks,
+    ratio_between,
+)
+from slipstream.measure.quality import Outcomes, compare_quality, require_quality
+from slipstream.measure.records import (
+    AUTO,
+    Claim,
+    Environment,
+    Event,
+    Experiment,
+    Metric,
+    PredictionRecord,
+    Settings,
+    Verdict,
+)
+from slipstream.measure.runner import Plan, Progress, run
+from slipstream.units import parse_duration_ns
+
+if TYPE_CHECKING:
+    from slipstream.measure.store import Store
+    from slipstream.tables import Table
+
+# What people call them, and what they are called in the store.
+_ALIASES = {"peak_mem": "peak_memory", "memory": "peak_memory", "time": "wall"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished experiment and what it lets us say."""
+
+    experiment: Experiment
+    claims: tuple[Claim, ...]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Comparison:
+        """The claims of a recorded experiment."""
+        return cls(experiment, claims(experiment))
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """The verdict on every candidate, by name."""
+        return {claim.arm: claim.verdict for claim in headline(self.claims)}
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the only candidate.
+
+        Raises:
+            InvalidArgumentError: there are several; see `verdicts`.
+        """
+        found = self.verdicts
+        if len(found) != 1:
+            raise InvalidArgumentError(
+                "verdict", f"there are {len(found)} candidates", remedy="use .verdicts"
+            )
+        return next(iter(found.values()))
+
+    def ratio(self, arm: str, other: str | None = None, metric: Metric | None = None) -> Claim:
+        """The claim about `arm` against `other` (the baseline), in the carrying metric or `metric`.
+
+        Two candidates may be compared too; their interval is not corrected for being picked out.
+
+        Raises:
+            UnknownNameError: no such arm, or no claim about such a metric.
+        """
+        settings = self.experiment.settings
+        other = other or settings.baseline
+        names = [settings.baseline, *candidates(self.experiment)]
+        for name in (arm, other):
+            if name not in names:
+                raise UnknownNameError("arm", name, names)
+        metric = _ALIASES.get(metric, metric) if metric else None
+        about = [c for c in self.claims if c.arm == arm and c.baseline == other]
+        found = [c for c in about if (c.carries if metric is None else c.metric == metric)]
+        if found:
+            return found[0]
+        if other == settings.baseline:
+            raise UnknownNameError("metric", metric or "?", [c.metric for c in about])
+        return self._between(arm, other, metric or self._carrying())
+
+    def ranks(self) -> dict[str, tuple[int, int]]:
+        """Best and worst place each arm may have in the carrying metric; 1 is the cheapest."""
+        return ranks(self.experiment)
+
+    def _carrying(self) -> Metric:
+        return next(c.metric for c in headline(self.claims))
+
+    def _between(self, arm: str, other: str, metric: Metric) -> Claim:
+        interval = ratio_between(self.experiment, metric, arm, other)
+        values = paired(self.experiment, metric, arm, other)
+        blocks = 0 if values is None else len(values[0])
+        verdict = Verdict.INCONCLUSIVE
+        if interval.excludes(1.0):
+            verdict = Verdict.FASTER if interval.estimate < 1 else Verdict.SLOWER
+        return Claim(
+            metric=metric,
+            arm=arm,
+            baseline=other,
+            estimator=interval.estimator,
+            ratio=interval.estimate,
+            low=interval.low,
+            high=interval.high,
+            level=self.experiment.settings.level,
+            verdict=verdict,
+            detectable=float("nan"),
+            blocks=blocks,
+            reason="picked out of several; not corrected for that",
+        )
+
+    def save(self, store: Store | Path | str | None = None) -> str:
+        """Keep the experiment in a results store (by default the project's); returns its id.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        from slipstream.measure.store import Store
+
+        if store is None or isinstance(store, (str, Path)):
+            with Store(store) as opened:
+                return opened.save(self.experiment, self.claims)
+        return store.save(self.experiment, self.claims)
+
+    def table(self) -> Table:
+        """A table of the claims, for a terminal, Markdown or HTML."""
+        from slipstream.measure.render import comparison_table
+
+        return comparison_table(self.experiment, self.claims)
+
+    def __str__(self) -> str:
+        return self.table().to_markdown()
+
+
+def compare(
+    arms: Mapping[str, Callable[[], object] | Arm] | Sequence[Arm],
+    *,
+    metrics: Sequence[Metric] = ("wall", "cpu"),
+    target: float = 0.02,
+    budget: str | float = "60s",
+    baseline: str | None = None,
+    primary: Metric | None = None,
+    level: float = 0.95,
+    equivalence: float = 0.02,
+    seed: int = 0,
+    stop_when_decided: bool = False,
+    title: str = "",
+    timeout: str | float | None = None,
+    changes_numerics: Sequence[str] = (),
+    quality: Mapping[str, Outcomes] | None = None,
+    predictions: Mapping[str, PredictionRecord] | None = None,
+    environment: Environment | None = None,
+    plan: Plan | None = None,
+    store: Store | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Comparison:
+    """Measure the arms in paired, interleaved blocks until the answer is narrow enough.
+
+    Args:
+        arms: name -> function without arguments (or an `Arm`); the first is the baseline unless
+            `baseline` names another.
+        metrics: ``"wall"`` and ``"cpu"`` are always recorded; ``"peak_mem"`` is what a call needs
+            on top of the resting process; ``"wall_p99"`` and ``"throughput"`` are derived.
+        target: stop when the interval of the ratio is narrower than this fraction.
+        budget: time after which no further block begins: ``"60s"``, or seconds.
+        primary: the metric that decides; by default the data choose between wall and CPU time
+            (see `claims.carrier`), or the first of `metrics` where those two are not both asked.
+        changes_numerics: arms whose results differ in value; they need `quality`.
+        quality: arm -> right or wrong for each item, the same items for all.
+        timeout: an arm that takes longer for one sample is stopped; default 10 minutes.
+        store: where the experiment is kept while it runs, block by block.
+
+    Raises:
+        InvalidArgumentError: one arm only, no budget, arms that return different shapes, or a
+            speed claim that needs a quality row.
+        ArmFailedError: the baseline failed, or every candidate did.
+    """
+    listed = _arms(arms)
+    names = [arm.name for arm in listed]
+    first = baseline or (names[0] if names else "")
+    wanted = [_ALIASES.get(metric, metric) for metric in metrics]
+    settings = Settings(
+        baseline=first,
+        primary=_primary(primary, wanted),
+        target_rel_width=target,
+        budget_s=_seconds(budget, "budget"),
+        level=level,
+        equivalence=equivalence,
+        seed=seed,
+        derived=tuple(m for m in wanted if is_derived(m)),
+        stop_when_decided=stop_when_decided,
+    )
+    if not 0 < level < 1:
+        raise InvalidArgumentError("level", f"{level} is not between 0 and 1", remedy="as 0.95")
+    for name in changes_numerics:
+        if name not in names:
+            raise UnknownNameError("arm", name, names)
+    outcomes = dict(quality or {})
+    require_quality(changes_numerics, outcomes, first)
+    plan = plan or Plan()
+    plan = Plan(
+        **{
+            **{name: getattr(plan, name) for name in Plan.__dataclass_fields__},
+            "peak_memory": plan.peak_memory or "peak_memory" in wanted,
+            **({} if timeout is None else {"timeout_s": _seconds(timeout, "timeout")}),
+        }
+    )
+    _check_shapes(listed, plan.timeout_s)
+    experiment = run(
+        listed,
+        settings,
+        title=title,
+        environment=environment,
+        plan=plan,
+        sink=store.sink() if store is not None else None,
+        progress=progress,
+        events=_quality_events(outcomes, first),
+        predictions=predictions,
+    )
+    return Comparison.of(experiment)
+
+
+def _arms(arms: Mapping[str, Callable[[], object] | Arm] | Sequence[Arm]) -> list[Arm]:
+    if not isinstance(arms, Mapping):
+        return list(arms)
+    listed: list[Arm] = []
+    for name, arm in arms.items():
+        if isinstance(arm, Arm):
+            if arm.name != name:
+                raise InvalidArgumentError("arms", f"the arm under '{name}' is called '{arm.name}'")
+            listed.append(arm)
+        else:
+            listed.append(CallableArm(name, arm))
+    return listed
+
+
+def _check_shapes(arms: Sequence[Arm], timeout_s: float) -> None:
+    """Call every function once, and refuse functions whose results differ in shape.
+
+    Arms that raise are left to the runner, which names block and phase.
+
+    Raises:
+        InvalidArgumentError: two arms that return arrays, of different shapes.
+    """
+    first: tuple[str, object] | None = None
+    for arm in arms:
+        shape = arm.result_shape(timeout_s) if isinstance(arm, CallableArm) else None
+        if shape is None:
+            continue
+        if first is not None and shape != first[1]:
+            raise InvalidArgumentError(
+                "arms",
+                f"'{first[0]}' and '{arm.name}' return different shapes: {first[1]}, {shape}",
+                remedy="compare the same work; return None where shapes may differ",
+            )
+        first = first or (arm.name, shape)
+
+
+def _primary(primary: Metric | None, wanted: Sequence[Metric]) -> Metric:
+    if primary is not None:
+        return _ALIASES.get(primary, primary)
+    if not wanted:
+        raise InvalidArgumentError("metrics", "there are none", remedy='as ["wall", "cpu"]')
+    return AUTO if {"wall", "cpu"} <= set(wanted) else wanted[0]
+
+
+def _seconds(value: str | float, argument: str) -> float:
+    seconds = parse_duration_ns(value, argument) / 1e9 if isinstance(value, str) else float(value)
+    if not 0 < seconds < float("inf"):
+        raise InvalidArgumentError(argument, f"{value} is no time at all", remedy="as 60s")
+    return seconds
+
+
+def _quality_events(outcomes: Mapping[str, Outcomes], baseline: str) -> list[Event]:
+    if not outcomes or baseline not in outcomes:
+        return []
+    return [
+        Event(0, "quality", asdict(compare_quality(arm, outcomes[baseline], of_arm)))
+        for arm, of_arm in outcomes.items()
+        if arm != baseline
+    ]

@@ -1,0 +1,196 @@
+"""The prediction ledger: what was predicted, what was measured later, and what that teaches.
+
+Every prediction is kept. When a claim about the same workload, technique and metric is measured in
+the same environment, the prediction is *scored*: its residual is ``log(measured / predicted)``,
+and its *stretch* how many times wider the 90 % interval would have had to be (in logarithms) to
+reach the measured ratio; a stretch of at most 1 is a hit.
+
+From the stretches of this machine's past predictions follows a factor for the next one: widen its
+interval by the stretch that nine in ten of the past ones did not exceed. With the quantile taken
+at ``ceil(0.9 (n + 1))`` of n this holds its level for any distribution of errors, as long as the
+next prediction is one more like the past ones (split conformal prediction with normalised scores:
+V. Vovk, A. Gammerman and G. Shafer, "Algorithmic Learning in a Random World", 2005; J. Lei et al.,
+"Distribution-Free Predictive Inference for Regression", 2018). It needs 9 past predictions; with
+fewer, the largest stretch seen holds for n in n + 1 of them, and `Calibration` says that level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.measure.environment import machine_id
+from slipstream.measure.records import Claim, Environment, Metric, PredictionRecord, Verdict
+from slipstream.measure.store import Store
+
+_LEVEL = 0.9
+# Half an interval narrower than this (relative) would make any error an endless stretch; nobody
+# predicts a ratio to a part in a thousand.
+_NARROWEST = 1e-3
+# Two-sided 95 % of the normal distribution, for the interval of a coverage.
+_Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Score:
+    """A prediction beside what was measured.
+
+    Attributes:
+        residual: log(measured / predicted); 0.1 is 10 % more than predicted.
+        stretch: by how much the interval must be widened to hold the measured ratio; below 1 is a
+            hit.
+        experiment_id: where it was measured.
+    """
+
+    prediction: PredictionRecord
+    claim: Claim
+    experiment_id: str
+    residual: float
+    stretch: float
+
+    @property
+    def within(self) -> bool:
+        """Whether the measured ratio lies in the predicted 90 % interval."""
+        return self.stretch <= 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What past predictions say about the next one's interval.
+
+    Attributes:
+        factor: multiply the half-widths of the log ratio's interval by this; at least 1.
+        level: the confidence the widened interval has: 0.9, less with fewer than 9 predictions,
+            None without any.
+        n: distinct past predictions it rests on.
+        coverage: fraction of them whose own interval held; None without any.
+        coverage_low, coverage_high: its 95 % interval (Wilson).
+        bias: median residual; positive means that we promise too much.
+        note: the same in one sentence.
+    """
+
+    factor: float
+    level: float | None
+    n: int
+    coverage: float | None
+    coverage_low: float
+    coverage_high: float
+    bias: float | None
+    note: str
+
+    def widen(self, ratio: float, low: float, high: float) -> tuple[float, float]:
+        """The interval of a new prediction, widened by `factor`."""
+        below = math.log(ratio / low) if low > 0 else math.inf
+        above = math.log(high / ratio)
+        return ratio * math.exp(-self.factor * below), ratio * math.exp(self.factor * above)
+
+
+class Ledger:
+    """Predictions and their scores, in a results store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def record(self, prediction: PredictionRecord, environment: Environment | None = None) -> None:
+        """Keep a prediction, before anything is measured.
+
+        Args:
+            environment: what it was made in, so that `calibration` finds the machine again.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        self._store.record_prediction(prediction, environment)
+
+    def scores(self) -> tuple[Score, ...]:
+        """Every prediction that was measured since, in the order of the measurements.
+
+        A prediction an experiment was begun with is scored by that experiment. Any other is scored
+        by the first later one in the same environment whose arm has its workload and technique.
+        Claims that are not trustworthy score nothing.
+        """
+        waiting = list(self._store.predictions())
+        found: list[Score] = []
+        for summary in self._store.list():
+            claims = self._store.claims(summary.experiment_id)
+            if not claims:
+                continue
+            experiment = self._store.outline(summary.experiment_id)
+            arms = {arm.name: arm for arm in experiment.arms}
+            for claim in claims:
+                arm = arms.get(claim.arm)
+                if arm is None or not _usable(claim):
+                    continue
+                attached = experiment.predictions.get(claim.arm)
+                for prediction in list(waiting):
+                    if prediction.metric != claim.metric:
+                        continue
+                    fits = (
+                        (arm.workload, arm.technique) == (prediction.workload, prediction.technique)
+                        and prediction.env_id == summary.env_id
+                        and prediction.created <= summary.created
+                    )
+                    if fits or prediction == attached:
+                        waiting.remove(prediction)
+                        found.append(_score(prediction, claim, summary.experiment_id))
+        return tuple(found)
+
+    def calibration(self, env_id: str, metric: Metric = "wall") -> Calibration:
+        """How far to trust predictions of `metric` on the machine of `env_id`.
+
+        Other software and other code on the same machine count too; other machines do not. Several
+        predictions of one workload and technique are one piece of evidence: the latest counts.
+
+        Raises:
+            UnknownNameError: nothing was ever recorded in that environment.
+        """
+        machine = machine_id(self._store.environment(env_id))
+        here = {e.env_id for e in self._store.environments() if machine_id(e) == machine}
+        latest = {
+            (score.prediction.workload, score.prediction.technique): score
+            for score in self.scores()
+            if score.prediction.metric == metric and score.prediction.env_id in here
+        }
+        return calibrate(tuple(latest.values()))
+
+
+def calibrate(scores: Sequence[Score]) -> Calibration:
+    """What `scores`, one a distinct prediction, say about the next one."""
+    n = len(scores)
+    if n == 0:
+        note = "no prediction was measured on this machine yet: intervals are as the model says"
+        return Calibration(1.0, None, 0, None, 0.0, 1.0, None, note)
+    stretches = sorted(score.stretch for score in scores)
+    rank = math.ceil(_LEVEL * (n + 1))
+    level = _LEVEL if rank <= n else n / (n + 1)
+    factor = max(1.0, stretches[min(rank, n) - 1])
+    hits = sum(score.within for score in scores)
+    low, high = _wilson(hits, n)
+    residuals = sorted(score.residual for score in scores)
+    bias = (residuals[(n - 1) // 2] + residuals[n // 2]) / 2
+    note = (
+        f"{hits} of {n} past predictions on this machine held ({100 * low:.0f} to "
+        f"{100 * high:.0f} %); intervals widened {factor:.2f} times hold at {100 * level:.0f} %"
+    )
+    if level < _LEVEL:
+        note += f", for want of {9 - n} more"
+    return Calibration(factor, level, n, hits / n, low, high, bias, note)
+
+
+def _usable(claim: Claim) -> bool:
+    return claim.verdict is not Verdict.UNTRUSTWORTHY and 0 < claim.ratio < math.inf
+
+
+def _score(prediction: PredictionRecord, claim: Claim, experiment_id: str) -> Score:
+    residual = math.log(claim.ratio / prediction.ratio)
+    end = prediction.high if residual > 0 else prediction.low
+    reach = max(abs(math.log(end / prediction.ratio)), _NARROWEST)
+    return Score(prediction, claim, experiment_id, residual, abs(residual) / reach)
+
+
+def _wilson(hits: int, n: int) -> tuple[float, float]:
+    share, z2 = hits / n, _Z * _Z
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)

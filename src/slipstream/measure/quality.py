@@ -1,0 +1,124 @@
+"""Quality beside speed: intervals of a proportion, and paired tests of two arms.
+
+A candidate that changes numerics may not claim speed without a quality row. Outcomes are items
+right or wrong (accuracy, top-1, exact match), the same items for both arms.
+
+Sources: E. B. Wilson, 1927; Q. McNemar, 1947, in its exact binomial form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.measure.statistics import Interval
+
+Outcomes = Sequence[bool] | NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class QualityRow:
+    """What one candidate does to quality, on the same items as the baseline.
+
+    Attributes:
+        baseline, candidate: share of items that are right, with Wilson's 95 % interval.
+        lost, gained: items right only under the baseline, only under the candidate.
+        p_value: two-sided exact McNemar test that losses and gains are equally likely.
+    """
+
+    arm: str
+    metric: str
+    baseline: Interval
+    candidate: Interval
+    lost: int
+    gained: int
+    p_value: float
+    items: int
+
+    @property
+    def difference(self) -> float:
+        """Candidate minus baseline."""
+        return self.candidate.estimate - self.baseline.estimate
+
+
+def wilson(successes: int, trials: int, level: float = 0.95) -> Interval:
+    """Share of successes with Wilson's score interval.
+
+    Raises:
+        InvalidArgumentError: no trials, or more successes than trials.
+    """
+    if trials <= 0 or not 0 <= successes <= trials:
+        raise InvalidArgumentError("successes", f"{successes} of {trials} is not a proportion")
+    from scipy.special import ndtri
+
+    z = float(ndtri((1 + level) / 2))
+    share = successes / trials
+    scale = 1 + z * z / trials
+    centre = (share + z * z / (2 * trials)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == trials else centre + half
+    return Interval(share, low, high, level, "wilson")
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Two-sided exact p-value that an item is as likely lost as gained."""
+    if lost < 0 or gained < 0:
+        raise InvalidArgumentError("lost", "a count of items is negative")
+    from scipy.stats import binomtest
+
+    if lost + gained == 0:
+        return 1.0
+    return float(binomtest(lost, lost + gained, 0.5).pvalue)
+
+
+def compare_quality(
+    arm: str, baseline: Outcomes, candidate: Outcomes, *, metric: str = "accuracy"
+) -> QualityRow:
+    """Quality of `candidate` beside `baseline`, outcomes [items] in the same item order.
+
+    Raises:
+        InvalidArgumentError: no items, or not the same number of them.
+    """
+    a, b = np.asarray(baseline, bool), np.asarray(candidate, bool)
+    if a.ndim != 1 or a.shape != b.shape or len(a) == 0:
+        raise InvalidArgumentError(
+            "quality",
+            f"the baseline has outcomes of shape {a.shape}, '{arm}' of shape {b.shape}",
+            remedy="judge both arms on the same items, one true or false an item",
+        )
+    lost, gained = int(np.sum(a & ~b)), int(np.sum(~a & b))
+    return QualityRow(
+        arm=arm,
+        metric=metric,
+        baseline=wilson(int(a.sum()), len(a)),
+        candidate=wilson(int(b.sum()), len(b)),
+        lost=lost,
+        gained=gained,
+        p_value=mcnemar(lost, gained),
+        items=len(a),
+    )
+
+
+def require_quality(
+    changes_numerics: Sequence[str], quality: Mapping[str, Outcomes], baseline: str
+) -> None:
+    """Refuse a speed claim about arms that change numerics and have no quality outcomes.
+
+    Raises:
+        InvalidArgumentError: an arm, or the baseline it is compared with, has none.
+    """
+    for arm in changes_numerics:
+        missing = [name for name in (baseline, arm) if name not in quality]
+        if missing:
+            raise InvalidArgumentError(
+                "quality",
+                f"'{arm}' changes numerics; how fast it is says nothing without its quality",
+                where=f"no outcomes of {' and '.join(repr(name) for name in missing)}",
+                remedy="pass quality={arm: [right or wrong for each item]} for both arms",
+            )

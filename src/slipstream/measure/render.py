@@ -1,0 +1,443 @@
+"""Comparisons for people and programs: the prediction and the measurement always on one line.
+
+`comparison_rows` turns an experiment and its claims into data; the terminal table, Markdown, JSON
+and HTML are views of those rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import InvalidArgumentError, MeasurementError
+from slipstream.measure.environment import differences
+from slipstream.measure.records import (
+    DIAGNOSTICS,
+    Claim,
+    Experiment,
+    Metric,
+    Phase,
+    PredictionRecord,
+    Verdict,
+    guard_name,
+)
+from slipstream.measure.statistics import median_interval
+from slipstream.tables import Column, Table
+from slipstream.units import format_bytes, format_duration, format_percent
+
+Predictions = Mapping[str, PredictionRecord | Sequence[PredictionRecord]]
+"""By arm: what was predicted for it; several where several metrics were predicted."""
+
+_TIMES = ("wall", "cpu")
+_DURATIONS = (*_TIMES, "run_delay", "cold_start", "latency")
+_SIZES = ("memory", "bytes", "wire", "size")
+# Statistics of another metric's samples, as `Settings.derived` names them.
+_QUANTILE = re.compile(r"(.+)_p([0-9.]+)")
+_THROUGHPUT = "throughput"
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One candidate's ratio to the baseline in one metric, with what was predicted for it.
+
+    Attributes:
+        unit: of the two values: ``"ns"``, ``"bytes"``, ``"calls/s"`` or ``""``.
+        baseline_value, value: medians over the measured samples; None without samples.
+        ratio, low, high: measured; candidate / baseline, below 1 is cheaper.
+        detectable: smallest relative difference the run could have told from none; None where
+            that is not known (unpaired).
+        predicted: what the ledger holds for it, or None.
+        prediction_error: measured / predicted - 1.
+        within: whether the measured ratio lies in the prediction's 90 % interval.
+        carries: whether this metric carries the claim; others are diagnostics.
+        reason: why it carries the claim, or why the verdict is what it is.
+        gate: how many blocks were begun at each state of the machine.
+        mark: why the row is worth less than it looks; empty for a paired measurement.
+    """
+
+    arm: str
+    baseline: str
+    metric: Metric
+    unit: str
+    baseline_value: float | None
+    value: float | None
+    ratio: float
+    low: float
+    high: float
+    level: float
+    verdict: str
+    detectable: float | None
+    further_blocks: int | None
+    blocks: int
+    carries: bool
+    gate: Mapping[str, int]
+    env_id: str
+    reason: str = ""
+    predicted: PredictionRecord | None = None
+    prediction_error: float | None = None
+    within: bool | None = None
+    mark: str = ""
+
+
+def comparison_rows(
+    experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
+) -> tuple[ComparisonRow, ...]:
+    """One row per claim, in the order of the claims.
+
+    Args:
+        predictions: beside those the experiment itself was begun with.
+    """
+    gate = gate_states(experiment)
+    rows = []
+    for claim in claims:
+        predicted = _prediction(claim, experiment.predictions, predictions or {})
+        row = ComparisonRow(
+            arm=claim.arm,
+            baseline=claim.baseline,
+            metric=claim.metric,
+            unit=unit_of(claim.metric),
+            baseline_value=_value(experiment, claim.baseline, claim.metric),
+            value=_value(experiment, claim.arm, claim.metric),
+            ratio=claim.ratio,
+            low=claim.low,
+            high=claim.high,
+            level=claim.level,
+            verdict=claim.verdict.value,
+            detectable=claim.detectable,
+            further_blocks=claim.further_blocks,
+            blocks=claim.blocks,
+            carries=claim.carries,
+            reason=claim.reason,
+            gate=gate,
+            env_id=experiment.environment.env_id,
+        )
+        rows.append(row if predicted is None else _beside(row, predicted))
+    return tuple(rows)
+
+
+def comparison_table(
+    experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
+) -> Table:
+    """The table of an experiment: one row per arm and metric, the A/A guard below it."""
+    rows = comparison_rows(experiment, claims, predictions)
+    shown = [row for row in rows if not is_guard(row)]
+    guards = [row for row in rows if is_guard(row)]
+    return rows_table(shown, title=experiment.title, notes=_notes(experiment, shown, guards))
+
+
+def is_guard(row: ComparisonRow) -> bool:
+    """Whether the row compares the baseline with itself."""
+    return row.arm == guard_name(row.baseline)
+
+
+def rows_table(
+    rows: Sequence[ComparisonRow], *, title: str = "", notes: Sequence[str] = ()
+) -> Table:
+    """Rows as text; see `rows_payload` for the same as data."""
+    level = format_percent(rows[0].level).replace(".0 %", "%") if rows else "95%"
+    marked = any(row.mark for row in rows)
+    columns = [
+        Column("what"),
+        Column("A", "right", optional=True),
+        Column("B", "right", optional=True),
+        Column(f"ratio [{level} CI]", "right"),
+        Column("verdict"),
+        Column("predicted [90%]", "right"),
+        Column("error", "right"),
+        Column("detectable", "right"),
+        Column("blocks", "right", optional=True),
+        Column("gate", optional=True),
+        Column("clock", optional=True),
+        Column("env", optional=True),
+        *([Column("mark")] if marked else []),
+    ]
+    return Table(columns, [_cells(row, marked) for row in rows], title, tuple(notes))
+
+
+def rows_payload(
+    experiment: Experiment, rows: Sequence[ComparisonRow], claims: Sequence[Claim]
+) -> dict[str, Any]:
+    """The same as data: JSON values, every number in full."""
+    return {
+        "experiment": experiment.experiment_id,
+        "title": experiment.title,
+        "created": experiment.created,
+        "status": experiment.status,
+        "environment": {"env_id": experiment.environment.env_id}
+        | {"facts": dict(experiment.environment.facts)},
+        "settings": asdict(experiment.settings),
+        "arms": [asdict(arm) for arm in experiment.arms],
+        "rows": [asdict(row) for row in rows],
+        "claims": [asdict(claim) for claim in claims],
+        "warnings": [asdict(event) for event in experiment.events if event.kind != "gate"],
+    }
+
+
+def compare_experiments(
+    a: Experiment, b: Experiment, *, unpaired: bool = False
+) -> tuple[ComparisonRow, ...]:
+    """Medians of the arms and metrics two experiments share; `b` / `a`.
+
+    Nothing here was measured side by side, so there is no verdict: each row says "unpaired". The
+    interval combines one of each median, both at the square root of the level, and is therefore
+    wider than a paired one would be.
+
+    Raises:
+        MeasurementError: the environments differ and `unpaired` is False; names the facts.
+        InvalidArgumentError: they share no arm and metric.
+    """
+    differing = differences(a.environment, b.environment)
+    if differing and not unpaired:
+        raise MeasurementError(
+            "the two experiments were made in different environments: " + ", ".join(differing),
+            where=f"{a.experiment_id or a.title} and {b.experiment_id or b.title}",
+            remedy="measure both side by side in one experiment, or compare anyway with --unpaired",
+        )
+    mark = "unpaired, " + (
+        f"environment differs in: {', '.join(differing)}" if differing else "same environment"
+    )
+    shared = [
+        (arm, metric)
+        for arm, metric, phase in a.series
+        if phase == Phase.MEASURE
+        and metric not in DIAGNOSTICS
+        and (arm, metric, phase) in b.series
+        and arm != guard_name(a.settings.baseline)
+    ]
+    if not shared:
+        raise InvalidArgumentError(
+            "experiments",
+            "they have no arm and metric in common",
+            remedy="compare experiments with the same arm names (slipstream results ls)",
+        )
+    return tuple(_unpaired_row(a, b, arm, metric, mark) for arm, metric in shared)
+
+
+def _unpaired_row(
+    a: Experiment, b: Experiment, arm: str, metric: Metric, mark: str
+) -> ComparisonRow:
+    level = a.settings.level
+    ours, theirs = (
+        median_interval(e.series[arm, metric, Phase.MEASURE].values, math.sqrt(level))
+        for e in (a, b)
+    )
+    return ComparisonRow(
+        arm=arm,
+        baseline=arm,
+        metric=metric,
+        unit=unit_of(metric),
+        baseline_value=ours.estimate,
+        value=theirs.estimate,
+        ratio=_divide(theirs.estimate, ours.estimate),
+        low=_divide(max(theirs.low, 0.0), ours.high),
+        high=_divide(theirs.high, max(ours.low, 0.0)),
+        level=level,
+        verdict="unpaired",
+        detectable=None,
+        further_blocks=None,
+        blocks=min(_block_count(e, arm, metric) for e in (a, b)),
+        carries=metric == a.settings.primary,
+        gate=dict(Counter(gate_states(a)) + Counter(gate_states(b))),
+        env_id=f"{a.environment.env_id} / {b.environment.env_id}",
+        mark=mark,
+    )
+
+
+def unit_of(metric: Metric) -> str:
+    """``"ns"``, ``"bytes"``, ``"calls/s"``, or nothing for a plain number."""
+    if metric == _THROUGHPUT:
+        return "calls/s"
+    if quantile := _QUANTILE.fullmatch(metric):
+        return unit_of(quantile[1])
+    if metric in _DURATIONS or metric.endswith("_ns"):
+        return "ns"
+    if any(part in metric.split("_") for part in _SIZES):
+        return "bytes"
+    return ""
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A median as people read it."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if unit == "ns":
+        return format_duration(value)
+    if unit == "bytes":
+        return format_bytes(value)
+    return f"{value:.4g} {unit}".strip()
+
+
+def gate_states(experiment: Experiment) -> dict[str, int]:
+    """How many measured blocks were run while the machine was green, amber, red.
+
+    A reading holds from its block on until the next one: they are recorded when they change.
+    """
+    readings = sorted(
+        ((e.block, str(e.detail.get("state"))) for e in experiment.events if e.kind == "gate"),
+        key=lambda reading: reading[0],
+    )
+    if not readings:
+        return {}
+    blocks = {
+        int(block)
+        for (_, _, phase), series in experiment.series.items()
+        if phase == Phase.MEASURE
+        for block in series.blocks
+    }
+    starts = [block for block, _ in readings]
+    return dict(Counter(readings[max(bisect_right(starts, b) - 1, 0)][1] for b in sorted(blocks)))
+
+
+def _prediction(claim: Claim, *sources: Predictions) -> PredictionRecord | None:
+    for source in sources:
+        found = source.get(claim.arm, ())
+        for one in [found] if isinstance(found, PredictionRecord) else found:
+            if one.metric == claim.metric:
+                return one
+    return None
+
+
+def _beside(row: ComparisonRow, predicted: PredictionRecord) -> ComparisonRow:
+    return replace(
+        row,
+        predicted=predicted,
+        prediction_error=_divide(row.ratio, predicted.ratio) - 1,
+        within=predicted.low <= row.ratio <= predicted.high,
+    )
+
+
+def _divide(above: float, below: float) -> float:
+    """`above` / `below` of values that are not negative, where Python would raise."""
+    if math.isinf(above) and math.isinf(below):
+        return math.nan
+    if below == 0:
+        return math.inf if above > 0 else math.nan
+    return above / below
+
+
+def _value(experiment: Experiment, arm: str, metric: Metric) -> float | None:
+    """The median sample, or the statistic of them that `metric` names."""
+    quantile = _QUANTILE.fullmatch(metric)
+    base = "wall" if metric == _THROUGHPUT else quantile[1] if quantile else metric
+    series = experiment.series.get((arm, base, Phase.MEASURE))
+    if series is None or not series.values.size:
+        return None
+    if metric == _THROUGHPUT:
+        return 1e9 / float(np.mean(series.values))
+    return float(np.quantile(series.values, float(quantile[2]) / 100 if quantile else 0.5))
+
+
+def _block_count(experiment: Experiment, arm: str, metric: Metric) -> int:
+    return int(np.unique(experiment.series[arm, metric, Phase.MEASURE].blocks).size)
+
+
+def _cells(row: ComparisonRow, marked: bool) -> list[object]:
+    predicted = row.predicted
+    error = "-"
+    if row.prediction_error is not None:
+        error = format_percent(row.prediction_error, signed=True)
+        error += "" if row.within else " (outside)"
+    return [
+        f"{row.arm}: {row.metric}",
+        format_value(row.baseline_value, row.unit),
+        format_value(row.value, row.unit),
+        _interval(row.ratio, row.low, row.high),
+        _verdict(row),
+        "-" if predicted is None else _interval(predicted.ratio, predicted.low, predicted.high),
+        error,
+        "-" if row.detectable is None else f"±{format_percent(row.detectable)}",
+        row.blocks,
+        _gate(row.gate),
+        _clock(row),
+        row.env_id,
+        *([row.mark] if marked else []),
+    ]
+
+
+def _interval(middle: float, low: float, high: float) -> str:
+    return f"{_number(middle)} [{_number(low)}, {_number(high)}]"
+
+
+def _number(ratio: float) -> str:
+    if math.isnan(ratio):
+        return "-"
+    if math.isinf(ratio):
+        return "∞" if ratio > 0 else "-∞"
+    return f"{ratio:.3f}" if abs(ratio) < 10 else f"{ratio:.3g}"
+
+
+def _verdict(row: ComparisonRow) -> str:
+    if row.verdict == Verdict.INCONCLUSIVE and row.further_blocks:
+        return f"{row.verdict} (about {row.further_blocks} more blocks)"
+    return row.verdict
+
+
+def _gate(states: Mapping[str, int]) -> str:
+    total = sum(states.values())
+    if not total:
+        return "-"
+    if len(states) == 1:
+        return next(iter(states))
+    return ", ".join(f"{state} {count}/{total}" for state, count in states.items())
+
+
+def _excludes_one(row: ComparisonRow) -> bool:
+    return not row.low <= 1 <= row.high
+
+
+def _clock(row: ComparisonRow) -> str:
+    if row.metric not in _TIMES or row.mark:
+        return "-"
+    return "carries the claim" if row.carries else "diagnostic"
+
+
+def _notes(
+    experiment: Experiment, rows: Sequence[ComparisonRow], guards: Sequence[ComparisonRow]
+) -> list[str]:
+    settings = experiment.settings
+    notes = [
+        f"A = {settings.baseline}; ratio = B / A of paired blocks, below 1 is cheaper; "
+        f"intervals hold at {format_percent(settings.level)} over all looks together; "
+        "error: measured against predicted; "
+        "detectable: the smallest difference this run could have told from none."
+    ]
+    notes += dict.fromkeys(
+        f"{row.arm}: {row.metric} carries the claim ({row.reason})."
+        if row.carries
+        else f"{row.arm}, {row.metric}: {row.reason}."
+        for row in rows
+        if row.reason
+    )
+    notes += [
+        f"A/A guard: {settings.baseline} against itself, {row.metric}: "
+        f"{_interval(row.ratio, row.low, row.high)} at {format_percent(row.level)}, "
+        f"{row.blocks} blocks: {'does not hold 1' if _excludes_one(row) else 'holds 1'}."
+        for row in guards
+    ]
+    gate = gate_states(experiment)
+    if gate.keys() - {"green"}:
+        notes.append(f"The machine was not idle: gate {_gate(gate)} blocks.")
+    provenance = sorted({row.predicted.provenance for row in rows if row.predicted})
+    if provenance:
+        notes.append(f"Predictions rest on: {', '.join(provenance)}.")
+    if experiment.status != "complete":
+        found = sum(len(s.values) for s in experiment.series.values())
+        notes.append(f"This experiment is {experiment.status}: {found} samples so far.")
+    return notes
+
+
+def comparison_html(
+    experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
+) -> str:
+    """One self-contained HTML file: the table, the intervals drawn, the environment."""
+    from slipstream.measure._html import page
+
+    rows = comparison_rows(experiment, claims, predictions)
+    return page(experiment, rows, comparison_table(experiment, claims, predictions).notes)

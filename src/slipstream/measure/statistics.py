@@ -1,0 +1,449 @@
+"""Intervals for paired blocks: what may be said from n log ratios, and how surely.
+
+Every function works on plain arrays and is deterministic. Ratios are handled as logarithms, so
+that "10 % faster" and "10 % slower" are the same distance from 1.
+
+The interval of the median needs no assumption about the shape of the noise: which order
+statistics enclose the median follows from the binomial distribution. When neighbouring blocks
+resemble each other (lag-1 autocorrelation above `DEPENDENT`), n blocks carry less information
+than n; then the long-run variance of "below or above the median" is estimated from its slowest
+cosine waves and the enclosing order statistics move outwards. By simulation (2,000 streams a
+kind, 40 to 640 blocks) this covers 93-97 % on lognormal, bimodal, drifting and autocorrelated
+streams; below some 20 strongly dependent blocks it covers less.
+
+Sources: order-statistic interval: W. J. Conover, Practical Nonparametric Statistics, section 3.2.
+Long-run variance by equal-weighted cosines with Student's t: Lazarus, Lewis, Stock and Watson,
+"HAR Inference: Recommendations for Practice", 2018. Hodges and Lehmann, 1963. Stationary
+bootstrap: Politis and Romano, 1994, with Carlstein's block length for AR(1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidArgumentError
+
+Floats = NDArray[np.float64]
+Statistic = Callable[..., Any]
+
+# Lag-1 autocorrelation of the block ratios above which they do not count as independent.
+DEPENDENT = 0.2
+RESAMPLES = 10_000
+# Power at which "detectable" is meant: the usual 80 %.
+_POWER = 0.8
+# Cosine waves per n^(2/3): Lazarus et al. recommend 0.4; 0.3 covers better below 100 blocks at
+# autocorrelations around 0.7 and costs 4 % of width.
+_COSINES = 0.3
+# Memory for one batch of bootstrap resamples, in values.
+_BATCH_VALUES = 4_000_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its confidence interval, `estimator` being how it was made."""
+
+    estimate: float
+    low: float
+    high: float
+    level: float
+    estimator: str
+
+    def exp(self) -> Interval:
+        """The same statement about the exponential: log ratios to ratios."""
+        return Interval(
+            _exp(self.estimate), _exp(self.low), _exp(self.high), self.level, self.estimator
+        )
+
+    def excludes(self, value: float) -> bool:
+        """Whether `value` lies outside."""
+        return not self.low <= value <= self.high
+
+
+def median_interval(values: Floats, level: float) -> Interval:
+    """Median of float64 [n] in time order, with an interval that makes no claim about shape.
+
+    Estimators ``median_order_statistic`` (independent blocks; never below its level) and
+    ``median_dependent`` (autocorrelated blocks; see the module). Too few values for `level`
+    give an interval from minus to plus infinity.
+
+    Raises:
+        InvalidArgumentError: no values, or a level outside (0, 1).
+    """
+    n = _checked(values, level)
+    ordered = np.sort(values)
+    middle = float(np.median(ordered))
+    dropped = _dropped(n, level)
+    low, high = dropped, n - 1 - dropped
+    estimator = "median_order_statistic"
+    if lag1_autocorrelation(values) > DEPENDENT:
+        estimator = "median_dependent"
+        reach = _dependent_reach(values, middle, level)
+        # At most from the smallest to the largest: short streams rarely reach beyond.
+        low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
+    if dropped < 0:
+        return Interval(middle, -math.inf, math.inf, level, estimator)
+    return Interval(middle, float(ordered[low]), float(ordered[high]), level, estimator)
+
+
+@lru_cache(maxsize=4096)
+def _dropped(n: int, level: float) -> int:
+    """How many order statistics may be left out at each end; -1 when none may even be kept.
+
+    The interval from the (k+1)-th smallest to the (k+1)-th largest misses the median with
+    probability 2 P(Binomial(n, 1/2) <= k).
+    """
+    tail, k = 0.5**n, -1
+    while tail <= (1 - level) / 2:
+        k += 1
+        tail += math.comb(n, k + 1) * 0.5**n if n < 1000 else _binomial(n, k + 1)
+    return k
+
+
+def _binomial(n: int, k: int) -> float:
+    # Through logarithms: 0.5**n is zero in floating point from n = 1075 on.
+    log = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2)
+    return math.exp(log)
+
+
+def _dependent_reach(values: Floats, middle: float, level: float) -> float:
+    """How many ranks from n/2 the ends lie, from the long-run variance of "not above"."""
+    from scipy.special import stdtrit
+
+    n = len(values)
+    waves = max(3, round(_COSINES * n ** (2 / 3)))
+    below = (values <= middle) - 0.5
+    times = (np.arange(n) + 0.5) / n
+    cosines = np.cos(np.pi * np.outer(np.arange(1, waves + 1), times)) * math.sqrt(2 / n)
+    long_run_variance = float(np.mean((cosines @ below) ** 2))
+    # Never tighter than independent blocks, whose variance is that of a fair coin: 1/4.
+    return float(stdtrit(waves, (1 + level) / 2)) * math.sqrt(n * max(long_run_variance, 0.25))
+
+
+def lag1_autocorrelation(values: Floats) -> float:
+    """Correlation of float64 [n] with itself one step later; 0 for fewer than 4 or constants."""
+    if len(values) < 4:
+        return 0.0
+    centred = values - values.mean()
+    power = float(centred @ centred)
+    # A spread at the rounding of float64 is a constant.
+    if power <= len(values) * (1e-12 * float(np.abs(values).max())) ** 2:
+        return 0.0
+    covariance = float(centred[1:] @ centred[:-1])
+    return covariance / power
+
+
+def hodges_lehmann(values: Floats, level: float) -> Interval:
+    """Median of all pairwise averages of float64 [n], interval by the signed-rank distribution.
+
+    About a third narrower than the median's for noise that is symmetric, and only right then.
+    n (n + 1) / 2 averages are held: meant for n up to a few thousand.
+
+    Raises:
+        InvalidArgumentError: no values, or a level outside (0, 1).
+    """
+    n = _checked(values, level)
+    rows, columns = np.triu_indices(n)
+    averages = np.sort((values[rows] + values[columns]) / 2)
+    centre = float(np.median(averages))
+    dropped = _signed_rank_dropped(n, level)
+    if dropped < 0:
+        return Interval(centre, -math.inf, math.inf, level, "hodges_lehmann")
+    low, high = averages[dropped], averages[len(averages) - 1 - dropped]
+    return Interval(centre, float(low), float(high), level, "hodges_lehmann")
+
+
+@lru_cache(maxsize=1024)
+def _signed_rank_dropped(n: int, level: float) -> int:
+    """Averages to leave out at each end: largest k with P(W <= k) <= (1 - level) / 2."""
+    alpha = (1 - level) / 2
+    if n > 60:  # the normal approximation is within one average from here on
+        from scipy.stats import norm
+
+        mean, deviation = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+        return math.floor(mean + float(norm.ppf(alpha)) * deviation - 0.5)
+    ways = np.zeros(n * (n + 1) // 2 + 1)
+    ways[0] = 1.0
+    for rank in range(1, n + 1):
+        ways[rank:] = ways[rank:] + ways[: len(ways) - rank]
+    below = np.cumsum(ways / 2.0**n)
+    return int(np.searchsorted(below, alpha, side="right")) - 1
+
+
+# Statistics other than the median: resample blocks.
+
+
+def block_bootstrap(
+    statistic: Statistic,
+    columns: Sequence[Floats],
+    level: float,
+    *,
+    seed: int = 0,
+    method: str = "percentile",
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """Interval of ``statistic(*columns, axis=-1)`` by resampling blocks, all columns together.
+
+    Args:
+        statistic: takes arrays [..., n] and ``axis``, returns [...].
+        columns: float64 [n] each: one value a block, in time order.
+        method: ``"percentile"`` or ``"BCa"`` (for smooth statistics; falls back to the
+            percentile when its correction is not defined). When the first column divided by
+            the last is autocorrelated, runs of blocks are resampled and the method is percentile.
+
+    Raises:
+        InvalidArgumentError: no values, columns of unequal length, or a level outside (0, 1).
+    """
+    n = _checked(columns[0], level)
+    if any(len(column) != n for column in columns):
+        raise InvalidArgumentError("columns", "every block needs a value of every arm")
+    point = float(np.asarray(statistic(*columns, axis=-1)))
+    ratio = columns[0] / columns[-1] if len(columns) > 1 else columns[0]
+    correlation = lag1_autocorrelation(ratio)
+    rng = np.random.default_rng(seed)
+    if correlation > DEPENDENT:
+        length = _block_length(n, correlation)
+        drawn = _resampled(statistic, columns, resamples, rng, length)
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+        return Interval(point, float(low), float(high), level, "stationary_bootstrap")
+    if method == "BCa":
+        found = _bca(statistic, columns, level, rng, resamples)
+        if found is not None:
+            return Interval(point, *found, level, "bca_bootstrap")
+    drawn = _resampled(statistic, columns, resamples, rng, 1.0)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(point, float(low), float(high), level, "percentile_bootstrap")
+
+
+def _bca(
+    statistic: Statistic,
+    columns: Sequence[Floats],
+    level: float,
+    rng: np.random.Generator,
+    resamples: int,
+) -> tuple[float, float] | None:
+    import warnings
+
+    from scipy.stats import bootstrap
+
+    n = len(columns[0])
+    with warnings.catch_warnings():
+        # Degenerate samples (all blocks equal) warn and give NaN; the caller then falls back.
+        warnings.simplefilter("ignore")
+        found = bootstrap(
+            tuple(columns), statistic, paired=True, vectorized=True, axis=-1,
+            confidence_level=level, n_resamples=resamples, method="BCa", rng=rng,
+            batch=max(1, _BATCH_VALUES // n),
+        )  # fmt: skip
+    low, high = found.confidence_interval
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    return float(low), float(high)
+
+
+def _block_length(n: int, correlation: float) -> float:
+    # Carlstein's optimum for an AR(1) stream; a block is at most a quarter of the stream.
+    rho = min(correlation, 0.99)
+    length = math.pow(math.sqrt(6) * rho / (1 - rho**2), 2 / 3) * math.pow(n, 1 / 3)
+    return min(max(length, 2.0), max(n / 4, 1.0))
+
+
+def _resampled(
+    statistic: Statistic,
+    columns: Sequence[Floats],
+    resamples: int,
+    rng: np.random.Generator,
+    mean_length: float,
+) -> Floats:
+    """`statistic` of `resamples` stationary resamples whose runs have `mean_length` blocks."""
+    n = len(columns[0])
+    batch = max(1, _BATCH_VALUES // n)
+    found = []
+    for start in range(0, resamples, batch):
+        rows = min(batch, resamples - start)
+        index = rng.integers(0, n, (rows, n))
+        if mean_length > 1:
+            # A run goes on with probability 1 - 1/mean_length: take the last fresh start and
+            # the distance from it.
+            fresh = rng.random((rows, n)) < 1 / mean_length
+            fresh[:, 0] = True
+            steps = np.arange(n)
+            origin = np.maximum.accumulate(np.where(fresh, steps, 0), axis=1)
+            index = (np.take_along_axis(index, origin, axis=1) + steps - origin) % n
+        found.append(statistic(*(column[index] for column in columns), axis=-1))
+    return np.concatenate(found)
+
+
+def quantile_ratio(
+    candidate: Floats, baseline: Floats, quantile: float, level: float, *, seed: int = 0
+) -> Interval:
+    """Ratio of the two arms' `quantile` (0.99 for the p99), blocks [n] in time order.
+
+    Raises:
+        InvalidArgumentError: fewer blocks than the quantile needs to exist at `level`.
+    """
+    needed = tail_samples_needed(quantile, level)
+    if len(candidate) < needed:
+        raise InvalidArgumentError(
+            "quantile",
+            f"a p{100 * quantile:g} from {len(candidate)} samples would be invented",
+            remedy=f"take at least {needed} samples, or ask for a lower percentile",
+        )
+
+    def statistic(a: Floats, b: Floats, axis: int) -> Floats:
+        top: Floats = np.quantile(a, quantile, axis=axis)
+        bottom: Floats = np.quantile(b, quantile, axis=axis)
+        return top / bottom
+
+    return block_bootstrap(statistic, (candidate, baseline), level, seed=seed)
+
+
+def throughput_ratio(
+    candidate: Floats, baseline: Floats, level: float, *, seed: int = 0
+) -> Interval:
+    """Ratio of calls per second over the whole run: total baseline time / total candidate time."""
+
+    def statistic(a: Floats, b: Floats, axis: int) -> Floats:
+        below: Floats = np.sum(a, axis=axis)
+        above: Floats = np.sum(b, axis=axis)
+        return above / below
+
+    return block_bootstrap(statistic, (candidate, baseline), level, seed=seed, method="BCa")
+
+
+def peak_ratio(candidate: Floats, baseline: Floats, level: float, *, seed: int = 0) -> Interval:
+    """Ratio of the two arms' largest values."""
+
+    def statistic(a: Floats, b: Floats, axis: int) -> Floats:
+        top: Floats = np.max(a, axis=axis)
+        bottom: Floats = np.max(b, axis=axis)
+        return top / bottom
+
+    return block_bootstrap(statistic, (candidate, baseline), level, seed=seed)
+
+
+def tail_samples_needed(quantile: float, confidence: float, misses: int = 0) -> int:
+    """Samples before an upper bound of `quantile` exists at `confidence`.
+
+    With none above it allowed this is ceil(log(1 - c) / log(p)): 459 for p99 at 99 %; with one
+    allowed, 662.
+
+    Raises:
+        InvalidArgumentError: a probability outside (0, 1) or a negative count.
+    """
+    for name, value in (("quantile", quantile), ("confidence", confidence)):
+        if not 0 < value < 1:
+            raise InvalidArgumentError(name, f"{value} is not between 0 and 1")
+    if misses < 0:
+        raise InvalidArgumentError("misses", f"{misses} is negative")
+    n = math.ceil(math.log(1 - confidence) / math.log(quantile))
+    while _at_most(misses, n, 1 - quantile) > 1 - confidence:
+        n += 1
+    return n
+
+
+def _at_most(misses: int, n: int, probability: float) -> float:
+    return sum(
+        math.comb(n, k) * probability**k * (1 - probability) ** (n - k) for k in range(misses + 1)
+    )
+
+
+# Several candidates, and what more blocks would buy.
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given: reject those not above the family's level.
+
+    Source: S. Holm, "A simple sequentially rejective multiple test procedure", 1979.
+    """
+    count = len(p_values)
+    adjusted = [0.0] * count
+    running = 0.0
+    for step, i in enumerate(sorted(range(count), key=lambda i: p_values[i])):
+        running = max(running, min(1.0, (count - step) * p_values[i]))
+        adjusted[i] = running
+    return adjusted
+
+
+def rank_intervals(below: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
+    """Ranks each arm may have (1 is cheapest), given which arms are surely cheaper than which.
+
+    Args:
+        below: square; ``below[i][j]`` when arm i is significantly cheaper than arm j.
+    """
+    count = len(below)
+    return [
+        (
+            1 + sum(below[j][i] for j in range(count)),
+            count - sum(below[i][j] for j in range(count)),
+        )
+        for i in range(count)
+    ]
+
+
+def detectable_difference(log_half_width: float, level: float) -> float:
+    """Smallest relative difference found 80 % of the time, given an interval's half width.
+
+    Args:
+        log_half_width: half the interval of the log ratio at `level`.
+    """
+    z = _normal(level)
+    return math.expm1(min(log_half_width * (1 + _power_z() / z), 700.0))
+
+
+def blocks_to_settle(
+    blocks: int, log_ratio: float, log_half_width: float, level: float, equivalence: float
+) -> int | None:
+    """Expected further blocks until the interval excludes 1 or lies inside 1 +- `equivalence`.
+
+    The half width falls with the root of the number of blocks. None when no number is known to
+    do: an effect on the very edge of what counts as equivalent, or no interval yet.
+    """
+    if not math.isfinite(log_half_width) or log_half_width <= 0:
+        return None
+    z = _normal(level)
+    to_exclude = abs(log_ratio) / (1 + _power_z() / z)
+    to_include = math.log1p(equivalence) - abs(log_ratio)
+    target = max(to_exclude, to_include)
+    if target <= 0:
+        return None
+    needed = blocks * (log_half_width / target) ** 2
+    return max(1, math.ceil(needed) - blocks)
+
+
+def minimum_blocks(level: float) -> int:
+    """Blocks below which no interval of the median exists at `level`."""
+    n = 1
+    while _dropped(n, level) < 0:
+        n += 1
+    return n
+
+
+def _normal(level: float) -> float:
+    from scipy.special import ndtri
+
+    return float(ndtri((1 + level) / 2))
+
+
+def _power_z() -> float:
+    from scipy.special import ndtri
+
+    return float(ndtri(_POWER))
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _checked(values: Floats, level: float) -> int:
+    if len(values) == 0:
+        raise InvalidArgumentError("values", "there are no values")
+    if not 0 < level < 1:
+        raise InvalidArgumentError("level", f"{level} is not between 0 and 1")
+    return len(values)

@@ -1,0 +1,116 @@
+"""`slipstream doctor` tries what it reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from slipstream.cli import _checks
+from slipstream.cli.doctor import command
+from slipstream.measure.store import Store
+
+_app = typer.Typer()
+_app.command()(command)
+
+
+def _run(*arguments: object) -> Result:
+    done = CliRunner().invoke(_app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def test_the_report_has_every_part(tmp_path: Path) -> None:
+    done = _run("--store", tmp_path / "r.db")
+    assert done.exit_code == 0
+    for title in ("This machine", "Software", "Extras", "What can be measured here", "store"):
+        assert title in done.stdout
+    rows = json.loads(_run("--store", tmp_path / "r.db", "--json").stdout)
+    names = {row["name"] for row in rows}
+    assert {
+        "processor", "instruction sets", "timer", "torch", "compiled library", "dev",
+        "hardware counters", "energy", "clock frequency", "network namespace", "slow links", "GPU",
+        "qemu", "chromium", "peak memory", "results",
+    } <= names  # fmt: skip
+    assert all(row["found"] for row in rows)
+    # What does not work says why, and where there is a way to get it, which.
+    assert all(row["unlocks"] or row["remedy"] for row in rows if row["ok"] is False)
+
+
+def test_looking_makes_no_store(tmp_path: Path) -> None:
+    check = _checks.store(tmp_path / "a" / "r.db")
+    assert check.ok
+    assert "made at the first measurement" in check.found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_is_counted(tmp_path: Path) -> None:
+    Store(tmp_path / "r.db").close()
+    assert "0 experiments" in _checks.store(tmp_path / "r.db").found
+
+
+def test_an_unusable_store_fails_the_whole(tmp_path: Path) -> None:
+    (tmp_path / "r.db").write_text("no database " * 100)
+    done = _run("--store", tmp_path / "r.db")
+    assert done.exit_code == 1
+    assert "not a database" in done.stdout
+
+
+def test_programs_are_run_and_not_only_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    by_name = {check.name: check for check in _checks.measuring()}
+    assert by_name["qemu"].found == "not on the path"
+    assert by_name["qemu"].remedy == "install qemu-system-arm"
+    broken = tmp_path / "qemu-system-arm"
+    broken.write_text("#!/bin/false\n")
+    broken.chmod(0o755)
+    by_name = {check.name: check for check in _checks.measuring()}
+    assert by_name["qemu"].found == "qemu-system-arm is there but does not run"
+
+
+def test_a_program_that_works_says_its_version() -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    by_name = {check.name: check for check in _checks.measuring()}
+    assert by_name["git"].ok
+    assert by_name["git"].found.startswith("git version")
+
+
+def test_counters_are_asked_for_and_given_back() -> None:
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    by_name = {check.name: check for check in _checks.measuring()}
+    for name in ("hardware counters", "software counters"):
+        check = by_name[name]
+        assert check.ok or "perf_event_open" in check.found
+    after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    assert after == before
+
+
+def test_extras_name_what_is_missing_and_how_to_get_it() -> None:
+    required = ['numpy>=1; extra == "both"', 'no-such-package; extra == "both"', "torch"]
+    check = _checks._extra("both", required)
+    assert not check.ok
+    assert check.found.startswith("numpy ")
+    assert check.found.endswith("missing: no-such-package")
+    assert check.remedy == "pip install 'slipstream[both]'"
+    assert _checks._extra("other", required).ok
+
+
+def test_energy_is_never_guessed() -> None:
+    by_name = {check.name: check for check in _checks.measuring()}
+    assert by_name["energy"].ok == any(Path("/sys/class/powercap").glob("*/energy_uj"))
+
+
+def test_without_the_compiled_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    by_name = {check.name: check for check in _checks.software()}
+    assert by_name["compiled library"].ok is False
+    assert "SLIPSTREAM_NATIVE" in by_name["compiled library"].found

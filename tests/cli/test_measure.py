@@ -1,0 +1,113 @@
+"""`slipstream measure`: as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from slipstream.cli.measure import app
+from slipstream.errors import InvalidArgumentError, MeasurementError, UsageError
+from slipstream.measure.store import Store
+
+PYTHON = shlex.quote(sys.executable)
+
+
+def measure(*words):
+    done = CliRunner().invoke(app, list(words))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_two_commands_are_compared_and_kept(tmp_path):
+    store = tmp_path / "r.db"
+    done = measure(
+        "ab", "--base-cmd", "sleep 0.02", "--head-cmd", "sleep 0.04",
+        "--budget", "2s", "--store", str(store), "--json",
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    head = next(row for row in found["rows"] if row["arm"] == "head" and row["carries"])
+    assert head["metric"] == "wall"
+    assert head["verdict"] == "slower"
+    assert 1.3 < head["ratio"] < 2.2
+    with Store(store) as opened:
+        kept = opened.load("last")
+    assert kept.title == "base vs head"
+    assert ("head", "peak_memory") in {(arm, metric) for arm, metric, _ in kept.series}
+
+
+def test_the_table_names_the_verdict_and_the_clock(tmp_path):
+    done = measure("ab", "--base-cmd", "true", "--head-cmd", "sleep 0.03", "--budget", "1s",
+                   "--no-save")  # fmt: skip
+    assert "slower" in done.stdout
+    assert "wall" in done.stdout
+
+
+def test_two_revisions_run_the_same_command(tmp_path, monkeypatch):
+    def git(*words):
+        settings = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *settings, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q", "-b", "main")
+    for seconds in ("0.01", "0.05"):
+        (tmp_path / "work.sh").write_text(f"sleep {seconds}\n")
+        git("add", "work.sh")
+        git("commit", "-q", "-m", seconds)
+    monkeypatch.chdir(tmp_path)
+    done = measure(
+        "ab", "--base", "HEAD~1", "--head", "HEAD", "--budget", "2s", "--no-save", "--json",
+        "--", "sh", "work.sh",
+    )  # fmt: skip
+    row = next(row for row in json.loads(done.stdout)["rows"] if row["carries"])
+    assert (row["arm"], row["baseline"], row["verdict"]) == ("HEAD", "HEAD~1", "slower")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ab"],
+        ["ab", "--base-cmd", "true"],
+        ["ab", "--base", "main", "--head", "HEAD"],
+        ["ab", "--base", "main", "--head", "main", "--", "true"],
+        ["ab", "--base-cmd", "true", "--head-cmd", "true", "--base", "main"],
+        ["gate", "--seconds", "0"],
+    ],
+)
+def test_an_incomplete_question_is_a_usage_error_that_teaches(words):
+    with pytest.raises(UsageError):
+        measure(*words)
+
+
+def test_a_command_that_is_not_there_or_fails_is_named():
+    with pytest.raises(InvalidArgumentError, match="'no-such-program' was not found"):
+        measure("ab", "--base-cmd", "true", "--head-cmd", "no-such-program", "--no-save")
+    with pytest.raises(MeasurementError, match="'head' failed: the command ended with exit code 1"):
+        measure("ab", "--base-cmd", "true", "--head-cmd", "false", "--no-save")
+    with pytest.raises(InvalidArgumentError, match="budget"):
+        measure("ab", "--base-cmd", "true", "--head-cmd", "true", "--budget", "0s", "--no-save")
+
+
+def test_the_gate_says_a_colour_and_what_can_be_found():
+    found = json.loads(measure("gate", "--seconds", "30", "--json").stdout)
+    assert found["level"] in ("green", "amber", "red")
+    assert found["seconds"] == 30
+    assert 0 < found["detectable"]["cpu"] < 1
+    assert "this machine is" in measure("gate").stdout
+
+
+def test_help_teaches_and_needs_neither_torch_nor_numpy():
+    code = (
+        "import sys; from slipstream.cli.measure import app\n"
+        "try: app(['ab', '--help'], standalone_mode=False)\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'scipy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--base-cmd" in done.stdout
+    assert "interleaved" in done.stdout

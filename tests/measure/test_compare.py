@@ -1,0 +1,165 @@
+"""`measure.compare`: from two functions to a verdict that can be believed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slipstream import measure
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.measure import memory
+from slipstream.measure.records import Environment, Verdict
+from slipstream.measure.store import Store
+
+ENVIRONMENT = Environment({}, "env")
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
+
+
+def compare(arms, **options):
+    options = {"budget": "3s", "environment": ENVIRONMENT, **options}
+    options.setdefault("plan", measure.Plan(maximum_warmup_s=0.2, red_factor=1.0))
+    return measure.compare(arms, **options)
+
+
+def work(n):
+    return lambda: sum(range(n))
+
+
+def test_half_the_work_is_faster_and_the_ratio_says_by_how_much():
+    result = compare({"base": work(40_000), "fast": work(20_000)})
+    assert result.verdict is Verdict.FASTER
+    low, high = result.ratio("fast", "base").ci
+    assert 0.4 < low <= high < 0.6
+
+
+def test_an_arm_that_waits_is_judged_by_wall_time():
+    result = compare({"base": lambda: time.sleep(0.006), "slow": lambda: time.sleep(0.009)})
+    claim = result.ratio("slow")
+    assert claim.metric == "wall"
+    assert "waits" in claim.reason
+    assert claim.verdict is Verdict.SLOWER
+
+
+def test_workers_are_compared_like_functions():
+    arms = [
+        measure.WorkerArm(
+            name, "workers:setup", "workers:sample", arguments={"work": n}, environment=HERE
+        )
+        for name, n in (("base", 400_000), ("fast", 200_000))
+    ]
+    result = compare(arms)
+    assert result.verdict is Verdict.FASTER
+
+
+def test_both_clocks_are_recorded_and_one_carries_the_claim():
+    result = compare({"base": work(40_000), "fast": work(20_000)}, budget=1.0)
+    assert {claim.metric for claim in result.claims if claim.arm == "fast"} == {"wall", "cpu"}
+    assert sum(claim.carries for claim in result.claims) == 1
+
+
+@pytest.mark.skipif(not memory.resettable(), reason="peaks cannot be reset here")
+def test_peak_memory_is_what_a_call_needs():
+    def needs(megabytes):
+        return lambda: bytearray(megabytes << 20).count(0)
+
+    metrics = ["wall", "cpu", "peak_mem"]
+    result = compare({"base": needs(40), "lean": needs(20)}, metrics=metrics, budget=1.0)
+    claim = result.ratio("lean", metric="peak_mem")
+    assert claim.ratio == pytest.approx(0.5, rel=0.02)
+    assert claim.verdict is Verdict.FASTER
+    assert claim.blocks == 8
+
+
+def test_several_candidates_have_several_verdicts():
+    result = compare({"base": work(20_000), "b": work(10_000), "c": work(40_000)})
+    assert result.verdicts == {"b": Verdict.FASTER, "c": Verdict.SLOWER}
+    with pytest.raises(InvalidArgumentError, match=r"use \.verdicts"):
+        _ = result.verdict
+    between = result.ratio("c", "b")
+    assert 3 < between.ratio < 5
+    assert "not corrected" in between.reason
+
+
+def test_the_baseline_may_be_any_arm():
+    result = compare({"fast": work(20_000), "base": work(40_000)}, baseline="base", budget=1.0)
+    assert result.ratio("fast").ratio < 0.7
+
+
+def test_it_prints_and_saves_and_the_store_gives_it_back(tmp_path):
+    result = compare({"base": work(40_000), "fast": work(20_000)}, budget=1.0)
+    assert "fast" in str(result)
+    identity = result.save(tmp_path / "r.db")
+    with Store(tmp_path / "r.db") as store:
+        again = measure.Comparison.of(store.load(identity))
+        assert repr(again.claims) == repr(result.claims) == repr(store.claims(identity))
+
+
+def test_a_store_keeps_it_while_it_runs(tmp_path):
+    with Store(tmp_path / "r.db") as store:
+        compare({"base": work(40_000), "fast": work(20_000)}, budget=1.0, store=store)
+        assert store.load("last").status == "complete"
+
+
+def test_speed_without_quality_is_refused_for_what_changes_numerics():
+    arms = {"base": work(10), "fast": work(5)}
+    with pytest.raises(InvalidArgumentError, match="'fast' changes numerics"):
+        compare(arms, changes_numerics=["fast"])
+    outcomes = {"base": [True, True, False, True], "fast": [True, False, False, True]}
+    result = compare(arms, changes_numerics=["fast"], quality=outcomes, budget=0.5)
+    (row,) = (event.detail for event in result.experiment.events if event.kind == "quality")
+    assert (row["lost"], row["gained"]) == (1, 0)
+
+
+def test_arms_that_return_different_shapes_are_not_the_same_work():
+    import numpy as np
+
+    arms = {"base": lambda: np.ones((3, 4)), "fast": lambda: np.ones((3, 5))}
+    with pytest.raises(InvalidArgumentError, match=r"shapes.*\(3, 4\).*\(3, 5\)"):
+        compare(arms)
+
+
+@pytest.mark.parametrize(
+    ("arms", "options", "what"),
+    [
+        ({}, {}, "nothing to compare with"),
+        ({"a": work(1)}, {}, "nothing to compare with"),
+        ({"a": work(1), "b": work(1)}, {"budget": "0s"}, "no time at all"),
+        ({"a": work(1), "b": work(1)}, {"budget": -1}, "no time at all"),
+        ({"a": work(1), "b": work(1)}, {"budget": "soon"}, "not a quantity"),
+        ({"a": work(1), "b": work(1)}, {"level": 1.0}, "not between 0 and 1"),
+        ({"a": work(1), "b": work(1)}, {"metrics": []}, "there are none"),
+        ({"a": work(1), "b": work(1)}, {"baseline": "c"}, "no arm is called 'c'"),
+        ({"a": work(1), "b": 3}, {}, "cannot be called"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(arms, options, what):
+    with pytest.raises(InvalidArgumentError, match=what):
+        compare(arms, **options)
+
+
+def test_an_unknown_arm_or_metric_is_named():
+    result = compare({"base": work(40_000), "fast": work(20_000)}, budget=0.5)
+    with pytest.raises(UnknownNameError, match="unknown arm 'fats'"):
+        result.ratio("fats")
+    with pytest.raises(UnknownNameError, match="unknown metric 'energy'"):
+        result.ratio("fast", metric="energy")
+
+
+def test_importing_measure_imports_neither_torch_nor_numpy():
+    code = (
+        "import sys; from slipstream import measure; measure.phase;"
+        "assert not {'torch', 'numpy', 'scipy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_resolves():
+    for name in measure.__all__:
+        assert getattr(measure, name) is not None
+    with pytest.raises(AttributeError):
+        _ = measure.nonsense

@@ -1,0 +1,65 @@
+"""The gate: colours by what is read, honest about what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.measure import gate
+
+
+def test_a_reading_names_a_reason_for_every_colour_but_green():
+    reading = gate.Gate().read()
+    assert (reading.level is gate.Level.GREEN) == (not reading.reasons)
+    assert set(reading.values) | set(reading.unreadable) == set(gate._LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("pressure", "level"),
+    [(0.0, gate.Level.GREEN), (20.0, gate.Level.AMBER), (99.0, gate.Level.RED)],
+)
+def test_pressure_alone_decides_the_colour_when_all_else_is_silent(monkeypatch, pressure, level):
+    monkeypatch.setattr(gate, "_LIMITS", {"pressure_percent": gate._LIMITS["pressure_percent"]})
+    monkeypatch.setattr(gate, "_pressure", lambda: pressure)
+    reading = gate.Gate().read()
+    assert reading.level is level
+    if level is not gate.Level.GREEN:
+        assert f"{pressure:.0f} %" in reading.reasons[0]
+
+
+def test_one_red_outweighs_any_number_of_ambers(monkeypatch):
+    monkeypatch.setattr(gate, "_pressure", lambda: 99.0)
+    monkeypatch.setattr(gate, "_heat", lambda: 93.0)
+    assert gate.Gate().read().level is gate.Level.RED
+
+
+def test_without_proc_everything_it_told_is_called_unreadable(monkeypatch, tmp_path):
+    class Elsewhere(type(Path())):
+        def __new__(cls, *parts):
+            moved = [str(part).lstrip("/") for part in parts]
+            return Path(tmp_path, "nothing", *moved)
+
+    monkeypatch.setattr(gate, "Path", Elsewhere)
+    reading = gate.Gate().read()
+    for name in ("pressure_percent", "steal_percent", "throttled_percent", "heat_percent"):
+        assert name in reading.unreadable
+        assert name not in reading.values
+
+
+def test_counters_are_rates_since_the_reading_before(monkeypatch):
+    counts = iter([100.0, 100.0, 400.0])
+    monkeypatch.setattr(gate, "_preemptions", lambda: {"preemptions": next(counts)})
+    clock = iter([0.0, 1.0, 3.0])
+    monkeypatch.setattr(gate.time, "monotonic", lambda: next(clock))
+    machine = gate.Gate()
+    assert machine.read().values["preemptions_per_s"] == 0.0
+    assert machine.read().values["preemptions_per_s"] == 150.0
+
+
+def test_more_time_detects_smaller_differences():
+    short = gate.detectable(5, probe_s=0.2)
+    long = gate.detectable(500, probe_s=0.2)
+    # A hundred times the time is a tenth of the width; the probe itself is noisy.
+    assert long.blocks > 20 * short.blocks
+    assert 0 < long.cpu < short.cpu

@@ -1,0 +1,183 @@
+"""The ledger: predictions meet what was measured, and the next interval learns from it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up import ENVIRONMENT, claim, environment, experiment, prediction
+
+from slipstream.errors import UnknownNameError
+from slipstream.measure.ledger import Calibration, Ledger, Score, calibrate
+from slipstream.measure.records import ArmRecord, Verdict
+from slipstream.measure.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store(tmp_path / "results.db") as one:
+        yield one
+
+
+def _score(stretch: float, sign: int = 1) -> Score:
+    half = math.log(1.25)
+    residual = sign * stretch * half
+    measured = claim(ratio=0.5 * math.exp(residual))
+    return Score(prediction(), measured, "id", residual, stretch)
+
+
+def test_a_later_measurement_of_the_same_thing_scores_a_prediction(store: Store) -> None:
+    ledger = Ledger(store)
+    ledger.record(prediction(), ENVIRONMENT)
+    assert ledger.scores() == ()
+    identity = store.save(experiment(), [claim(ratio=0.6)])
+    (score,) = ledger.scores()
+    assert score.experiment_id == identity
+    assert score.residual == pytest.approx(math.log(0.6 / 0.5))
+    # The interval reaches log(0.625 / 0.5) upwards.
+    assert score.stretch == pytest.approx(math.log(1.2) / math.log(1.25))
+    assert score.within
+
+
+def test_a_miss_on_the_short_side_is_measured_by_that_side(store: Store) -> None:
+    Ledger(store).record(prediction(low=0.45))
+    store.save(experiment(), [claim(ratio=0.4)])
+    (score,) = Ledger(store).scores()
+    assert score.stretch == pytest.approx(math.log(0.5 / 0.4) / math.log(0.5 / 0.45))
+    assert not score.within
+
+
+def test_a_prediction_is_scored_once_and_by_the_first(store: Store) -> None:
+    Ledger(store).record(prediction())
+    first = store.save(experiment(), [claim(ratio=0.6)])
+    store.save(experiment(), [claim(ratio=0.9)])
+    assert [s.experiment_id for s in Ledger(store).scores()] == [first]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"workload": "other.py:step"},
+        {"technique": "lowrank:0.5"},
+        {"metric": "wall"},
+        {"env_id": "another"},
+        {"created": "2030-01-01T00:00:00Z"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_anything_else_scores_nothing(store: Store, other: dict[str, str]) -> None:
+    Ledger(store).record(prediction(**other))
+    store.save(experiment(), [claim()])
+    assert Ledger(store).scores() == ()
+
+
+def test_what_an_experiment_was_begun_with_it_scores(store: Store) -> None:
+    attached = prediction(env_id="made elsewhere")
+    arms = (ArmRecord("base"), ArmRecord("fast"))
+    store.save(experiment(arms=arms, predictions={"fast": attached}), [claim()])
+    assert [s.prediction for s in Ledger(store).scores()] == [attached]
+
+
+def test_an_untrustworthy_claim_scores_nothing(store: Store) -> None:
+    Ledger(store).record(prediction())
+    store.save(experiment(), [claim(verdict=Verdict.UNTRUSTWORTHY)])
+    store.save(experiment(), [claim(ratio=math.nan, verdict=Verdict.INCONCLUSIVE)])
+    assert Ledger(store).scores() == ()
+
+
+def test_no_history_widens_nothing_and_says_so(store: Store) -> None:
+    store.save(experiment(), [claim()])
+    found = Ledger(store).calibration(ENVIRONMENT.env_id, "cpu")
+    assert (found.factor, found.level, found.n, found.coverage) == (1.0, None, 0, None)
+    assert "no prediction" in found.note
+
+
+def test_few_rows_claim_only_the_level_they_can_hold() -> None:
+    found = calibrate([_score(3.0), _score(0.2)])
+    assert found.factor == 3.0
+    assert found.level == pytest.approx(2 / 3)
+    assert "want of 7 more" in found.note
+    assert found.coverage == 0.5
+    assert found.coverage_low < 0.15
+    assert found.coverage_high > 0.85
+
+
+def test_nine_rows_reach_90_percent() -> None:
+    found = calibrate([_score(n / 3) for n in range(1, 10)])
+    assert (found.level, found.factor) == (0.9, 3.0)
+    twenty = calibrate([_score(n / 10) for n in range(1, 21)])
+    # Rank ceil(0.9 * 21) = 19 of 20: the largest may be forgiven.
+    assert twenty.factor == pytest.approx(1.9)
+
+
+def test_good_predictions_are_not_narrowed() -> None:
+    assert calibrate([_score(0.1)] * 30).factor == 1.0
+
+
+def test_the_bias_says_which_way_we_err() -> None:
+    assert calibrate([_score(1.0, sign=1)] * 3).bias == pytest.approx(math.log(1.25))
+    assert calibrate([_score(1.0, sign=-1)] * 3).bias == pytest.approx(-math.log(1.25))
+
+
+@pytest.mark.parametrize("n", [3, 9, 30])
+def test_the_next_of_the_same_kind_is_covered_at_the_promised_level(n: int) -> None:
+    """Any continuous law will do, since only ranks count; most errors here are larger than 1."""
+    rng = np.random.default_rng(n)
+    runs, held, level = 2000, 0, 0.0
+    for _ in range(runs):
+        *past, following = rng.lognormal(1.5, 1.0, n + 1)
+        found = calibrate([Score(prediction(), claim(), "id", 0.0, float(s)) for s in past])
+        assert found.level is not None
+        level = found.level
+        held += following <= found.factor
+    # Three standard errors of the simulation.
+    assert held / runs >= level - 3 * math.sqrt(level * (1 - level) / runs)
+
+
+def test_widening_is_symmetric_in_the_logarithm() -> None:
+    calibration = Calibration(2.0, 0.9, 9, 0.5, 0.2, 0.8, 0.0, "")
+    assert calibration.widen(0.5, 0.4, 0.625) == pytest.approx((0.32, 0.78125))
+    assert calibration.widen(0.5, 0.0, 0.625)[0] == 0.0
+
+
+def _history(store: Store, place: object, ratio: float, technique: str) -> None:
+    store.save(
+        experiment(
+            environment=place,
+            arms=(ArmRecord("base"), ArmRecord("fast", workload="w", technique=technique)),
+            predictions={
+                "fast": prediction(
+                    workload="w",
+                    technique=technique,
+                    env_id=place.env_id,  # type: ignore[attr-defined]
+                )
+            },
+        ),
+        [claim(ratio=ratio)],
+    )
+
+
+def test_the_machine_s_history_outlives_its_software_but_not_the_machine(store: Store) -> None:
+    newer = environment(torch_version="99")
+    elsewhere = environment(cpu_model="another")
+    _history(store, ENVIRONMENT, 0.5, "a")
+    _history(store, newer, 0.9, "b")
+    _history(store, elsewhere, 0.5, "c")
+    ledger = Ledger(store)
+    assert ledger.calibration(ENVIRONMENT.env_id, "cpu").n == 2
+    assert ledger.calibration(newer.env_id, "cpu").factor > 2
+    assert ledger.calibration(elsewhere.env_id, "cpu").n == 1
+    assert ledger.calibration(ENVIRONMENT.env_id, "wall").n == 0
+
+
+def test_repeating_one_prediction_is_no_more_evidence(store: Store) -> None:
+    for n in range(12):
+        _history(store, environment(seed_x=n), 0.5, "a")
+    assert Ledger(store).calibration(environment(seed_x=0).env_id, "cpu").n == 1
+
+
+def test_an_unknown_environment_has_no_history(store: Store) -> None:
+    with pytest.raises(UnknownNameError):
+        Ledger(store).calibration("nowhere")

@@ -1,0 +1,71 @@
+"""Peak memory against sizes we chose, phases apart, and honesty where it cannot be read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.errors import MeasurementError, WorkloadError
+from slipstream.measure import memory
+
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
+linux = pytest.mark.skipif(not memory.resettable(), reason="peaks cannot be reset here")
+MIB = 2**20
+
+
+def peak(function, **arguments):
+    prepare = "workers:import_numpy"
+    return memory.peak_memory(function, arguments, prepare=prepare, environment=HERE, timeout_s=60)
+
+
+def assert_close(found, megabytes):
+    # The bar: within 2 % or 1 MB of the truth.
+    assert abs(found - megabytes * MIB) <= max(0.02 * megabytes * MIB, 1e6)
+
+
+@linux
+@pytest.mark.parametrize("megabytes", [10, 50, 200])
+def test_the_peak_is_what_was_allocated(megabytes):
+    assert_close(peak("workers:allocate", megabytes=megabytes).whole.increase, megabytes)
+
+
+@linux
+@pytest.mark.parametrize(("first", "second"), [(200, 50), (50, 200), (30, 30)])
+def test_phases_have_their_own_peaks_though_the_first_was_higher(first, second):
+    found = peak("workers:allocate_in_phases", first=first, second=second)
+    assert_close(found.phases["first"].increase, first)
+    assert_close(found.phases["second"].increase, second)
+    assert_close(found.whole.increase, max(first, second))
+
+
+@linux
+def test_a_call_in_this_process_is_not_hidden_by_memory_freed_before():
+    np.ones(100 * MIB // 8)
+    found = memory.peak_of_call(lambda: np.ones(40 * MIB // 8))
+    assert_close(found.increase, 40)
+
+
+@linux
+def test_a_phase_in_a_phase_is_refused():
+    with memory.memory_phase("outer"), pytest.raises(MeasurementError, match="inside 'outer'"):
+        memory.memory_phase("inner").__enter__()
+
+
+def test_what_the_function_raises_arrives():
+    with pytest.raises(WorkloadError, match="cannot be built"):
+        memory.peak_memory("workers:setup", {"fail": True}, environment=HERE, timeout_s=60)
+
+
+def test_without_proc_the_process_has_one_peak_and_phases_say_why_not(monkeypatch):
+    monkeypatch.setattr(memory, "_STATUS", Path("/nonexistent"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    found = memory._measured("workers:allocate_in_phases", {"first": 5, "second": 5})
+    assert found["whole"][0] > 5 * MIB
+    assert found["phases"] == {}
+    assert "no resettable peak" in found["unreadable"]
+    with pytest.raises(MeasurementError, match="cannot be read on this system"):
+        memory.peak_of_call(lambda: None)

@@ -1,0 +1,68 @@
+"""Phases in a loop of one's own, and as metrics of a sample."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.measure import phase, phases
+from slipstream.measure.arms import CallableArm
+
+
+@pytest.fixture(autouse=True)
+def _empty():
+    phases.drain()
+    yield
+    phases.drain()
+
+
+def test_phases_add_up_and_are_drained_once():
+    for _ in range(3):
+        with phase("forward"):
+            sum(range(1000))
+    found = phases.drain()
+    assert set(found) == {"forward.wall", "forward.cpu"}
+    assert found["forward.wall"] > 0
+    assert phases.drain() == {}
+
+
+def test_a_phase_in_a_phase_is_named_with_both_and_takes_no_longer():
+    with phase("step"), phase("backward"):
+        sum(range(1000))
+    found = phases.drain()
+    assert found["step/backward.wall"] <= found["step.wall"]
+
+
+def test_a_phase_that_raises_is_recorded_and_left():
+    with pytest.raises(ZeroDivisionError), phase("broken"):
+        1 / 0  # noqa: B018
+    with phase("next"):
+        pass
+    assert {"broken.wall", "next.wall"} <= set(phases.drain())
+
+
+def test_recorded_collects_the_phases_of_its_body_alone():
+    with phase("outside"):
+        pass
+    with phases.recorded() as found, phase("inside"):
+        pass
+    assert set(found) == {"inside.wall", "inside.cpu"}
+    assert "outside.wall" in phases.drain()
+
+
+def test_phases_inside_an_arm_are_metrics_of_its_samples_per_call():
+    def step():
+        with phase("backward"):
+            sum(range(1000))
+
+    arm = CallableArm("a", step)
+    arm.open(None)
+    sample = arm.sample(10, None)
+    arm.close()
+    assert sample["backward.wall"] <= sample["wall"]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a.b"])
+def test_a_name_that_would_be_ambiguous_is_refused(name):
+    with pytest.raises(InvalidArgumentError, match="cannot name a phase"):
+        phase(name)

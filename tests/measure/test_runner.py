@@ -1,0 +1,329 @@
+"""Running an experiment: order, looks, warm-up, failures, interruption, resumption."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.errors import InvalidArgumentError, MeasurementError
+from slipstream.measure import runner
+from slipstream.measure.arms import Arm, CallableArm, WorkerArm
+from slipstream.measure.claims import claims
+from slipstream.measure.records import Environment, Phase, Settings
+from slipstream.measure.runner import ArmFailedError, Plan, run
+from slipstream.measure.store import Store
+
+ENVIRONMENT = Environment({}, "env")
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
+QUICK = Plan(minimum_warmup_s=0.0, maximum_warmup_s=0.2, red_factor=1.0)
+
+
+class FakeArm(Arm):
+    """An arm whose samples are made up; it logs its turns."""
+
+    def __init__(self, name, values, log=None):
+        super().__init__(name)
+        self.values = iter(values)
+        self.log = log if log is not None else []
+        self.open_now = False
+
+    def open(self, timeout_s):
+        self.open_now = True
+
+    def sample(self, inner, timeout_s):
+        self.log.append(self.name)
+        wall = next(self.values)
+        if isinstance(wall, BaseException):
+            raise wall
+        return {"wall": wall, "cpu": wall}
+
+    def close(self):
+        self.open_now = False
+
+
+def lognormal(scale, seed=0, spread=0.01):
+    rng = np.random.default_rng(seed)
+    return (float(scale * rng.lognormal(0, spread)) for _ in itertools.count())
+
+
+def measure(arms, *, plan=QUICK, **settings):
+    options = {"primary": "wall", "budget_s": 5.0, **settings}
+    return run(arms, Settings("a", **options), environment=ENVIRONMENT, plan=plan)
+
+
+def stop_reason(experiment):
+    return next(e.detail["reason"] for e in experiment.events if e.kind == "stop")
+
+
+def test_every_block_runs_every_arm_once_and_orders_are_balanced():
+    log = []
+    arms = [FakeArm(name, lognormal(1e7, seed), log) for seed, name in enumerate("abc")]
+    plan = Plan(maximum_blocks=60, maximum_warmup_s=0, minimum_warmup_s=0, guard=False)
+    experiment = measure(arms, plan=plan, target_rel_width=1e-9)
+    turns = log[-180:]
+    blocks = [turns[i : i + 3] for i in range(0, 180, 3)]
+    assert all(sorted(block) == ["a", "b", "c"] for block in blocks)
+    assert all(one == other[::-1] for one, other in zip(blocks[::2], blocks[1::2], strict=True))
+    firsts = Counter(block[0] for block in blocks)
+    assert min(firsts.values()) >= 10
+    assert stop_reason(experiment) == "blocks"
+
+
+def test_two_arms_take_turns_abba_or_baab():
+    orders = runner._orders(["a", "b"], random.Random(0))
+    pairs = {"".join(next(orders) + next(orders)) for _ in range(50)}
+    assert pairs == {"abba", "baab"}
+
+
+def test_the_baseline_runs_against_itself_in_a_tenth_of_the_blocks_and_at_least_eight():
+    arms = [FakeArm(name, lognormal(1e7, seed)) for seed, name in enumerate("ab")]
+    for blocks, expected in ((10, 8), (200, 8 + 19)):
+        plan = Plan(maximum_blocks=blocks, maximum_warmup_s=0)
+        experiment = measure(arms, plan=plan, target_rel_width=1e-9)
+        guard = experiment.series["a'", "wall", Phase.MEASURE]
+        assert len(guard.values) == expected
+
+
+def test_it_stops_at_the_first_look_that_is_narrow_enough():
+    arms = [FakeArm(name, lognormal(1e7, seed, 0.03)) for seed, name in enumerate("ab")]
+    experiment = measure(arms)
+    blocks = len(experiment.series["a", "wall", Phase.MEASURE].values)
+    assert stop_reason(experiment) == "narrow"
+    assert blocks in Settings("a").looks
+    claim = next(c for c in claims(experiment) if c.carries)
+    assert claim.high - claim.low < 0.02 * claim.ratio
+
+
+def test_it_may_stop_as_soon_as_the_verdict_is_settled():
+    arms = [FakeArm("a", lognormal(1e7, 0, 0.1)), FakeArm("b", lognormal(3e7, 1, 0.1))]
+    experiment = measure(arms, stop_when_decided=True, target_rel_width=1e-4)
+    assert stop_reason(experiment) == "decided"
+    assert len(experiment.series["a", "wall", Phase.MEASURE].values) == 10
+
+
+def test_the_budget_ends_a_run_that_never_gets_narrow():
+    arms = [FakeArm(name, lognormal(1e7, seed, 1.0)) for seed, name in enumerate("ab")]
+    began = time.monotonic()
+    experiment = measure(arms, budget_s=0.3, target_rel_width=1e-6)
+    assert stop_reason(experiment) == "budget"
+    assert time.monotonic() - began < 5
+
+
+def test_warm_up_goes_on_until_stationary_and_is_kept():
+    falling = [3e8 / (i + 1) for i in range(30)] + [1e7] * 10_000
+    arms = [FakeArm("a", falling), FakeArm("b", lognormal(1e7))]
+    plan = Plan(minimum_warmup_s=0, maximum_warmup_s=10, maximum_blocks=12)
+    experiment = measure(arms, plan=plan)
+    warmup = experiment.series["a", "wall", Phase.WARMUP].values
+    assert len(warmup) > 25
+    assert warmup.tolist() == falling[: len(warmup)]
+    # The last five and the five before agree within 2 % as soon as the arm has settled.
+    assert len(experiment.series["b", "wall", Phase.WARMUP].values) < len(warmup)
+
+
+def test_short_functions_are_repeated_equally_often_until_a_sample_is_long():
+    experiment = measure(
+        [CallableArm("a", lambda: sum(range(50))), CallableArm("b", lambda: sum(range(100)))],
+        plan=Plan(minimum_warmup_s=0, maximum_warmup_s=0.2, maximum_blocks=10, red_factor=1.0),
+    )
+    (inner,) = {arm.inner for arm in experiment.arms}
+    wall = experiment.series["a", "wall", Phase.MEASURE].values
+    # Per call, microseconds; per sample, milliseconds.
+    assert np.median(wall) < 1e6
+    assert np.median(wall) * inner > 2e6
+
+
+def test_long_functions_are_their_own_sample():
+    arms = [CallableArm(name, lambda: time.sleep(0.006)) for name in "ab"]
+    experiment = measure(arms, budget_s=1.0)
+    assert {arm.inner for arm in experiment.arms} == {1}
+
+
+def test_the_colour_of_the_machine_is_known_for_every_block():
+    arms = [FakeArm(name, lognormal(1e7)) for name in "ab"]
+    gates = [event for event in measure(arms).events if event.kind == "gate"]
+    assert gates[0].block == 0
+    assert gates[0].detail["state"] in ("green", "amber", "red")
+
+
+# What goes wrong.
+
+
+def test_a_candidate_that_fails_leaves_and_the_others_go_on():
+    broken = [1e7] * 30 + [MeasurementError("no memory left")]
+    arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", broken), FakeArm("c", lognormal(1e7, 1))]
+    experiment = measure(arms, plan=Plan(maximum_warmup_s=0, maximum_blocks=60))
+    failed = next(event for event in experiment.events if event.kind == "failed")
+    assert failed.detail["arm"] == "b"
+    assert "no memory left" in failed.detail["what"]
+    assert len(experiment.series["c", "wall", Phase.MEASURE].values) >= 40
+    assert 0 < len(experiment.series["b", "wall", Phase.MEASURE].values) < 40
+    verdicts = {c.arm: c for c in claims(experiment) if c.carries}
+    assert "no memory left" in verdicts["b"].reason
+
+
+def test_when_the_last_candidate_fails_the_error_names_it_and_keeps_the_rest():
+    broken = [1e7] * 20 + [MeasurementError("no memory left")]
+    arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", broken)]
+    with pytest.raises(ArmFailedError, match="'b' failed: no memory left") as error:
+        measure(arms, target_rel_width=1e-9)
+    assert error.value.arm == "b"
+    assert error.value.block > 0
+    assert error.value.phase == "measure"
+    kept = error.value.experiment
+    assert len(kept.series["a", "wall", Phase.MEASURE].values) == error.value.block + 1
+    assert not any(arm.open_now for arm in arms)
+
+
+@pytest.mark.parametrize(
+    ("sample", "what"),
+    [
+        ("workers:raises_at", "the loss is not a number"),
+        ("workers:hangs_at", "did not answer within 1 s"),
+        ("workers:ends_at", "exit code 3"),
+        ("workers:changes_shape_at", "extra only in some"),
+    ],
+)
+def test_a_worker_that_goes_wrong_is_named_with_block_and_phase(sample, what):
+    good = WorkerArm("a", "workers:setup", "workers:sample", environment=HERE)
+    bad = WorkerArm("b", "workers:setup", sample, sample_arguments={"call": 16}, environment=HERE)
+    plan = Plan(timeout_s=1.0, maximum_warmup_s=0, minimum_warmup_s=0, red_factor=1.0)
+    with pytest.raises(ArmFailedError, match=what) as error:
+        measure([good, bad], plan=plan, target_rel_width=1e-9)
+    assert (error.value.arm, error.value.phase) == ("b", "measure")
+    assert error.value.block == 14
+    kept = error.value.experiment
+    assert len(kept.series["b", "wall", Phase.MEASURE].values) == 14
+    assert len(kept.series["a", "wall", Phase.MEASURE].values) == 15
+
+
+def test_a_function_that_keeps_its_first_result_is_found_out():
+    class Cached(FakeArm):
+        repeatable = True
+
+        def sample(self, inner, timeout_s):
+            # Fifty calls take no longer than one.
+            return {"wall": 1e5 / inner, "cpu": 1e5 / inner}
+
+    arms = [Cached("a", []), Cached("b", [])]
+    with pytest.raises(ArmFailedError, match="take no longer than") as error:
+        measure(arms, plan=Plan(minimum_warmup_s=0, maximum_warmup_s=0))
+    assert error.value.phase == "calibrate"
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "what"),
+    [
+        (["a"], {}, "nothing to compare with"),
+        (["a", "a"], {}, "'a' names two arms"),
+        (["b", "c"], {}, "no arm is called 'a'"),
+        (["a", "a'"], {}, "the A/A guard"),
+        (["a", "b"], {"budget_s": 0.0}, "no time to measure in"),
+        (["a", "b"], {"target_rel_width": 0.0}, "narrower than nothing"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(names, options, what):
+    arms = [FakeArm(name, []) for name in names]
+    with pytest.raises(InvalidArgumentError, match=what):
+        measure(arms, **options)
+
+
+def test_ctrl_c_keeps_what_was_measured_and_closes_the_arms(tmp_path):
+    values = itertools.chain([1e7] * 25, [KeyboardInterrupt()])
+    arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", values)]
+    with Store(tmp_path / "r.db") as store:
+        with pytest.raises(KeyboardInterrupt) as error:
+            run(
+                arms,
+                Settings("a", primary="wall", target_rel_width=1e-9),
+                environment=ENVIRONMENT,
+                plan=Plan(maximum_warmup_s=0),
+                sink=store.sink(),
+            )
+        kept = store.load("last")
+    assert stop_reason(kept) == "interrupted"
+    blocks = len(kept.series["b", "wall", Phase.MEASURE].values)
+    assert blocks == len(error.value.experiment.series["b", "wall", Phase.MEASURE].values) > 10
+    assert not any(arm.open_now for arm in arms)
+
+
+def test_a_stored_claim_is_recomputed_to_the_last_digit(tmp_path):
+    arms = [FakeArm(name, lognormal(1e7, seed, 0.05)) for seed, name in enumerate("abc")]
+    with Store(tmp_path / "r.db") as store:
+        run(
+            arms,
+            Settings("a", primary="wall", budget_s=0.5, derived=("throughput", "wall_p90")),
+            environment=ENVIRONMENT,
+            plan=QUICK,
+            sink=store.sink(),
+        )
+        assert store.recompute("last") == store.claims("last")
+
+
+_KILLED = """
+import sys, time
+from slipstream.measure.arms import CallableArm
+from slipstream.measure.records import Environment, Settings
+from slipstream.measure.runner import Plan, run
+from slipstream.measure.store import Store
+
+arms = [CallableArm(name, lambda: time.sleep(0.005)) for name in "ab"]
+said = lambda now: print(now.block, flush=True) if now.phase == "measure" else None
+run(arms, Settings("a", target_rel_width=1e-9), environment=Environment({}, "env"),
+    plan=Plan(maximum_warmup_s=0), sink=Store(sys.argv[1]).sink(), progress=said)
+"""
+
+
+def test_a_killed_run_loses_at_most_its_running_block_and_can_go_on(tmp_path):
+    path = tmp_path / "r.db"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _KILLED, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    done = 0
+    while done < 15:
+        done = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    done = max([done, *(int(line) for line in process.stdout.read().split())])
+    process.wait()
+    with Store(path) as store:
+        kept = store.load("last")
+        assert kept.status == "interrupted"
+        blocks = len(kept.series["a", "wall", Phase.MEASURE].values)
+        assert done <= blocks <= done + 1
+        arms = [CallableArm(name, lambda: time.sleep(0.005)) for name in "ab"]
+        elsewhere = Environment({"cpu.model": "another"}, "other")
+        with pytest.raises(InvalidArgumentError, match="differs in"):
+            runner.resume(arms, store, kept.experiment_id, environment=elsewhere)
+        plan = Plan(maximum_warmup_s=0, maximum_blocks=blocks + 5)
+        runner.resume(arms, store, kept.experiment_id, environment=ENVIRONMENT, plan=plan)
+        whole = store.load(kept.experiment_id)
+        assert whole.status == "complete"
+        numbers = whole.series["a", "wall", Phase.MEASURE].blocks
+        assert numbers.tolist() == list(range(blocks + 5))
+
+
+def test_progress_is_told_with_the_claims_of_the_last_look():
+    told = []
+    arms = [FakeArm(name, lognormal(1e7, seed, 0.1)) for seed, name in enumerate("ab")]
+    run(
+        arms,
+        Settings("a", primary="wall", budget_s=1.0, target_rel_width=1e-9),
+        environment=ENVIRONMENT,
+        plan=Plan(maximum_warmup_s=0, maximum_blocks=25),
+        progress=told.append,
+    )
+    phases = [now.phase for now in told]
+    assert phases[0] == "setup"
+    assert phases[-1] == "measure"
+    assert [len(now.claims) > 0 for now in told if now.phase == "measure"][9:] == [True] * 16
+    assert all(now.seconds_left >= 0 for now in told)

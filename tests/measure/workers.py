@@ -1,0 +1,136 @@
+"""What the tests of `slipstream.measure` run in worker processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+from slipstream.measure import phases
+from slipstream.measure.arms import timed
+from slipstream.measure.memory import memory_phase
+
+_state: dict[str, int] = {}
+
+
+def setup(work: int = 1000, fail: bool = False) -> None:
+    if fail:
+        raise ValueError("the model cannot be built")
+    _state["work"] = work
+    _state["calls"] = 0
+
+
+def sample() -> dict[str, float]:
+    _state["calls"] += 1
+    return timed(lambda: sum(range(_state["work"])))
+
+
+def sample_with_pid() -> dict[str, float]:
+    return {**sample(), "pid": os.getpid()}
+
+
+def sample_phases() -> dict[str, float]:
+    def step() -> None:
+        with phases.phase("forward"):
+            sum(range(100))
+
+    return timed(step)
+
+
+def raises_at(call: int) -> dict[str, float]:
+    found = sample()
+    if _state["calls"] >= call:
+        raise RuntimeError("the loss is not a number")
+    return found
+
+
+def hangs_at(call: int) -> dict[str, float]:
+    found = sample()
+    while _state["calls"] >= call:
+        time.sleep(0.01)
+    return found
+
+
+def ends_at(call: int) -> dict[str, float]:
+    found = sample()
+    if _state["calls"] >= call:
+        os._exit(3)
+    return found
+
+
+def changes_shape_at(call: int) -> dict[str, float]:
+    found = sample()
+    if _state["calls"] >= call:
+        found["extra"] = 1.0
+    return found
+
+
+def not_a_sample() -> list[int]:
+    return [1, 2]
+
+
+def not_finite() -> dict[str, float]:
+    return {"wall": float("inf")}
+
+
+def fixed(wall: float) -> dict[str, float]:
+    return {"wall": wall}
+
+
+def allocate(megabytes: int) -> None:
+    import numpy as np
+
+    array = np.ones(megabytes * 2**20 // 8)
+    del array
+
+
+def allocate_in_phases(first: int, second: int) -> None:
+    with memory_phase("first"):
+        allocate(first)
+    with memory_phase("second"):
+        allocate(second)
+
+
+def import_numpy() -> None:
+    import numpy as np
+
+    np.ones(1000).sum()
+
+
+def collectives(rank: int, ranks: int, address: str, elements: int) -> dict[str, object]:
+    """Every kind of collective once, and one DDP step, over gloo; what was counted."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from slipstream.measure.wire import count_bytes
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+    )
+    tensor = torch.ones(elements)
+    parts = [torch.ones(elements) for _ in range(ranks)]
+    model = torch.nn.Linear(64, 32, bias=False)
+    with count_bytes() as traffic:
+        dist.all_reduce(tensor)
+        traffic.next_step()
+        dist.broadcast(tensor, 0)
+        dist.all_gather(parts, tensor)
+        dist.reduce(tensor, 0)
+        dist.gather(tensor, parts if rank == 0 else None, 0)
+        dist.scatter(tensor, parts if rank == 0 else None, 0)
+        dist.all_to_all_single(torch.empty(ranks * 10), torch.ones(ranks * 10))
+        if rank == 0:
+            dist.send(tensor, 1)
+        elif rank == 1:
+            dist.recv(tensor, 0)
+        dist.barrier()
+    found = [[one.operation, one.step, one.sent_bytes] for one in traffic.collectives]
+    wrapped = DistributedDataParallel(model)
+    with count_bytes() as traffic:
+        wrapped(torch.ones(4, 64)).sum().backward()
+    ddp = [[one.operation, one.sent_bytes] for one in traffic.collectives]
+    dist.destroy_process_group()
+    return {"collectives": found, "ddp": ddp, "python": sys.version}
