@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
+import signal
 import sys
-import traceback
-
-import typer
+import time
+from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import SlipstreamError
 
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import typer
+
 # In the order of the flow, then engines, then tools. Each module holds `command` (a function)
 # or `app` (a noun with verbs of its own); the first line of its docstring is the help.
-_FLOW = ("profile", "predict", "apply", "prove", "advise")
+_FLOW = ("profile", "explain", "predict", "apply", "prove", "advise", "export", "import", "diff")
 _TOOLS = ("measure", "results", "data", "bench", "doctor", "demo")
 _INTERRUPTED = 130
+# Ending children and putting files back takes this long at most; further Ctrl-C wait for it.
+_CLEANING_UP_S = 10.0
 
 
 def _assemble() -> typer.Typer:
+    import inspect
+
+    import typer
+    from typer.core import TyperGroup
+
+    class InOrder(TyperGroup):
+        """Lists its commands as the user meets them; typer puts those with sub-commands last."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [name for name in (*_FLOW, *_TOOLS) if name in self.commands]
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            from importlib.metadata import version
+
+            print("slipstream", version("slipstream"))
+            raise typer.Exit
+
     app = typer.Typer(
         name="slipstream",
+        cls=InOrder,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -32,24 +59,31 @@ def _assemble() -> typer.Typer:
     @app.callback()
     def everything(
         debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
-        version: bool = typer.Option(False, "--version", help="Print the version and leave."),
-    ) -> None:
-        if version:
-            from importlib.metadata import version as installed
-
-            print("slipstream", installed("slipstream"))
-            raise typer.Exit
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and leave.",
+            callback=show_version, is_eager=True,
+        ),
+    ) -> None:  # fmt: skip
         if debug:
             os.environ["SLIPSTREAM_DEBUG"] = "1"
 
     for panel, names in (("The flow", _FLOW), ("Tools", _TOOLS)):
         for name in names:
-            module = importlib.import_module(f"slipstream.cli.{name}")
+            # A word that Python keeps for itself names its module with an underscore: import_.
+            keyword_mark = "_" if keyword.iskeyword(name) else ""
+            module = importlib.import_module(f"slipstream.cli.{name}{keyword_mark}")
             if hasattr(module, "app"):
                 app.add_typer(module.app, name=name, rich_help_panel=panel)
             else:
-                app.command(name, rich_help_panel=panel)(module.command)
+                text = _unwrapped(inspect.getdoc(module.command) or "")
+                app.command(name, rich_help_panel=panel, help=text)(module.command)
     return app
+
+
+def _unwrapped(text: str) -> str:
+    """Paragraphs on one line each, for the terminal to wrap; what is indented stays."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in paragraphs)
 
 
 def main() -> None:
@@ -59,22 +93,82 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        code = _assemble()(standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        _interrupt_once()
+        return _command(_without_debug(sys.argv[1:]))
     except SlipstreamError as error:
         return _report(error)
-    except typer.Exit as leave:
-        return leave.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
+        for number in _ending_signals():
+            # While Python itself shuts down, another one would kill it with another exit code.
+            signal.signal(number, signal.SIG_IGN)
         print("interrupted; nothing of yours was changed", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
         # `slipstream ... | head`: the reader has what it wanted.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        return _report_defect(error)
+
+
+def _command(arguments: list[str]) -> int:
+    """Run one command; typer is imported here so that Ctrl-C finds us from the first moment."""
+    import typer
+
+    try:
+        code = _assemble()(arguments, standalone_mode=False)
+        sys.stdout.flush()
+        if code == _INTERRUPTED:
+            # What typer makes of Ctrl-C.
+            raise KeyboardInterrupt
+        return code if isinstance(code, int) else 0
+    except typer.Exit as leave:
+        return leave.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except typer.TyperException as error:
         return _report_usage(error)
+
+
+def _without_debug(arguments: list[str]) -> list[str]:
+    """Take ``--debug`` where people write it, which is after the command as often as before."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "--debug" in arguments[:end]:
+        os.environ["SLIPSTREAM_DEBUG"] = "1"
+    return [a for n, a in enumerate(arguments) if n >= end or a != "--debug"]
+
+
+def _interrupt_once() -> None:
+    """Ctrl-C, a closed terminal and a polite kill all end us by the same clean way out.
+
+    The impatient second Ctrl-C would cut short the ending of children and the putting back of
+    files, so for a while it is not heard.
+    """
+    first: list[float] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if first and time.monotonic() - first[0] < _CLEANING_UP_S:
+            return
+        first[:] = [time.monotonic()]
+        raise KeyboardInterrupt
+
+    for number in _ending_signals():
+        # What is ignored (nohup, a background job) stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
+def _ending_signals() -> list[signal.Signals]:
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+
+def _report_defect(error: Exception) -> int:
+    """A mistake of ours: say so, and keep the traceback for those who ask."""
+    print(f"error: slipstream itself failed: {type(error).__name__}: {error}", file=sys.stderr)
+    print("  try: the same with --debug first, and report what it prints", file=sys.stderr)
+    _show_traceback(error)
+    return 1
 
 
 def _report_usage(error: typer.TyperException) -> int:
@@ -85,14 +179,22 @@ def _report_usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "slipstream"
     print(f"error: {error.format_message()}", file=sys.stderr)
-    print(f"  try: {command} --help", file=sys.stderr)
+    remedy = f"{command} --help"
+    if type(error).__name__ == "NoSuchOption" and any(a.endswith(".py") for a in sys.argv):
+        remedy += "; a script's own arguments go after --"
+    print(f"  try: {remedy}", file=sys.stderr)
     return error.exit_code
 
 
 def _report(error: SlipstreamError) -> int:
     print(f"error: {error}", file=sys.stderr)
-    if os.environ.get("SLIPSTREAM_DEBUG"):
-        traceback.print_exception(error)
-        for text in getattr(error, "__notes__", []):
-            print(text, file=sys.stderr)
+    _show_traceback(error)
     return error.exit_code
+
+
+def _show_traceback(error: Exception) -> None:
+    """For those who asked with --debug; the notes of an error hold the traceback in the child."""
+    if os.environ.get("SLIPSTREAM_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)

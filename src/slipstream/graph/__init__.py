@@ -1,6 +1,10 @@
 """The dependency graph of one step: tasks as arrays, edits as copies, a file that keeps it."""
 
-from slipstream.graph.call import ITEM_BYTES, Call, TensorSpec, cast
+from slipstream.graph.call import ITEM_BYTES, SCALAR_TYPE, Call, TensorSpec, cast
+from slipstream.graph.causal import Curve, virtual_speedups
+from slipstream.graph.chakra import read_chakra, write_chakra
+from slipstream.graph.critical_path import CriticalPath, communication, find_critical_path, lanes
+from slipstream.graph.diff import Difference, difference
 from slipstream.graph.edit import Editor
 from slipstream.graph.file import load, save
 from slipstream.graph.graph import (
@@ -15,27 +19,45 @@ from slipstream.graph.graph import (
     Tasks,
     replace_tasks,
 )
+from slipstream.graph.kineto import KinetoTrace, read_kineto, read_trace
+from slipstream.graph.perfetto import to_perfetto, write_perfetto
 from slipstream.graph.timeline import Timeline, lower, replay
 
 __all__ = [
     "ITEM_BYTES",
     "PROVENANCES",
+    "SCALAR_TYPE",
     "Call",
+    "CriticalPath",
+    "Curve",
     "Dependency",
+    "Difference",
     "Edges",
     "Edit",
     "Editor",
     "Graph",
     "Kind",
+    "KinetoTrace",
     "StepPhase",
     "StringTable",
     "Tasks",
     "TensorSpec",
     "Timeline",
     "cast",
+    "communication",
+    "difference",
+    "find_critical_path",
+    "lanes",
     "load",
     "lower",
+    "read_chakra",
+    "read_kineto",
+    "read_trace",
     "replace_tasks",
     "replay",
     "save",
+    "to_perfetto",
+    "virtual_speedups",
+    "write_chakra",
+    "write_perfetto",
 ]

@@ -1,0 +1,128 @@
+"""``slipstream import``: traces of other tools as graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from slipstream.cli._workload import Json
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from slipstream.graph import Graph
+
+
+def command(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE",
+            help="What torch.profiler exported (.json, .json.gz), or a Chakra trace (.et).",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="By default the trace's name with .slipgraph."
+        ),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step",
+            metavar="N",
+            help="The N of ProfilerStep#N, or all; by default the step of median length.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a graph of a trace, recorded here or elsewhere, with or without a GPU.
+
+    What it writes is read by `explain`, `predict`, `diff` and `export`. Record traces with
+    `_ExperimentalConfig(enable_cuda_sync_events=True)` where you can: it says which kernel a
+    synchronisation waited for, which is guessed otherwise.
+
+        slipstream import rank0.pt.trace.json.gz -o run.slipgraph
+    """
+    from slipstream.cli._output import emit, note, progress
+    from slipstream.graph import read_chakra, read_kineto, replay, save
+    from slipstream.tables import Column, Table
+    from slipstream.units import format_duration
+
+    chosen = _step(step)
+    target = output or trace.with_name(trace.name.split(".")[0] + ".slipgraph")
+    with progress("importing") as say:
+        say(f"reading {trace.name}")
+        graph = read_chakra(trace) if trace.suffix == ".et" else read_kineto(trace, chosen)
+        step_ns = replay(graph).step_ns
+        save(graph, target)
+    payload = _payload(graph, step_ns, target)
+    emit(
+        Table(
+            [Column("file"), Column("step"), Column("tasks", "right"), Column("lanes", "right"),
+             Column("edges", "right"), Column("kernels", "right"), Column("time", "right")],
+            [(target, payload["step"], len(graph), len(graph.lanes), len(graph.edges),
+              payload["kernels"], format_duration(step_ns))],
+        ),
+        payload,
+        as_json=as_json,
+    )  # fmt: skip
+    for line in _doubts(graph, step_ns):
+        note(line)
+
+
+def _step(text: str | None) -> int | Literal["all"] | None:
+    if text is None or text == "all":
+        return text  # type: ignore[return-value]
+    if not text.isdecimal():
+        raise UsageError(f"'{text}' is no step", remedy="--step 12, or --step all")
+    return int(text)
+
+
+def _payload(graph: Graph, step_ns: float, target: Path) -> dict[str, Any]:
+    meta = graph.meta
+    return {
+        "file": str(target),
+        "origin": meta.get("origin"),
+        "step": meta.get("step", "all"),
+        "tasks": len(graph),
+        "edges": len(graph.edges),
+        "lanes": list(graph.lanes),
+        "kernels": meta.get("kernels", 0),
+        "kernels_linked": meta.get("kernels_linked", 0),
+        "step_ns": step_ns,
+        "recorded_ns": meta.get("recorded_ns"),
+        "edges_dropped": meta.get("edges_dropped", 0),
+        "waits_unresolved": meta.get("waits_unresolved", 0),
+        "untimed_tasks": meta.get("untimed_tasks", 0),
+    }
+
+
+# The recorded length of a step that fills or drains the launch queue is not what it costs.
+_NOT_STEADY = 0.02
+
+
+def _doubts(graph: Graph, step_ns: float) -> list[str]:
+    """What a reader of the graph's numbers should know."""
+    from slipstream.units import format_duration
+
+    meta, lines = graph.meta, []
+    if meta.get("untimed_tasks"):
+        lines.append(f"{meta['untimed_tasks']} tasks have no duration in the trace and take 0 ns")
+    if meta.get("waits_unresolved"):
+        lines.append(
+            f"of {meta['waits_unresolved']} synchronisations it is unknown what they waited for"
+        )
+    lost = meta.get("kernels", 0) - meta.get("kernels_linked", 0)
+    lost -= meta.get("kernels_launched_before", 0)
+    if lost:
+        lines.append(f"the launches of {lost} kernels are not in the trace; they start at once")
+    recorded = float(meta.get("recorded_ns") or 0.0)
+    if recorded and abs(step_ns / recorded - 1) > _NOT_STEADY:
+        lines.append(
+            f"the recorded step took {format_duration(recorded)}; repeated, it would take "
+            f"{format_duration(step_ns)}, because the device lagged behind or caught up"
+        )
+    return lines

@@ -1,0 +1,304 @@
+"""From the columns of a Kineto trace to the graph of one step; see `_kineto_links` for edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
+from slipstream.graph._kineto_columns import Category, Columns, Floats, Ints
+from slipstream.graph._kineto_device import Device, is_communication
+from slipstream.graph._kineto_links import LinkFinder, Window
+from slipstream.graph.graph import (
+    PROVENANCES,
+    Dependency,
+    Edges,
+    Graph,
+    Kind,
+    StepPhase,
+    Tasks,
+)
+from slipstream.provenance import Provenance
+
+
+def build(
+    columns: Columns, device: Device, window: Window, name: str, header: Mapping[str, Any]
+) -> Graph:
+    """The graph of what is in `window`.
+
+    Raises:
+        GraphError: it is empty, or device events carry no correlation ids.
+    """
+    if len(device) and not (device.launch >= 0).any():
+        raise GraphError(
+            f"none of the {len(device)} kernels and copies can be linked to its launch: "
+            "the trace has no correlation ids in common",
+            where=f"{name}: {columns.text(int(device.row[0]))[:60]}",
+            remedy="profile with activities=[CPU, CUDA], and do not strip 'args' from the trace",
+        )
+    found = LinkFinder(columns, device, window, name)
+    found.find()
+    return _Assembly(found, name, header).graph()
+
+
+class _Assembly:
+    """Puts what was found in order."""
+
+    def __init__(self, found: LinkFinder, name: str, header: Mapping[str, Any]) -> None:
+        self.found = found
+        self.name, self.header = name, header
+        self.recorded_ns = 0.0
+
+    def graph(self) -> Graph:
+        """Tasks in the order of their recorded starts, with the edges that agree with it."""
+        segments, device = self.found.segments, self.found.device
+        halves, tail_start, tail_ready, tail_end, _ = self.found.tails
+        d, h = len(device), self.found.hosts
+        taken = np.flatnonzero(self.found.taken)
+        host_lanes = np.unique(segments.lane)
+        lane_number = {int(lane): i for i, lane in enumerate(host_lanes)}
+        used = np.unique(device.lane[taken])
+        device_number = {int(lane): len(host_lanes) + i for i, lane in enumerate(used)}
+        # Ids so far: segments, device events, tails of cut segments, one begin per host lane.
+        k = len(halves)
+        total = h + d + k + len(host_lanes)
+        start = np.concatenate(
+            [segments.start, device.start, tail_start, np.full(len(host_lanes), -np.inf)]
+        )
+        ready = np.concatenate(
+            [
+                self.found.ready,
+                device.start,
+                tail_ready,
+                np.full(len(host_lanes), self.found.window.begin_ns),
+            ]
+        )
+        end = np.concatenate(
+            [
+                segments.end,
+                device.end,
+                tail_end,
+                np.full(len(host_lanes), self.found.window.begin_ns),
+            ]
+        )
+        of_host = np.array([lane_number[int(lane)] for lane in segments.lane], np.int32)
+        of_device = np.array([device_number.get(int(lane), -1) for lane in device.lane], np.int32)
+        lane = np.concatenate(
+            [of_host, of_device, of_host[halves], np.arange(len(host_lanes), dtype=np.int32)]
+        ).astype(np.int32)
+        exists = np.ones(total, np.bool_)
+        exists[h : h + d] = self.found.taken
+        # Program order within a lane where times tie: segments as they come, tails behind theirs.
+        begins = np.full(len(host_lanes), -1.0)
+        rank = np.concatenate([np.arange(h, dtype=float), np.arange(d) + h, halves + 0.5, begins])
+        on_device = np.zeros(total, np.bool_)
+        on_device[h : h + d] = True
+        order = np.lexsort((rank, on_device, start))
+        order = order[exists[order]]
+        place = np.full(total, -1, np.int64)
+        place[order] = np.arange(len(order))
+        self._begin_unlinked(taken, h + d + k)
+        edges = self._edges(place)
+        duration = np.maximum(end - start, 0.0)
+        duration[h + d + k :] = 0.0
+        gap = np.zeros(total)
+        gap[h : h + d] = self.found.gap_after
+        self._host_gaps(gap, ready, end, lane, order, place, edges)
+        return self._tasks(order, lane, duration, gap, edges, host_lanes, used)
+
+    def _begin_unlinked(self, taken: Ints, begin: int) -> None:
+        """What was launched before the recording began waits for its begin only."""
+        device = self.found.device
+        for event in taken[device.launch[taken] < 0].tolist():
+            before = event - 1
+            follows = before >= 0 and device.lane[before] == device.lane[event]
+            alone = not (follows and self.found.taken[before])
+            delay = device.start[event] - self.found.window.begin_ns if alone else 0.0
+            if not alone:
+                self.found.gap_after[before] = device.start[event] - device.end[before]
+            if self.found.hosts:
+                self.found.links.add(
+                    begin, self.found.task(event), Dependency.LAUNCH, max(float(delay), 0.0)
+                )
+
+    def _edges(self, place: Ints) -> Edges:
+        links = self.found.links
+        source = place[np.array(links.source, np.int64)]
+        target = place[np.array(links.target, np.int64)]
+        lag = np.array(links.lag, np.uint8)
+        keep = (source >= 0) & (target >= 0) & ((lag == 1) | (source < target))
+        self.found.dropped += int((~keep).sum())
+        return Edges(
+            source[keep].astype(np.int32),
+            target[keep].astype(np.int32),
+            np.array(links.kind, np.uint8)[keep],
+            np.array(links.delay, np.float64)[keep],
+            lag[keep],
+        )
+
+    def _host_gaps(
+        self,
+        gap: Floats,
+        ready: Floats,
+        end: Floats,
+        lane: NDArray[np.int32],
+        order: Ints,
+        place: Ints,
+        edges: Edges,
+    ) -> None:
+        """Untracked time between the segments of each thread, up to the step's end."""
+        threads = edges.kind == Dependency.THREAD_TO_THREAD
+        resumed = set(edges.target[threads].tolist())
+        left = set(edges.source[threads].tolist())
+        works = self.found.works()
+        hosts = len(works)
+        on_device = (order >= self.found.hosts) & (
+            order < self.found.hosts + len(self.found.device)
+        )
+        of_host = order[np.append(works, False)[np.minimum(lane[order], hosts)]]
+        step_end = self.found.window.next_ns
+        whole_end = step_end
+        if math.isinf(step_end):
+            # The device may finish later; what follows need not wait for that.
+            step_end = float(end[of_host].max(initial=self.found.window.begin_ns))
+            whole_end = float(end[order[on_device]].max(initial=step_end))
+        self.recorded_ns = whole_end - self.found.window.begin_ns
+        for number in range(hosts):
+            mine = order[lane[order] == number]
+            if not len(mine) or not works[number]:
+                continue
+            between = np.maximum(ready[mine[1:]] - end[mine[:-1]], 0.0)
+            for at in range(len(between)):
+                if int(place[mine[at + 1]]) in resumed:
+                    between[at] = 0.0
+            gap[mine[:-1]] = between
+            if int(place[mine[-1]]) not in left:
+                gap[mine[-1]] = max(step_end - end[mine[-1]], 0.0)
+
+    def _tasks(
+        self,
+        order: Ints,
+        lane: NDArray[np.int32],
+        duration: Floats,
+        gap: Floats,
+        edges: Edges,
+        host_lanes: NDArray[np.int32],
+        used: NDArray[np.int32],
+    ) -> Graph:
+        segments, columns, device = self.found.segments, self.found.columns, self.found.device
+        halves = self.found.tails[0]
+        launch = np.where(device.launch >= 0, self.found.first_segment[device.launch], -1)
+        # Per id, the segment it belongs to; -1 for the begin of a thread.
+        owner = np.concatenate(
+            [np.arange(self.found.hosts), launch, halves, np.full(len(host_lanes), -1)]
+        )[order].astype(np.int64)
+        row = np.concatenate(
+            [segments.event, device.row, segments.event[halves], np.full(len(host_lanes), -1)]
+        )[order].astype(np.int64)
+        codes = np.where(row >= 0, columns.name[row], -1)
+        string = np.zeros(len(columns.texts) + 1, np.int32)
+        for code in np.unique(codes).tolist():
+            string[code] = self.found.strings.add(columns.texts[code] if code >= 0 else "step")
+
+        def inherited(column: NDArray[Any]) -> NDArray[Any]:
+            values = np.zeros(len(order), column.dtype)
+            values[owner >= 0] = column[owner[owner >= 0]]
+            return values
+
+        sequence = np.full(len(order), -1, np.int64)
+        sequence[row >= 0] = columns.sequence[row[row >= 0]]
+        n = len(order)
+        tasks = Tasks(
+            name=string[codes],
+            scope=inherited(segments.scope),
+            module=inherited(segments.module),
+            source=inherited(segments.source),
+            kind=self._kinds(order, row),
+            phase=inherited(self._phases()),
+            lane=lane[order],
+            rank=np.full(n, self._rank(), np.int32),
+            call=np.full(n, -1, np.int32),
+            sequence=sequence,
+            duration_ns=duration[order],
+            gap_ns=gap[order],
+            spread=np.zeros(n),
+            provenance=np.full(n, PROVENANCES.index(Provenance.MEASURED), np.uint8),
+        )
+        threads = [columns.threads[int(thread)] for thread in host_lanes]
+        several = len({process for process, _ in threads}) > 1
+        lanes = [f"thread {f'{p}:' if several else ''}{thread}" for p, thread in threads]
+        return Graph(
+            tasks=tasks,
+            edges=edges,
+            strings=self.found.strings.freeze(),
+            calls=(),
+            operand_start=np.zeros(n + 1, np.int64),
+            operands=np.empty(0, np.int32),
+            parameters=np.empty(0, np.int32),
+            lanes=(*lanes, *(device.lanes[int(lane)] for lane in used)),
+            samples=0,
+            meta=self._meta(),
+        )
+
+    def _kinds(self, order: Ints, row: Ints) -> NDArray[np.uint8]:
+        h, d = self.found.hosts, len(self.found.device)
+        of_category = np.full(len(Category), Kind.HOST, np.uint8)
+        of_category[Category.OP] = Kind.OP
+        of_category[Category.RUNTIME] = Kind.LAUNCH
+        of_category[Category.KERNEL] = Kind.KERNEL
+        of_category[[Category.MEMCPY, Category.MEMSET]] = Kind.COPY
+        of_category[Category.COLLECTION] = Kind.COLLECTION
+        kind: NDArray[np.uint8] = np.where(
+            row >= 0, of_category[self.found.columns.category[row]], Kind.HOST
+        ).astype(np.uint8)
+        of_segment = np.full(h, 255, np.uint8)
+        # The rest of an operator after what it called is no second call of it.
+        of_segment[~self.found.segments.first] = Kind.HOST
+        of_segment[self.found.waits] = Kind.WAIT
+        of_tail = np.where(self.found.tails[4] >= 0, Kind.WAIT, Kind.HOST).astype(np.uint8)
+        special = np.full(int(order.max(initial=-1)) + 1, 255, np.uint8)
+        special[:h] = of_segment[: len(special)]
+        special[h + d : h + d + len(of_tail)] = of_tail
+        kind = np.where(special[order] != 255, special[order], kind)
+        talks = self.found.columns.named_like(is_communication)[row] & (row >= 0)
+        kind[talks & np.isin(kind, (Kind.KERNEL, Kind.COPY, Kind.OP))] = Kind.COMMUNICATION
+        return kind
+
+    def _phases(self) -> NDArray[np.uint8]:
+        """What runs before the first backward task and is no optimizer's is forward."""
+        phase = self.found.segments.phase.copy()
+        backward = self.found.segments.start[phase == StepPhase.BACKWARD]
+        until = backward.min() if len(backward) else np.inf
+        phase[(phase == StepPhase.OTHER) & (self.found.segments.start < until)] = StepPhase.FORWARD
+        return phase
+
+    def _rank(self) -> int:
+        info = self.header.get("distributedInfo")
+        rank = info.get("rank") if isinstance(info, dict) else None
+        return rank if isinstance(rank, int) and 0 <= rank < 2**31 else 0
+
+    def _meta(self) -> dict[str, Any]:
+        columns, device, taken = self.found.columns, self.found.device, self.found.taken
+        kernels = int(taken.sum())
+        alone = taken & (device.launch < 0)
+        # Correlations count up, so what has a smaller one than any call was launched before.
+        known = columns.runtime_by_correlation[0]
+        before = alone & (columns.correlation[device.row] < known[:1].sum())
+        return {
+            "workload": self.name,
+            "origin": "kineto",
+            "step": self.found.window.label,
+            "device": "cuda" if kernels else "cpu",
+            "recorded_ns": float(self.recorded_ns),
+            "kernels": kernels,
+            "kernels_linked": kernels - int(alone.sum()),
+            "kernels_launched_before": int(before.sum()),
+            "launch_latency_ns": device.latency_ns,
+            "launch_queue": max(device.queue, default=0),
+            "edges_dropped": self.found.dropped,
+            "waits_unresolved": self.found.unresolved,
+        }

@@ -1,0 +1,482 @@
+"""MLCommons Chakra execution traces (``.et``) in and out; ASTRA-sim and others read them.
+
+A file is a sequence of protobuf messages, each with its length before it: one `GlobalMetadata`,
+then a `Node` per task. Chakra counts whole microseconds, too coarse for operators on a CPU, so
+exact nanoseconds and whatever else a graph holds are kept in attributes: what is written here is
+read back equal. Files of others become graphs with one lane for each of CPU, device and network.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
+from slipstream.graph.call import Call
+from slipstream.graph.graph import (
+    PROVENANCES,
+    TASK_DTYPES,
+    Dependency,
+    Edges,
+    Edit,
+    Graph,
+    Kind,
+    StepPhase,
+    StringTable,
+    Tasks,
+)
+from slipstream.graph.timeline import replay
+from slipstream.provenance import Provenance
+
+# The version of Chakra's schema that our field numbers are those of.
+_VERSION = "0.0.4"
+_OURS = "slipstream"
+_FORMAT = 1
+_NS_PER_US = 1e3
+# Beyond it lie the 2 GiB that protobuf allows a message.
+_LARGEST_MESSAGE = 2**31 - 1
+_LONGEST_VARINT = 10
+_LARGEST_NS = 2.0**60
+_CYCLE_SHOWN = 12
+_COMP, _COMM_COLL, _MEM_LOAD = 4, 7, 2
+_COMM = (5, 6, 7)
+_MEMORY = (2, 3)
+_METADATA = 1
+_NODE_TYPE = {Kind.COMMUNICATION: _COMM_COLL, Kind.COPY: _MEM_LOAD}
+_HOST = (Kind.HOST, Kind.OP, Kind.LAUNCH, Kind.WAIT, Kind.COLLECTION)
+# Words in the names of collectives, the longer first.
+_COLLECTIVES = (
+    ("reducescatter", 7), ("reduce_scatter", 7), ("allreduce", 0), ("all_reduce", 0),
+    ("allgather", 2), ("all_gather", 2), ("alltoall", 6), ("all_to_all", 6), ("broadcast", 5),
+    ("barrier", 9), ("scatter", 4), ("gather", 3), ("reduce", 1),
+)  # fmt: skip
+_TEXT_COLUMNS = ("name", "scope", "module", "source")
+_PLAIN_COLUMNS = ("kind", "phase", "lane", "rank", "call", "sequence", "provenance")
+_TIMES = ("duration_ns", "gap_ns", "spread")
+
+
+def write_chakra(graph: Graph, path: Path) -> None:
+    """Write `graph` as a Chakra trace, whole or not at all.
+
+    Raises:
+        GraphError: the graph has a cycle, or the file cannot be written.
+    """
+    data = to_chakra(graph)
+    try:
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise GraphError(f"cannot be written: {error.strerror}", where=str(path)) from error
+
+
+def read_chakra(path: Path) -> Graph:
+    """The graph in a Chakra trace; equal to what was written where slipstream wrote it.
+
+    Raises:
+        GraphError: the file is missing, cut off or no such trace; a node names another that is not
+            there; or dependencies form a cycle, which is named.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise GraphError(f"there is no file '{path}'", remedy="name a .et file") from None
+    except OSError as error:
+        raise GraphError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    return from_chakra(data, path.name)
+
+
+def to_chakra(graph: Graph) -> bytes:
+    """`graph` as the bytes of a Chakra trace; equal graphs give equal bytes.
+
+    Raises:
+        GraphError: the graph has a cycle.
+    """
+    from slipstream.graph._chakra_schema import GlobalMetadata, Node
+
+    start_us = np.rint(replay(graph).start_ns / _NS_PER_US).astype(np.int64).tolist()
+    metadata = GlobalMetadata(version=_VERSION)
+    metadata.attr.add(name=_OURS, string_val=json.dumps(_document(graph), separators=(",", ":")))
+    parts = [_framed(metadata.SerializeToString(deterministic=True))]
+    columns = {name: column.tolist() for name, column in graph.tasks.columns().items()}
+    incoming = _incoming(graph)
+    before = _before(graph)
+    for task in range(len(graph)):
+        row = {name: column[task] for name, column in columns.items()}
+        kind = Kind(row["kind"])
+        node = Node(
+            id=task,
+            name=graph.strings[row["name"]],
+            type=_NODE_TYPE.get(kind, _COMP),
+            start_time_micros=start_us[task],
+            duration_micros=round(row["duration_ns"] / _NS_PER_US),
+        )
+        _depend(node, graph, task, before[task], incoming)
+        _describe(node, graph, row, kind)
+        add = node.attr.add
+        add(name="strings").int64_list.values.extend(row[name] for name in _TEXT_COLUMNS)
+        add(name="columns").int64_list.values.extend(row[name] for name in _PLAIN_COLUMNS)
+        add(name="times_ns").double_list.values.extend(row[name] for name in _TIMES)
+        storages = graph.storages(task)
+        if len(storages):
+            add(name="storages").int64_list.values.extend(storages.tolist())
+        parts.append(_framed(node.SerializeToString(deterministic=True)))
+    return b"".join(parts)
+
+
+def from_chakra(data: bytes, name: str = "trace") -> Graph:
+    """The graph in the bytes of a Chakra trace; see `read_chakra`."""
+    from google.protobuf.message import DecodeError
+
+    from slipstream.graph._chakra_schema import GlobalMetadata, Node
+
+    messages = _messages(data, name)
+    try:
+        metadata = GlobalMetadata.FromString(next(messages, b""))
+        nodes = [Node.FromString(message) for message in messages]
+    except DecodeError as error:
+        raise GraphError(
+            f"a message is broken: {error}",
+            where=name,
+            remedy="name a Chakra trace (GlobalMetadata, then Nodes), uncompressed",
+        ) from error
+    document = [item.string_val for item in metadata.attr if item.name == _OURS]
+    if not document:
+        return _foreign(nodes, metadata.version, name)
+    try:
+        graph = _own(json.loads(document[0]), nodes, name)
+        graph.check()
+    except GraphError as error:
+        raise GraphError(error.what, where=error.where or name, remedy=error.remedy) from error
+    except (
+        KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
+    ) as error:  # fmt: skip
+        raise GraphError(
+            f"what slipstream wrote is damaged: {error!r}", where=name, remedy="export it again"
+        ) from error
+    return graph
+
+
+def _document(graph: Graph) -> dict[str, Any]:
+    """What is kept once per file."""
+    return {
+        "format": _FORMAT,
+        "strings": list(graph.strings),
+        "lanes": list(graph.lanes),
+        "samples": graph.samples,
+        "calls": [call.to_json() for call in graph.calls],
+        "parameters": graph.parameters.tolist(),
+        "meta": dict(graph.meta),
+        "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
+    }
+
+
+def _incoming(graph: Graph) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for edge, target in enumerate(graph.edges.target.tolist()):
+        found.setdefault(target, []).append(edge)
+    return found
+
+
+def _before(graph: Graph) -> list[int]:
+    """The task before each in its lane, -1 for the first."""
+    last: dict[int, int] = {}
+    before = []
+    for task, lane in enumerate(graph.tasks.lane.tolist()):
+        before.append(last.get(lane, -1))
+        last[lane] = task
+    return before
+
+
+def _depend(
+    node: Any, graph: Graph, task: int, before: int, incoming: dict[int, list[int]]
+) -> None:
+    """Dependencies as others understand them, and exactly as they are."""
+    edges = graph.edges
+    control = {before} if before >= 0 else set()
+    data: set[int] = set()
+    exact: list[int] = []
+    delays: list[float] = []
+    for edge in incoming.get(task, ()):
+        source, kind, lag = int(edges.source[edge]), int(edges.kind[edge]), int(edges.lag[edge])
+        exact += [edge, source, kind, lag]
+        delays.append(float(edges.delay_ns[edge]))
+        # A trace is one step; what the step before gates has no place in others' eyes.
+        if lag == 0:
+            (data if kind == Dependency.DATA else control).add(source)
+    node.ctrl_deps.extend(sorted(control))
+    node.data_deps.extend(sorted(data - control))
+    if exact:
+        node.attr.add(name="edges").int64_list.values.extend(exact)
+        node.attr.add(name="delays_ns").double_list.values.extend(delays)
+
+
+def _describe(node: Any, graph: Graph, row: dict[str, Any], kind: Kind) -> None:
+    """Attributes that other tools read, under the names they know."""
+    node.attr.add(name="is_cpu_op", bool_val=kind in _HOST)
+    node.attr.add(name="lane", string_val=graph.lanes[row["lane"]])
+    node.attr.add(name="kind", string_val=kind.name)
+    node.attr.add(name="phase", string_val=StepPhase(row["phase"]).name)
+    node.attr.add(name="duration_ns", double_val=row["duration_ns"])
+    if row["module"]:
+        node.attr.add(name="module", string_val=graph.strings[row["module"]])
+    if kind == Kind.COMMUNICATION:
+        lower = node.name.lower()
+        found = [code for word, code in _COLLECTIVES if word in lower]
+        if found:
+            node.attr.add(name="comm_type", int64_val=found[0])
+
+
+def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
+    """The graph that was written."""
+    if int(document["format"]) > _FORMAT:
+        raise GraphError(
+            "a newer slipstream wrote this trace", where=name, remedy="upgrade slipstream"
+        )
+    n = len(nodes)
+    columns: dict[str, NDArray[Any]] = {
+        column: np.zeros(n, dtype) for column, dtype in TASK_DTYPES.items()
+    }
+    edges: dict[int, tuple[int, int, int, float, int]] = {}
+    starts = np.zeros(n + 1, np.int64)
+    storages: list[int] = []
+    for task, node in enumerate(nodes):
+        if node.id != task:
+            raise GraphError(f"node {node.id} is out of order", where=f"{name}: node {task}")
+        found = {item.name: item for item in node.attr}
+        groups = (
+            (_TEXT_COLUMNS, found["strings"].int64_list),
+            (_PLAIN_COLUMNS, found["columns"].int64_list),
+            (_TIMES, found["times_ns"].double_list),
+        )
+        for keys, values in groups:
+            for key, value in zip(keys, values.values, strict=True):
+                columns[key][task] = value
+        if "edges" in found:
+            exact = list(found["edges"].int64_list.values)
+            delays = found["delays_ns"].double_list.values
+            for at, delay in zip(range(0, len(exact), 4), delays, strict=True):
+                number, source, kind, lag = exact[at : at + 4]
+                edges[number] = (source, task, kind, delay, lag)
+        if "storages" in found:
+            storages += found["storages"].int64_list.values
+        starts[task + 1] = len(storages)
+    if sorted(edges) != list(range(len(edges))):
+        raise GraphError("dependencies are missing", where=name, remedy="export it again")
+    rows = [edges[number] for number in range(len(edges))]
+    graph = Graph(
+        tasks=Tasks(**columns),
+        edges=_edges(rows),
+        strings=tuple(str(text) for text in document["strings"]),
+        calls=tuple(Call.from_json(call) for call in document["calls"]),
+        operand_start=starts,
+        operands=np.array(storages, np.int32),
+        parameters=np.array(document["parameters"], np.int32),
+        lanes=tuple(str(lane) for lane in document["lanes"]),
+        samples=int(document["samples"]),
+        meta=dict(document["meta"]),
+        edits=tuple(Edit(str(a), str(b), int(c)) for a, b, c in document["edits"]),
+    )
+    # The node's own name is what others see and may have changed.
+    for task, node in enumerate(nodes):
+        if graph.strings[graph.tasks.name[task]] != node.name:
+            raise GraphError(f"the name of node {task} was changed to '{node.name}'", where=name)
+    return graph
+
+
+def _edges(rows: Sequence[tuple[int, int, int, float, int]]) -> Edges:
+    return Edges(
+        np.array([row[0] for row in rows], np.int32),
+        np.array([row[1] for row in rows], np.int32),
+        np.array([row[2] for row in rows], np.uint8),
+        np.array([row[3] for row in rows], np.float64),
+        np.array([row[4] for row in rows], np.uint8),
+    )
+
+
+def _foreign(nodes: Sequence[Any], version: str, name: str) -> Graph:
+    """The graph of a trace that another tool wrote: what Chakra itself says, and no more."""
+    nodes = [node for node in nodes if node.type != _METADATA]
+    if not nodes:
+        raise GraphError("the trace has no nodes", where=name, remedy="record at least one step")
+    order = _order(nodes, name)
+    strings = StringTable()
+    lane_names: dict[str, int] = {}
+    rows: dict[str, list[Any]] = {key: [] for key in ("name", "kind", "lane", "duration_ns")}
+    position = {nodes[at].id: place for place, at in enumerate(order)}
+    edges: list[tuple[int, int, int, float, int]] = []
+    untimed = 0
+    for place, at in enumerate(order):
+        node = nodes[at]
+        attributes = {item.name: item for item in node.attr}
+        kind, lane = _placed(node, attributes)
+        duration = _duration_ns(node, attributes, name)
+        untimed += duration == 0
+        rows["name"].append(strings.add(node.name))
+        rows["kind"].append(int(kind))
+        rows["lane"].append(lane_names.setdefault(lane, len(lane_names)))
+        rows["duration_ns"].append(duration)
+        data = set(node.data_deps)
+        for dependency in sorted({*node.ctrl_deps, *data}):
+            source = position[dependency]
+            if rows["lane"][source] == rows["lane"][place]:
+                continue
+            talks = Kind.COMMUNICATION in (rows["kind"][source], kind)
+            between = Dependency.COMMUNICATION if talks else Dependency.THREAD_TO_THREAD
+            code = Dependency.DATA if dependency in data and not talks else between
+            edges.append((source, place, int(code), 0.0, 0))
+    n = len(order)
+    columns = {key: np.zeros(n, dtype) for key, dtype in TASK_DTYPES.items()}
+    columns.update({key: np.array(rows[key], TASK_DTYPES[key]) for key in rows})
+    columns["call"][:] = columns["sequence"][:] = -1
+    columns["provenance"][:] = PROVENANCES.index(Provenance.MEASURED)
+    graph = Graph(
+        tasks=Tasks(**columns),
+        edges=_edges(edges),
+        strings=strings.freeze(),
+        calls=(),
+        operand_start=np.zeros(n + 1, np.int64),
+        operands=np.empty(0, np.int32),
+        parameters=np.empty(0, np.int32),
+        lanes=tuple(lane_names),
+        samples=0,
+        meta={
+            "workload": name, "origin": "chakra", "chakra_version": version,
+            "untimed_tasks": untimed,
+        },
+    )  # fmt: skip
+    graph.check()
+    return graph
+
+
+def _placed(node: Any, attributes: dict[str, Any]) -> tuple[Kind, str]:
+    """What a foreign node is, and the lane it runs on."""
+    if node.type in _COMM:
+        return Kind.COMMUNICATION, "network"
+    if "is_cpu_op" in attributes and attributes["is_cpu_op"].bool_val:
+        return Kind.OP, "cpu"
+    return (Kind.COPY if node.type in _MEMORY else Kind.KERNEL), "device"
+
+
+def _duration_ns(node: Any, attributes: dict[str, Any], name: str) -> float:
+    exact = attributes.get("duration_ns")
+    found = node.duration_micros * _NS_PER_US
+    if exact is not None and exact.WhichOneof("value") == "double_val":
+        found = exact.double_val
+    if not 0 <= found <= _LARGEST_NS:
+        raise GraphError(f"it takes {found} ns", where=f"{name}: node {node.id} ({node.name})")
+    return float(found)
+
+
+def _order(nodes: Sequence[Any], name: str) -> list[int]:
+    """Nodes so that each comes after what it depends on, otherwise by start and id."""
+    index: dict[int, int] = {}
+    for at, node in enumerate(nodes):
+        if node.id in index:
+            raise GraphError(f"two nodes have the id {node.id}", where=name)
+        index[node.id] = at
+    gates: list[list[int]] = [[] for _ in nodes]
+    waits = [0] * len(nodes)
+    for at, node in enumerate(nodes):
+        for dependency in {*node.ctrl_deps, *node.data_deps}:
+            if dependency not in index:
+                raise GraphError(
+                    f"node {node.id} ({node.name}) depends on node {dependency}, "
+                    "which is not there",
+                    where=name,
+                    remedy="export the whole trace",
+                )
+            gates[index[dependency]].append(at)
+            waits[at] += 1
+    ready = [(nodes[at].start_time_micros, nodes[at].id, at) for at in range(len(nodes))]
+    ready = [entry for entry in ready if waits[entry[2]] == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        at = heapq.heappop(ready)[2]
+        order.append(at)
+        for later in gates[at]:
+            waits[later] -= 1
+            if waits[later] == 0:
+                heapq.heappush(ready, (nodes[later].start_time_micros, nodes[later].id, later))
+    if len(order) < len(nodes):
+        raise _cycle(nodes, index, waits, name)
+    return order
+
+
+def _cycle(
+    nodes: Sequence[Any], index: dict[int, int], waits: Sequence[int], name: str
+) -> GraphError:
+    """An error that names one cycle: going back among what still waits must come round."""
+    at = next(at for at, count in enumerate(waits) if count)
+    seen: dict[int, int] = {}
+    trail: list[int] = []
+    while at not in seen:
+        seen[at] = len(trail)
+        trail.append(at)
+        dependencies = {*nodes[at].ctrl_deps, *nodes[at].data_deps}
+        at = min(index[d] for d in dependencies if waits[index[d]])
+    cycle = [nodes[i] for i in reversed(trail[seen[at] :])]
+    shown = [f"{node.id} ({node.name})" for node in cycle[:_CYCLE_SHOWN]]
+    shown.append(shown[0] if len(cycle) <= _CYCLE_SHOWN else "...")
+    return GraphError(
+        "dependencies form a cycle: " + " -> ".join(shown),
+        where=f"{name}: {len(cycle)} nodes",
+        remedy="drop one of these dependencies",
+    )
+
+
+def _framed(message: bytes) -> bytes:
+    """The message with its length before it."""
+    length, head = len(message), bytearray()
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + message
+
+
+def _messages(data: bytes, name: str) -> Iterator[bytes]:
+    """The messages of a file.
+
+    Raises:
+        GraphError: it ends within a length or a message.
+    """
+    at, number = 0, 0
+    while at < len(data):
+        length, shift, begin = 0, 0, at
+        while True:
+            if at >= len(data) or at - begin >= _LONGEST_VARINT:
+                raise _cut(name, number, begin)
+            byte = data[at]
+            at += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        if length > min(_LARGEST_MESSAGE, len(data) - at):
+            raise _cut(name, number, begin)
+        yield data[at : at + length]
+        at += length
+        number += 1
+
+
+def _cut(name: str, number: int, at: int) -> GraphError:
+    return GraphError(
+        f"it is cut off, or no Chakra trace: message {number} has no end",
+        where=f"{name}: byte {at}",
+        remedy="export it again; compressed traces must be unpacked first",
+    )

@@ -1,0 +1,331 @@
+"""Kineto traces (what torch.profiler exports, plain or gzip) as graphs.
+
+    graph = read_kineto(Path("rank0.pt.trace.json.gz"))
+
+The trace's host threads and device streams become lanes. What waits for what is taken from ids
+(correlation of launches, streams and records of synchronisation events, autograd's sequence
+numbers) and only where a trace lacks them from the order of events; see `_kineto_links`.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import itertools
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
+from slipstream.graph._kineto_build import build
+from slipstream.graph._kineto_columns import CATEGORIES, Category, Columns
+from slipstream.graph._kineto_device import Device
+from slipstream.graph._kineto_links import Window
+from slipstream.graph.graph import Graph
+
+_GZIP = b"\x1f\x8b"
+# Eight times what the largest trace that the profiler itself can still write takes; a guard
+# against gzip files that expand without end.
+_LARGEST_BYTES = 8 << 30
+# 52 days. What seems to be longer has times of different clocks.
+_LONGEST_NS = 2.0**52
+_STEP = "ProfilerStep#"
+_EXPORT = "export it again: prof.export_chrome_trace('trace.json.gz')"
+_CORRELATED = (Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One ``ProfilerStep#N`` of a trace: its number, and begin and end in ns from the trace's."""
+
+    number: int
+    begin_ns: float
+    end_ns: float
+
+
+@dataclass(frozen=True)
+class KinetoTrace:
+    """A trace as columns, from which graphs of its steps are made.
+
+    Attributes:
+        name: of the file, for messages.
+        columns: its events.
+        steps: in order of time; empty when the profiler was used without a schedule.
+        header: what the trace says of itself: devices, ranks, versions.
+    """
+
+    name: str
+    columns: Columns
+    steps: tuple[Step, ...]
+    header: Mapping[str, Any]
+
+    @cached_property
+    def _device(self) -> Device:
+        return Device.of(self.columns)
+
+    def graph(self, step: int | Literal["all"] | None = None) -> Graph:
+        """The graph of one step.
+
+        Args:
+            step: the N of ``ProfilerStep#N``; "all" for the whole trace as if it were one step;
+                by default the step of median length, or all where there are no steps.
+
+        Raises:
+            GraphError: there is no such step, it is empty, or no launch can be told from its
+                kernels.
+        """
+        window = self._window(step)
+        graph = build(self.columns, self._device, window, self.name, self.header)
+        graph.check()
+        return graph
+
+    def _window(self, step: int | Literal["all"] | None) -> Window:
+        columns = self.columns
+        if step == "all" or (step is None and not self.steps):
+            busy = columns.is_task
+            return Window("all", float(columns.start[busy].min()), math.inf, math.inf)
+        if step is None:
+            # The first carries warm-up, the last is often cut by the end of the recording.
+            inner = self.steps[1:-1] if len(self.steps) > 2 else self.steps
+            chosen = sorted(inner, key=lambda s: s.end_ns - s.begin_ns)[(len(inner) - 1) // 2]
+        else:
+            found = [s for s in self.steps if s.number == step]
+            if not found:
+                numbers = ", ".join(str(s.number) for s in self.steps)
+                raise GraphError(
+                    f"the trace has no step {step}",
+                    where=self.name,
+                    remedy=f"its steps are {numbers}" if numbers else "it has none: take 'all'",
+                )
+            chosen = found[0]
+        # What lies between two annotations is part of what a step costs.
+        later = [s.begin_ns for s in self.steps if s.begin_ns >= chosen.end_ns]
+        end = min(later, default=chosen.end_ns)
+        return Window(f"{_STEP}{chosen.number}", chosen.begin_ns, end, end)
+
+
+def read_kineto(path: Path, step: int | Literal["all"] | None = None) -> Graph:
+    """The graph of one step of the trace in `path`; see `KinetoTrace.graph` for `step`.
+
+    Raises:
+        GraphError: the file is missing, cut off or no trace; or see `KinetoTrace.graph`.
+    """
+    return read_trace(path).graph(step)
+
+
+def read_trace(path: Path) -> KinetoTrace:
+    """The trace in `path`, a Chrome JSON file of the PyTorch profiler, plain or gzip.
+
+    Raises:
+        GraphError: the file is missing, cut off, or not such a trace; names the event.
+    """
+    return parse_trace(_bytes(path), path.name)
+
+
+def parse_trace(data: bytes, name: str = "trace") -> KinetoTrace:
+    """The trace in `data`; see `read_trace`."""
+    with _no_collection():
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise GraphError(
+                f"the JSON is broken or cut off: {error}", where=name, remedy=_EXPORT
+            ) from error
+        events, header = _events(document, name)
+        columns, steps = _columns(events, name)
+        # Freed before the collector runs again: it would visit every event.
+        del document, events
+    return KinetoTrace(name, columns, steps, header)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A million small objects, none of them garbage: looking for some takes most of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            zipped = file.read(2) == _GZIP
+        if not zipped:
+            return path.read_bytes()
+        with gzip.open(path) as unzipped:
+            data = unzipped.read(_LARGEST_BYTES + 1)
+    except FileNotFoundError:
+        raise GraphError(f"there is no file '{path}'", remedy="name a trace file") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise GraphError(
+            f"the gzip file is broken or cut off: {error}", where=path.name, remedy=_EXPORT
+        ) from error
+    except OSError as error:
+        raise GraphError(f"cannot be read: {error.strerror or error}", where=path.name) from error
+    if len(data) > _LARGEST_BYTES:
+        raise GraphError(
+            f"expands to more than {_LARGEST_BYTES >> 30} GiB",
+            where=path.name,
+            remedy="record fewer steps",
+        )
+    return data
+
+
+def _events(document: Any, name: str) -> tuple[list[Any], dict[str, Any]]:
+    """The list of events, and what surrounds it."""
+    events = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(events, list):
+        raise GraphError(
+            "this JSON is not a trace: it has no list 'traceEvents'",
+            where=name,
+            remedy="name a file written by prof.export_chrome_trace",
+        )
+    if not isinstance(document, dict):
+        return events, {}
+    header = {key: value for key, value in document.items() if key != "traceEvents"}
+    return events, header
+
+
+def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...]]:
+    try:
+        rows = [event for event in events if event.get("ph") == "X"]
+        words = {event.get("cat") for event in rows}
+        codes = {word: CATEGORIES.get(str(word).lower(), -1) for word in words}
+        rows = [event for event in rows if codes[event.get("cat")] >= 0]
+        category = np.array([codes[event["cat"]] for event in rows], np.int8)
+        start_us = _numbers(rows, "ts", name)
+        length_us = _numbers(rows, "dur", name)
+        texts: dict[str, int] = {}
+        names = [texts.setdefault(str(event["name"]), len(texts)) for event in rows]
+        args = [event.get("args") or {} for event in rows]
+        threads: dict[tuple[str, str], int] = {}
+        thread = [
+            threads.setdefault((_text(event.get("pid")), _text(event.get("tid"))), len(threads))
+            for event in rows
+        ]
+        columns = Columns(
+            texts=tuple(map(_text, texts)),
+            name=np.array(names, np.int32),
+            category=category,
+            start=np.zeros(0),
+            end=np.zeros(0),
+            thread=np.array(thread, np.int32),
+            threads=tuple(threads),
+            **_ids(category, args),
+        )
+    except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
+        raise GraphError(
+            f"an event is malformed: {error!r}", where=f"{name}: {_culprit(events)}", remedy=_EXPORT
+        ) from error
+    if not len(rows) or not columns.is_task.any():
+        raise GraphError(
+            "the trace has no operators and no kernels",
+            where=name,
+            remedy="profile at least one step with activities=[CPU, CUDA] and export again",
+        )
+    origin = start_us.min()
+    # Microseconds since 1970 leave a quarter of one in a double; what matters are differences.
+    start = np.rint((start_us - origin) * 1e3)
+    end = start + np.rint(length_us * 1e3)
+    if end.max() > _LONGEST_NS:
+        last = int(np.argmax(end))
+        raise _odd(rows[last], "ts" if start[last] > _LONGEST_NS else "dur", name)
+    columns = columns.with_times(start, end)
+    return columns, _steps(columns)
+
+
+def _text(value: object) -> str:
+    """`value` as text that can be written: JSON may hold halves of characters."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], key: str, name: str) -> NDArray[np.float64]:
+    """A column of numbers, each of them finite, and no length negative."""
+    values = [row[key] for row in rows]
+    if not {type(value) for value in values} <= {int, float}:
+        values = [_number(row, key) for row in rows]
+    numbers = np.array(values, np.float64)
+    bad = ~np.isfinite(numbers) if key == "ts" else ~((numbers >= 0) & np.isfinite(numbers))
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise _odd(rows[row], key, name)
+    return numbers
+
+
+def _odd(row: Mapping[str, Any], key: str, name: str) -> GraphError:
+    return GraphError(
+        f"'{key}' is {row[key]!r}", where=f"{name}: the event '{row.get('name')}'", remedy=_EXPORT
+    )
+
+
+def _number(row: Mapping[str, Any], key: str) -> float:
+    value = row[key]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"'{key}' of '{row.get('name')}' is {value!r}, not a number")
+    return float(value)
+
+
+def _ids(
+    category: NDArray[np.int8], args: Sequence[Mapping[str, Any]]
+) -> dict[str, NDArray[np.int64]]:
+    """Columns of ids from the events' arguments; -1 where an event has none."""
+    n = len(args)
+
+    def column(rows: NDArray[np.int64], key: str) -> NDArray[np.int64]:
+        values = np.full(n, -1, np.int64)
+        values[rows] = [int(args[row].get(key, -1)) for row in rows.tolist()]
+        return values
+
+    correlated = np.flatnonzero(np.isin(category, _CORRELATED))
+    device = np.flatnonzero(np.isin(category, _CORRELATED[1:]))
+    sync = np.flatnonzero(category == Category.SYNC)
+    ops = np.flatnonzero(category == Category.OP)
+    return {
+        "correlation": column(correlated, "correlation"),
+        "device": column(device, "device"),
+        "stream": column(device, "stream"),
+        "record_stream": column(sync, "wait_on_stream"),
+        "record": column(sync, "wait_on_cuda_event_record_corr_id"),
+        "sequence": column(ops, "Sequence number"),
+        "forward_thread": column(ops, "Fwd thread id"),
+    }
+
+
+def _culprit(events: Sequence[Any]) -> str:
+    """The first event that cannot be read, shortened."""
+    for number, event in enumerate(events):
+        try:
+            if event.get("ph") != "X" or event["cat"].lower() not in CATEGORIES:
+                continue
+            _number(event, "ts"), _number(event, "dur"), event["name"]
+            for value in (event.get("args") or {}).get("correlation", 0), event.get("pid"):
+                if isinstance(value, (list, dict)):
+                    raise TypeError
+        except (AttributeError, TypeError, KeyError, ValueError):
+            return f"event {number}: {str(event)[:80]}"
+    return f"one of {len(events)} events"
+
+
+def _steps(columns: Columns) -> tuple[Step, ...]:
+    named = columns.named_like(lambda text: text.startswith(_STEP))
+    steps = []
+    for row in np.flatnonzero(named & (columns.category == Category.ANNOTATION)).tolist():
+        number = columns.text(row).removeprefix(_STEP)
+        if number.isdecimal():
+            steps.append(Step(int(number), float(columns.start[row]), float(columns.end[row])))
+    steps.sort(key=lambda step: step.begin_ns)
+    # Every thread that takes part may repeat the annotation; one of each number is enough.
+    return tuple(next(same) for _, same in itertools.groupby(steps, key=lambda step: step.number))

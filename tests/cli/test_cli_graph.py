@@ -1,0 +1,249 @@
+"""`slipstream explain | export | import | diff`, as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.cli import _main
+from slipstream.graph import (
+    PROVENANCES,
+    Dependency,
+    Edges,
+    Graph,
+    Kind,
+    StepPhase,
+    Tasks,
+    load,
+    replace_tasks,
+    save,
+)
+from slipstream.provenance import Provenance
+
+
+@dataclass
+class Ran:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Cli:
+    """Runs commands in a folder, by the front door, without a new process for each."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str | Path) -> Ran:
+        """Exit code, stdout and stderr of ``slipstream ARGUMENTS``."""
+        self._capsys.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            patch.setenv("COLUMNS", "200")
+            patch.setattr(sys, "argv", ["slipstream", *map(str, arguments)])
+            # Its signal handlers would outlive it.
+            patch.setattr(_main, "_interrupt_once", lambda: None)
+            with pytest.raises(SystemExit) as left:
+                _main.main()
+        out, err = self._capsys.readouterr()
+        return Ran(int(left.value.code or 0), out, err)
+
+    def json(self, *arguments: str | Path) -> Any:
+        """What a command that succeeds prints with ``--json``."""
+        ran = self(*arguments, "--json")
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path, capsys)
+
+
+def _graph() -> Graph:
+    """A host that launches two kernels: 100 us of Python and launches, 300 us of kernels."""
+    n = 4
+    zero = np.zeros(n, np.int32)
+    return Graph(
+        tasks=Tasks(
+            name=np.array([1, 2, 1, 3], np.int32), scope=zero,
+            module=np.array([4, 4, 5, 5], np.int32), source=zero,
+            kind=np.array([Kind.LAUNCH, Kind.KERNEL, Kind.LAUNCH, Kind.KERNEL], np.uint8),
+            phase=np.full(n, StepPhase.FORWARD, np.uint8),
+            lane=np.array([0, 1, 0, 1], np.int32), rank=zero, call=np.full(n, -1, np.int32),
+            sequence=np.full(n, -1, np.int64),
+            duration_ns=np.array([10e3, 200e3, 10e3, 100e3]),
+            gap_ns=np.array([40e3, 0, 40e3, 0]), spread=np.zeros(n),
+            provenance=np.full(n, PROVENANCES.index(Provenance.MEASURED), np.uint8),
+        ),
+        edges=Edges(
+            np.array([0, 2], np.int32), np.array([1, 3], np.int32),
+            np.full(2, Dependency.LAUNCH, np.uint8), np.array([5e3, 5e3]), np.zeros(2, np.uint8),
+        ),
+        strings=("", "cudaLaunchKernel", "gemm", "softmax", "attention", "head"),
+        calls=(),
+        operand_start=np.zeros(n + 1, np.int64),
+        operands=np.empty(0, np.int32),
+        parameters=np.empty(0, np.int32),
+        lanes=("thread 1", "gpu 0 stream 7"),
+        samples=8,
+        meta={"workload": "model.py:step"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "run.slipgraph"
+    save(_graph(), path)
+    return path
+
+
+def test_explain_sums_the_path_by_operator_and_module(cli: Cli, run: Path) -> None:
+    found = cli.json("explain", run)
+    assert found["step_ns"] == 300e3
+    assert [(c["name"], c["busy_ns"]) for c in found["contributions"]] == [
+        ("gemm", 200e3), ("softmax", 100e3),
+    ]  # fmt: skip
+    assert [lane["busy_ns"] for lane in found["lanes"]] == [20e3, 300e3]
+    assert found["duration_share"] == {"measured": 1.0}
+    modules = cli.json("explain", run, "--by", "module")["contributions"]
+    assert {m["name"]: m["share"] for m in modules} == {
+        "attention": pytest.approx(2 / 3), "head": pytest.approx(1 / 3),
+    }  # fmt: skip
+
+
+def test_explain_lists_the_path_and_what_each_task_waited_for(cli: Cli, run: Path) -> None:
+    entries = cli.json("explain", run, "--critical-path")["critical_path"]
+    assert [(e["name"], e["waits_for"]) for e in entries] == [
+        ("gemm", "stream_order"), ("softmax", "stream_order"),
+    ]  # fmt: skip
+
+
+def test_explain_says_what_a_faster_kernel_would_gain(cli: Cli, run: Path) -> None:
+    curves = cli.json("explain", run, "--causal")["virtual_speedups"]
+    gemm = next(curve for curve in curves if curve["name"] == "gemm")
+    assert gemm["gain"][gemm["faster"].index(0.5)] == pytest.approx(1 / 3)
+    launch = next(curve for curve in curves if curve["name"] == "cudaLaunchKernel")
+    assert set(launch["gain"]) == {0.0}
+
+
+def test_explain_prints_tables_with_provenance(cli: Cli, run: Path) -> None:
+    for options in ((), ("--critical-path",), ("--causal",), ("--by", "lane")):
+        ran = cli("explain", run, *options)
+        assert ran.returncode == 0, ran.stderr
+        assert "gpu 0 stream 7" in ran.stdout
+    assert "100.0 % measured" in ran.stdout
+
+
+def test_an_unknown_group_is_a_failure_that_lists_the_known(cli: Cli, run: Path) -> None:
+    ran = cli("explain", run, "--by", "colour")
+    assert ran.returncode != 0
+    assert "operator, module, line" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("form", "suffix"), [("perfetto", ".json"), ("chakra", ".et"), ("csv", ".csv")]
+)
+def test_export_writes_beside_the_run_by_default(
+    cli: Cli, run: Path, form: str, suffix: str
+) -> None:
+    found = cli.json("export", run, "--to", form)
+    written = run.with_suffix(suffix)
+    assert found == {
+        "file": str(written), "format": form, "tasks": 4, "bytes": written.stat().st_size,
+    }  # fmt: skip
+
+
+def test_csv_has_one_task_a_line(cli: Cli, run: Path) -> None:
+    cli.json("export", run, "--to", "csv", "-o", "tasks.csv")
+    with open(run.parent / "tasks.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == [
+        "cudaLaunchKernel",
+        "gemm",
+        "cudaLaunchKernel",
+        "softmax",
+    ]
+    assert rows[1]["start_ns"] == "15000.0"
+    assert (rows[1]["critical"], rows[1]["module"], rows[1]["provenance"]) == (
+        "1", "attention", "measured",
+    )  # fmt: skip
+
+
+def test_what_is_exported_as_chakra_is_imported_equal(cli: Cli, run: Path) -> None:
+    cli.json("export", run, "--to", "chakra")
+    cli.json("import", "run.et", "-o", "back.slipgraph")
+    assert (run.parent / "back.slipgraph").read_bytes() == run.read_bytes()
+
+
+def test_an_unknown_format_is_a_usage_error(cli: Cli, run: Path) -> None:
+    ran = cli("export", run, "--to", "pdf")
+    assert ran.returncode == 2
+    assert "perfetto, chakra or csv" in ran.stderr
+
+
+def test_import_makes_a_graph_of_a_real_trace(cli: Cli, shared_data: Path, tmp_path: Path) -> None:
+    trace = shared_data / "gpu_traces" / "timeline_analysis_sampled_rank-0.json.gz"
+    found = cli.json("import", trace, "-o", "run.slipgraph", "--step", "551")
+    assert found["kernels"] == found["kernels_linked"] == 602
+    assert found["step_ns"] == found["recorded_ns"] == 607_361_000
+    assert len(load(tmp_path / "run.slipgraph")) == found["tasks"]
+    assert cli.json("explain", "run.slipgraph")["step_ns"] == found["step_ns"]
+
+
+def test_import_names_file_and_remedy(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text('{"traceEvents": [')
+    ran = cli("import", "cut.json")
+    assert ran.returncode == 1
+    assert "cut.json" in ran.stderr
+    assert "export it again" in ran.stderr
+    ran = cli("import", "cut.json", "--step", "last")
+    assert ran.returncode == 2
+
+
+def _slower(run: Path, factor: float) -> Path:
+    graph = _graph()
+    duration = graph.tasks.duration_ns * np.where(graph.tasks.name == 2, factor, 1.0)
+    path = run.with_name("slower.slipgraph")
+    save(replace(replace_tasks(graph, duration_ns=duration), meta={}), path)
+    return path
+
+
+def test_diff_attributes_a_change_and_adds_up(cli: Cli, run: Path) -> None:
+    found = cli.json("diff", run, _slower(run, 1.3))
+    assert (found["before_ns"], found["after_ns"]) == (300e3, 360e3)
+    assert found["change"] == pytest.approx(0.2)
+    changes = {row["name"]: row["change_ns"] for row in found["rows"]["operator"]}
+    assert changes == {"gemm": 60e3, "softmax": 0, "cudaLaunchKernel": 0}
+    assert {row["name"]: row["change_ns"] for row in found["rows"]["module"]}["attention"] == 60e3
+
+
+@pytest.mark.parametrize(("limit", "code"), [("5%", 1), ("21%", 0), ("19.9", 1)])
+def test_diff_fails_over_a_threshold(cli: Cli, run: Path, limit: str, code: int) -> None:
+    ran = cli("diff", run, _slower(run, 1.3), "--fail-over", limit, "--json")
+    assert ran.returncode == code, ran.stderr
+    assert json.loads(ran.stdout)["failed"] is bool(code)
+
+
+def test_a_gain_never_fails(cli: Cli, run: Path) -> None:
+    ran = cli("diff", _slower(run, 1.3), run, "--fail-over", "0%")
+    assert ran.returncode == 0
+    assert "-60.0 µs" in ran.stdout
+
+
+@pytest.mark.parametrize("limit", ["much", "-5%", "nan", "inf"])
+def test_a_threshold_must_be_a_percentage(cli: Cli, run: Path, limit: str) -> None:
+    ran = cli("diff", run, run, f"--fail-over={limit}")
+    assert ran.returncode == 2
+    assert "5%" in ran.stderr

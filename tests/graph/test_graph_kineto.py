@@ -1,0 +1,512 @@
+"""Kineto traces as graphs: each kind of dependency by hand, then real traces of A100 and V100."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_traces import (
+    DEVICE_KINDS,
+    ENGINE,
+    Event,
+    call,
+    edges,
+    graph,
+    kernel,
+    launch,
+    op,
+    scaled,
+    step,
+    sync,
+    text,
+    timeline_us,
+    trace,
+)
+
+from slipstream.errors import GraphError
+from slipstream.graph import Dependency, Kind, StepPhase, read_kineto, read_trace, replay
+from slipstream.graph.kineto import parse_trace
+
+# Threads and streams in order
+
+
+def test_nested_operators_become_a_sequence_of_segments() -> None:
+    found = graph(op("outer", 0, 100), op("inner", 20, 30), op("after", 110, 5))
+    assert timeline_us(found)["outer"] == [(0, 20), (50, 100)]
+    assert timeline_us(found)["inner"] == [(20, 50)]
+    assert timeline_us(found)["after"] == [(110, 115)]
+    inner = [i for i, name in enumerate(found.tasks.name) if found.strings[name] == "inner"]
+    assert found.strings[found.tasks.scope[inner[0]]] == "outer"
+
+
+def test_what_is_left_of_an_operator_is_no_second_call_of_it() -> None:
+    found = graph(op("outer", 0, 100), op("inner", 20, 30))
+    kinds = [Kind(kind) for kind in found.tasks.kind]
+    assert kinds.count(Kind.OP) == 2
+    assert kinds.count(Kind.HOST) == 2  # the begin of the thread, the rest of outer
+
+
+def test_a_child_that_rounding_lets_outlive_its_parent_is_clamped() -> None:
+    found = timeline_us(graph(op("outer", 0, 10), op("inner", 5, 6), op("next", 10, 5)))
+    assert found["inner"] == [(5, 10)]
+    assert found["next"] == [(10, 15)]
+
+
+def test_a_thread_that_only_polls_holds_nobody_up() -> None:
+    found = graph(op("work", 0, 10), call("cudaEventQuery", 900, 1, 5, tid=9))
+    assert replay(found).step_ns == 10_000
+
+
+# Launch
+
+
+def test_a_kernel_starts_its_latency_after_its_launch() -> None:
+    found = graph(op("add", 0, 20), launch(5, 10, 1), kernel("k", 12, 50, 1))
+    assert edges(found)["cudaLaunchKernel", "k", Dependency.LAUNCH] == 1
+    assert timeline_us(found)["k"] == [(12, 62)]
+    # A launch that takes three times as long does not move a kernel that starts within it.
+    later = scaled(found, 3, "add")
+    assert timeline_us(later)["k"] == [(22, 72)]
+
+
+def test_a_kernel_behind_another_starts_when_that_ends() -> None:
+    found = graph(
+        op("add", 0, 40), launch(0, 5, 1), launch(10, 5, 2), kernel("a", 8, 100, 1),
+        kernel("b", 110, 20, 2),
+    )  # fmt: skip
+    assert timeline_us(found)["b"] == [(110, 130)]
+    # Two microseconds of the device's own turnaround stay.
+    assert timeline_us(scaled(found, 0.5, "a"))["b"] == [(60, 80)]
+    # Once the first is over early enough, the launch holds the second up.
+    assert timeline_us(scaled(found, 0.01, "a"))["b"] == [(18, 38)]
+
+
+def test_kernels_of_one_stream_that_run_side_by_side_get_lanes_of_their_own() -> None:
+    found = graph(
+        op("graph", 0, 20), call("cudaGraphLaunch", 0, 10, 1), kernel("a", 20, 100, 1),
+        kernel("b", 30, 100, 1), kernel("c", 120, 10, 1),
+    )  # fmt: skip
+    assert found.lanes[1:] == ("gpu 0 stream 7", "gpu 0 stream 7 (2)")
+    assert found.meta["kernels_linked"] == 3
+    assert timeline_us(found)["b"] == [(30, 130)]
+
+
+# Synchronisation
+
+
+def _synchronised(kernel_ends: float) -> list[Event]:
+    return [
+        op("step", 0, 300), launch(0, 10, 1), kernel("k", 10, kernel_ends - 10, 1),
+        call("cudaDeviceSynchronize", 20, 250, 2), sync("Context Sync", 20, 250, 2, -1),
+    ]  # fmt: skip
+
+
+def test_a_synchronising_call_ends_after_what_it_waits_for() -> None:
+    found = graph(*_synchronised(260))
+    assert edges(found)["k", "cudaDeviceSynchronize", Dependency.SYNCHRONISATION] == 1
+    # Ten microseconds of the call come after the kernel; the rest was waiting.
+    assert timeline_us(found)["cudaDeviceSynchronize"] == [(260, 270)]
+    assert timeline_us(scaled(found, 0.5))["cudaDeviceSynchronize"] == [(135, 145)]
+    assert timeline_us(scaled(found, 0.001))["cudaDeviceSynchronize"][0][0] == 20
+    assert timeline_us(scaled(found, 2))["cudaDeviceSynchronize"] == [(510, 520)]
+
+
+def test_a_call_that_found_the_device_done_did_not_wait() -> None:
+    found = graph(*_synchronised(15))
+    assert timeline_us(found)["cudaDeviceSynchronize"] == [(20, 270)]
+
+
+def test_a_stream_is_waited_for_and_not_the_device() -> None:
+    found = graph(
+        op("step", 0, 300), launch(0, 4, 1), launch(5, 4, 2),
+        kernel("long", 5, 200, 1, stream=7), kernel("short", 10, 20, 2, stream=8),
+        call("cudaStreamSynchronize", 12, 20, 3), sync("Stream Sync", 12, 20, 3, 8),
+    )  # fmt: skip
+    assert edges(found)["short", "cudaStreamSynchronize", Dependency.SYNCHRONISATION] == 1
+    assert not edges(found)["long", "cudaStreamSynchronize", Dependency.SYNCHRONISATION]
+
+
+def test_an_event_is_waited_for_up_to_its_record() -> None:
+    found = graph(
+        op("step", 0, 400), launch(0, 4, 1), call("cudaEventRecord", 5, 1, 2), launch(8, 4, 3),
+        kernel("before", 5, 100, 1), kernel("behind", 105, 100, 3),
+        call("cudaEventSynchronize", 15, 95, 4),
+        sync("Event Sync", 15, 95, 4, -1, wait_on_stream=7, wait_on_cuda_event_record_corr_id=2),
+    )  # fmt: skip
+    waited = [key for key in edges(found) if key[1] == "cudaEventSynchronize"]
+    assert waited == [("before", "cudaEventSynchronize", Dependency.SYNCHRONISATION)]
+    assert timeline_us(found)["cudaEventSynchronize"] == [(105, 110)]
+
+
+def test_without_a_synchronisation_event_the_threads_own_stream_is_taken() -> None:
+    found = graph(
+        op("step", 0, 300), launch(0, 4, 1), kernel("mine", 5, 95, 1),
+        launch(0, 4, 2, tid=5), kernel("theirs", 5, 100, 2, stream=8),
+        call("cudaStreamSynchronize", 12, 98, 3),
+    )  # fmt: skip
+    waited = [key[0] for key in edges(found) if key[1] == "cudaStreamSynchronize"]
+    assert waited == ["mine"]
+
+
+def test_a_copy_to_pageable_memory_blocks_the_host() -> None:
+    copy = "Memcpy DtoH (Device -> Pageable)"
+    found = graph(
+        op("item", 0, 200), launch(0, 5, 1), kernel("k", 6, 94, 1),
+        call("cudaMemcpyAsync", 10, 110, 2), kernel(copy, 101, 4, 2, cat="gpu_memcpy"),
+    )  # fmt: skip
+    assert edges(found)[copy, "cudaMemcpyAsync", Dependency.SYNCHRONISATION] == 1
+    assert timeline_us(found)["cudaMemcpyAsync"][-1] == (105, 120)
+    # 47 us of kernel, 1 of turnaround and 4 of copy later the host goes on.
+    assert timeline_us(scaled(found, 0.5, "k"))["cudaMemcpyAsync"][-1] == (58, 73)
+
+
+def test_a_full_launch_queue_makes_the_host_wait() -> None:
+    # 1,200 kernels of 100 us; 600 launches of 2 us fit, then each waits for a kernel to end.
+    depth, count = 600, 1200
+    events: list[Event] = []
+    clock = 0.0
+    for i in range(count):
+        done = 10 + 100 * (i - depth + 1)
+        free = max(clock, done) if i >= depth else clock
+        events += [launch(clock, free + 2 - clock, i), kernel("k", 10 + 100 * i, 100, i)]
+        clock = free + 2
+    found = graph(op("step", 0, clock + 5), *events)
+    assert found.meta["launch_queue"] == depth
+    assert replay(scaled(found, 0.5)).step_ns == pytest.approx(60_010_000, rel=1e-3)
+
+
+# Streams among themselves
+
+
+def test_a_stream_waits_for_the_event_of_another() -> None:
+    found = graph(
+        op("step", 0, 60), launch(0, 5, 1), call("cudaEventRecord", 6, 1, 2),
+        call("cudaStreamWaitEvent", 10, 1, 3), launch(20, 5, 4),
+        kernel("first", 8, 100, 1), kernel("second", 110, 50, 4, stream=20),
+        sync(
+            "Stream Wait Event", 10, 1, 3, 20, wait_on_stream=7,
+            wait_on_cuda_event_record_corr_id=2,
+        ),
+    )  # fmt: skip
+    assert edges(found)["first", "second", Dependency.STREAM_TO_STREAM] == 1
+    assert timeline_us(found)["second"] == [(110, 160)]
+    assert timeline_us(scaled(found, 0.5, "first"))["second"] == [(60, 110)]
+
+
+def test_without_synchronisation_events_the_order_of_launches_tells() -> None:
+    reduce = "ncclKernel_AllReduce_RING_LL_Sum_float"
+    found = graph(
+        op("step", 0, 60), launch(0, 5, 1), call("cudaStreamWaitEvent", 10, 1, 3),
+        launch(20, 5, 4), kernel("gradient", 8, 100, 1), kernel(reduce, 110, 50, 4, stream=20),
+    )  # fmt: skip
+    # A collective at one end makes it a matter of communication.
+    assert edges(found)["gradient", reduce, Dependency.COMMUNICATION] == 1
+    assert timeline_us(scaled(found, 0.5, "gradient"))[reduce] == [(60, 110)]
+    assert (found.tasks.kind == Kind.COMMUNICATION).sum() == 1
+
+
+# Threads among themselves, and data
+
+
+def _backward() -> list[Event]:
+    forward = {"Sequence number": 7, "Fwd thread id": 0}
+    backward = {"Sequence number": 7, "Fwd thread id": 1}
+    return [
+        op("aten::mul", 0, 50, **forward),
+        op("autograd::engine::evaluate_function: MulBackward0", 100, 200, ENGINE, **backward),
+        op("aten::sum", 150, 100, ENGINE),
+        op("aten::add_", 340, 60),
+    ]
+
+
+def test_the_caller_of_backward_waits_for_autograds_thread() -> None:
+    found = graph(*_backward())
+    kinds = edges(found)
+    backward = "autograd::engine::evaluate_function: MulBackward0"
+    assert kinds["aten::mul", backward, Dependency.THREAD_TO_THREAD] == 1
+    assert kinds[backward, "aten::add_", Dependency.THREAD_TO_THREAD] == 1
+    assert kinds["aten::mul", backward, Dependency.DATA] == 1
+    assert replay(found).step_ns == 400_000
+    # Half of the sum's 100 us, and the optimizer begins 50 earlier.
+    assert timeline_us(scaled(found, 0.5, "aten::sum"))["aten::add_"] == [(290, 350)]
+    # A longer forward delays the backward.
+    assert timeline_us(scaled(found, 2, "aten::mul"))[backward][0] == (150, 200)
+
+
+def test_phases_follow_autograd_and_the_optimizers_annotation() -> None:
+    annotation = step(1, 330, 80) | {"name": "Optimizer.step#SGD.step"}
+    found = graph(*_backward(), annotation)
+    phase = {
+        found.strings[name]: StepPhase(value)
+        for name, value in zip(found.tasks.name, found.tasks.phase, strict=True)
+    }
+    assert phase["aten::mul"] == StepPhase.FORWARD
+    assert phase["aten::sum"] == StepPhase.BACKWARD
+    assert phase["aten::add_"] == StepPhase.OPTIMIZER
+
+
+def test_modules_and_source_lines_come_from_frames() -> None:
+    frame = {"cat": "python_function", "args": {}}
+    found = graph(
+        op("all", 0, 1, 8), op("aten::mm", 10, 5),
+        op("train.py(12): forward", 5, 50) | frame, op("nn.Module: Linear_0", 8, 20) | frame,
+        op("torch/nn/functional.py(3): linear", 9, 10) | frame,
+    )  # fmt: skip
+    mm = next(i for i, n in enumerate(found.tasks.name) if found.strings[n] == "aten::mm")
+    assert found.strings[found.tasks.module[mm]] == "Linear_0"
+    assert found.strings[found.tasks.source[mm]] == "train.py:12"
+
+
+# Steps
+
+
+def _steps() -> list[Event]:
+    events: list[Event] = []
+    for number in range(4):
+        base = 1000 * number
+        events += [
+            step(number + 5, base, 990), op("aten::mm", base + 10, 20 + number),
+            launch(base + 12, 5, 10 + number), kernel("k", base + 20, 30, 10 + number),
+        ]  # fmt: skip
+    return events
+
+
+def test_a_step_is_chosen_by_its_number_and_lasts_until_the_next() -> None:
+    found = trace(*_steps())
+    assert [s.number for s in found.steps] == [5, 6, 7, 8]
+    one = found.graph(6)
+    assert one.meta["step"] == "ProfilerStep#6"
+    assert one.meta["kernels"] == 1
+    assert replay(one).step_ns == 1_000_000
+    assert found.graph("all").meta["kernels"] == 4
+
+
+def test_by_default_neither_the_first_nor_the_last_step_is_taken() -> None:
+    assert trace(*_steps()).graph().meta["step"] in ("ProfilerStep#6", "ProfilerStep#7")
+
+
+def test_a_step_is_the_same_whatever_was_made_before() -> None:
+    fresh, used = trace(*_steps()), trace(*_steps())
+    used.graph("all")
+    assert np.array_equal(replay(fresh.graph(7)).end_ns, replay(used.graph(7)).end_ns)
+
+
+def test_what_the_last_step_left_on_the_device_gates_the_next() -> None:
+    # Each step queues 150 us of kernels in 100 us: in a long run it costs 150.
+    events: list[Event] = []
+    for number in range(3):
+        base, late = 100 * number, 150 * number
+        events += [
+            step(number, base, 100), op("aten::mm", base, 90), launch(base, 5, number),
+            kernel("k", late + 10, 150, number),
+        ]  # fmt: skip
+    assert replay(trace(*events).graph(1)).step_ns == 150_000
+
+
+# Real traces
+
+_TRACES = (
+    "critical_path_alexnet_benchmark_result_2869224_1695835535_trace.json.gz",
+    "critical_path_cuda_event_sync_event_sync_trace.json.gz",
+    "critical_path_cuda_event_sync_multi_stream_event_sync_trace.json.gz",
+    "critical_path_simple_add_benchmark_result_493459_1694039959_trace.json.gz",
+    "ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
+    "timeline_analysis_sampled_rank-0.json.gz",
+    "trace_diff_control_control.json.gz",
+    "trace_diff_test_test.json.gz",
+)
+
+
+@pytest.mark.parametrize("file", _TRACES)
+def test_real_traces_are_linked_and_replayed(file: str, shared_data: Path) -> None:
+    whole = read_kineto(shared_data / "gpu_traces" / file, "all")
+    tasks, links = whole.tasks, whole.edges
+    launched = links.target[links.kind == Dependency.LAUNCH]
+    device = np.flatnonzero(np.isin(tasks.kind, DEVICE_KINDS))
+    # No kernel dangles, whether its launch was recorded or came before the recording.
+    assert np.isin(device, launched).all()
+    recorded = whole.meta["kernels"] - whole.meta["kernels_launched_before"]
+    assert whole.meta["kernels_linked"] >= 0.995 * recorded
+    line = replay(whole)
+    assert line.schedule.step_end_ns[0] == pytest.approx(whole.meta["recorded_ns"], rel=1e-3)
+    assert replay(scaled(whole, 0.5)).step_ns <= line.step_ns <= replay(scaled(whole, 2)).step_ns
+
+
+def test_launches_before_the_recording_are_the_only_unlinked_ones(shared_data: Path) -> None:
+    found = read_trace(shared_data / "gpu_traces" / "trace_diff_test_test.json.gz")
+    for number in (1010, 1011, 1012, 1013, 1014):
+        meta = found.graph(number).meta
+        assert meta["kernels_linked"] == meta["kernels"] > 0
+
+
+def test_halving_kernels_shortens_what_the_device_binds(shared_data: Path) -> None:
+    found = read_trace(shared_data / "gpu_traces" / _TRACES[4])
+    bound = found.graph(104)
+    assert bound.meta["launch_queue"] == 1022
+    before, after = replay(bound).step_ns, replay(scaled(bound, 0.5)).step_ns
+    assert before == pytest.approx(bound.meta["recorded_ns"], rel=2e-3)
+    # All its kernels are on the path; copies and the turnaround between them stay.
+    kernels = bound.tasks.duration_ns[bound.tasks.kind == Kind.KERNEL].sum()
+    assert kernels > 0.97 * before
+    assert before - after == pytest.approx(kernels / 2, rel=1e-6)
+
+
+def test_halving_kernels_leaves_what_the_host_binds_exactly_as_it_is(shared_data: Path) -> None:
+    bound = read_kineto(shared_data / "gpu_traces" / _TRACES[5], 551)
+    assert replay(scaled(bound, 0.5)).step_ns == replay(bound).step_ns
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "broken or cut off"),
+        (b'{"traceEvents": [', "broken or cut off"),
+        (b"[1, 2]", "event 0"),
+        (b'{"events": []}', "no list 'traceEvents'"),
+        (b'"text"', "no list 'traceEvents'"),
+        (b'{"traceEvents": []}', "no operators and no kernels"),
+        (b"[" * 100_000, "broken or cut off"),
+    ],
+)
+def test_what_is_no_trace_is_said_to_be_none(data: bytes, words: str) -> None:
+    with pytest.raises(GraphError, match=words) as caught:
+        parse_trace(data, "bad.json")
+    assert caught.value.where is not None
+    assert "bad.json" in caught.value.where
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ts": "soon"}, {"ts": None}, {"dur": -1}, {"dur": float("nan")}, {"dur": 1e300},
+        {"ts": True}, {"args": [1]}, {"args": {"correlation": "x"}}, {"args": {"stream": 1e400}},
+        {"cat": ["a"]}, {"ts": [1]}, {"args": {"correlation": 2**70}},
+    ],
+)  # fmt: skip
+def test_a_malformed_event_is_named(change: Event) -> None:
+    bad = kernel("the kernel", 10, 5, 1) | change
+    with pytest.raises(GraphError) as caught:
+        trace(op("fine", 0, 10), launch(0, 5, 1), bad).graph()
+    assert caught.value.remedy
+
+
+def test_kernels_without_correlation_ids_are_refused() -> None:
+    lost = kernel("lost", 10, 5, 1)
+    lost["args"] = {"device": 0, "stream": 7}
+    with pytest.raises(GraphError, match="correlation") as caught:
+        graph(op("step", 0, 20), launch(0, 5, 1), lost)
+    assert "lost" in str(caught.value.where)
+
+
+def test_a_step_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(GraphError, match="no step 9") as caught:
+        trace(*_steps()).graph(9)
+    assert "5, 6, 7, 8" in str(caught.value.remedy)
+    with pytest.raises(GraphError, match="no step 9") as caught:
+        trace(op("a", 0, 1)).graph(9)
+    assert "'all'" in str(caught.value.remedy)
+
+
+def test_a_step_in_which_nothing_runs_is_refused() -> None:
+    with pytest.raises(GraphError, match="nothing runs"):
+        trace(step(1, 0, 10), op("late", 50, 5)).graph(1)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="there is no file"):
+        read_kineto(tmp_path / "none.json")
+    with pytest.raises(GraphError, match="cannot be read"):
+        read_kineto(tmp_path)
+
+
+_GOOD = text([*_steps(), *_backward()])
+
+
+@given(st.integers(0, len(_GOOD) - 1))
+def test_a_trace_cut_anywhere_is_refused(length: int) -> None:
+    with pytest.raises(GraphError):
+        parse_trace(_GOOD[:length])
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_gzip_file_cut_or_changed_anywhere_is_refused_or_read(data: st.DataObject) -> None:
+    packed = bytearray(gzip.compress(_GOOD, mtime=0))
+    cut = data.draw(st.integers(2, len(packed) - 1))
+    if data.draw(st.booleans()):
+        packed[cut] ^= data.draw(st.integers(1, 255))
+    else:
+        del packed[cut:]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json.gz"
+        path.write_bytes(bytes(packed))
+        with contextlib.suppress(GraphError):
+            read_kineto(path).check()
+
+
+_scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+_values = _scalars | st.lists(_scalars, max_size=2)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_random_changes_to_events_give_a_graph_or_a_graph_error(data: st.DataObject) -> None:
+    events = json.loads(_GOOD)["traceEvents"]
+    for _ in range(data.draw(st.integers(1, 4))):
+        event = data.draw(st.sampled_from(events))
+        place = event if data.draw(st.booleans()) else event["args"]
+        if not isinstance(place, dict):
+            continue
+        key = data.draw(st.sampled_from([*sorted(place), "stream", "correlation"]))
+        place[key] = data.draw(_values)
+    with contextlib.suppress(GraphError):
+        found = parse_trace(json.dumps({"traceEvents": events}).encode())
+        replay(found.graph("all"))
+        replay(found.graph())
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_random_traces_have_no_cycle_and_replay_is_exact(data: st.DataObject) -> None:
+    """Whatever streams and waits: built edges agree with the recorded times."""
+    clock, free = 0.0, {7: 0.0, 20: 0.0}
+    events: list[Event] = []
+    for i in range(data.draw(st.integers(1, 15))):
+        clock += data.draw(st.integers(0, 40))
+        stream = data.draw(st.sampled_from([7, 20]))
+        what = data.draw(st.sampled_from(["kernel", "sync", "wait", "op"]))
+        if what == "kernel":
+            length = data.draw(st.integers(1, 20))
+            start = max(free[stream], clock + data.draw(st.integers(0, 10)))
+            free[stream] = start + data.draw(st.integers(1, 60))
+            events += [
+                launch(clock, length, i),
+                kernel(f"k{i}", start, free[stream] - start, i, stream),
+            ]
+            clock += length
+        elif what == "sync":
+            done = max(clock, max(free.values())) + 3
+            events += [
+                call("cudaDeviceSynchronize", clock, done - clock, i),
+                sync("Context Sync", clock, done - clock, i, -1),
+            ]
+            clock = done
+        elif what == "wait":
+            events += [call("cudaStreamWaitEvent", clock, 1, i)]
+            clock += 1
+        else:
+            events += [op(f"op{i}", clock, 7)]
+            clock += 7
+    found = graph(op("step", 0, clock + 1), *events)
+    assert replay(found).schedule.step_end_ns[0] == pytest.approx(found.meta["recorded_ns"])
