@@ -279,9 +279,12 @@ class Child:
         self._stopped = True
         # Once its exit was collected, its number may be another process's.
         if self._process.returncode is None:
+            # Some may have left for a session of their own, out of the group's reach.
+            started = [] if self._has_ended() else _started_by(self._process.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            _end(started)
 
     def close(self) -> None:
         """End the child: it is asked first, then killed; its log is removed."""
@@ -366,6 +369,24 @@ class Child:
         return ChildError(what, remedy=remedy)
 
 
+def _started_by(pid: int) -> list[Any]:
+    """Every living process that `pid` started, and theirs."""
+    import psutil
+
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []
+
+
+def _end(processes: list[Any]) -> None:
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
 _living: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
@@ -392,6 +413,11 @@ def channel() -> Channel:
     if _channel is None:
         raise ChildError("this code runs outside a slipstream worker process")
     return _channel
+
+
+def end_descendants() -> None:
+    """End what the user's code started in this process; for a child that is about to leave."""
+    _end(_started_by(os.getpid()))
 
 
 def describe_error(error: BaseException) -> Message:

@@ -8,6 +8,7 @@ and ``except=GLOB`` choose layers. A combination joins with ``+`` and is applied
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -202,6 +203,8 @@ def _parse_one(text: str, known: dict[str, type[Technique]]) -> Technique:
         if key not in fields:
             raise UnknownNameError("setting", key, fields, where=f"technique '{name}'")
         field = fields[key]
+        if field.name in values:
+            raise UsageError(f"'{key}' stands twice in '{text}'")
         values[field.name] = _read(value, hints[field.name], f"{name}:{key}")
     try:
         technique: Technique = kind(**values)
@@ -235,15 +238,21 @@ def _read(text: str, hint: Any, argument: str) -> Any:
             raise InvalidArgumentError(argument, f"'{text}' is neither true nor false")
         return text.lower() in ("true", "yes", "on", "1")
     if hint in (int, float):
+        kind = "whole number" if hint is int else "number"
         try:
-            return hint(text)
+            number = hint(text)
         except ValueError:
-            kind = "whole number" if hint is int else "number"
-            raise InvalidArgumentError(argument, f"'{text}' is not a {kind}") from None
+            number = math.nan
+        if number != number:
+            raise InvalidArgumentError(argument, f"'{text}' is not a {kind}")
+        return number
     return text
 
 
 def _write(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        # A plus sign would join two techniques: 1e+16.
+        return repr(value).replace("+", "")
     return "none" if value is None else str(value)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from slipstream.capture.events import Step
 from slipstream.capture.modules import ModuleNames
+from slipstream.capture.optimizer import describe_optimizer
 from slipstream.capture.overhead import Calibration, calibrate
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units, find_units
@@ -30,12 +31,16 @@ _FEWEST_ALIGNED = 0.5
 def assemble(
     built: Built,
     trace: Sequence[Node],
+    parameters: Sequence[int],
     names: ModuleNames,
     profiled: Sequence[Step],
     times: StepTimes,
     threads: int,
 ) -> Graph:
     """The graph of one step.
+
+    Args:
+        parameters: storages of the model's parameters; empty when there is no model to ask.
 
     Raises:
         GraphError: no operators ran, or fewer than half of the steps ran the same operators.
@@ -65,13 +70,17 @@ def assemble(
     between[-1] -= 1
     quiet_ns = float(np.min(times.cpu_ns if threads == 1 else times.wall_ns))
     calibration = calibrate(durations, gaps, inner, between, quiet_ns)
-    return _graph(built, trace, units, names, calibration, durations, times, threads, aligned)
+    found = np.array(parameters or _parameters(trace, units), np.int32)
+    return _graph(
+        built, trace, units, found, names, calibration, durations, times, threads, aligned
+    )
 
 
 def _graph(
     built: Built,
     trace: Sequence[Node],
     units: Units,
+    parameters: NDArray[np.int32],
     names: ModuleNames,
     calibration: Calibration,
     durations: NDArray[np.int64],
@@ -121,7 +130,7 @@ def _graph(
         calls=tuple(call_list),
         operand_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         operands=np.array(flat, np.int32),
-        parameters=_parameters(trace, units, built.training),
+        parameters=parameters,
         lanes=("cpu",),
         samples=built.samples,
         meta=_meta(built, calibration, times, threads, aligned),
@@ -134,8 +143,8 @@ def _column(strings: StringTable, texts: Sequence[str]) -> NDArray[np.int32]:
     return np.array([strings.add(text) for text in texts], np.int32)
 
 
-def _parameters(trace: Sequence[Node], units: Units, training: bool) -> NDArray[np.int32]:
-    """Storages that were there before the step, read by forward and touched by the optimizer."""
+def _parameters(trace: Sequence[Node], units: Units) -> list[int]:
+    """Of a step that hides its model: storages from before the step that its optimizer updates."""
     made: set[int] = set()
     outside: set[int] = set()
     optimized: set[int] = set()
@@ -148,8 +157,7 @@ def _parameters(trace: Sequence[Node], units: Units, training: bool) -> NDArray[
         elif phase == StepPhase.OPTIMIZER:
             optimized.update(inputs)
         made.update(node.storages[len(inputs) :])
-    found = outside & optimized if training else outside
-    return np.array(sorted(found), np.int32)
+    return sorted(outside & optimized)
 
 
 def _meta(
@@ -171,7 +179,7 @@ def _meta(
         "threads": threads,
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "optimizer": type(built.optimizer).__name__ if built.optimizer is not None else None,
+        "optimizer": describe_optimizer(built.optimizer),
         "parameters": sum(p.numel() for p in built.model.parameters()) if built.model else 0,
         "step_ns": {
             "wall_median": float(np.median(wall)),

@@ -7,15 +7,13 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:
     import torch
 
 PREFIX = "module::"
 ROOT = "model"
-_LIBRARY = tuple(
-    os.path.dirname(os.path.abspath(path)) for path in (os.__file__, slipstream.__file__)
-)
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARY = (os.path.dirname(os.path.abspath(os.__file__)), _PACKAGE)
 
 
 class ModuleNames:

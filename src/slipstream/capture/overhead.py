@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_LARGEST_EVENT_COST_NS = 3000.0
+# Above what recording one event costs on a slow machine; a larger excess is contention, which
+# spreads over all tasks.
+_LARGEST_EVENT_COST_NS = 1500.0
 
 
 @dataclass(frozen=True)
@@ -56,5 +58,6 @@ def calibrate(
     per_event = float(np.clip(excess / max(events, 1.0), 0.0, _LARGEST_EVENT_COST_NS))
     duration = np.maximum(duration - per_event * inner, 0.0)
     gap = np.maximum(gap - per_event * between, 0.0)
-    scale = quiet_ns / float(duration.sum() + gap.sum())
+    left = float(duration.sum() + gap.sum())
+    scale = quiet_ns / left if left else 1.0
     return Calibration(duration * scale, gap * scale, per_event, scale)

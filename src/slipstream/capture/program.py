@@ -3,15 +3,16 @@
 Plain and profiled steps alternate in short windows, so that both see the same machine. One more
 step is recorded with its arguments and storages (the execution trace) and with module names. The
 profiler costs time at every event; that cost is fitted from the two kinds of steps and taken off
-the tasks (see `durations.py` beside this file).
+the tasks (see `overhead.py` beside this file).
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from slipstream.capture.assemble import assemble
 from slipstream.capture.events import MARKER, Step, steps_of
 from slipstream.capture.modules import ModuleNames
-from slipstream.capture.trace import read_trace
+from slipstream.capture.trace import PARAMETERS, read_trace, take_parameters
 from slipstream.graph import Graph
 
 if TYPE_CHECKING:
+    import torch
+
     from slipstream.workload import Built
 
 _STEPS_PER_WINDOW = 3
@@ -89,36 +92,47 @@ def capture(
                 yield
                 cpus.append(time.thread_time_ns() - cpu)
                 walls.append(time.perf_counter_ns() - wall)
-            # A collection would land in an arbitrary task.
-            gc.collect()
-            gc.disable()
-            with _profiler() as profiler:
+            with _no_collection(), _profiler() as profiler:
                 _mark()
                 for _ in range(window):
                     yield
                     _mark()
-            gc.enable()
             profiled += steps_of(profiler.profiler.kineto_results.events())
         say("recording arguments")
         names = ModuleNames(built.model)
         with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
             path = Path(folder) / "trace.json"
             observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
-            with names:
-                observer.start()
-                yield
-                observer.stop()
-            observer.unregister_callback()
-            say("building the graph")
-            gc.disable()
             try:
-                trace = read_trace(path)
+                with names:
+                    observer.start()
+                    _show_parameters(built.model)
+                    yield
+                    observer.stop()
             finally:
-                gc.enable()
+                # Stops it too, where the step has failed.
+                observer.unregister_callback()
+            say("building the graph")
+            with _no_collection():
+                parameters, trace = take_parameters(read_trace(path))
         times = StepTimes(tuple(walls), tuple(cpus))
-        return assemble(built, trace, names, profiled, times, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        return assemble(built, trace, parameters, names, profiled, times, threads)
 
     return program
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected within: a collection would land in an arbitrary task."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _mark() -> None:
@@ -126,6 +140,15 @@ def _mark() -> None:
 
     with torch.profiler.record_function(MARKER):
         pass
+
+
+def _show_parameters(model: torch.nn.Module | None) -> None:
+    """Let the trace see which storages the parameters have; `trace.take_parameters` finds them."""
+    import torch
+
+    with torch.profiler.record_function(PARAMETERS), torch.no_grad():
+        for parameter in model.parameters() if model is not None else ():
+            parameter.detach()
 
 
 def _profiler() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ _DTYPES = {
     "BFloat16": "bfloat16", "Half": "float16", "byte": "uint8",
 }  # fmt: skip
 _NO_TENSOR = 0
+PARAMETERS = "slipstream::parameters"
+"""Annotation under which a capture shows the trace the model's parameters, before the step."""
 
 
 @dataclass
@@ -49,14 +51,18 @@ def read_trace(path: Path) -> list[Node]:
         GraphError: the file is missing, cut off, or not an execution trace.
     """
     try:
-        data = json.loads(path.read_bytes())
-        rows = data["nodes"]
+        return _nodes(json.loads(path.read_bytes())["nodes"])
     except FileNotFoundError:
         raise GraphError("the execution trace was not written", where=path.name) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise GraphError(
-            f"not a whole execution trace: {error}", where=path.name, remedy="profile again"
+            f"not a whole execution trace: {type(error).__name__}: {error}",
+            where=path.name,
+            remedy="profile again",
         ) from error
+
+
+def _nodes(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
     rows = sorted(rows, key=lambda row: row["id"])
     nodes: list[Node] = []
     index: dict[int, int] = {}
@@ -66,6 +72,23 @@ def read_trace(path: Path) -> list[Node]:
         index[row["id"]] = len(nodes)
         nodes.append(_node(row, index.get(row["ctrl_deps"], -1)))
     return nodes
+
+
+def take_parameters(nodes: Sequence[Node]) -> tuple[list[int], list[Node]]:
+    """Storages of the model's parameters, and the step's nodes without the annotation of them."""
+    first = next((i for i, node in enumerate(nodes) if node.name == PARAMETERS), len(nodes))
+    end = first + 1
+    while end < len(nodes) and nodes[end].parent >= first:
+        end += 1
+    storages = {
+        node.storages[0] for node in nodes[first:end] if node.call is not None and node.storages
+    }
+    shift = end - first
+    rest = [
+        replace(node, parent=node.parent - shift) if node.parent >= end else node
+        for node in (*nodes[:first], *nodes[end:])
+    ]
+    return sorted(storages), rest
 
 
 def _node(row: Mapping[str, Any], parent: int) -> Node:
@@ -118,7 +141,7 @@ def _argument(
     if kind == "None" or value == "<None>":
         return None
     if kind in ("Double", "Int", "Bool") and isinstance(value, str):
-        return {"inf": float("inf"), "-inf": float("-inf")}.get(value, value)
+        return float(value) if value in ("inf", "-inf", "nan") else value
     return value
 
 

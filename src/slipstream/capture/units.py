@@ -63,10 +63,16 @@ def find_units(nodes: Sequence[Node]) -> Units:
     last: list[int] = []
     events: list[str] = []
     by_sequence: dict[int, str] = {}
+    # By storage: the module in whose backward pass it was made last.
+    gradient_of: dict[int, str] = {}
+    engine = _engine_sequences(nodes)
     backward_seen = False
     for i, node in enumerate(nodes):
         around = places[node.parent] if node.parent >= 0 else None
-        place = _place(node, around, backward_seen)
+        if around is None and node.name.startswith(PREFIX):
+            # Another forward pass: a step may have several (gradient accumulation).
+            backward_seen = False
+        place = _place(node, around, backward_seen, engine.get(i, -1))
         backward_seen = backward_seen or place.phase is StepPhase.BACKWARD
         places.append(place)
         if node.name.startswith(PREFIX):
@@ -84,8 +90,15 @@ def find_units(nodes: Sequence[Node]) -> Units:
         place.unit = len(rows)
         sequence = node.sequence if place.phase is StepPhase.FORWARD else place.sequence
         module = place.module
-        if place.phase is StepPhase.BACKWARD and not module:
-            module = by_sequence.get(sequence, "")
+        if place.phase is StepPhase.BACKWARD:
+            inputs = node.storages[: len(node.call.inputs)]
+            if not module:
+                # What has no number accumulates a parameter's gradient: it goes where that was
+                # made.
+                made = next((gradient_of[s] for s in inputs if s in gradient_of), "")
+                module = by_sequence.get(sequence, "") if sequence >= 0 else made
+            for storage in set(node.storages[len(inputs) :]).difference(inputs):
+                gradient_of[storage] = module
         rows.append((i, event, place.phase, module, around.scope if around else "", sequence))
         last.append(event)
     return Units(
@@ -100,7 +113,22 @@ def find_units(nodes: Sequence[Node]) -> Units:
     )
 
 
-def _place(node: Node, around: _Place | None, backward_seen: bool) -> _Place:
+def _engine_sequences(nodes: Sequence[Node]) -> dict[int, int]:
+    """By node of autograd's engine: the number of the backward operator it evaluates.
+
+    The engine itself reduces and adds up gradients after the operator; that is its work too.
+    """
+    return {
+        node.parent: node.sequence
+        for node in nodes
+        if node.parent >= 0
+        and node.call is None
+        and node.sequence >= 0
+        and nodes[node.parent].name.startswith(_AUTOGRAD)
+    }
+
+
+def _place(node: Node, around: _Place | None, backward_seen: bool, engine_sequence: int) -> _Place:
     if around is None:
         # After the backward pass come the optimizer and what the user does between steps.
         phase = StepPhase.OTHER if backward_seen else StepPhase.FORWARD
@@ -109,7 +137,7 @@ def _place(node: Node, around: _Place | None, backward_seen: bool) -> _Place:
     if node.name.startswith(PREFIX):
         return _Place(phase, node.name[len(PREFIX) :], scope, sequence, around.unit)
     if node.name.startswith(_AUTOGRAD):
-        phase = StepPhase.BACKWARD
+        phase, sequence = StepPhase.BACKWARD, engine_sequence
     elif node.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
         phase = StepPhase.OPTIMIZER
     if phase is StepPhase.BACKWARD and node.call is None and node.sequence >= 0:
@@ -123,11 +151,11 @@ def _is_composite(schema: str) -> bool:
     """Whether the operator only calls other operators (autograd sees those, not it)."""
     import torch
 
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     name = schema.partition("(")[0]
     try:
-        return bool(
-            torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-        )
+        # Some are written both ways (silu_backward): the device's own kernel comes first.
+        return bool(has_kernel(name, "CompositeImplicitAutograd")) and not has_kernel(name, "CPU")
     except RuntimeError:
         # Not registered here (a trace from elsewhere): time it as a whole.
         return False

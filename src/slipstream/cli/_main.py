@@ -33,10 +33,18 @@ def _assemble() -> typer.Typer:
     from typer.core import TyperGroup
 
     class InOrder(TyperGroup):
-        """Lists its commands as the user meets them; typer puts those with sub-commands last."""
+        """Lists its commands as the user meets them: the flow first, then the tools."""
 
         def list_commands(self, ctx: Any) -> list[str]:
             return [name for name in (*_FLOW, *_TOOLS) if name in self.commands]
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            for title, names in (("The flow", _FLOW), ("Tools", _TOOLS)):
+                with formatter.section(title):
+                    # The whole first sentence, wrapped; typer would cut it with dots.
+                    formatter.write_dl(
+                        [(name, self.commands[name].get_short_help_str(1000)) for name in names]
+                    )
 
     def show_version(wanted: bool) -> None:
         if wanted:
@@ -48,6 +56,8 @@ def _assemble() -> typer.Typer:
     app = typer.Typer(
         name="slipstream",
         cls=InOrder,
+        # Plain help: importing rich and its Markdown parser takes longer than all else together.
+        rich_markup_mode=None,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -67,23 +77,15 @@ def _assemble() -> typer.Typer:
         if debug:
             os.environ["SLIPSTREAM_DEBUG"] = "1"
 
-    for panel, names in (("The flow", _FLOW), ("Tools", _TOOLS)):
-        for name in names:
-            # A word that Python keeps for itself names its module with an underscore: import_.
-            keyword_mark = "_" if keyword.iskeyword(name) else ""
-            module = importlib.import_module(f"slipstream.cli.{name}{keyword_mark}")
-            if hasattr(module, "app"):
-                app.add_typer(module.app, name=name, rich_help_panel=panel)
-            else:
-                text = _unwrapped(inspect.getdoc(module.command) or "")
-                app.command(name, rich_help_panel=panel, help=text)(module.command)
+    for name in (*_FLOW, *_TOOLS):
+        # A word that Python keeps for itself names its module with an underscore: import_.
+        keyword_mark = "_" if keyword.iskeyword(name) else ""
+        module = importlib.import_module(f"slipstream.cli.{name}{keyword_mark}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name, help=inspect.getdoc(module.command))(module.command)
     return app
-
-
-def _unwrapped(text: str) -> str:
-    """Paragraphs on one line each, for the terminal to wrap; what is indented stays."""
-    paragraphs = text.split("\n\n")
-    return "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in paragraphs)
 
 
 def main() -> None:
@@ -116,7 +118,7 @@ def _command(arguments: list[str]) -> int:
     import typer
 
     try:
-        code = _assemble()(arguments, standalone_mode=False)
+        code = _assemble()(arguments, prog_name="slipstream", standalone_mode=False)
         sys.stdout.flush()
         if code == _INTERRUPTED:
             # What typer makes of Ctrl-C.

@@ -33,7 +33,7 @@ Runnable = Annotated[
 ]
 ScriptArguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- ARGS...]", help="The plain script's own arguments."),
+    typer.Argument(metavar="-- ARGS", help="The plain script's own arguments."),
 ]
 Set = Annotated[
     list[str] | None,
@@ -77,11 +77,19 @@ def workload_of(
     """
     from slipstream.workload import Workload
 
+    if target.endswith(".slipgraph"):
+        raise UsageError(
+            f"'{target}' is a recording, which cannot be run",
+            remedy="name the workload itself, file.py:function or script.py; "
+            "predict and advise take recordings",
+        )
     arguments: dict[str, Any] = {}
     for text in settings or ():
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
-            raise InvalidArgumentError("--set", f"'{text}' is not KEY=VALUE")
+            raise InvalidArgumentError(
+                "--set", f"'{text}' is not KEY=VALUE", remedy="as --set batch_size=64"
+            )
         try:
             arguments[key] = json.loads(value)
         except ValueError:
@@ -109,7 +117,11 @@ def graph_of(
         from slipstream.graph import load
 
         if script_arguments or settings:
-            raise UsageError("a recorded graph takes no arguments")
+            given = script_arguments[0] if script_arguments else f"--set {(settings or ('',))[0]}"
+            raise UsageError(
+                f"a recorded graph takes no arguments, such as '{given}'",
+                remedy="name the workload itself to record it anew with other arguments",
+            )
         return load(Path(target))
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._profile import profile

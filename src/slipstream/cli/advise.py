@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from slipstream.cli._workload import (
     Json,
     ScriptArguments,
@@ -12,6 +14,9 @@ from slipstream.cli._workload import (
     Threads,
     Timeout,
 )
+
+if TYPE_CHECKING:
+    from slipstream.verbs._predict import Prediction
 
 
 def command(
@@ -26,9 +31,11 @@ def command(
 ) -> None:
     """Try every technique on paper and rank them; say what does not pay, and why.
 
-    slipstream advise train.py:make_workload
+    Each is judged with its default settings; nothing is applied.
 
-    slipstream advise run.slipgraph
+        slipstream advise train.py:make_workload
+
+        slipstream advise run.slipgraph
     """
     from slipstream.cli._output import emit, progress
     from slipstream.cli._workload import graph_of, history, prediction_json, prediction_table
@@ -41,11 +48,15 @@ def command(
         )  # fmt: skip
         found = advise(graph, widen=past.widen, say=say)
         past.keep(found, str(graph.meta.get("workload", workload)))
-        good = [p for p in found if p.why_not is None and p.verdict == "worth it"]
-        advice = (
-            f"next: slipstream prove WORKLOAD --technique {good[0].technique}"
-            if good
-            else "nothing here is worth the trouble: keep the step as it is"
-        )
+        advice = _next(found, "WORKLOAD" if workload.endswith(".slipgraph") else workload)
         table = prediction_table(graph, found, past.note, advice)
     emit(table, [prediction_json(p) for p in found], as_json=as_json)
+
+
+def _next(found: list[Prediction], workload: str) -> str:
+    """What to do with the ranking, in one line."""
+    for verdict in ("worth it", "undecided: prove it"):
+        for prediction in found:
+            if prediction.verdict == verdict:
+                return f"next: slipstream prove {workload} --technique {prediction.technique}"
+    return "nothing here is worth the trouble: keep the step as it is"

@@ -35,8 +35,13 @@ def command(
     from slipstream.units import format_percent, parse_duration_ns
     from slipstream.verbs._apply import apply
 
-    if not technique or len(technique) != 1:
-        raise UsageError("name exactly one technique or combination", remedy="--technique amp:bf16")
+    if not technique:
+        raise UsageError("no technique is named", remedy="--technique amp:bf16")
+    if len(technique) > 1:
+        raise UsageError(
+            f"{len(technique)} alternatives are named, and one can be applied",
+            remedy="one --technique; to apply several together, join them with +",
+        )
     recipe = workload_of(workload, script_arguments, settings)
     with progress(f"applying {technique[0]}") as say:
         applied = apply(

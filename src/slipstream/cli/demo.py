@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli._workload import StorePath
+from slipstream.errors import SlipstreamError
 
 _TECHNIQUE = "amp:bf16"
 
@@ -26,7 +27,14 @@ def command(
 
     target = f"{Path(_demo.__file__).parent / 'language_model.py'}:make_workload"
     graph = Path(".slipstream") / "demo.slipgraph"
-    graph.parent.mkdir(exist_ok=True)
+    try:
+        graph.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise SlipstreamError(
+            f"the demo keeps its results in '{graph.parent}' here, which cannot be made: "
+            f"{error.strerror}",
+            remedy='run it in a folder you can write: cd "$(mktemp -d)" && slipstream demo',
+        ) from error
     note("1/4 profile: one training step of a language model, recorded as a graph")
     profile.command(target, output=graph, threads=1)
     note(f"\n2/4 predict: what would {_TECHNIQUE} gain, before anybody implements it?")

@@ -31,10 +31,10 @@ def command(
 ) -> None:
     """Record one training step or inference as a graph of what ran.
 
-    The workload runs in a process of its own; files it overwrites are put back. A plain script is
-    run until enough optimizer steps were seen, then ended.
+    The workload runs in a process of its own; files it writes, removes or renames are as before
+    afterwards. A plain script is run until enough optimizer steps were seen, then ended.
 
-        slipstream profile train.py:make_workload --set batch_size=64 -o run.slipgraph
+        slipstream profile train.py:make_workload --set batch_size=64
 
         slipstream profile train.py -- --epochs 1
 
@@ -47,8 +47,7 @@ def command(
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._profile import profile
 
-    if output.suffix != ".slipgraph":
-        raise UsageError(f"'{output}' does not end in .slipgraph", remedy="as -o run.slipgraph")
+    _check_output(output)
     recipe = workload_of(workload, script_arguments, settings)
     with progress(f"profiling {recipe.name}") as say:
         graph = profile(
@@ -61,6 +60,29 @@ def command(
         save(graph, output)
     emit(summary(graph), summary_json(graph, output), as_json=as_json)
     note(f"kept in {output}; next: slipstream advise {output}")
+
+
+def _check_output(output: Path) -> None:
+    """Find out before the recording, not after it, whether it can be kept.
+
+    Raises:
+        UsageError: another ending, no such folder, or one that cannot be written.
+    """
+    import os
+
+    if output.suffix != ".slipgraph":
+        raise UsageError(f"'{output}' does not end in .slipgraph", remedy="as -o run.slipgraph")
+    if output.is_dir():
+        raise UsageError(f"'{output}' is a folder", remedy="as -o run.slipgraph")
+    if not output.parent.is_dir():
+        raise UsageError(
+            f"there is no folder '{output.parent}' to keep {output.name} in",
+            remedy=f"mkdir -p {output.parent}",
+        )
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise UsageError(
+            f"'{output}' cannot be written", remedy="name another place: -o FILE.slipgraph"
+        )
 
 
 def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:

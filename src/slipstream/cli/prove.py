@@ -17,7 +17,7 @@ from slipstream.cli._workload import (
     Threads,
     Timeout,
 )
-from slipstream.errors import UsageError
+from slipstream.errors import InvalidArgumentError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,11 +47,8 @@ def command(
     Each side lives in a process of its own; they take steps in turns, in random order, so that
     whatever the machine does happens to both. The result is kept: see `slipstream results`.
 
-        slipstream prove train.py:make_workload --technique amp:bf16 --budget 60s
+        slipstream prove train.py:make_workload --technique amp:bf16
     """
-    import tempfile
-    from pathlib import Path
-
     from slipstream import technique as techniques
     from slipstream.cli._output import emit, note, progress
     from slipstream.cli._workload import graph_of, history, workload_of
@@ -62,13 +59,17 @@ def command(
 
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
+    # Everything that can be wrong in the request, before anything takes time.
     names = [techniques.combination_name(techniques.parse(text)) for text in technique]
     recipe = workload_of(workload, script_arguments, settings)
-    with (
-        progress(f"proving {recipe.name}") as say,
-        history(store) as past,
-        tempfile.TemporaryDirectory(prefix="slipstream-kept-") as folder,
-    ):
+    timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
+    if not parse_duration_ns(budget, "--budget"):
+        raise InvalidArgumentError("--budget", "no time to measure in", remedy="as 60s, 5min")
+    if not 0 < target < 1:
+        raise InvalidArgumentError(
+            "--target", f"{target:g} is no share between 0 and 1", remedy="as 0.02 for 2 %"
+        )
+    with progress(f"proving {recipe.name}") as say, history(store) as past:
         graph = graph_of(
             workload, script_arguments, settings,
             threads=threads, steps=steps, timeout=timeout, say=say,
@@ -86,8 +87,7 @@ def command(
             budget=budget,
             target=target,
             threads=threads,
-            timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
-            folder=Path(folder),
+            timeout_s=timeout_s,
             store=past.store,
             progress=_say_progress(say),
         )

@@ -3,17 +3,22 @@
 Each call gets several sets of inputs, used in turn, so that an operator finds its inputs as far
 away as in a real step, not hot from the last repetition. All calls of a batch are timed round by
 round; each keeps its minimum. On one thread CPU time is taken: other programs do not add to it.
+
+Besides operators there is one call that is not in torch's schema: ``slipstream::optimizer_step``,
+a whole ``optimizer.step()`` over parameters of given shapes, Python and all.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from slipstream.graph.call import ITEM_BYTES, SCALAR_TYPE, Call, TensorSpec
 
-_ROUNDS = 7
+OPTIMIZER_STEP = "slipstream::optimizer_step"
+_ROUNDS = 15
 _SAMPLE_NS = 2e6
 _BATCH_BUDGET_S = 20.0
 # Beyond the second-level cache of the processors this runs on, and small enough to allocate fast.
@@ -26,6 +31,8 @@ def run(calls: Sequence[Any], threads: int) -> list[dict[str, Any]]:
     import torch
 
     torch.manual_seed(0)
+    # An in-place operator repeated often enough would shrink its numbers into the slow range.
+    torch.set_flush_denormal(True)
     if threads:
         torch.set_num_threads(threads)
     clock = time.thread_time_ns if threads == 1 else time.perf_counter_ns
@@ -89,6 +96,8 @@ def _resolve(
     """The operator, and makers of its positional and keyword-only arguments."""
     import torch
 
+    if call.op.startswith(OPTIMIZER_STEP):
+        return (lambda optimizer: optimizer.step()), [lambda: _optimizer(call)], {}
     schema = torch._C.parse_schema(call.op)
     namespace, _, name = schema.name.partition("::")
     operator = getattr(getattr(torch.ops, namespace), name)
@@ -103,6 +112,22 @@ def _resolve(
         else:
             positional.append(make)
     return operator, positional, named
+
+
+def _optimizer(call: Call) -> Any:
+    """An optimizer as described, with gradients, past the step that makes its state."""
+    import torch
+
+    kind, settings, specs = call.arguments
+    parameters = [torch.nn.Parameter(random_tensor(spec).clone()) for spec in specs]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    make = getattr(torch.optim, kind)
+    accepted = inspect.signature(make).parameters
+    options = {name: value for name, value in settings if name in accepted}
+    optimizer = make(parameters, **options)
+    optimizer.step()
+    return optimizer
 
 
 def _maker(value: Any, kind: str, bound: int) -> Callable[[], Any]:

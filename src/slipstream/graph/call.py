@@ -76,15 +76,20 @@ class Call:
         """What identifies the call: canonical JSON of operator and arguments."""
         return json.dumps([self.op, encode(self.arguments)], separators=(",", ":"))
 
+    def with_inputs(self, inputs: Sequence[TensorSpec]) -> Call:
+        """The same call with other tensors for `inputs`, in their order."""
+        queue = iter(inputs)
+        arguments = _map_tensors(self.arguments, lambda spec: next(queue))
+        return Call(self.op, tuple(arguments), self.outputs)
+
     def with_dtypes(self, dtypes: Sequence[str], outputs: Sequence[str] | None = None) -> Call:
         """The same call with other dtypes for `inputs` (in their order) and `outputs`."""
-        queue = iter(dtypes)
-        arguments = _map_tensors(self.arguments, lambda spec: spec.as_dtype(next(queue)))
-        new_outputs = self.outputs
-        if outputs is not None:
-            pairs = zip(self.outputs, outputs, strict=True)
-            new_outputs = tuple(spec.as_dtype(dtype) for spec, dtype in pairs)
-        return Call(self.op, tuple(arguments), new_outputs)
+        pairs = zip(self.inputs, dtypes, strict=True)
+        changed = self.with_inputs([spec.as_dtype(dtype) for spec, dtype in pairs])
+        if outputs is None:
+            return changed
+        made = zip(self.outputs, outputs, strict=True)
+        return replace(changed, outputs=tuple(spec.as_dtype(dtype) for spec, dtype in made))
 
     def to_json(self) -> list[Any]:
         """JSON from which `from_json` makes an equal call."""

@@ -8,6 +8,7 @@ faster = edit.apply("matrix multiplications in bf16")
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -47,8 +48,7 @@ class Editor:
         call: Call | None = None,
     ) -> None:
         """Give `task` another duration, where it comes from, and the call it now makes."""
-        if not np.isfinite(duration_ns) or duration_ns < 0:
-            raise GraphError(f"task {task} cannot take {duration_ns} ns")
+        self._check(task, duration_ns)
         self._duration_ns[task] = duration_ns
         self._provenance[task] = PROVENANCES.index(provenance)
         if spread is not None:
@@ -59,10 +59,12 @@ class Editor:
 
     def scale(self, task: int, factor: float, provenance: Provenance) -> None:
         """Multiply the duration of `task`."""
+        self._check(task)
         self.set_duration(task, float(self._duration_ns[task]) * factor, provenance)
 
     def remove(self, task: int) -> None:
         """Take `task` and the gap after it away; what waited for it waits for its own causes."""
+        self._check(task)
         self._removed.add(task)
         self._touched.add(task)
 
@@ -80,6 +82,7 @@ class Editor:
         kind: Kind = Kind.OP,
     ) -> None:
         """Put a new task right after (or before) `task` on its lane, with its module and phase."""
+        self._check(task, duration_ns, gap_ns)
         row: dict[str, object] = {
             "name": self._strings.add(name),
             "call": -1 if call is None else self._add_call(call),
@@ -130,6 +133,13 @@ class Editor:
             edits=(*graph.edits, Edit(self._technique, what, len(self._touched) + inserted)),
         )
 
+    def _check(self, task: int, *times_ns: float) -> None:
+        if not 0 <= task < len(self._graph):
+            raise GraphError(f"there is no task {task} among {len(self._graph)}")
+        for time_ns in times_ns:
+            if not np.isfinite(time_ns) or time_ns < 0:
+                raise GraphError(f"task {task} cannot take {time_ns} ns")
+
     def _add_call(self, call: Call) -> int:
         self._calls.append(call)
         return len(self._calls) - 1
@@ -162,29 +172,85 @@ class Editor:
         return starts, operands.astype(np.int32)
 
     def _edges(self, new_index: NDArray[np.int64]) -> Edges:
-        """Edges between kept tasks, and from what a removed task waited for to what waited."""
+        """Edges between kept tasks, and from what a removed task waited for to what waited.
+
+        What comes before and after it on its own lane counts among them: a kernel that others
+        synchronise with hands that on to the kernel before it.
+        """
         edges = self._graph.edges
         if not len(edges):
             return edges
-        source = new_index[edges.source]
-        target = new_index[edges.target]
-        bridges: list[tuple[int, int, int, float, int]] = []
-        for task in self._removed:
-            before = np.flatnonzero(edges.target == task)
-            after = np.flatnonzero(edges.source == task)
-            bridges += [
+        kept = _Links(edges, self._graph.tasks.lane, self._removed).bridged()
+        source, target = new_index[kept.source], new_index[kept.target]
+        return replace(kept, source=source.astype(np.int32), target=target.astype(np.int32))
+
+
+_Edge = tuple[int, int, int, float, int]
+
+
+class _Links:
+    """The edges at tasks that are to be removed, taken away one task at a time."""
+
+    def __init__(self, edges: Edges, lane: NDArray[np.int32], removed: set[int]) -> None:
+        gone = np.zeros(len(lane), bool)
+        gone[list(removed)] = True
+        self._touched = gone[edges.source] | gone[edges.target]
+        self._edges = edges
+        self._removed = sorted(removed)
+        self._into: dict[int, list[_Edge]] = {}
+        self._from: dict[int, list[_Edge]] = {}
+        self._before: dict[int, int] = {}
+        self._after: dict[int, int] = {}
+        for e in np.flatnonzero(self._touched):
+            self._add(
                 (
-                    int(source[b]), int(target[a]), int(edges.kind[a]),
-                    float(edges.delay_ns[b] + edges.delay_ns[a]), int(edges.lag[b] | edges.lag[a]),
+                    int(edges.source[e]), int(edges.target[e]), int(edges.kind[e]),
+                    float(edges.delay_ns[e]), int(edges.lag[e]),
                 )
-                for b in before for a in after if source[b] >= 0 and target[a] >= 0
-            ]  # fmt: skip
-        keep = (source >= 0) & (target >= 0)
-        extra = [[bridge[column] for bridge in bridges] for column in range(5)]
+            )  # fmt: skip
+        for number in np.unique(lane):
+            members = np.flatnonzero(lane == number).tolist()
+            for earlier, later in itertools.pairwise(members):
+                self._before[later], self._after[earlier] = earlier, later
+
+    def _add(self, edge: _Edge) -> None:
+        self._from.setdefault(edge[0], []).append(edge)
+        self._into.setdefault(edge[1], []).append(edge)
+
+    def bridged(self) -> Edges:
+        """The edges without the removed tasks."""
+        for task in self._removed:
+            self._take_away(task)
+        extra = [edge for found in self._from.values() for edge in found]
+        columns = [[edge[column] for edge in extra] for column in range(5)]
+        edges, keep = self._edges, ~self._touched
         return Edges(
-            np.concatenate([source[keep], np.array(extra[0], np.int64)]).astype(np.int32),
-            np.concatenate([target[keep], np.array(extra[1], np.int64)]).astype(np.int32),
-            np.concatenate([edges.kind[keep], np.array(extra[2], np.uint8)]).astype(np.uint8),
-            np.concatenate([edges.delay_ns[keep], np.array(extra[3], np.float64)]),
-            np.concatenate([edges.lag[keep], np.array(extra[4], np.uint8)]).astype(np.uint8),
+            np.concatenate([edges.source[keep], np.array(columns[0], np.int32)]),
+            np.concatenate([edges.target[keep], np.array(columns[1], np.int32)]),
+            np.concatenate([edges.kind[keep], np.array(columns[2], np.uint8)]),
+            np.concatenate([edges.delay_ns[keep], np.array(columns[3], np.float64)]),
+            np.concatenate([edges.lag[keep], np.array(columns[4], np.uint8)]),
         )
+
+    def _take_away(self, task: int) -> None:
+        causes = [edge for edge in self._into.pop(task, []) if edge[0] != task]
+        effects = [edge for edge in self._from.pop(task, []) if edge[1] != task]
+        for edge in causes:
+            self._from[edge[0]].remove(edge)
+        for edge in effects:
+            self._into[edge[1]].remove(edge)
+        before, after = self._before.pop(task, -1), self._after.pop(task, -1)
+        for source, _, in_kind, in_delay, in_lag in causes:
+            for _, target, kind, delay, lag in effects:
+                # Two steps of lag are more than an edge can say; one is the stricter.
+                self._add((source, target, kind, in_delay + delay, in_lag | lag))
+            if after >= 0:
+                self._add((source, after, in_kind, in_delay, in_lag))
+        if before >= 0:
+            for _, target, kind, delay, lag in effects:
+                self._add((before, target, kind, delay, lag))
+            self._after.pop(before, None)
+        if after >= 0:
+            self._before.pop(after, None)
+            if before >= 0:
+                self._before[after], self._after[before] = before, after

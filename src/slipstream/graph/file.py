@@ -91,14 +91,18 @@ def load(path: Path) -> Graph:
             f"there is no file '{path}'",
             remedy="record one: slipstream profile WORKLOAD -o run.slipgraph",
         ) from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except GraphError:
+        raise
+    except OSError as error:
+        what = error.strerror or error
+        raise GraphError(f"the file cannot be read: {what}", where=str(path)) from error
+    except Exception as error:
+        # What zipfile raises for damaged files is a dozen kinds, decompressors' own among them.
         raise GraphError(
             f"not a whole .slipgraph file: {error}",
             where=str(path),
             remedy="record it again: slipstream profile WORKLOAD -o run.slipgraph",
         ) from error
-    except OSError as error:
-        raise GraphError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _umask() -> int:

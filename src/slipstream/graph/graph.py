@@ -206,8 +206,20 @@ class Graph:
             bad = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
             if len(bad):
                 raise GraphError(f"task {bad[0]} has {name} {column[bad[0]]}")
+        edges = self.edges
+        for name in ("source", "target", "kind", "delay_ns", "lag"):
+            shape = getattr(edges, name).shape
+            if shape != (len(edges),):
+                raise GraphError(f"the edges' '{name}' has shape {shape}, not ({len(edges)},)")
         for name in ("source", "target"):
-            _in_range(getattr(self.edges, name), 0, n, f"edge {name}")
+            _in_range(getattr(edges, name), 0, n, f"edge {name}")
+        _in_range(edges.kind, 0, len(Dependency), "edge kind")
+        _in_range(edges.lag, 0, 2, "edge lag")
+        bad = np.flatnonzero(~(np.isfinite(edges.delay_ns) & (edges.delay_ns >= 0)))
+        if len(bad):
+            raise GraphError(f"edge {bad[0]} has delay_ns {edges.delay_ns[bad[0]]}")
+        if self.samples < 0:
+            raise GraphError(f"a step of {self.samples} samples")
         starts = self.operand_start
         if starts.shape != (n + 1,) or (n and (np.diff(starts) < 0).any()):
             raise GraphError("the operand table does not match the tasks")

@@ -48,8 +48,7 @@ class Recording:
             StoreError: it cannot be written; the blocks before it are kept.
         """
         taken = [
-            [arm, metric, phase, _floats(value)]
-            for (arm, metric, phase), value in samples.items()
+            [arm, metric, phase, _floats(value)] for (arm, metric, phase), value in samples.items()
         ]
         at_ms = round((time.monotonic() - self._began) * 1e3)
         with self._database.write() as db:

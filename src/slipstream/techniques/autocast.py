@@ -13,14 +13,16 @@ The operator lists are those of ``torch.amp``; a test holds them against the dis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from slipstream.graph import Call, Graph, StepPhase, TensorSpec, cast
+from slipstream.graph import SCALAR_TYPE, Call, Graph, StepPhase, TensorSpec, cast
 
 Category = Literal["lower", "float32", "widest"]
 
 _FULL = "float32"
+ROOT = "model"
+"""What a capture calls the workload's own module; a loss module has its class's name."""
 
 LOWER: dict[str, frozenset[str]] = {
     "cpu": frozenset(
@@ -95,13 +97,11 @@ WIDEST: dict[str, frozenset[str]] = {
             "addcmul",
             "atan2",
             "bilinear",
-            "cat",
             "cross",
             "dot",
             "grid_sampler",
             "index_put",
             "scatter_add",
-            "stack",
             "tensordot",
             "vdot",
         ]
@@ -110,24 +110,65 @@ WIDEST: dict[str, frozenset[str]] = {
 FLOAT32: dict[str, frozenset[str]] = {
     "cpu": frozenset(
         [
+            "_grid_sampler_2d_cpu_fallback",
+            "_lu_with_info",
             "adaptive_avg_pool3d",
             "adaptive_max_pool3d",
             "avg_pool3d",
             "binary_cross_entropy",
             "binary_cross_entropy_with_logits",
             "cdist",
+            "cholesky",
+            "cholesky_inverse",
+            "cholesky_solve",
             "cosine_embedding_loss",
             "cross_entropy_loss",
             "ctc_loss",
+            "fake_quantize_per_tensor_affine",
+            "fft_fft",
+            "fft_fft2",
+            "fft_fftn",
+            "fft_hfft",
+            "fft_ifft",
+            "fft_ifft2",
+            "fft_ifftn",
+            "fft_ihfft",
+            "fft_irfft",
+            "fft_irfft2",
+            "fft_irfftn",
+            "fft_rfft",
+            "fft_rfft2",
+            "fft_rfftn",
             "fractional_max_pool2d",
             "fractional_max_pool3d",
+            "geqrf",
             "grid_sampler",
             "grid_sampler_2d",
             "grid_sampler_3d",
             "hinge_embedding_loss",
             "huber_loss",
+            "inverse",
             "kl_div",
             "l1_loss",
+            "linalg_cholesky",
+            "linalg_cholesky_ex",
+            "linalg_cond",
+            "linalg_eig",
+            "linalg_eigh",
+            "linalg_eigvals",
+            "linalg_eigvalsh",
+            "linalg_householder_product",
+            "linalg_inv",
+            "linalg_inv_ex",
+            "linalg_lstsq",
+            "linalg_matrix_rank",
+            "linalg_qr",
+            "linalg_solve",
+            "linalg_svd",
+            "linalg_svdvals",
+            "linalg_tensorinv",
+            "linalg_tensorsolve",
+            "lu_solve",
             "margin_ranking_loss",
             "max_pool3d",
             "max_unpool2d",
@@ -135,10 +176,17 @@ FLOAT32: dict[str, frozenset[str]] = {
             "mse_loss",
             "multi_margin_loss",
             "multilabel_margin_loss",
+            "multilabel_margin_loss_forward",
+            "nanquantile",
             "nll_loss",
             "nll_loss2d",
+            "orgqr",
+            "ormqr",
+            "pinverse",
+            "poisson_nll_loss",
             "polar",
             "prod",
+            "qr",
             "quantile",
             "reflection_pad1d",
             "reflection_pad2d",
@@ -148,12 +196,20 @@ FLOAT32: dict[str, frozenset[str]] = {
             "smooth_l1_loss",
             "soft_margin_loss",
             "stft",
+            "svd",
             "trace",
+            "triangular_solve",
             "triplet_margin_loss",
+            "view_as_complex",
         ]
     ),
     "cuda": frozenset(
         [
+            "_upsample_bicubic2d_aa",
+            "_upsample_bilinear2d_aa",
+            "_upsample_nearest_exact1d",
+            "_upsample_nearest_exact2d",
+            "_upsample_nearest_exact3d",
             "acos",
             "asin",
             "binary_cross_entropy_with_logits",
@@ -161,19 +217,21 @@ FLOAT32: dict[str, frozenset[str]] = {
             "cosh",
             "cosine_embedding_loss",
             "cosine_similarity",
-            "cross_entropy_loss",
             "cumprod",
             "cumsum",
             "dist",
             "erfinv",
             "exp",
             "expm1",
+            "frobenius_norm",
             "group_norm",
             "hinge_embedding_loss",
             "huber_loss",
             "kl_div",
             "l1_loss",
             "layer_norm",
+            "linalg_matrix_norm",
+            "linalg_vector_norm",
             "log",
             "log10",
             "log1p",
@@ -188,6 +246,7 @@ FLOAT32: dict[str, frozenset[str]] = {
             "nll_loss",
             "nll_loss2d",
             "norm",
+            "nuclear_norm",
             "pdist",
             "poisson_nll_loss",
             "pow",
@@ -204,19 +263,37 @@ FLOAT32: dict[str, frozenset[str]] = {
             "sum",
             "tan",
             "triplet_margin_loss",
+            "upsample_bicubic2d",
             "upsample_bilinear2d",
+            "upsample_linear1d",
+            "upsample_nearest1d",
             "upsample_nearest2d",
+            "upsample_nearest3d",
+            "upsample_trilinear3d",
         ]
     ),
 }
-# Statistics that stay in float32 whatever the input: (operator, index of the output).
+# Outputs that stay in float32 whatever the first input's dtype: statistics, and gradients of
+# weights that are float32 themselves. (operator: indices of the outputs)
 _FULL_OUTPUTS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": (1,),
     "aten::native_layer_norm": (1, 2),
     "aten::native_group_norm": (1, 2),
     "aten::native_batch_norm": (1, 2),
     "aten::_native_batch_norm_legit": (1, 2),
+    "aten::native_layer_norm_backward": (1, 2),
+    "aten::native_group_norm_backward": (1, 2),
+    "aten::native_batch_norm_backward": (1, 2),
+    "aten::mkldnn_rnn_layer_backward": (0, 1, 2, 3, 4, 5, 6),
 }
+# Operators told the dtype of their result by an argument. (operator: index of the argument)
+_DTYPE_ARGUMENT = {
+    "aten::_softmax_backward_data": 3,
+    "aten::_log_softmax_backward_data": 3,
+}
+# Attention that has no fused kernel (dropout on a CPU) computes in float32 whatever it is given.
+_WIDE_ATTENTION = "aten::_scaled_dot_product_attention_math"
+_ENGINE = "autograd::engine::evaluate_function: "
 
 
 @dataclass
@@ -241,6 +318,8 @@ def plan(graph: Graph, dtype: str, device: str = "cpu") -> AutocastPlan:
 
 def category(scope: Sequence[str], device: str) -> Category | None:
     """What autocast does at the outermost operator of `scope` it knows, or None."""
+    if _WIDE_ATTENTION in scope:
+        return "float32"
     for name in scope:
         short = name.removeprefix("aten::")
         if short in LOWER[device]:
@@ -252,19 +331,45 @@ def category(scope: Sequence[str], device: str) -> Category | None:
     return None
 
 
+@dataclass
+class _Node:
+    """What the backward pass needs to know of a forward operator.
+
+    Attributes:
+        value: which value it returned; views of it are the same value.
+        low: whether that value, and so its gradient, is in the lower precision.
+        seen: by storage: the dtype in which the operator saw an input.
+        cast: inputs it got as copies in the lower precision; their gradients are cast back.
+    """
+
+    value: int
+    low: bool
+    seen: dict[int, str] = field(default_factory=dict)
+    cast: list[TensorSpec] = field(default_factory=list)
+
+
 class _Interpreter:
     def __init__(self, graph: Graph, dtype: str, device: str) -> None:
         self._graph = graph
         self._low = dtype
         self._device = device
         self._plan = AutocastPlan()
-        # Storages that would hold the lower precision though float32 was recorded.
-        self._lowered: set[int] = set()
         self._parameters = set(graph.parameters.tolist())
         self._cached: set[int] = set()
-        # By autograd number: what was cast on the way into the forward operator.
-        self._cast_in: dict[int, dict[int, TensorSpec]] = {}
-        self._low_nodes: set[int] = set()
+        # A storage's number is used again once it is freed, so that all that is known of one is
+        # forgotten when an operator makes a new tensor there.
+        self._lowered: set[int] = set()
+        """Storages that would hold the lower precision though float32 was recorded."""
+        self._maker: dict[int, int] = {}
+        """By storage: the forward task that made it."""
+        self._gradients: dict[int, int] = {}
+        """By storage made in the backward pass: autograd's number of the operator it is from."""
+        self._narrowed: dict[int, set[int]] = {}
+        """By storage of a float32 gradient: the values for which a low copy of it exists."""
+        self._nodes: dict[int, _Node] = {}
+        """By autograd's number: the forward operator."""
+        self._differentiable = set(self._parameters)
+        """Storages that parameters have gone into."""
 
     def run(self) -> AutocastPlan:
         tasks = self._graph.tasks
@@ -273,6 +378,8 @@ class _Interpreter:
                 continue
             call = self._graph.calls[tasks.call[t]]
             storages = self._graph.storages(t).tolist()
+            if len(storages) != len(call.inputs) + len(call.outputs):
+                continue  # put in by another technique: nothing is known of its tensors
             inputs, outputs = storages[: len(call.inputs)], storages[len(call.inputs) :]
             phase = tasks.phase[t]
             if phase == StepPhase.BACKWARD:
@@ -281,29 +388,43 @@ class _Interpreter:
                 self._forward(t, call, inputs, outputs)
             else:
                 self._outside(t, call, inputs, outputs)
+        self._return_output()
         return self._plan
+
+    def _return_output(self) -> None:
+        """The output of a model whose step ends with it becomes float32 too."""
+        forward = [t for t in range(len(self._graph)) if self._inside(t)]
+        call = self._graph.tasks.call[forward[-1]] if forward else -1
+        if call < 0 or (self._graph.tasks.phase == StepPhase.BACKWARD).any():
+            return
+        outputs = self._graph.calls[call].outputs
+        storages = self._graph.storages(forward[-1])[-len(outputs) :] if outputs else ()
+        for spec, storage in zip(outputs, storages, strict=True):
+            if int(storage) in self._lowered and spec.dtype == _FULL:
+                self._cast(forward[-1], spec.as_dtype(self._low), _FULL, before=False)
+                self._lowered.discard(int(storage))
 
     def _inside(self, t: int) -> bool:
         module = self._graph.string(int(self._graph.tasks.module[t]))
-        return module == "model" or module.startswith("model.")
+        return module.partition(".")[0] == ROOT
+
+    def _scope(self, t: int) -> list[str]:
+        return self._graph.string(int(self._graph.tasks.scope[t])).split("/")
 
     def _forward(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
-        scope = self._graph.string(int(self._graph.tasks.scope[t])).split("/")
-        rule = category([*scope, call.name], self._device)
-        sequence = int(self._graph.tasks.sequence[t])
-        if rule == "lower":
-            self._low_nodes.add(sequence)
-        if _is_view(inputs, outputs):
-            # Costs the same in every dtype; the copy it looks at is made where it is used.
-            return
+        rule = category([*self._scope(t), call.name], self._device)
         dtypes = self._dtypes(call, inputs)
-        if rule == "lower":
+        cast_in: list[TensorSpec] = []
+        if _is_view(call, inputs, outputs):
+            # Costs the same in every dtype; the copy it looks at is made where it is used.
+            rule = None
+        elif rule == "lower":
             for spec, storage, dtype in zip(call.inputs, inputs, dtypes, strict=True):
-                if dtype != _FULL or spec.dtype != _FULL:
+                if dtype != _FULL or storage in self._cached:
                     continue
-                self._cast_in.setdefault(sequence, {})[storage] = spec
-                if storage not in self._cached:
-                    self._cast(t, spec, self._low, before=True)
+                self._cast(t, spec, self._low, before=True)
+                if storage in self._differentiable:
+                    cast_in.append(spec)
                 if storage in self._parameters:
                     self._cached.add(storage)
             dtypes = [self._low if dtype == _FULL else dtype for dtype in dtypes]
@@ -313,41 +434,71 @@ class _Interpreter:
                 if dtype == self._low and spec.dtype == _FULL:
                     self._cast(t, spec.as_dtype(self._low), _FULL, before=True)
             dtypes = [_FULL if dtype == self._low else dtype for dtype in dtypes]
-        self._finish(t, call, dtypes, inputs, outputs)
+        differentiable = not self._differentiable.isdisjoint(inputs)
+        self._change(t, call, dtypes, inputs, outputs)
+        for storage in set(outputs).difference(inputs):
+            self._maker[storage] = t
+            if differentiable:
+                self._differentiable.add(storage)
+        sequence = int(self._graph.tasks.sequence[t])
+        if sequence >= 0 and outputs:
+            # Operators that autograd does not follow carry the number of the next one that it
+            # does: the last one with a number is the one it belongs to.
+            self._nodes[sequence] = _Node(
+                value=self._maker.get(outputs[0], -1),
+                low=outputs[0] in self._lowered,
+                seen=dict(zip(inputs, dtypes, strict=True)),
+                cast=cast_in,
+            )
 
     def _outside(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
         """Not under autocast: the model's outputs arrive as float32, each cast once."""
-        if _is_view(inputs, outputs):
-            return
         for spec, storage in zip(call.inputs, inputs, strict=True):
             if storage in self._lowered and spec.dtype == _FULL:
                 self._cast(t, spec.as_dtype(self._low), _FULL, before=True)
                 self._lowered.discard(storage)
-        self._lowered.difference_update(outputs)
+        self._forget(inputs, outputs)
 
     def _backward(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
-        if _is_view(inputs, outputs):
-            return
         sequence = int(self._graph.tasks.sequence[t])
-        saved = self._cast_in.get(sequence, {})
-        dtypes = [
-            self._low if storage in saved and dtype == _FULL else dtype
-            for storage, dtype in zip(inputs, self._dtypes(call, inputs), strict=True)
-        ]
-        if sequence in self._low_nodes:
-            keep = _statistics(call)
-            for i, (spec, dtype) in enumerate(zip(call.inputs, dtypes, strict=True)):
-                if dtype == _FULL and i not in keep:
-                    # The gradient comes from a float32 consumer; autograd casts it on the way in.
-                    self._cast(t, spec, self._low, before=True)
-                    dtypes[i] = self._low
-        self._finish(t, call, dtypes, inputs, outputs)
-        # Gradients of what was cast on the way in are cast back on the way out.
-        sizes = {spec.numel for spec in saved.values()}
-        for spec, storage in zip(call.outputs, outputs, strict=False):
-            if storage in self._lowered and spec.numel in sizes:
-                self._cast(t, spec.as_dtype(self._low), _FULL, before=False)
-                self._lowered.discard(storage)
+        node = self._nodes.get(sequence)
+        dtypes = self._dtypes(call, inputs)
+        if node is not None:
+            # What autograd's engine adds up outside of an operator is the next one's gradient.
+            sums_up = self._scope(t)[-1].startswith(_ENGINE) and len(inputs) > 1
+            for i, (spec, storage) in enumerate(zip(call.inputs, inputs, strict=True)):
+                if spec.dtype != _FULL or self._gradients.get(storage) == sequence:
+                    continue
+                if storage not in self._gradients:
+                    dtypes[i] = node.seen.get(storage, dtypes[i])
+                elif node.low and dtypes[i] == _FULL:
+                    copies = self._narrowed.setdefault(storage, set())
+                    if node.value not in copies and not sums_up:
+                        # The gradient comes from a float32 consumer of a value in lower
+                        # precision; autograd casts it on the way.
+                        self._cast(t, spec, self._low, before=True)
+                        copies.add(node.value)
+                    if node.value in copies:
+                        dtypes[i] = self._low
+        if _is_view(call, inputs, outputs):
+            return
+        self._change(t, call, dtypes, inputs, outputs)
+        for spec, storage in zip(call.outputs, outputs, strict=True):
+            if storage in inputs:
+                continue
+            self._gradients[storage] = sequence
+            # Gradients of what was cast on the way in are cast back on the way out.
+            same = (
+                next((one for one in node.cast if one.numel == spec.numel), None) if node else None
+            )
+            if node is None or same is None or spec.dtype != _FULL or self._low not in dtypes:
+                continue
+            node.cast.remove(same)
+            if storage not in self._lowered:
+                # An operator that gives float32 all the same: it must match the copy first.
+                self._cast(t, spec, self._low, before=False)
+            self._cast(t, spec.as_dtype(self._low), _FULL, before=False)
+            self._lowered.discard(storage)
 
     def _dtypes(self, call: Call, inputs: list[int]) -> list[str]:
         return [
@@ -358,28 +509,47 @@ class _Interpreter:
     def _cast(self, t: int, spec: TensorSpec, dtype: str, *, before: bool) -> None:
         self._plan.casts.append((t, before, cast(spec, dtype)))
 
-    def _finish(
+    def _forget(self, inputs: list[int], outputs: list[int]) -> None:
+        """New tensors lie in `outputs`, but for those that were `inputs` already."""
+        for storage in set(outputs).difference(inputs):
+            self._lowered.discard(storage)
+            self._maker.pop(storage, None)
+            self._gradients.pop(storage, None)
+            self._narrowed.pop(storage, None)
+            self._differentiable.discard(storage)
+
+    def _change(
         self, t: int, call: Call, dtypes: list[str], inputs: list[int], outputs: list[int]
     ) -> None:
         """Note the call's new dtypes, and what its fresh outputs would hold."""
-        recorded = [spec.dtype for spec in call.inputs]
-        if dtypes != recorded:
-            self._plan.changed[t] = call.with_dtypes(dtypes)
+        self._forget(inputs, outputs)
+        if _is_view(call, inputs, outputs):
+            return
         low = self._follows(call, dtypes)
         full = _FULL_OUTPUTS.get(call.name, ())
-        for i, (spec, storage) in enumerate(zip(call.outputs, outputs, strict=False)):
-            if storage in inputs:
-                continue  # in place: the storage keeps its dtype
-            if low and spec.dtype == _FULL and i not in full:
+        results = [
+            self._low if low and spec.dtype == _FULL and i not in full else spec.dtype
+            for i, spec in enumerate(call.outputs)
+        ]
+        for storage, result in zip(outputs, results, strict=True):
+            # In place, the storage keeps its dtype.
+            if storage not in inputs and result == self._low:
                 self._lowered.add(storage)
-            else:
-                self._lowered.discard(storage)
+        if dtypes != [spec.dtype for spec in call.inputs]:
+            changed = call.with_dtypes(dtypes, results)
+            place = _DTYPE_ARGUMENT.get(call.name)
+            if place is not None and low:
+                arguments = list(changed.arguments)
+                arguments[place] = SCALAR_TYPE[self._low]
+                changed = replace(changed, arguments=tuple(arguments))
+            self._plan.changed[t] = changed
 
     def _follows(self, call: Call, dtypes: list[str]) -> bool:
         """Whether an operator given `dtypes` returns the lower precision."""
         if self._low not in dtypes:
             return False
-        if "norm" in call.name:
+        if "norm" in call.name or "scaled_dot_product" in call.name:
+            # They keep statistics or weights in float32 beside.
             return dtypes[0] == self._low
         # Type promotion: tensors with dimensions outrank scalars.
         shaped = [
@@ -388,17 +558,11 @@ class _Interpreter:
         return _FULL not in shaped
 
 
-def _is_view(inputs: list[int], outputs: list[int]) -> bool:
-    """Whether the call only looks at a storage: one output, the first input's storage.
-
-    In-place operators do too, but return their own first input and have more of them.
-    """
-    return len(inputs) == 1 and len(outputs) >= 1 and all(out == inputs[0] for out in outputs)
-
-
-def _statistics(call: Call) -> set[int]:
-    """Inputs of a backward operator that hold float32 statistics of its forward."""
-    if call.name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
-        # grad_out, query, key, value, out, logsumexp
-        return {5}
-    return set()
+def _is_view(call: Call, inputs: list[int], outputs: list[int]) -> bool:
+    """Whether the call only looks at its first input's storage and writes nothing."""
+    return (
+        bool(inputs)
+        and bool(outputs)
+        and "!" not in call.op
+        and all(storage == inputs[0] for storage in outputs)
+    )

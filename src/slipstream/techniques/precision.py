@@ -5,16 +5,19 @@ Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; ``torch.amp.
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
+from slipstream.durations import pace, questions, rescale
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph
+from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
-from slipstream.techniques.autocast import AutocastPlan, plan
+from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -41,7 +44,7 @@ class Amp(Settings):
         if self.dtype == "fp16":
             return "fp16 needs loss scaling and a GPU; use amp:bf16"
         names = {graph.string(int(module)) for module in graph.tasks.module}
-        if "model" not in names:
+        if not any(name.partition(".")[0] == ROOT for name in names):
             return "the step hides its model; return (model, batch, loss, optimizer)"
         if any(spec.dtype in _TORCH_DTYPE.values() for call in graph.calls for spec in call.inputs):
             return "the step already computes in 16 bits"
@@ -52,36 +55,28 @@ class Amp(Settings):
     def questions(self, graph: Graph) -> Sequence[Call]:
         """The changed operators as recorded and in their new dtypes, and the casts."""
         found = self._plan(graph)
-        asked = [graph.calls[graph.tasks.call[t]] for t in found.changed]
-        return [*asked, *found.changed.values(), *(made for _, _, made in found.casts)]
+        return [*questions(graph, found.changed), *(made for _, _, made in found.casts)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each changed operator by its micro-benchmarked ratio; insert the casts."""
         found = self._plan(graph)
         edit = Editor(graph, str(self))
-        look = context.durations.lookup
-        for t, call in found.changed.items():
-            old, new = look(graph.calls[graph.tasks.call[t]]), look(call)
-            now = float(graph.tasks.duration_ns[t])
-            if old is None or new is None or not old.nanoseconds:
-                edit.set_duration(t, now, Provenance.ASSUMED, spread=0.5, call=call)
-            else:
-                # The ratio, not the value: what caches do in place of the benchmark cancels.
-                ratio = new.nanoseconds / old.nanoseconds
-                spread = math.hypot(old.spread, new.spread)
-                edit.set_duration(t, now * ratio, new.provenance, spread=spread, call=call)
+        rescale(edit, graph, found.changed, context.durations)
+        in_step = pace(graph, found.changed, context.durations)
+        between = _between_operators_ns(graph)
         for t, before, made in found.casts:
-            answer = look(made)
+            gap_ns = between[StepPhase(graph.tasks.phase[t])]
+            answer = context.durations.lookup(made)
             if answer is None:
                 size = made.inputs[0].nbytes + made.outputs[0].nbytes
                 edit.insert(
                     t, made.name, size / _ASSUMED_BYTES_PER_NS, Provenance.ASSUMED,
-                    before=before, spread=0.5, call=made,
+                    before=before, gap_ns=gap_ns, spread=0.5, call=made,
                 )  # fmt: skip
             else:
                 edit.insert(
-                    t, made.name, answer.nanoseconds, answer.provenance,
-                    before=before, spread=answer.spread, call=made,
+                    t, made.name, answer.nanoseconds * in_step, answer.provenance,
+                    before=before, gap_ns=gap_ns, spread=answer.spread, call=made,
                 )  # fmt: skip
         return edit.apply(
             f"{found.lowered} forward operators in {self.dtype}, {len(found.casts)} casts"
@@ -117,6 +112,25 @@ class Amp(Settings):
 
     def _plan(self, graph: Graph) -> AutocastPlan:
         return plan(graph, _TORCH_DTYPE[self.dtype], str(graph.meta.get("device", "cpu")))
+
+
+def _between_operators_ns(graph: Graph) -> dict[StepPhase, float]:
+    """By phase: what the step spends, in the median, from one outermost operator to the next.
+
+    A cast is one more operator for the framework to dispatch and, in the backward pass, one more
+    node for autograd to evaluate. In steps of many small operators that costs more than the copy.
+    """
+    tasks = graph.tasks
+    outermost = [graph.string(int(scope)).partition("/")[0] for scope in tasks.scope]
+    moves_on = np.array(
+        [not outer or outer != after for outer, after in itertools.pairwise(outermost)], bool
+    )
+    found = {}
+    for phase in StepPhase:
+        inside = (tasks.phase[:-1] == phase) & (tasks.phase[1:] == phase)
+        gaps = tasks.gap_ns[:-1][inside & moves_on]
+        found[phase] = float(np.median(gaps)) if len(gaps) else 0.0
+    return found
 
 
 # Only where a cast could not be benchmarked: an ordinary core's copy rate.

@@ -110,5 +110,6 @@ def _number(value: Any) -> float | None:
     import torch
 
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value)
+        # A script's loss still has its graph.
+        return float(value.detach())
     return float(value) if isinstance(value, (int, float)) else None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from slipstream import technique
-from slipstream.child import Child, channel
+from slipstream.child import Child, channel, end_descendants
 from slipstream.durations.durations import one_pool
-from slipstream.workload import Built, Workload, drive, restore_files
+from slipstream.workload import Built, Workload, drive, kept_files
 
 DEFAULT_TIMEOUT_S = 300.0
 _MEMORY_SHARE = 0.95
@@ -22,18 +21,18 @@ _MEMORY_SHARE = 0.95
 def workload_child(workload: Workload, threads: int) -> Iterator[tuple[Child, Path]]:
     """A child to build `workload` in, and a folder for its `keep_in`.
 
-    However the child ends, files its script overwrote are put back.
+    However the child ends, what the user's code wrote is as before.
     """
-    with tempfile.TemporaryDirectory(prefix="slipstream-kept-") as folder:
-        try:
-            with Child(
-                workload.name,
-                environment=one_pool(threads),
-                memory_limit_bytes=memory_limit_bytes(),
-            ) as child:
-                yield child, Path(folder)
-        finally:
-            restore_files(Path(folder))
+    with (
+        # A script writes what it likes; a function that builds a model hardly ever does.
+        kept_files(watched=workload.function is None) as keep_in,
+        Child(
+            workload.name,
+            environment=one_pool(threads),
+            memory_limit_bytes=memory_limit_bytes(),
+        ) as child,
+    ):
+        yield child, keep_in
 
 
 def call_in_child(
@@ -95,6 +94,7 @@ def workload_of(value: dict[str, Any]) -> Workload:
 def leave(result: Any) -> NoReturn:
     """Answer the call and end the process at once, so that a script's own code does not go on."""
     channel().send({"result": result})
+    end_descendants()
     os._exit(0)
 
 

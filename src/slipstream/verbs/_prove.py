@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -9,25 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import technique
-from slipstream.child import channel
+from slipstream.child import channel, end_descendants
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError
-from slipstream.measure.arms import WorkerArm
+from slipstream.measure.arms import RunDelay, WorkerArm, delay_between
 from slipstream.measure.comparison import Comparison, compare
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
-from slipstream.measure.records import PredictionRecord
+from slipstream.measure.records import RUN_DELAY, PredictionRecord
 from slipstream.technique import Technique
-from slipstream.verbs._children import DEFAULT_TIMEOUT_S, memory_limit_bytes, run_program
-from slipstream.workload import Built, Workload, restore_files
+from slipstream.verbs._children import (
+    DEFAULT_TIMEOUT_S,
+    memory_limit_bytes,
+    run_program,
+)
+from slipstream.workload import Built, Workload, kept_files, restore_files
 
 BASELINE = "as it is"
+_SHORT_S = 0.1
 
 
 class WorkloadArm(WorkerArm):
     """One side: a child in which the workload is built once and steps when it is its turn."""
 
     def __init__(self, name: str, workload: Workload, threads: int, keep_in: Path) -> None:
-        self._keep_in = keep_in
         super().__init__(
             name,
             "slipstream.verbs._prove:serve_steps",
@@ -39,11 +44,12 @@ class WorkloadArm(WorkerArm):
             environment=one_pool(threads),
             memory_limit_bytes=memory_limit_bytes(),
         )  # fmt: skip
+        self._keep_in = keep_in
 
-    def close(self) -> None:
-        """End the child and put back files its script overwrote."""
-        super().close()
-        restore_files(self._keep_in)
+    def open(self, timeout_s: float | None) -> None:
+        """Build the workload, among files as they were before the other arms ran."""
+        restore_files(self._keep_in, leave_folders=True)
+        super().open(timeout_s)
 
 
 def prove(
@@ -55,7 +61,6 @@ def prove(
     target: float = 0.02,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    folder: Path,
     store: Any = None,
     progress: Callable[[Any], None] | None = None,
 ) -> Comparison:
@@ -65,7 +70,6 @@ def prove(
         techniques: alternatives: names in the grammar, or techniques.
         predictions: by arm (the technique's name): what was predicted.
         budget, target: stop after this time, or when the interval is narrower than this.
-        folder: an empty folder for what the arms keep aside; one sub-folder an arm.
         store: a `slipstream.measure.store.Store` that keeps the run while it goes on.
 
     Raises:
@@ -78,22 +82,19 @@ def prove(
     for one in techniques:
         chosen = technique.parse(one) if isinstance(one, str) else (one,)
         recipes[technique.combination_name(chosen)] = workload.with_technique(*chosen)
-    arms = []
-    for number, (name, recipe) in enumerate(recipes.items()):
-        keep_in = folder / str(number)
-        keep_in.mkdir()
-        arms.append(WorkloadArm(name, recipe, threads, keep_in))
-    return compare(
-        arms,
-        metrics=("wall", "cpu", "peak_memory"),
-        target=target,
-        budget=budget,
-        timeout=timeout_s,
-        title=workload.name,
-        predictions=predictions,
-        store=store,
-        progress=progress,
-    )
+    # One folder for all arms: whichever writes first keeps what was there before any of them.
+    with kept_files(watched=workload.function is None) as keep_in:
+        return compare(
+            [WorkloadArm(name, recipe, threads, keep_in) for name, recipe in recipes.items()],
+            metrics=("wall", "cpu", "peak_memory"),
+            target=target,
+            budget=budget,
+            timeout=timeout_s,
+            title=workload.name,
+            predictions=predictions,
+            store=store,
+            progress=progress,
+        )
 
 
 # What follows runs in the child.
@@ -113,22 +114,33 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
     resting = read_status_bytes("VmRSS") if can_reset else 0
 
     def program(built: Built) -> Generator[None, Any, None]:
+        delay = RunDelay()
+        delay.open()
         yield
         talk = channel()
         talk.send({"result": {"ready": True}})
+        step_s = math.inf
         while True:
             try:
                 talk.receive()
             except EOFError:
+                end_descendants()
                 os._exit(0)
+            if step_s < _SHORT_S:
+                # Since our last turn another arm filled the caches; in a real run the step before
+                # this one would have. It is cheap for short steps, and does not matter for long.
+                yield
             if can_reset:
                 reset_peak()
+            queued = delay.read()
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
             yield
-            sample = {
-                "wall": time.perf_counter_ns() - wall,
-                "cpu": time.process_time_ns() - cpu,
-            }
+            cpu_ns, wall_ns = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
+            sample = {"wall": wall_ns, "cpu": cpu_ns}
+            step_s = wall_ns / 1e9
+            waited_ns = delay_between(queued, delay.read())
+            if waited_ns is not None:
+                sample[RUN_DELAY] = waited_ns
             if can_reset:
                 sample["peak_memory"] = max(1, read_status_bytes("VmHWM") - resting)
             talk.send({"result": sample})

@@ -2,7 +2,16 @@
 
 from slipstream.workload.built import Applicable, Built, build_from
 from slipstream.workload.drive import Program, drive
-from slipstream.workload.guard import restore_files
+from slipstream.workload.kept import kept_files, restore_files
 from slipstream.workload.recipe import Workload
 
-__all__ = ["Applicable", "Built", "Program", "Workload", "build_from", "drive", "restore_files"]
+__all__ = [
+    "Applicable",
+    "Built",
+    "Program",
+    "Workload",
+    "build_from",
+    "drive",
+    "kept_files",
+    "restore_files",
+]

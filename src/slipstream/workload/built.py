@@ -11,6 +11,10 @@ from slipstream.errors import WorkloadError
 _FIELDS = ("model", "batch", "loss", "optimizer", "step", "metric", "samples")
 
 
+def _no_step() -> None:
+    """Stands for a step that is yet to be made from the other fields."""
+
+
 class Applicable(Protocol):
     """What building needs to know of a technique (see `slipstream.technique.Technique`)."""
 
@@ -25,9 +29,10 @@ class Built:
     """Live objects of one workload, in the process that made them.
 
     One step is forward, loss, backward and optimizer step when there is an optimizer, and a
-    forward pass without gradients when there is none. The batch is fed as PyTorch users write it:
-    ``(inputs, targets)`` with a loss: ``loss(model(inputs), targets)``; a dictionary:
-    ``model(**batch)`` whose output is, or has, the loss; anything else: ``model(batch)``.
+    forward pass (with the loss, if given) without gradients when there is none. The batch is fed
+    as PyTorch users write it: ``(inputs, targets)`` with a loss: ``loss(model(inputs), targets)``;
+    a dictionary: ``model(**batch)`` whose output is, or has, the loss; anything else:
+    ``model(batch)``.
 
     Attributes:
         model: the ``nn.Module``, or None when the step is opaque.
@@ -41,7 +46,7 @@ class Built:
     batch: Any = None
     loss: Callable[..., Any] | None = None
     optimizer: Any = None
-    step: Callable[[], Any] = field(default=lambda: None)
+    step: Callable[[], Any] = field(default=_no_step)
     metric: Callable[[], float] | None = None
     samples: int = 0
     name: str = ""
@@ -88,7 +93,7 @@ def _normalise(result: Any, where: str | None) -> Built:
     import torch
 
     if isinstance(result, Built):
-        return _with_step(result, where)
+        return _with_step(result, where) if result.step is _no_step else result
     if isinstance(result, Mapping):
         unknown = set(result) - set(_FIELDS)
         if unknown or ("model" not in result and "step" not in result):
@@ -99,17 +104,15 @@ def _normalise(result: Any, where: str | None) -> Built:
             )
         given = {key: value for key, value in result.items() if value is not None}
         built = Built(**{"model": None, **given})
-        return built if "step" in given else _with_step(built, where)
+        return _with_step(built, where) if built.step is _no_step else built
     if isinstance(result, (tuple, list)) and result and isinstance(result[0], torch.nn.Module):
         if 2 <= len(result) <= 4:
             return _with_step(Built(*result), where)
     elif callable(result) and not isinstance(result, (type, torch.nn.Module)):
         return Built(None, step=result)
-    shown = (
-        f"{type(result).__name__} of {len(result)}"
-        if isinstance(result, (tuple, list))
-        else type(result).__name__
-    )
+    shown = type(result).__name__
+    if isinstance(result, (tuple, list)):
+        shown += " of " + (", ".join(type(one).__name__ for one in result) or "nothing")
     raise WorkloadError(
         f"the function returned {'nothing' if result is None else 'a ' + shown}",
         where=where,
@@ -119,41 +122,74 @@ def _normalise(result: Any, where: str | None) -> Built:
 
 
 def _with_step(built: Built, where: str | None) -> Built:
-    """Give `built` the step its other fields describe."""
+    """Give `built` the step its other fields describe.
+
+    The step reads them when it runs, so that a technique may replace the batch or the model.
+    """
     import torch
 
-    model, batch, loss, optimizer = built.model, built.batch, built.loss, built.optimizer
-    if optimizer is None and hasattr(model, "configure_optimizers"):
-        configured = model.configure_optimizers()
-        optimizer = built.optimizer = configured if hasattr(configured, "step") else None
+    if built.model is None:
+        raise WorkloadError(
+            "the function gave neither a model nor a step",
+            where=where,
+            remedy="return (model, batch, loss, optimizer), or a function that runs one step",
+        )
+    if isinstance(built.batch, torch.optim.Optimizer) or not (
+        built.loss is None or callable(built.loss)
+    ):
+        kinds = f"batch is a {type(built.batch).__name__}, loss is a {type(built.loss).__name__}"
+        raise WorkloadError(
+            f"the function returned its parts in another order: {kinds}",
+            where=where,
+            remedy="return (model, batch, loss, optimizer) in this order",
+        )
+    if built.optimizer is None and hasattr(built.model, "configure_optimizers"):
+        built.optimizer = _first_optimizer(built.model.configure_optimizers())
+    optimizer = built.optimizer
     if optimizer is None:
 
         def infer() -> Any:
             with torch.no_grad():
-                return _forward(model, batch, None)
+                return _forward(built.model, built.batch, built.loss)
 
         built.step = infer
         return built
     if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
         raise WorkloadError(
-            f"the optimizer is a {type(optimizer).__name__}",
+            f"what stands for the optimizer is a {type(optimizer).__name__}",
             where=where,
             remedy="return (model, batch, loss, optimizer) in this order",
         )
-    lightning = loss is None and hasattr(model, "training_step")
 
     def train() -> Any:
-        optimizer.zero_grad()
-        if lightning:
-            value = _loss_of(model.training_step(batch, 0), where)
-        else:
-            value = _loss_of(_forward(model, batch, loss), where)
-        value.backward()
-        optimizer.step()
-        return value.detach()
+        built.optimizer.zero_grad()
+        loss = training_loss(built, where)
+        loss.backward()
+        built.optimizer.step()
+        return loss.detach()
 
     built.step = train
     return built
+
+
+def training_loss(built: Built, where: str | None = None) -> Any:
+    """The scalar loss of one forward pass over the batch, ready for ``backward``.
+
+    Raises:
+        WorkloadError: the model gives no scalar.
+    """
+    if built.loss is None and hasattr(built.model, "training_step"):
+        return _loss_of(built.model.training_step(built.batch, 0), where)
+    return _loss_of(_forward(built.model, built.batch, built.loss), where)
+
+
+def _first_optimizer(configured: Any) -> Any:
+    """Of what Lightning's ``configure_optimizers`` may return: one, several, with schedulers."""
+    if isinstance(configured, Mapping):
+        return configured.get("optimizer")
+    if isinstance(configured, (tuple, list)):
+        return _first_optimizer(configured[0]) if configured else None
+    return configured
 
 
 def _forward(model: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:

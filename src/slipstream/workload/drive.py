@@ -4,8 +4,8 @@ A function's step can be called; a plain script cannot: it runs its own loop. So
 steps (the profiler, a measurement) is written as a generator that is given the `Built` and yields
 whenever it wants one step to happen; the yield gives what the step returned. For a function,
 `drive` calls the step at each yield; for a script, each optimizer step of the script resumes the
-generator (with nothing). Both run in one thread, as the profiler and autograd's thread-local
-state demand.
+generator with the loss that ``backward`` was called on. Both run in one thread, as the profiler
+and autograd's thread-local state demand.
 
 Everything here runs in a child process (`slipstream.child`), never in a long-lived one.
 """
@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from slipstream.errors import WorkloadError
+from slipstream.child import describe_error
+from slipstream.errors import SlipstreamError, UnknownNameError, WorkloadError
 from slipstream.workload.built import Built, build_from
+from slipstream.workload.guard import FileGuard
 from slipstream.workload.recipe import Workload
 from slipstream.workload.script import run_script
 
@@ -41,21 +43,23 @@ def drive(
         program: yields once for every step it wants; its return value is the result.
         leave: for a plain script: called with the result in place of returning, because the
             script's own code must not go on; it ends the process.
-        keep_in: an empty folder for copies of files a script overwrites; the parent process gives
-            it to `restore_files` afterwards.
+        keep_in: the parent's folder of `kept_files`: what the user's code overwrites is kept there.
 
     Raises:
         WorkloadError: the user's code cannot be imported, returns the wrong thing, or ends before
             the program had its steps.
     """
     if workload.live is not None:
-        return _steps(workload.build(seed), program)
-    if workload.function is None:
-        return run_script(workload, program, leave, keep_in, seed)
-    return _steps(_build_function(workload, seed), program)
+        return _steps(workload.build(seed), None, program)
+    # No __pycache__ of ours beside the user's modules.
+    sys.dont_write_bytecode = True
+    with FileGuard(workload.path.parent, keep_in):
+        if workload.function is None:
+            return run_script(workload, program, leave, seed)
+        return _steps(*_build_function(workload, seed), program)
 
 
-def _steps(built: Built, program: Program[T]) -> T:
+def _steps(built: Built, where: str | None, program: Program[T]) -> T:
     running = program(built)
     value = None
     while True:
@@ -64,45 +68,77 @@ def _steps(built: Built, program: Program[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-        value = built.step()
+        try:
+            value = built.step()
+        except Exception as error:
+            if isinstance(error, SlipstreamError) or describe_error(error)["where"]:
+                raise
+            # No line of the user's is involved but the one that chose the model and the batch.
+            raise WorkloadError(
+                f"one step fails: {type(error).__name__}: {error}",
+                where=where,
+                remedy="does the batch fit the model and the loss?",
+            ) from error
 
 
-def _build_function(workload: Workload, seed: int) -> Built:
+def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
+    """What the user's function makes, and the function's place."""
     import torch
 
     path = workload.path.resolve()
     # As `python file.py` would: its own folder first, so that its imports work.
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Under its own name, for pickling and self-imports of the user's code; but a file called
+    # random.py must not take the place of the module that torch has imported.
+    name = path.stem if path.stem not in sys.modules else f"slipstream_workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Registered under its name, for dataclasses, pickling and self-imports of the user's code.
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     torch.manual_seed(seed)
     spec.loader.exec_module(module)
     where = f"{path}:{workload.function}"
     function: Any = getattr(module, workload.function or "", None)
     if not callable(function):
-        raise WorkloadError(f"'{workload.function}' is not a function", where=where)
+        kind = "not defined" if function is None else f"a {type(function).__name__}"
+        raise WorkloadError(
+            f"'{workload.function}' is {kind}, not a function",
+            where=str(path),
+            remedy="name a function that returns (model, batch, loss, optimizer)",
+        )
     code = getattr(function, "__code__", None)
     if code is not None:
         where = f"{path}:{code.co_firstlineno}"
         _check_arguments(function, workload, where)
     torch.manual_seed(seed)
-    return build_from(
-        function(**workload.arguments), workload.techniques, seed, workload.name, where
-    )
+    result = function(**workload.arguments)
+    return build_from(result, workload.techniques, seed, workload.name, where), where
 
 
 def _check_arguments(function: Any, workload: Workload, where: str) -> None:
     import inspect
 
+    parameters = inspect.signature(function).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    for name in workload.arguments:
+        if name not in parameters and not open_ended:
+            raise UnknownNameError(
+                f"argument of {workload.function}()", name, parameters, where=where
+            )
     try:
         inspect.signature(function).bind(**workload.arguments)
     except TypeError as error:
         raise WorkloadError(
             f"{workload.function}(): {error}",
             where=where,
-            remedy="give arguments with --set name=value",
+            remedy=f"give it with --set {_first_missing(parameters, workload)}=VALUE, "
+            "or a default in the code",
         ) from error
+
+
+def _first_missing(parameters: Mapping[str, Any], workload: Workload) -> str:
+    for name, parameter in parameters.items():
+        if name not in workload.arguments and parameter.default is parameter.empty:
+            return name
+    return "NAME"

@@ -1,95 +1,184 @@
-"""Nothing of the user's is lost: files a script opens for writing are put back afterwards."""
+"""Sees what the user's code is about to overwrite, and has it set aside first."""
 
 from __future__ import annotations
 
-import json
+import functools
+import importlib
+import importlib.util
 import os
-import shutil
 import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_LARGEST_COPY_BYTES = 1 << 30
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+from slipstream.workload.kept import announce_writer, keep
 
-
-_MANIFEST = "kept.jsonl"
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
+_PSEUDO = ("/dev/", "/proc/", "/sys/")
+# Functions that open files in native code, where Python tells nobody: module, name, and which
+# argument is the path, by position and keyword.
+_NATIVE_WRITERS = (
+    ("torch", "save", 1, "f"),
+    ("torch.serialization", "save", 1, "f"),
+    ("torch.jit", "save", 1, "f"),
+    ("safetensors.torch", "serialize_file", 1, "filename"),
+    ("safetensors.numpy", "serialize_file", 1, "filename"),
+)
+# SQLite's files beside a database.
+_BESIDE_DATABASE = ("", "-wal", "-journal", "-shm")
 
 
 class FileGuard:
-    """Within it, every existing file under `folder` or the current one that is opened for writing
-    (or removed or renamed) by Python code is first copied to `keep_in`.
+    """Within it, what Python code of this process overwrites, renames or removes is kept first.
 
-    The parent process puts the copies back with `restore_files` once the child is gone, however
-    it went. Python tells of each open through an audit event; what C++ opens (``torch.save`` to a
-    path) it does not, so that ``torch.save`` is asked separately. New files stay where they are.
+    `slipstream.workload.kept.restore_files` makes everything as it was, and removes what is new:
+    a checkpoint that a profiled run left behind would be resumed from by the next one. Watched
+    are the script's folder, the current one, and the rest of the disk but for temporary files,
+    installed packages, and caches (folders in the home folder whose name begins with a dot).
+
+    Python tells of what it opens by audit events. What native code opens it does not tell;
+    `torch.save` and a few more are asked separately. What other programs write is not seen.
     """
 
     def __init__(self, folder: Path, keep_in: Path) -> None:
-        self._folders = {str(folder.resolve()), os.getcwd()}
+        self._folders = tuple({str(folder.resolve()) + os.sep, os.getcwd() + os.sep})
+        temporary = os.path.realpath(tempfile.gettempdir())
+        self._ours = os.path.join(temporary, "slipstream-")
+        installed = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+        self._foreign = tuple(
+            place + os.sep for place in (temporary, "/run", "/var", *sorted(installed - {"/usr"}))
+        )
+        self._home = os.path.realpath(Path.home()) + os.sep
         self._keep_in = keep_in
-        self._kept: set[str] = set()
+        self._seen: set[str] = set()
         self._active = False
+        self._thread = threading.local()
+        self._patched: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> FileGuard:
-        import torch
-
+        announce_writer(self._keep_in)
         self._active = True
         sys.addaudithook(self._audit)
-        save = torch.serialization.save
-
-        def guarded_save(obj: Any, f: Any, *rest: Any, **options: Any) -> None:
-            if isinstance(f, (str, os.PathLike)):
-                self._keep(os.fspath(f))
-            save(obj, f, *rest, **options)
-
-        torch.save = torch.serialization.save = guarded_save
+        for module_name, function, position, keyword in _NATIVE_WRITERS:
+            if importlib.util.find_spec(module_name.partition(".")[0]) is None:
+                continue
+            module = importlib.import_module(module_name)
+            original = getattr(module, function, None)
+            if original is not None:
+                self._patched.append((module, function, original))
+                setattr(module, function, self._asking(original, position, keyword))
         return self
 
     def __exit__(self, *error: object) -> None:
+        # An audit hook cannot be taken away again, only silenced.
         self._active = False
+        for module, function, original in self._patched:
+            setattr(module, function, original)
+
+    def _asking(
+        self, original: Callable[..., Any], position: int, keyword: str
+    ) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            path = args[position] if len(args) > position else kwargs.get(keyword)
+            if self._active and isinstance(path, (str, os.PathLike)):
+                self._keep(os.path.realpath(os.fspath(path)))
+            return original(*args, **kwargs)
+
+        return guarded
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._active:
+        read = _EVENTS.get(event)
+        if read is None or not self._active or getattr(self._thread, "busy", False):
             return
-        if event == "open":
-            path, _, flags = arguments
-            if isinstance(flags, int) and flags & _WRITING and isinstance(path, (str, bytes)):
-                self._keep(os.fsdecode(path))
-        elif event in ("os.remove", "os.rename", "os.truncate"):
-            for path in arguments[: 2 if event == "os.rename" else 1]:
-                if isinstance(path, (str, bytes)):
-                    self._keep(os.fsdecode(path))
+        # Finding out and copying make events of their own.
+        self._thread.busy = True
+        try:
+            for path in read(*arguments):
+                self._keep(path)
+        finally:
+            self._thread.busy = False
 
     def _keep(self, path: str) -> None:
-        full = os.path.abspath(path)
-        inside = any(full.startswith(folder + os.sep) for folder in self._folders)
-        if not inside or full in self._kept or not os.path.isfile(full):
+        if path in self._seen or not self._is_theirs(path):
             return
-        if os.path.getsize(full) > _LARGEST_COPY_BYTES:
-            raise PermissionError(
-                f"slipstream does not let a profiled script overwrite the large file {path}"
-            )
-        self._active = False
+        busy = getattr(self._thread, "busy", False)
+        self._thread.busy = True
         try:
-            copy = self._keep_in / str(len(self._kept))
-            shutil.copy2(full, copy)
-            # After the copy is whole: a line in the manifest is a promise that it can go back.
-            with open(self._keep_in / _MANIFEST, "a", encoding="utf-8") as manifest:
-                manifest.write(json.dumps([full, copy.name]) + "\n")
-            self._kept.add(full)
+            keep(self._keep_in, path)
         finally:
-            self._active = True
+            self._thread.busy = busy
+        self._seen.add(path)
+
+    def _is_theirs(self, path: str) -> bool:
+        if path.startswith((*_PSEUDO, self._ours)):
+            return False
+        if path.startswith(self._home + "."):
+            hidden = self._home + path[len(self._home) :].split(os.sep)[0] + os.sep
+            return any(folder.startswith(hidden) for folder in self._folders)
+        return path.startswith(self._folders) or not path.startswith(self._foreign)
 
 
-def restore_files(keep_in: Path) -> list[Path]:
-    """Put back every file kept in `keep_in`; returns them."""
-    manifest = keep_in / _MANIFEST
-    if not manifest.exists():
-        return []
-    restored = []
-    for line in manifest.read_text(encoding="utf-8").splitlines():
-        path, copy = json.loads(line)
-        shutil.copy2(keep_in / copy, path)
-        restored.append(Path(path))
-    return restored
+# What each audit event is about to change, as absolute paths. `open` and `truncate` go through a
+# link to the file behind it; the others change the link.
+
+
+def _opened(path: Any, mode: Any, flags: Any) -> Iterator[str]:
+    if isinstance(flags, int) and flags & _WRITING and isinstance(path, (str, bytes, os.PathLike)):
+        yield os.path.realpath(os.fsdecode(path))
+
+
+def _truncated(path: Any, length: Any) -> Iterator[str]:
+    if isinstance(path, (str, bytes)):
+        yield os.path.realpath(os.fsdecode(path))
+
+
+def _entry(path: Any, folder_fd: int = -1) -> Iterator[str]:
+    if isinstance(path, (str, bytes)):
+        text = os.fsdecode(path)
+        if folder_fd >= 0 and not os.path.isabs(text):
+            text = os.path.join(os.readlink(f"/proc/self/fd/{folder_fd}"), text)
+        folder, name = os.path.split(os.path.abspath(text))
+        yield os.path.join(os.path.realpath(folder), name)
+
+
+def _made(path: Any, mode: Any, folder_fd: int = -1) -> Iterator[str]:
+    yield from _entry(path, folder_fd)
+
+
+def _renamed(old: Any, new: Any, old_fd: int = -1, new_fd: int = -1) -> Iterator[str]:
+    for source in _entry(old, old_fd):
+        for target in _entry(new, new_fd):
+            yield from (source, target)
+            if os.path.isdir(source) and not os.path.islink(source):
+                for folder, folders, files in os.walk(source):
+                    for name in (*folders, *files):
+                        inner = os.path.join(folder, name)
+                        yield from (inner, target + inner[len(source) :])
+
+
+def _linked(source: Any, path: Any, *folders: int) -> Iterator[str]:
+    yield from _entry(path, folders[-1] if folders else -1)
+
+
+def _connected(database: Any) -> Iterator[str]:
+    if isinstance(database, (str, bytes, os.PathLike)):
+        text = os.fsdecode(database)
+        if text and text != ":memory:" and not text.startswith("file:"):
+            for beside in _BESIDE_DATABASE:
+                yield os.path.realpath(text) + beside
+
+
+_EVENTS: dict[str, Callable[..., Iterator[str]]] = {
+    "open": _opened,
+    "os.truncate": _truncated,
+    "os.remove": _entry,
+    "os.rmdir": _entry,
+    "os.mkdir": _made,
+    "os.rename": _renamed,
+    "os.symlink": _linked,
+    "os.link": _linked,
+    "sqlite3.connect": _connected,
+}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
+import difflib
+import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,39 +48,33 @@ class Workload:
             UnknownNameError: the file defines no such function; the nearest is suggested.
         """
         text = str(target)
+        try:
+            json.dumps(arguments)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                "arguments",
+                f"they go to another process as JSON: {error}",
+                remedy="give numbers, text, lists; live objects with Workload.of(model, ...)",
+            ) from error
         path, colon, function = text.rpartition(":") if ".py:" in text else (text, "", "")
         file = Path(path)
         if file.suffix != ".py":
             raise InvalidArgumentError(
                 "WORKLOAD",
-                f"'{text}' is neither file.py:function, a script.py, nor a .slipgraph",
-                remedy="slipstream profile train.py:make_workload, or slipstream profile train.py",
+                f"'{text}' is neither file.py:function nor a script.py",
+                remedy=_guess(text) or "as train.py:make_workload, or train.py",
             )
         tree = _parse_source(file)
         if colon:
-            names = [
-                node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-            ] + [
-                name.id
-                for node in tree.body
-                if isinstance(node, ast.Assign)
-                for name in node.targets
-                if isinstance(name, ast.Name)
-            ]
-            imports = any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in tree.body)
-            imported = [
-                alias.asname or alias.name
-                for node in tree.body
-                if isinstance(node, (ast.Import, ast.ImportFrom))
-                for alias in node.names
-            ]
-            if function not in names and not (imports and function in imported):
-                raise UnknownNameError("function", function, names, where=str(file))
+            functions, others = _names(tree)
+            # After `from x import *` nobody can tell.
+            if function not in functions | others and "*" not in others:
+                raise UnknownNameError("function", function, functions, where=str(file))
         elif arguments:
             raise InvalidArgumentError(
                 "--set",
                 "a plain script takes no keyword arguments",
-                remedy="give its own arguments after --",
+                remedy=f"give its own arguments after --, or name a function: {text}:FUNCTION",
             )
         return cls(text, dict(arguments), tuple(script_arguments))
 
@@ -103,6 +100,10 @@ class Workload:
         Raises:
             InvalidArgumentError: the objects cannot be copied together.
         """
+        import torch
+
+        if step is None and callable(model) and not isinstance(model, torch.nn.Module):
+            model, step = None, model
         live = {
             "model": model,
             "batch": batch,
@@ -178,6 +179,39 @@ class Workload:
         }
 
 
+def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """What the module's own code defines as functions, and whatever else it gives a name."""
+    functions: set[str] = set()
+    others: set[str] = set()
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            (others if isinstance(node, ast.ClassDef) else functions).add(node.name)
+            continue  # names inside it are not the module's
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            others.add(node.id)
+        elif isinstance(node, ast.alias):
+            others.add(node.asname or node.name)
+        waiting += ast.iter_child_nodes(node)
+    return functions, others
+
+
+def _guess(text: str) -> str | None:
+    """What was meant by ``train``, ``package.train:make``, or a notebook."""
+    path, colon, function = text.partition(":")
+    for file in (Path(f"{path}.py"), Path(path.replace(".", "/") + ".py")):
+        if file.is_file():
+            return f"did you mean {file}{colon}{function}?"
+    module, _, name = path.rpartition(".")
+    file = Path(module.replace(".", "/") + ".py")
+    if not colon and module and file.is_file():
+        return f"did you mean {file}:{name}?"
+    if path.endswith(".ipynb"):
+        return "a notebook is no workload; in it, use slipstream.Workload.of(model, batch, ...)"
+    return None
+
+
 def _parse_source(file: Path) -> ast.Module:
     try:
         source = file.read_bytes()
@@ -185,14 +219,23 @@ def _parse_source(file: Path) -> ast.Module:
         near = (
             sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
         )
-        raise WorkloadError(
-            f"there is no file '{file}'",
-            remedy=f"Python files there: {', '.join(near[:8])}" if near else "check the path",
-        ) from None
+        alike = difflib.get_close_matches(file.name, near, n=1)
+        if not file.parent.is_dir():
+            remedy = f"there is no folder '{file.parent}' either; check the path"
+        elif alike:
+            remedy = f"did you mean {file.parent / alike[0]}?"
+        else:
+            remedy = f"Python files there: {', '.join(near[:8])}" if near else "check the path"
+        raise WorkloadError(f"there is no file '{file}'", remedy=remedy) from None
     except OSError as error:
-        raise WorkloadError(f"'{file}' cannot be read: {error.strerror}") from error
+        raise WorkloadError(
+            f"'{file}' cannot be read: {error.strerror}", remedy="check its permissions"
+        ) from error
     try:
-        return ast.parse(source, filename=str(file))
+        with warnings.catch_warnings():
+            # Python will warn of dubious escapes when it runs the file.
+            warnings.simplefilter("ignore")
+            return ast.parse(source, filename=str(file))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         text = (getattr(error, "text", None) or "").strip()
@@ -200,5 +243,5 @@ def _parse_source(file: Path) -> ast.Module:
             f"Python cannot parse the file: {getattr(error, 'msg', error)}"
             + (f"\n    {text}" if text else ""),
             where=f"{file}:{line}" if line else str(file),
-            remedy="mend the file",
+            remedy="mend the file; Python cannot run it either",
         ) from error

@@ -3,21 +3,22 @@
 The script runs as ``__main__``, unchanged. The first two optimizer steps tell which models and
 optimizers there are; from then on every optimizer step resumes the program. When the program has
 what it needs, the process ends at once, so that nothing the script would do later (saving a
-checkpoint, overwriting results) happens. Files it opens for writing before that are kept aside for
-the parent to put back (`FileGuard`).
+checkpoint, overwriting results) happens.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import runpy
+import stat
 import sys
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
 from slipstream.workload.built import Built
-from slipstream.workload.guard import FileGuard
 from slipstream.workload.recipe import Workload
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _STEPS_TO_DISCOVER = 2
+# What argparse leaves with when the arguments are wrong.
+_ARGPARSE = 2
+_SHOWN_BYTES, _SHOWN_LINES = 4096, 5
 
 
 class _Discovery:
@@ -32,17 +36,51 @@ class _Discovery:
 
     def __init__(self) -> None:
         self.roots: dict[int, torch.nn.Module] = {}
-        self.batch: Any = None
+        self._batches: dict[int, Any] = {}
+        self._hooks: list[Any] = []
         self._depth = 0
+        self._loss: Any = None
 
     def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         self._depth += 1
-        if self._depth == 1:
+        if self._depth == 1 and id(module) not in self.roots:
             self.roots[id(module)] = module
-            self.batch = inputs
+            self._batches[id(module)] = inputs
+            # Only a module's own hook is told of keyword arguments; it sees the second step.
+            self._hooks.append(module.register_forward_pre_hook(self._take, with_kwargs=True))
+
+    def _take(self, module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+        self._batches[id(module)] = (*inputs, *named.values())
 
     def after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
+
+    def note_losses(self) -> None:
+        """Have `take_loss` know what ``backward`` was called on: a script returns no loss."""
+        import torch
+
+        backward: Callable[..., Any] = torch.Tensor.backward
+
+        @functools.wraps(backward)
+        def noting(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._loss = loss
+            return backward(loss, *args, **kwargs)
+
+        torch.Tensor.backward = noting  # type: ignore[method-assign, assignment]
+
+    def take_loss(self) -> Any:
+        """The last loss, once: nothing of ours shall keep its graph alive."""
+        loss, self._loss = self._loss, None
+        return loss
+
+    def finish(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def batch_of(self, module: torch.nn.Module | None) -> Any:
+        """What `module` was last called with."""
+        return self._batches.get(id(module))
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
         """The outermost module called that owns the most of the optimizer's parameters."""
@@ -59,7 +97,6 @@ def run_script(
     workload: Workload,
     program: Callable[[Built], Generator[None, Any, T]],
     leave: Callable[[T], NoReturn],
-    keep_in: Path,
     seed: int,
 ) -> T:
     """Run the script at ``workload.path`` until `program` has its steps; never returns normally.
@@ -89,25 +126,30 @@ def run_script(
         found.append(optimizer)
         for hook in hooks:
             hook.remove()
-        built = _discovered(workload, discovery, optimizer)
-        for technique in sorted(workload.techniques, key=lambda technique: technique.stage):
-            technique.apply(built)
-        _resume_after_step(optimizer, program(built), leave)
+        discovery.finish()
+        try:
+            built = _discovered(workload, discovery, optimizer)
+            for technique in sorted(workload.techniques, key=lambda technique: technique.stage):
+                technique.apply(built)
+        except Exception as error:
+            _leave_with(error)
+        _resume_after_step(optimizer, discovery.take_loss, program(built), leave)
 
     register_optimizer_step_post_hook(discover)
+    discovery.note_losses()
     torch.manual_seed(seed)
     sys.argv = [str(path), *workload.script_arguments]
     sys.path.insert(0, str(path.parent))
     try:
-        with FileGuard(path.parent, keep_in):
-            runpy.run_path(str(path), run_name="__main__")
+        runpy.run_path(str(path), run_name="__main__")
     except SystemExit as exit_:
-        raise _too_short(path.name, seen, f"called sys.exit({exit_.code!r})") from None
-    raise _too_short(path.name, seen, "ended")
+        raise _too_short(path.name, seen, exit_) from None
+    raise _too_short(path.name, seen, None)
 
 
 def _resume_after_step(
     optimizer: torch.optim.Optimizer,
+    take_loss: Callable[[], Any],
     running: Generator[None, Any, T],
     leave: Callable[[T], NoReturn],
 ) -> None:
@@ -117,16 +159,30 @@ def _resume_after_step(
     step, and the program must begin and end its recordings outside of it.
     """
     original = optimizer.step
+    started = False
 
+    # With its attributes: learning rate schedulers look for theirs.
+    @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal started
         result = original(*args, **kwargs)
+        loss = take_loss()
         try:
-            next(running)
+            running.send(loss if started else None)
+            started = True
         except StopIteration as end:
             leave(end.value)
+        except Exception as error:
+            _leave_with(error)
         return result
 
     optimizer.step = step  # type: ignore[method-assign]
+
+
+def _leave_with(error: Exception) -> NoReturn:
+    """End the process with our error; raised, it could be caught by the script's own handlers."""
+    channel().send({"error": describe_error(error)})
+    os._exit(1)
 
 
 def _discovered(
@@ -134,23 +190,63 @@ def _discovered(
 ) -> Built:
     from slipstream.workload.built import _count_samples
 
+    model = discovery.model_of(optimizer)
+    batch = discovery.batch_of(model)
     return Built(
-        discovery.model_of(optimizer),
-        batch=discovery.batch,
+        model,
+        batch=batch,
         optimizer=optimizer,
-        samples=_count_samples(discovery.batch),
+        samples=_count_samples(batch),
         name=workload.name,
     )
 
 
-def _too_short(name: str, seen: dict[int, int], how: str) -> WorkloadError:
+def _too_short(name: str, seen: dict[int, int], left: SystemExit | None) -> WorkloadError:
+    """Why the script gave no (or not enough) steps: it failed, it is no training, it is short."""
     steps = max(seen.values(), default=0)
+    after = (
+        f"after {steps} optimizer step{'s' * (steps != 1)}"
+        if steps
+        else "before any optimizer step"
+    )
+    if left is not None and isinstance(left.code, str):
+        return WorkloadError(
+            f"{name} gave up {after}: {left.code}", remedy="it says so without slipstream too"
+        )
+    if left is not None and left.code:
+        said = _last_output()
+        remedy = "run it on its own; it gives up there too"
+        if left.code == _ARGPARSE:
+            remedy = f"its arguments go after --, as in: slipstream profile {name} -- --epochs 1"
+        return WorkloadError(
+            f"{name} gave up {after} with sys.exit({left.code})"
+            + (f"; its last output was:\n{_indented(said)}" if said else ""),
+            remedy=remedy,
+        )
+    how = "ended" if left is None else "called sys.exit()"
     if steps == 0:
         return WorkloadError(
-            f"{name} {how} without any optimizer step",
-            remedy="for inference, give a function: file.py:function that returns (model, batch)",
+            f"{name} {how} without an optimizer step",
+            remedy="is the training behind an argument? give it after --; for inference, name a "
+            f"function that returns (model, batch): {name}:FUNCTION",
         )
     return WorkloadError(
-        f"{name} {how} after {steps} optimizer steps, before enough were seen",
-        remedy="let it run longer (more epochs or data), or give fewer --steps",
+        f"{name} {how} {after}, which are too few",
+        remedy="let it run longer (more epochs or data), or ask for fewer steps: --steps, "
+        "or a shorter --budget of prove",
     )
+
+
+def _last_output() -> str:
+    """The last lines this process printed, where its output goes to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    status = os.fstat(2)
+    if not stat.S_ISREG(status.st_mode):
+        return ""
+    text = os.pread(2, _SHOWN_BYTES, max(0, status.st_size - _SHOWN_BYTES))
+    return "\n".join(text.decode(errors="replace").splitlines()[-_SHOWN_LINES:])
+
+
+def _indented(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines())

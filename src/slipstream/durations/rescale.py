@@ -1,0 +1,55 @@
+"""Scale tasks by the micro-benchmarked ratio of what they would call to what they call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from slipstream.durations.durations import Durations
+from slipstream.graph import Call, Editor, Graph
+from slipstream.provenance import Provenance
+
+_UNKNOWN_SPREAD = 0.5
+
+
+def rescale(edit: Editor, graph: Graph, changed: Mapping[int, Call], durations: Durations) -> None:
+    """Give every task of `changed` the duration its new call would have in its place.
+
+    The ratio of two micro-benchmarks scales what was measured in the step, not the benchmark's
+    own value: what caches and neighbours do to the operator cancels. A call that cannot be
+    benchmarked keeps its time, marked as assumed.
+    """
+    for task, call in changed.items():
+        old = durations.lookup(graph.calls[graph.tasks.call[task]])
+        new = durations.lookup(call)
+        now = float(graph.tasks.duration_ns[task])
+        if old is None or new is None or not old.nanoseconds:
+            edit.set_duration(task, now, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD, call=call)
+        else:
+            ratio = new.nanoseconds / old.nanoseconds
+            spread = math.hypot(old.spread, new.spread)
+            edit.set_duration(task, now * ratio, new.provenance, spread=spread, call=call)
+
+
+def questions(graph: Graph, changed: Mapping[int, Call]) -> list[Call]:
+    """What `rescale` will look up: each call beside the one it stands in for.
+
+    Neighbours are measured in turns, so that their ratio holds while the machine's speed drifts.
+    """
+    pairs = [(graph.calls[graph.tasks.call[task]], call) for task, call in changed.items()]
+    return [call for pair in pairs for call in pair]
+
+
+def pace(graph: Graph, changed: Mapping[int, Call], durations: Durations) -> float:
+    """How long the step takes over operators against their micro-benchmarks; 1 where unknown.
+
+    It takes the benchmark of a task that is *put in* from the benchmark's pace (its cost of a
+    call, the machine's speed at that hour) to the step's; in a ratio both cancel by themselves.
+    """
+    recorded = benchmarked = 0.0
+    for task in changed:
+        answer = durations.lookup(graph.calls[graph.tasks.call[task]])
+        if answer is not None:
+            recorded += float(graph.tasks.duration_ns[task])
+            benchmarked += answer.nanoseconds
+    return recorded / benchmarked if recorded and benchmarked else 1.0

@@ -1,0 +1,158 @@
+"""channels_last: keep images as NHWC in memory, as convolution kernels like them.
+
+Source: PyTorch's memory formats (``torch.channels_last``); the logical shape stays NCHW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.durations import questions, rescale
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
+_CLONE = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
+_CONTIGUOUS = 0
+
+
+@dataclass(frozen=True)
+class ChannelsLast(Settings):
+    """Convolutional models with weights, inputs and activations in channels-last order."""
+
+    name: ClassVar[str] = "channels_last"
+    stage: ClassVar[int] = Stage.MODEL
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why the format of the step's tensors does not matter."""
+        images = [
+            call
+            for call in graph.calls
+            if call.name in _CONVOLUTIONS and len(call.inputs[0].shape) == 4
+        ]
+        if not images:
+            return "the step has no two-dimensional convolution"
+        if all(_is_channels_last(call.inputs[0]) for call in images):
+            return "its convolutions run in channels_last already"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Every operator on images, as recorded and in the other format, and the copies."""
+        changed, copies = _plan(graph)
+        return [*questions(graph, changed), *copies.values()]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Scale operators on images by their micro-benchmarked ratio; add copies back."""
+        changed, copies = _plan(graph)
+        edit = Editor(graph, str(self))
+        rescale(edit, graph, changed, context.durations)
+        for t, call in copies.items():
+            answer = context.durations.lookup(call)
+            if answer is not None:
+                edit.insert(
+                    t, call.name, answer.nanoseconds, answer.provenance,
+                    before=True, spread=answer.spread, call=call,
+                )  # fmt: skip
+        return edit.apply(f"{len(changed)} operators on images, {len(copies)} copies back")
+
+    def apply(self, built: Built) -> None:
+        """Convert the weights once, and the images of every batch on their way in.
+
+        Raises:
+            WorkloadError: the step hides its model.
+        """
+        import torch
+        from torch.utils._pytree import tree_map_only
+
+        if built.model is None:
+            raise WorkloadError(
+                "channels_last needs the model, and this workload's step hides it",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+
+        def convert(tensor: Any) -> Any:
+            return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+        def before(module: Any, args: Any, kwargs: Any) -> Any:
+            return tree_map_only(torch.Tensor, convert, (args, kwargs))
+
+        built.model.to(memory_format=torch.channels_last)
+        built.batch = tree_map_only(torch.Tensor, convert, built.batch)
+        # For batches made inside the step; costs nothing for those converted above.
+        built.model.register_forward_pre_hook(before, with_kwargs=True)
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same arithmetic in another order."""
+        return Quality(QualityKind.ROUNDING, "the same operators; sums may round differently")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No automatic edit yet: ``model.to(memory_format=torch.channels_last)``, inputs too."""
+        return None
+
+
+def _plan(graph: Graph) -> tuple[dict[int, Call], dict[int, Call]]:
+    """By task: its call on channels-last images; and the copy before a view that needs NCHW."""
+    tasks = graph.tasks
+    changed: dict[int, Call] = {}
+    copies: dict[int, Call] = {}
+    images: set[int] = set()
+    for t in range(len(tasks)):
+        if tasks.call[t] < 0 or tasks.phase[t] == StepPhase.OPTIMIZER:
+            continue
+        call = graph.calls[tasks.call[t]]
+        storages = graph.storages(t).tolist()
+        inputs, outputs = storages[: len(call.inputs)], storages[len(call.inputs) :]
+        if call.name in _CONVOLUTIONS:
+            # What a convolution reads was converted at the latest here: weights and the batch.
+            images.update(
+                s for s, spec in zip(inputs, call.inputs, strict=True) if len(spec.shape) == 4
+            )
+        here = [
+            s in images and len(spec.shape) == 4
+            for s, spec in zip(inputs, call.inputs, strict=True)
+        ]
+        if not any(here):
+            images.difference_update(outputs)
+            continue
+        looks = len(inputs) == 1 and all(out == inputs[0] for out in outputs)
+        if looks:
+            if any(len(spec.shape) != 4 for spec in call.outputs) and _matters(call.inputs[0]):
+                spec = _channels_last(call.inputs[0])
+                copies[t] = Call(_CLONE, (spec, _CONTIGUOUS), (call.inputs[0],))
+                images.discard(inputs[0])
+            continue
+        specs = [
+            _channels_last(spec) if image else spec
+            for image, spec in zip(here, call.inputs, strict=True)
+        ]
+        if tuple(specs) != call.inputs:
+            changed[t] = call.with_inputs(specs)
+        for spec, storage in zip(call.outputs, outputs, strict=False):
+            if len(spec.shape) == 4:
+                images.add(storage)
+            elif storage not in inputs:
+                images.discard(storage)
+    return changed, copies
+
+
+def _matters(spec: TensorSpec) -> bool:
+    """Whether the two formats differ in memory: more than one channel and more than one pixel."""
+    _, channels, height, width = spec.shape
+    return channels > 1 and height * width > 1
+
+
+def _channels_last(spec: TensorSpec) -> TensorSpec:
+    _, c, h, w = spec.shape
+    return replace(spec, strides=(h * w * c, 1, w * c, c))
+
+
+def _is_channels_last(spec: TensorSpec) -> bool:
+    return _matters(spec) and spec.strides == _channels_last(spec).strides

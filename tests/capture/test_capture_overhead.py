@@ -1,0 +1,76 @@
+"""Taking the profiler's own cost off: against steps whose true times are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.capture.overhead import calibrate
+
+counts = st.lists(st.integers(0, 5), min_size=1, max_size=8)
+
+
+@given(counts, st.floats(0, 1400), st.randoms())
+def test_a_known_cost_per_event_is_found_and_taken_off(
+    inner: list[int], cost: float, random: np.random.Generator
+) -> None:
+    units = len(inner)
+    # Long enough against the cost that nothing falls below zero.
+    true = np.array([random.randint(20_000, 90_000) for _ in range(units)], float)
+    true_gap = np.array([random.randint(20_000, 90_000) for _ in range(units + 1)], float)
+    between = np.array([random.randint(0, 5) for _ in range(units + 1)])
+    between[0] += 1
+    inside = np.array(inner)
+    quiet = float(true.sum() + true_gap.sum())
+    found = calibrate(
+        np.rint(true + cost * inside)[None].astype(np.int64),
+        np.rint(true_gap + cost * between)[None].astype(np.int64),
+        inside,
+        between,
+        quiet,
+    )
+    assert found.per_event_ns == pytest.approx(cost, abs=2.0 * units + 1)
+    assert found.duration_ns == pytest.approx(true, abs=40 * units)
+    assert found.gap_ns == pytest.approx(true_gap, abs=40 * units)
+
+
+times = st.integers(0, 10**6)
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=8), st.integers(1, 10**7))
+def test_what_remains_sums_to_the_quiet_step(rows: list[tuple[int, int]], quiet_ns: int) -> None:
+    durations = np.array([[row[0] for row in rows]]) + 1
+    gaps = np.array([[0, *(row[1] for row in rows)]])
+    ones = np.ones(len(rows), np.int64)
+    found = calibrate(durations, gaps, ones, np.append(ones, 1), quiet_ns)
+    total = found.duration_ns.sum() + found.gap_ns.sum()
+    assert total == pytest.approx(quiet_ns)
+    assert (found.duration_ns >= 0).all()
+    assert (found.gap_ns >= 0).all()
+
+
+def test_every_task_keeps_its_least_time() -> None:
+    durations = np.array([[10_000, 50_000], [30_000, 20_000]])
+    gaps = np.zeros((2, 3), np.int64)
+    nothing = np.zeros(2, np.int64)
+    found = calibrate(durations, gaps, nothing, np.zeros(3, np.int64), 30_000.0)
+    assert found.duration_ns.tolist() == [10_000, 20_000]
+    assert found.scale == 1.0
+
+
+def test_contention_is_not_taken_for_the_cost_of_events() -> None:
+    # A tenth of a second over two events: no profiler is that slow, so all tasks shrink alike.
+    found = calibrate(
+        np.array([[10**8, 10**8]]), np.zeros((1, 3), np.int64), np.ones(2, np.int64),
+        np.zeros(3, np.int64), 10.0**8,
+    )  # fmt: skip
+    assert found.duration_ns == pytest.approx([5e7, 5e7])
+
+
+def test_a_step_in_which_nothing_takes_time_is_not_divided_by() -> None:
+    nothing = np.zeros((1, 1), np.int64)
+    found = calibrate(nothing, np.zeros((1, 2), np.int64), nothing[0], np.zeros(2, np.int64), 10.0)
+    assert np.isfinite(found.duration_ns).all()
+    assert np.isfinite(found.gap_ns).all()

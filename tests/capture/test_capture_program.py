@@ -1,0 +1,195 @@
+"""Capturing real small models: what the graph says against what is known of the model."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slipstream.capture import CaptureSettings
+from slipstream.durations.microbenchmark import run
+from slipstream.errors import GraphError
+from slipstream.graph import Graph, StepPhase, replay
+from slipstream.verbs._profile import profile
+from slipstream.workload import Workload
+from tiny_models import MODELS, captured, in_phase, loss, name_of, parts, workload
+
+ALL = [*sorted(MODELS), "mlp inference", "conv inference"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_tasks_and_gaps_sum_to_the_quiet_step(name: str) -> None:
+    graph = captured(name)
+    total = graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum()
+    assert total == pytest.approx(graph.meta["step_ns"]["cpu_minimum"])
+    assert replay(graph).step_ns == pytest.approx(total, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_parameters_are_found_and_nothing_else(name: str) -> None:
+    graph = captured(name)
+    assert len(graph.parameters) == len(list(parts(name)[0].parameters()))
+    assert graph.meta["parameters"] == sum(p.numel() for p in parts(name)[0].parameters())
+
+
+def test_parameters_are_what_the_optimizer_writes() -> None:
+    graph = captured("mlp")
+    written = {
+        int(graph.storages(task)[0])
+        for task in in_phase(graph, StepPhase.OPTIMIZER)
+        if name_of(graph, task) == "aten::addcdiv_"
+    }
+    assert written == set(graph.parameters.tolist())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_tensor_was_made_before_it_is_used(name: str) -> None:
+    """Every operand comes from an earlier task, or was there before the step."""
+    graph = captured(name)
+    made: dict[int, int] = {}
+    inner = 0
+    for task in range(len(graph)):
+        if graph.tasks.call[task] < 0:
+            continue
+        call = graph.calls[graph.tasks.call[task]]
+        storages = graph.storages(task).tolist()
+        assert len(storages) == len(call.inputs) + len(call.outputs)
+        inner += sum(storage in made for storage in storages[: len(call.inputs)])
+        made.update(dict.fromkeys(storages[len(call.inputs) :], task))
+    assert inner > len(graph) / 4
+
+
+def test_a_layers_output_is_the_next_ones_input() -> None:
+    graph = captured("mlp")
+    forward = in_phase(graph, StepPhase.FORWARD)
+    chain = [t for t in forward if name_of(graph, t) in ("aten::addmm", "aten::relu", "aten::gelu")]
+    assert len(chain) == 5
+    for before, after in itertools.pairwise(chain):
+        inputs = len(graph.calls[graph.tasks.call[after]].inputs)
+        assert graph.storages(before)[-1] in graph.storages(after)[:inputs]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_recorded_call_can_be_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.durations.microbenchmark._ROUNDS", 1)
+    monkeypatch.setattr("slipstream.durations.microbenchmark._SAMPLE_NS", 1)
+    monkeypatch.setattr("slipstream.durations.microbenchmark._ROTATED_BYTES", 1)
+    calls = captured(name).calls
+    found = run([call.to_json() for call in calls], threads=1)
+    assert [(c.name, f["error"]) for c, f in zip(calls, found, strict=True) if "error" in f] == []
+    torch.set_flush_denormal(False)
+
+
+def test_two_captures_of_a_model_have_the_same_structure() -> None:
+    one, other = captured("transformer"), profile(workload("transformer"), warmup=1, steps=3)
+
+    def structure(graph: Graph) -> list[tuple[Any, ...]]:
+        tasks = graph.tasks
+        return [
+            (
+                name_of(graph, t), graph.string(tasks.module[t]), graph.string(tasks.scope[t]),
+                int(tasks.phase[t]), graph.calls[tasks.call[t]].key if tasks.call[t] >= 0 else "",
+            )
+            for t in range(len(graph))
+        ]  # fmt: skip
+
+    assert structure(one) == structure(other)
+
+
+def test_inference_has_no_backward_and_no_update() -> None:
+    graph = captured("mlp inference")
+    assert not graph.meta["training"]
+    assert set(graph.tasks.phase[1:].tolist()) == {StepPhase.FORWARD}
+
+
+def test_a_step_that_hides_its_model_still_shows_what_it_updates() -> None:
+    model, batch, _, optimizer = parts("mlp")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    graph = profile(Workload.of(None, step=step), warmup=1, steps=3, threads=1)
+    assert set(graph.tasks.phase[1:].tolist()) == {1, 2, 3}
+    assert len(graph.parameters) == len(list(model.parameters()))
+
+
+class Fickle(nn.Module):
+    """Runs one operator more in one of its steps.
+
+    With one step to warm up and three recorded, the steps are: 1 warm-up, 2 the profiler's own
+    start, 3-5 plain, 6-8 profiled, 9 recorded with arguments.
+    """
+
+    def __init__(self, odd_step: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.odd_step, self.steps = odd_step, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        x = self.layer(x).relu()
+        if self.steps == self.odd_step:
+            x = x.sigmoid()
+        return x.tanh()
+
+
+def test_steps_that_differ_are_refused_with_the_place() -> None:
+    with pytest.raises(GraphError) as caught:
+        profile(Workload.of(Fickle(9), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
+    assert "0 of 3 agree" in caught.value.what
+    assert "aten::sigmoid in one and aten::tanh in another" in caught.value.what
+
+
+def test_an_odd_step_among_many_is_left_out() -> None:
+    graph = profile(Workload.of(Fickle(7), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
+    assert graph.meta["aligned_steps"] == 2
+    assert "aten::sigmoid" not in graph.strings
+
+
+def test_a_step_without_operators_is_refused() -> None:
+    with pytest.raises(GraphError, match="no operator"):
+        profile(Workload.of(None, step=lambda: None), warmup=1, steps=3)
+
+
+class Failing(nn.Module):
+    """Fails in one of its steps; for their numbers see `Fickle`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if not self.left:
+            raise ValueError("broken here")
+        return x + 1
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 7, 9])
+def test_an_error_of_the_step_comes_through_and_leaves_all_as_it_was(step: int) -> None:
+    with pytest.raises(ValueError, match="broken here"):
+        profile(Workload.of(Failing(step), torch.randn(2)), warmup=1, steps=3, threads=1)
+    assert gc.isenabled()
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    graph = profile(workload("mlp"), warmup=1, steps=3, threads=1)
+    assert len(graph.parameters) == 6
+
+
+def test_measured_times_are_real() -> None:
+    graph = captured("transformer")
+    assert (graph.tasks.duration_ns[1:] >= 0).all()
+    assert np.median(graph.tasks.duration_ns[1:]) > 100
+    assert graph.meta["profiler_ns_per_event"] >= 0
+    assert graph.meta["threads"] == 1
+    assert graph.samples == 3
+
+
+def test_by_default_a_capture_profiles_two_dozen_steps() -> None:
+    assert CaptureSettings().steps == 24

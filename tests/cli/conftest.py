@@ -1,0 +1,179 @@
+"""The command as a user runs it: another process, its output apart, no trace left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+LIMIT_S = 240.0
+
+TRAIN = """\
+import torch
+
+def make_workload(batch_size=4, width=16):
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, 1)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(batch_size, 8), torch.randn(batch_size, 1)
+    return model, batch, torch.nn.functional.mse_loss, optimizer
+"""
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A folder to run the command in, with a temporary folder and cache of its own."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    @property
+    def temporary(self) -> Path:
+        """Where the command and all its children put temporary files."""
+        return Path(self.environment["TMPDIR"])
+
+    def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        """Start ``slipstream ARGUMENTS``."""
+        command = [str(Path(sys.executable).parent / "slipstream"), *map(str, arguments)]
+        defaults: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+            "text": True,
+        }
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.environment, **{**defaults, **options}
+        )
+
+    def __call__(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run ``slipstream ARGUMENTS`` to its end."""
+        process = self.start(*arguments)
+        try:
+            stdout, stderr = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+    def briefly(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """As a call, in a fork of this process: for what ends before anything heavy is loaded."""
+        outputs = [self.folder.parent / name for name in ("stdout", "stderr")]
+        pid = os.fork()
+        if pid == 0:
+            _become_command(self, [str(one) for one in arguments], outputs)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return subprocess.CompletedProcess(arguments, code, *(o.read_text() for o in outputs))
+
+    def left_over(self) -> list[str]:
+        """What of ours lies in the temporary folder (torch keeps a cache there, too)."""
+        return [path.name for path in self.temporary.glob("slipstream-*")]
+
+    def processes(self) -> list[str]:
+        """Commands of the processes that were started from here and still live."""
+        import psutil
+
+        mark = self.environment["TMPDIR"]
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get("TMPDIR") == mark
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(process.cmdline()))
+            except psutil.Error:
+                continue
+        return found
+
+
+def _become_command(shell: Shell, arguments: list[str], outputs: list[Path]) -> NoReturn:
+    code: object = 70
+    try:
+        for fd, path in zip((1, 2), outputs, strict=True):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        os.chdir(shell.folder)
+        os.environ.clear()
+        os.environ.update(shell.environment)
+        sys.argv = ["slipstream", *arguments]
+        from slipstream.cli import main
+
+        main()
+    except SystemExit as left:
+        code = left.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _shell(folder: Path, cache: Path) -> Shell:
+    (folder / "tmp").mkdir()
+    (folder / "work").mkdir()
+    (folder / "work" / "train.py").write_text(TRAIN)
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder / "tmp"),
+        "XDG_CACHE_HOME": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "160",
+    }
+    for name in ("SLIPSTREAM_DEBUG", "SLIPSTREAM_STORE"):
+        environment.pop(name, None)
+    return Shell(folder / "work", environment)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of micro-benchmarks for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def slipstream(tmp_path: Path, cache: Path) -> Iterator[Shell]:
+    """Run the command in a fresh folder with ``train.py``; nothing may be left when it ended."""
+    shell = _shell(tmp_path, cache)
+    yield shell
+    assert shell.processes() == []
+    assert shell.left_over() == []
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One ``slipstream profile train.py:make_workload --json``, done once for all tests."""
+
+    shell: Shell
+    path: Path
+    run: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Recorded:
+    """A recording of a tiny workload, and how the command that made it went."""
+    shell = _shell(tmp_path_factory.mktemp("recorded"), cache)
+    run = shell(
+        "profile", "train.py:make_workload", "--set", "batch_size=4", "--steps", 3, "--json",
+        "-o", "tiny.slipgraph",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return Recorded(shell, shell.folder / "tiny.slipgraph", run)
+
+
+@pytest.fixture
+def snapshot() -> Callable[[Path], dict[str, object]]:
+    """Every path of a folder with its content and time."""
+
+    def take(folder: Path) -> dict[str, object]:
+        return {
+            str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+            if path.is_file()
+            else "a folder"
+            for path in sorted(folder.rglob("*"))
+            if ".slipstream" not in path.parts
+        }
+
+    return take

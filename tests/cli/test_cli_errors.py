@@ -1,0 +1,100 @@
+"""Whatever the user's code does: one message with place and remedy, the right exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+_BAD = """\
+import os, sys, time, torch
+def raises():
+    raise OSError("cannot open the data set")
+def too_big():
+    return torch.zeros(1 << 45)
+def vanishes():
+    os._exit(5)
+def wrong():
+    return "a model", 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "said", "where", "remedy"),
+    [
+        ("too_big", "can't allocate memory", "bad.py:5", "smaller batch or model"),
+        ("vanishes", "ended by itself (exit code 5)", "", "os._exit"),
+        ("wrong", "returned a tuple of str, int", "bad.py:8", "(model, batch, loss, optimizer)"),
+    ],
+)
+def test_a_function_that_fails(
+    slipstream: Any, function: str, said: str, where: str, remedy: str
+) -> None:
+    (slipstream.folder / "bad.py").write_text(_BAD)
+    run = slipstream("profile", f"bad.py:{function}", "--json")
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert run.stderr.count("error: ") == 1
+    for part in (said, where, remedy):
+        assert part in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_debug_shows_the_users_traceback_wherever_the_option_stands(slipstream: Any) -> None:
+    (slipstream.folder / "bad.py").write_text(_BAD)
+    run = slipstream("profile", "bad.py:raises", "--debug")
+    assert run.returncode == 1
+    assert "error: OSError: cannot open the data set" in run.stderr
+    assert "bad.py:3" in run.stderr
+    assert 'bad.py", line 3, in raises' in run.stderr
+    assert run.stderr.count("in raises") == 1, "shown once"
+
+
+def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
+    (slipstream.folder / "loop.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
+    run = slipstream("profile", "loop.py", "--timeout", "4s")
+    assert run.returncode == 1
+    assert "did not answer within 4 s and was stopped" in run.stderr
+    assert "--timeout" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said", "remedy"),
+    [
+        (("profile", "trian.py"), 1, "there is no file 'trian.py'", "did you mean train.py?"),
+        (("profile", "train"), 2, "'train' is neither", "did you mean train.py?"),
+        (("profile", "broken.py:f"), 1, "cannot parse", "broken.py:2"),
+        (("profile", "train.py:make"), 2, "unknown function 'make'", "make_workload"),
+        (("profile", "train.py", "--set", "n=1"), 2, "plain script", "after --"),
+        (("profile", "train.py:make_workload", "--set", "3"), 2, "not KEY=VALUE", "batch_size=64"),
+        (("profile", "train.py:make_workload", "--", "x"), 2, "one argument too many", "--set"),
+        (("profile", "train.py", "--epochs", "1"), 2, "No such option", "go after --"),
+        (("profile", "train.py", "--steps", "0"), 2, "--steps", "profile --help"),
+        (("profile", "train.py", "--steps", "few"), 2, "--steps", "profile --help"),
+        (("profile", "train.py", "--timeout", "long"), 2, "'long'", "60s"),
+        (("profile", "train.py", "-o", "run.json"), 2, "does not end in .slipgraph", "-o run"),
+        (("profile", "train.py", "-o", "no/run.slipgraph"), 2, "no folder 'no'", "mkdir -p no"),
+        (("profile", "run.slipgraph"), 2, "cannot be run", "predict and advise"),
+        (("profile",), 2, "Missing argument 'WORKLOAD'", "profile --help"),
+        (("profil",), 2, "No such command 'profil'", "profile"),
+        (("advise", "gone.slipgraph"), 1, "there is no file 'gone.slipgraph'", "profile"),
+    ],
+)
+def test_a_request_that_cannot_work_is_refused_before_anything_runs(
+    slipstream: Any, arguments: tuple[str, ...], code: int, said: str, remedy: str
+) -> None:
+    (slipstream.folder / "broken.py").write_text("x = 1\ndef f(:\n")
+    run = slipstream.briefly(*arguments)
+    assert run.returncode == code
+    assert said in run.stderr
+    assert remedy in run.stderr
+    assert run.stdout == ""
+    assert "importing" not in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(slipstream: Any) -> None:
+    process = slipstream.start("--help")
+    process.stdout.close()
+    process.wait(60)
+    assert process.stderr.read() == ""

@@ -1,0 +1,79 @@
+"""``slipstream --help``: the flow first and in order, fast, and without loading torch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+FLOW = ("profile", "predict", "apply", "prove", "advise")
+_HEAVY = {"torch", "numpy", "scipy"}
+_ASK = """
+import sys
+from slipstream.cli import main
+sys.argv = ["slipstream", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print(*sorted({"torch", "numpy", "scipy"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def listed(text: str) -> list[str]:
+    """The commands in a help text, from top to bottom."""
+    return [m[1] for m in re.finditer(r"^  ([a-z]+) {2,}\S", text, re.MULTILINE)]
+
+
+def test_the_verbs_of_the_flow_come_first_and_in_order(slipstream: Any) -> None:
+    run = slipstream("--help")
+    assert run.returncode == 0
+    commands = listed(run.stdout)
+    assert [name for name in commands if name in FLOW] == list(FLOW)
+    assert commands[0] == "profile"
+    tools = ("measure", "results", "data", "bench", "doctor", "demo")
+    assert [name for name in commands if name in tools] == list(tools)
+    assert max(map(commands.index, FLOW)) < min(map(commands.index, tools))
+
+
+@pytest.mark.parametrize("arguments", [(), *((verb,) for verb in FLOW), ("bench",), ("demo",)])
+def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _ASK, *arguments, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0
+    assert "Usage: slipstream" in run.stdout
+    assert run.stderr.split() == []
+
+
+@pytest.mark.parametrize("verb", [*FLOW, "demo"])
+def test_every_verb_says_in_its_first_line_what_it_does(slipstream: Any, verb: str) -> None:
+    text = slipstream.briefly(verb, "-h").stdout
+    assert f"Usage: slipstream {verb}" in text
+    assert re.search(r"^  [A-Z][^.]+\.$", text, re.MULTILINE)
+
+
+def test_examples_stand_on_lines_of_their_own(slipstream: Any) -> None:
+    slipstream.environment["COLUMNS"] = "80"
+    for verb in FLOW:
+        lines = [line.strip() for line in slipstream.briefly(verb, "--help").stdout.splitlines()]
+        assert any(line.startswith(f"slipstream {verb} ") for line in lines), verb
+
+
+def test_without_arguments_there_is_help(slipstream: Any) -> None:
+    run = slipstream()
+    assert run.returncode == 0
+    assert listed(run.stdout) == listed(slipstream.briefly("--help").stdout)
+
+
+def test_the_version_is_the_installed_one(slipstream: Any) -> None:
+    from importlib.metadata import version
+
+    run = slipstream("--version")
+    assert (run.returncode, run.stdout) == (0, f"slipstream {version('slipstream')}\n")
+    assert run.stderr == ""

@@ -1,0 +1,150 @@
+"""Ctrl-C at any point: a word, exit code 130, no process and no file left, nothing changed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_LIMIT_S = 120.0
+_GOODBYE = "interrupted; nothing of yours was changed"
+
+# Endless, and says by a file of its own that its steps have begun.
+_SCRIPT = """\
+import itertools, os, torch
+from train import make_workload
+model, (inputs, targets), loss, optimizer = make_workload()
+os.rename("notes.txt", "notes.old")
+for step in itertools.count():
+    optimizer.zero_grad()
+    loss(model(inputs), targets).backward()
+    optimizer.step()
+    torch.save(model.state_dict(), "checkpoint.pt")
+    if step == 5:
+        open("reached", "w").close()
+"""
+
+Snapshot = Callable[[Path], dict[str, object]]
+
+
+@pytest.fixture
+def project(slipstream: Any) -> Path:
+    folder: Path = slipstream.folder
+    (folder / "script.py").write_text(_SCRIPT)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "checkpoint.pt").write_text("a model that took a week")
+    return folder
+
+
+def wait_for(condition: Callable[[], bool], process: Any) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not condition():
+        assert process.poll() is None, "it ended by itself: " + str(process.communicate())
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def read_until(stream: Any, text: str) -> str:
+    line = ""
+    while text not in line:
+        line = stream.readline()
+        assert line, f"it ended before it said '{text}'"
+    return line
+
+
+def interrupted(process: Any, number: signal.Signals = signal.SIGINT) -> None:
+    process.send_signal(number)
+    _, said = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == _GOODBYE
+    assert "Traceback" not in said
+
+
+def test_while_importing(slipstream: Any, project: Path, snapshot: Snapshot) -> None:
+    before = snapshot(project)
+    process = slipstream.start("profile", "train.py:make_workload")
+    read_until(process.stderr, "importing")
+    interrupted(process)
+    assert snapshot(project) == before
+
+
+def test_ended_politely_while_a_script_takes_steps(
+    slipstream: Any, project: Path, snapshot: Snapshot
+) -> None:
+    before = snapshot(project)
+    process = slipstream.start("profile", "script.py", "--steps", 10**6)
+    wait_for((project / "reached").exists, process)
+    assert not (project / "notes.txt").exists()
+    interrupted(process, signal.SIGTERM)
+    assert snapshot(project) == before
+
+
+def test_while_micro_benchmarking(slipstream: Any, recorded: Any) -> None:
+    shutil.copy(recorded.path, slipstream.folder / "tiny.slipgraph")
+    slipstream.environment["XDG_CACHE_HOME"] = str(slipstream.folder.parent / "empty cache")
+    process = slipstream.start("predict", "tiny.slipgraph", "-t", "amp:bf16")
+    read_until(process.stderr, "measuring operators")
+    interrupted(process)
+    again = slipstream.folder / ".slipstream" / "results.db"
+    assert again.exists(), "the store stays usable"
+
+
+def test_while_proving(slipstream: Any, project: Path, snapshot: Snapshot) -> None:
+    before = snapshot(project)
+    process = slipstream.start(
+        "prove", "script.py", "-t", "amp:bf16", "--steps", 3, "--budget", "60s"
+    )
+    read_until(process.stderr, "setup, block 0")
+    wait_for((project / "reached").exists, process)
+    interrupted(process)
+    assert snapshot(project) == before
+
+
+def test_impatience_on_a_terminal(slipstream: Any, project: Path, snapshot: Snapshot) -> None:
+    """A spinner shows what goes on; three Ctrl-C in a row do not stop files from going back."""
+    before = snapshot(project)
+    ours, theirs = pty.openpty()
+    process = slipstream.start(
+        "profile", "script.py", "--steps", 10**6, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    shown = ""
+    deadline = time.monotonic() + _LIMIT_S
+    while time.monotonic() < deadline:
+        if select.select([ours], [], [], 0.02)[0]:
+            try:
+                shown += os.read(ours, 1 << 16).decode(errors="replace")
+            except OSError:  # the other end is closed and all is read
+                break
+        if (project / "reached").exists() and process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    os.close(ours)
+    assert process.wait(_LIMIT_S) == 130
+    assert "profiling script.py: " in shown
+    assert shown.rstrip().endswith(_GOODBYE)
+    assert "Traceback" not in shown
+    assert snapshot(project) == before
+
+
+def test_killed_without_a_chance(slipstream: Any, project: Path, snapshot: Snapshot) -> None:
+    before = snapshot(project)
+    process = slipstream.start("profile", "script.py", "--steps", 10**6)
+    wait_for((project / "reached").exists, process)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + _LIMIT_S
+    while slipstream.processes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert snapshot(project) == before
+    # Its log and its half-made graph nobody could remove.
+    for path in slipstream.temporary.glob("slipstream-*"):
+        assert not path.name.startswith("slipstream-kept")
+        shutil.rmtree(path) if path.is_dir() else path.unlink()

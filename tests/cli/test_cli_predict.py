@@ -1,0 +1,114 @@
+"""``slipstream predict``: an answer from a recording, kept to be scored later."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def predicted(recorded: Any) -> Any:
+    """``predict --json`` of the shared recording; operators are benchmarked the first time only."""
+    run = recorded.shell("predict", recorded.path.name, "--technique", "amp:bf16", "--json")
+    assert run.returncode == 0, run.stderr
+    return run
+
+
+def test_a_prediction_has_an_interval_and_says_what_it_rests_on(predicted: Any) -> None:
+    (found,) = json.loads(predicted.stdout)
+    low, high = found["interval"]
+    assert found["technique"] == "amp:bf16"
+    assert low < found["ratio"] < high
+    assert found["speedup"] == pytest.approx(1 / found["ratio"])
+    assert sum(found["provenance"].values()) == pytest.approx(1)
+    assert set(found["provenance"]) <= {"measured", "microbenchmark", "assumed"}
+    assert found["quality"] == "rounding"
+    assert found["why_not"] is None
+
+
+@pytest.mark.usefixtures("predicted")
+def test_what_was_benchmarked_once_is_not_benchmarked_again(recorded: Any) -> None:
+    again = recorded.shell("predict", recorded.path.name, "-t", "amp:bf16")
+    assert again.returncode == 0
+    assert "measuring" not in again.stderr
+
+
+@pytest.mark.usefixtures("predicted")
+def test_alternatives_are_compared_and_one_that_does_not_apply_says_why(recorded: Any) -> None:
+    run = recorded.shell("predict", recorded.path.name, "-t", "amp:bf16", "-t", "amp:fp16")
+    assert run.returncode == 0
+    assert "amp:bf16" in run.stdout
+    assert "does not apply: fp16 needs loss scaling" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "remedy"),
+    [
+        ((), "no technique is named", "slipstream advise"),
+        (("-t", "amq"), "unknown technique 'amq'", "did you mean amp"),
+        (("-t", "amp:bf17"), "'bf17' is not possible", "bf16"),
+        (("-t", "amp:dtipe=bf16"), "unknown setting 'dtipe'", "did you mean dtype"),
+        (("-t", "amp+amp:bf16"), "stands twice", ""),
+        (("-t", ""), "an empty technique name", "amp:bf16"),
+        (("-t", "amp", "--set", "width=3"), "takes no arguments", "record it anew"),
+        (("-t", "amp", "--set", "width"), "takes no arguments", "record it anew"),
+    ],
+)
+def test_a_malformed_request_is_a_usage_error_with_a_remedy(
+    recorded: Any, arguments: tuple[str, ...], said: str, remedy: str
+) -> None:
+    run = recorded.shell.briefly("predict", recorded.path.name, *arguments)
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert remedy in run.stderr
+    assert run.stdout == ""
+    assert "Traceback" not in run.stderr
+
+
+def test_a_recording_that_is_not_there(slipstream: Any) -> None:
+    run = slipstream.briefly("predict", "gone.slipgraph", "-t", "amp")
+    assert run.returncode == 1
+    assert "there is no file 'gone.slipgraph'" in run.stderr
+    assert "slipstream profile" in run.stderr
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "foreign"])
+def test_a_recording_that_is_damaged(slipstream: Any, recorded: Any, damage: str) -> None:
+    whole = recorded.path.read_bytes()
+    content = {"empty": b"", "cut": whole[: len(whole) // 2], "foreign": b"PK\x03\x04 not ours"}
+    (slipstream.folder / "bad.slipgraph").write_bytes(content[damage])
+    run = slipstream.briefly("predict", "bad.slipgraph", "-t", "amp")
+    assert run.returncode == 1
+    assert "bad.slipgraph" in run.stderr
+    assert "slipstream itself failed" not in run.stderr
+
+
+@pytest.mark.parametrize("kind", ["newer", "foreign", "text", "folder"])
+def test_a_store_that_cannot_be_used(slipstream: Any, recorded: Any, kind: str) -> None:
+    shutil.copy(recorded.path, slipstream.folder / "tiny.slipgraph")
+    store = slipstream.folder / "mine.db"
+    _make_store(store, kind)
+    run = slipstream.briefly("predict", "tiny.slipgraph", "-t", "amp", "--store", "mine.db")
+    assert run.returncode == 1
+    assert "mine.db" in run.stderr
+    assert "try: " in run.stderr
+    assert "slipstream itself failed" not in run.stderr
+
+
+def _make_store(store: Path, kind: str) -> None:
+    if kind == "text":
+        store.write_text("these are my notes, not a database, whatever the name says\n" * 30)
+    elif kind == "folder":
+        store.mkdir()
+    else:
+        with sqlite3.connect(store) as connection:
+            connection.execute("CREATE TABLE mine (x)")
+            if kind == "newer":
+                connection.execute(f"PRAGMA application_id={0x536C6970}")
+                connection.execute("PRAGMA user_version=9999")
+        connection.close()

@@ -1,0 +1,76 @@
+"""``slipstream profile``: the recording, what is printed where, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slipstream.graph import load
+
+_SCRIPT = """\
+import json, os, subprocess, sys, torch
+from train import make_workload
+model, (inputs, targets), loss, optimizer = make_workload()
+print("a line on standard output"); print("one on standard error", file=sys.stderr)
+with open("log.txt", "w") as log: log.write("started")
+os.remove("notes.txt")
+os.makedirs("checkpoints")
+for own_session in (False, True):
+    subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=own_session
+    )
+for epoch in range(100):
+    optimizer.zero_grad()
+    loss(model(inputs), targets).backward()
+    optimizer.step()
+    torch.save(model.state_dict(), "checkpoint.pt")
+    torch.save(model.state_dict(), f"checkpoints/{epoch}.pt")
+"""
+
+
+def test_standard_output_is_json_and_nothing_else(recorded: Any) -> None:
+    found = json.loads(recorded.run.stdout)
+    assert found["step_ns"] > 0
+    assert found["samples"] == 4
+    assert found["meta"]["workload"] == "train.py:make_workload(batch_size=4)"
+    assert {one["provenance"] for one in found["operators"]} == {"measured"}
+    assert abs(sum(one["ns"] for one in found["operators"])) <= found["step_ns"]
+
+
+def test_progress_and_what_to_do_next_are_on_standard_error(recorded: Any) -> None:
+    assert "profiling train.py:make_workload" in recorded.run.stderr
+    assert "next: slipstream advise tiny.slipgraph" in recorded.run.stderr
+
+
+def test_the_recording_can_be_read_back(recorded: Any) -> None:
+    graph = load(recorded.path)
+    graph.check()
+    assert graph.samples == 4
+
+
+def test_nothing_but_the_recording_is_left(recorded: Any) -> None:
+    left = {path.name for path in recorded.shell.folder.iterdir()}
+    assert left - {".slipstream"} == {"train.py", "tiny.slipgraph"}
+    assert recorded.shell.left_over() == []
+
+
+def test_a_script_is_profiled_as_if_it_had_never_run(
+    slipstream: Any, snapshot: Callable[[Path], dict[str, object]]
+) -> None:
+    folder = slipstream.folder
+    (folder / "script.py").write_text(_SCRIPT)
+    for name in ("log.txt", "notes.txt", "checkpoint.pt"):
+        (folder / name).write_text(f"the user's own {name}")
+    before = snapshot(folder)
+    run = slipstream("profile", "script.py", "--steps", 3)
+    assert run.returncode == 0, run.stderr
+    assert (folder / "run.slipgraph").stat().st_size > 0
+    (folder / "run.slipgraph").unlink()
+    assert snapshot(folder) == before
+    # A table for people, without what the script printed.
+    assert "script.py: " in run.stdout
+    assert "per step of 4 samples" in run.stdout
+    assert "standard" not in run.stdout + run.stderr
+    # What the script started has ended: the fixture looks.

@@ -1,0 +1,64 @@
+"""``slipstream prove``: both sides measured in one run, the prediction beside the measurement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Both arms run this at the same time, in the same folder.
+_SCRIPT = """\
+import itertools, os, torch
+from train import make_workload
+model, (inputs, targets), loss, optimizer = make_workload()
+os.remove("old.txt")
+os.makedirs("checkpoints", exist_ok=True)
+for step in itertools.count():
+    optimizer.zero_grad()
+    loss(model(inputs), targets).backward()
+    optimizer.step()
+    if step % 50 == 0:
+        torch.save(model.state_dict(), "checkpoint.pt")
+        torch.save(model.state_dict(), "checkpoints/last.pt")
+"""
+
+
+def test_a_script_is_measured_and_its_files_are_as_before(
+    slipstream: Any, snapshot: Callable[[Path], dict[str, object]]
+) -> None:
+    folder = slipstream.folder
+    (folder / "script.py").write_text(_SCRIPT)
+    (folder / "old.txt").write_text("to be removed by every arm")
+    (folder / "checkpoint.pt").write_text("a model that took a week")
+    before = snapshot(folder)
+    run = slipstream(
+        "prove", "script.py", "-t", "amp:bf16", "--budget", "2s", "--steps", 3, "--json"
+    )
+    assert run.returncode == 0, run.stderr
+    assert "amp:bf16" in json.dumps(json.loads(run.stdout))
+    assert snapshot(folder) == before
+    listed = slipstream.briefly("results", "ls", "--json")
+    assert "script.py" in listed.stdout, "the measurement is kept"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "remedy"),
+    [
+        ((), "no technique is named", "--technique amp:bf16"),
+        (("-t", "amp", "--budget", "soon"), "--budget: 'soon'", "60s"),
+        (("-t", "amp", "--budget", "0s"), "no time to measure in", "60s"),
+        (("-t", "amp", "--target", "2"), "--target: 2 is no share", "0.02"),
+        (("-t", "amp", "--timeout", "-1s"), "--timeout", "60s"),
+    ],
+)
+def test_what_is_wrong_in_the_request_is_said_before_anything_runs(
+    slipstream: Any, arguments: tuple[str, ...], said: str, remedy: str
+) -> None:
+    run = slipstream.briefly("prove", "train.py:make_workload", *arguments)
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert remedy in run.stderr
+    assert "importing" not in run.stderr

@@ -1,0 +1,249 @@
+"""The cache of micro-benchmarks, and the benchmark itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.durations import Durations, durations
+from slipstream.durations.durations import machine_key, one_pool
+from slipstream.durations.microbenchmark import random_tensor, run
+from slipstream.errors import StoreError
+from slipstream.graph import Call, TensorSpec, cast
+from slipstream.provenance import Provenance
+
+MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
+
+
+def dense(*shape: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(dtype, shape, tuple(torch.empty(shape).stride()))
+
+
+def mm(n: int) -> Call:
+    return Call(MM, (dense(n, n), dense(n, n)), (dense(n, n),))
+
+
+NOT_THERE = Call("aten::no_such_operator(Tensor self) -> Tensor", (dense(2, 2),))
+
+
+class Benchmark:
+    """In place of the child: counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.asked: list[str] = []
+
+    def __call__(self, name: str, **options: Any) -> Benchmark:
+        self.started += 1
+        return self
+
+    def __enter__(self) -> Benchmark:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def call(self, function: str, *, calls: list[Any], **options: Any) -> list[dict[str, Any]]:
+        self.asked += [call[0] for call in calls]
+        return [
+            {"error": "no"} if "no_such" in call[0] else {"nanoseconds": 5.0, "spread": 0.1}
+            for call in calls
+        ]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Benchmark:
+    made = Benchmark()
+    monkeypatch.setattr(durations, "Child", made)
+    return made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "durations.db"
+
+
+def test_nothing_is_known_before_and_nothing_is_made_by_asking(path: Path) -> None:
+    assert Durations(1, path).lookup(mm(2)) is None
+    assert not path.exists()
+
+
+def test_what_was_measured_is_known_and_says_where_from(path: Path, benchmark: Benchmark) -> None:
+    known = Durations(1, path)
+    known.measure([mm(2)])
+    answer = known.lookup(mm(2))
+    assert answer is not None
+    assert (answer.nanoseconds, answer.spread) == (5.0, 0.1)
+    assert answer.provenance is Provenance.MICROBENCHMARK
+
+
+def test_a_second_measurement_starts_no_child(path: Path, benchmark: Benchmark) -> None:
+    Durations(1, path).measure([mm(2), mm(3)])
+    again = Durations(1, path)
+    again.measure([mm(3), mm(2)])
+    again.measure([])
+    assert benchmark.started == 1
+    assert again.lookup(mm(2)) == Durations(1, path).lookup(mm(3))
+
+
+def test_a_call_is_asked_once_however_often_it_occurs(path: Path, benchmark: Benchmark) -> None:
+    Durations(1, path).measure([mm(2)] * 40)
+    assert len(benchmark.asked) == 1
+
+
+def test_only_what_is_missing_is_measured(path: Path, benchmark: Benchmark) -> None:
+    known = Durations(1, path)
+    known.measure([mm(2)])
+    known.measure([mm(2), NOT_THERE])
+    assert benchmark.asked == [MM, NOT_THERE.op]
+
+
+def test_what_cannot_be_run_is_remembered_as_such(path: Path, benchmark: Benchmark) -> None:
+    Durations(1, path).measure([NOT_THERE])
+    again = Durations(1, path)
+    again.measure([NOT_THERE])
+    assert again.lookup(NOT_THERE) is None
+    assert benchmark.started == 1
+
+
+def test_another_machine_knows_nothing(
+    path: Path, benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Durations(1, path).measure([mm(2)])
+    monkeypatch.setattr(durations, "_cpu_model", lambda: "another processor")
+    assert Durations(1, path).lookup(mm(2)) is None
+
+
+def test_another_number_of_threads_knows_nothing(path: Path, benchmark: Benchmark) -> None:
+    Durations(1, path).measure([mm(2)])
+    assert Durations(2, path).lookup(mm(2)) is None
+
+
+def test_the_machine_key_is_stable_and_depends_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_key() == machine_key()
+    before = machine_key()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
+    assert machine_key() != before
+
+
+def corrupt(path: Path) -> None:
+    path.write_bytes(b"this is no database, and long enough to be looked at as one" * 50)
+
+
+def foreign(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE notes (text TEXT)")
+
+
+def newer(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [corrupt, foreign, newer, a_folder])
+def test_a_file_that_is_not_ours_is_an_error_in_words(
+    path: Path, benchmark: Benchmark, spoil: Callable[[Path], None]
+) -> None:
+    path.parent.mkdir()
+    spoil(path)
+    with pytest.raises(StoreError) as caught:
+        Durations(1, path).lookup(mm(2))
+    assert caught.value.where == str(path)
+    assert caught.value.remedy
+    with pytest.raises(StoreError):
+        Durations(1, path).measure([mm(2)])
+
+
+def test_the_cache_follows_the_users_choice_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark: Benchmark
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Durations(1).measure([mm(2)])
+    assert (tmp_path / "slipstream" / "durations.db").is_file()
+
+
+def test_one_pool_keeps_the_libraries_at_their_threads() -> None:
+    assert one_pool(3)["OMP_NUM_THREADS"] == "3"
+    assert one_pool(0) == {}
+
+
+def test_a_real_child_measures_and_fails_by_call(path: Path) -> None:
+    known = Durations(1, path)
+    lines: list[str] = []
+    known.measure([mm(8), mm(256), NOT_THERE, cast(dense(64, 64), "bfloat16")], lines.append)
+    small, large = known.lookup(mm(8)), known.lookup(mm(256))
+    assert small is not None
+    assert large is not None
+    # 32,768 times the arithmetic; an operator of this size takes at least ten times as long.
+    assert large.nanoseconds > 10 * small.nanoseconds
+    assert known.lookup(NOT_THERE) is None
+    assert known.lookup(cast(dense(64, 64), "bfloat16")) is not None
+    assert lines == ["measuring operators 1-4 of 4"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec("float32", (3, 4), (4, 1)),
+        TensorSpec("float32", (3, 4), (1, 3)),
+        TensorSpec("bfloat16", (3, 4), (0, 1)),
+        TensorSpec("int64", (5,), (2,)),
+        TensorSpec("uint8", (5,), (1,)),
+        TensorSpec("bool", (2, 2), (2, 1)),
+        TensorSpec("float64", (), ()),
+        TensorSpec("float32", (0, 3), (3, 1)),
+        TensorSpec("complex64", (2,), (1,)),
+    ],
+)
+def test_a_random_tensor_is_as_asked(spec: TensorSpec) -> None:
+    made = random_tensor(spec, bound=7)
+    assert str(made.dtype) == f"torch.{spec.dtype}"
+    assert (tuple(made.shape), made.stride()) == (spec.shape, spec.strides)
+    if not made.is_complex() and made.numel():
+        assert made.double().min() >= 0
+        assert made.double().max() < 7
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.durations.microbenchmark._ROUNDS", 2)
+    monkeypatch.setattr("slipstream.durations.microbenchmark._SAMPLE_NS", 1e4)
+
+
+def test_indices_stay_inside_of_what_they_index(quick: None) -> None:
+    embedding = "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, "
+    embedding += "bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
+    gather = "aten::gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
+    loss = "aten::nll_loss_forward(Tensor self, Tensor target, Tensor? weight, int reduction, "
+    loss += "SymInt ignore_index) -> (Tensor output, Tensor total_weight)"
+    calls = [
+        Call(embedding, (dense(3, 4), dense(9, dtype="int64"), -1, False, False)),
+        Call(gather, (dense(2, 5), 1, dense(2, 5, dtype="int64"), False)),
+        Call(loss, (dense(6, 3), dense(6, dtype="int64"), None, 1, -100)),
+    ]
+    assert all("nanoseconds" in found for found in run([call.to_json() for call in calls], 1))
+
+
+def test_an_in_place_operator_does_not_wander_into_denormals(quick: None) -> None:
+    op = "aten::mul_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)"
+    shrink, keep = (Call(op, (dense(4096), factor)) for factor in (0.5, 1.0))
+    slow, fast = run([shrink.to_json(), keep.to_json()], 1)
+    torch.set_flush_denormal(False)
+    # Denormal numbers take a hundred times as long.
+    assert slow["nanoseconds"] < 5 * fast["nanoseconds"]
+
+
+def test_a_call_that_is_not_one_is_an_error_of_that_call_only(quick: None) -> None:
+    found = run([["aten::nonsense", [], []], mm(4).to_json(), ["aten::mm(", [3], []]], 1)
+    assert "error" in found[0]
+    assert "nanoseconds" in found[1]
+    assert "error" in found[2]

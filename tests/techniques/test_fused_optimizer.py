@@ -1,0 +1,70 @@
+"""The fused update: one task instead of many, the same parameters after real steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from recorded import build, graph_of, inference, mlp
+
+from slipstream.durations import Durations
+from slipstream.graph import Graph, StepPhase
+from slipstream.technique import Context
+from slipstream.techniques.fused_optimizer import FusedOptimizer
+
+KINDS = ("fused", "foreach")
+
+
+def update_names(graph: Graph) -> list[str]:
+    return [
+        graph.string(int(name))
+        for name, phase, scope in zip(
+            graph.tasks.name, graph.tasks.phase, graph.tasks.scope, strict=True
+        )
+        if phase == StepPhase.OPTIMIZER and "zero_grad" not in graph.string(int(scope))
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_update_becomes_one_measured_task(kind: str, tmp_path: Path) -> None:
+    graph, technique = graph_of(mlp), FusedOptimizer(kind)
+    durations = Durations(threads=1, path=tmp_path / "durations.db")
+    durations.measure(technique.questions(graph))
+    after = technique.predict(graph, Context(durations))
+    assert len(update_names(graph)) > 20
+    assert update_names(after) == [f"{kind} update"]
+    others = [name for name in after.strings if name.startswith("aten::addmm")]
+    assert others, "the forward pass is still there"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_steps_give_the_same_parameters(kind: str) -> None:
+    plain, fused = build(mlp), build(mlp, FusedOptimizer(kind))
+    for _ in range(5):
+        plain.step()
+        fused.step()
+    for ours, theirs in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_it_is_really_fused() -> None:
+    built = build(mlp, FusedOptimizer())
+    assert all(group["fused"] for group in built.optimizer.param_groups)
+    calls = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with calls:
+        built.step()
+    assert any("_fused_adamw_" in event.name for event in calls.events())
+
+
+def test_inference_has_no_optimizer_to_fuse() -> None:
+    assert "no optimizer" in str(FusedOptimizer().why_not(graph_of(inference)))
+
+
+def test_an_optimizer_without_a_fused_form_is_refused_in_words() -> None:
+    from dataclasses import replace
+
+    graph = graph_of(mlp)
+    described = {**graph.meta["optimizer"], "class": "LBFGS"}
+    other = replace(graph, meta={**graph.meta, "optimizer": described})
+    assert "LBFGS" in str(FusedOptimizer().why_not(other))

@@ -1,0 +1,240 @@
+"""The grammar of techniques, combinations, and the registry."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream import technique
+from slipstream.errors import (
+    InvalidArgumentError,
+    SlipstreamError,
+    UnknownNameError,
+    UsageError,
+)
+from slipstream.technique import Settings, Stage, Technique, combination_name, combine, parse
+from slipstream.techniques.precision import Amp
+
+
+class Plain(Settings):
+    """The rest of the protocol, for techniques whose settings are what is tested."""
+
+    name: ClassVar[str] = "plain"
+    stage: ClassVar[int] = Stage.MODEL
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Any, workload: Any = None) -> str | None:
+        return None
+
+    def questions(self, graph: Any) -> list[Any]:
+        return []
+
+    def predict(self, graph: Any, context: Any) -> Any:
+        return [*graph, str(self)]
+
+    def apply(self, built: Any) -> None:
+        pass
+
+    def quality(self, graph: Any = None) -> Any:
+        return None
+
+    def code(self, workload: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Shrink(Plain):
+    """Settings of every kind."""
+
+    ratio: float = 0.5
+    rank: int | None = None
+    how: Literal["svd", "random"] = "svd"
+    warm: bool = False
+    only: str = "*"
+    except_: str = ""
+
+    name: ClassVar[str] = "shrink"
+
+
+@dataclass(frozen=True)
+class Late(Plain):
+    """No settings, a late stage, and something it does not go with."""
+
+    name: ClassVar[str] = "late"
+    stage: ClassVar[int] = Stage.COMPILE
+    conflicts: ClassVar[frozenset[str]] = frozenset(["amp"])
+
+
+@dataclass(frozen=True)
+class Demanding(Plain):
+    """A setting without a default."""
+
+    budget: float
+
+    name: ClassVar[str] = "demanding"
+
+
+class Installed:
+    """Stands for what other packages have registered."""
+
+    def __init__(self) -> None:
+        self.module = types.ModuleType("another_package")
+        self.points: list[EntryPoint] = []
+
+    def add(self, name: str, kind: Any) -> None:
+        setattr(self.module, kind.__name__, kind)
+        self.points.append(EntryPoint(name, f"another_package:{kind.__name__}", technique.GROUP))
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
+    made = Installed()
+    monkeypatch.setitem(sys.modules, "another_package", made.module)
+    for kind in (Shrink, Late, Demanding):
+        made.add(kind.name, kind)
+    made.points.append(EntryPoint("amp", "slipstream.techniques.precision:Amp", technique.GROUP))
+    monkeypatch.setattr(technique, "entry_points", lambda group: made.points)
+    return made
+
+
+words = st.text(st.characters(whitelist_categories=["Ll", "Nd"], whitelist_characters="._*"))
+shrinks = st.builds(
+    Shrink,
+    ratio=st.floats(allow_nan=False, allow_infinity=False),
+    rank=st.none() | st.integers(),
+    how=st.sampled_from(["svd", "random"]),
+    warm=st.booleans(),
+    only=words.filter(bool),
+    except_=words,
+)
+
+
+@given(one=shrinks)
+def test_what_is_written_is_read_back(one: Shrink) -> None:
+    assert parse(str(one)) == (one,)
+
+
+@given(one=shrinks)
+def test_a_combination_is_read_back_in_stage_order(one: Shrink) -> None:
+    both = (one, Amp())
+    assert parse(combination_name(both)) == both
+    assert parse(combination_name(both[::-1])) == both
+
+
+def test_the_first_value_needs_no_key() -> None:
+    assert parse("amp:bf16") == parse("amp:dtype=bf16") == parse("amp") == (Amp("bf16"),)
+    assert parse("shrink:0.25,rank=3") == (Shrink(0.25, 3),)
+    assert parse("amp:fp16") == (Amp("fp16"),)
+
+
+def test_a_setting_named_like_a_keyword_is_written_without_the_underscore() -> None:
+    (one,) = parse("shrink:only=layers.*,except=*.norm")
+    assert one == Shrink(only="layers.*", except_="*.norm")
+    assert str(one) == "shrink:0.5,only=layers.*,except=*.norm"
+
+
+def test_a_name_has_the_main_setting_and_what_differs_from_the_default() -> None:
+    assert str(Amp()) == "amp:bf16"
+    assert str(Shrink(warm=True, how="random")) == "shrink:0.5,how=random,warm=true"
+    assert str(Late()) == "late"
+
+
+def test_no_technique_has_a_name_too() -> None:
+    assert combination_name(()) == "as it is"
+
+
+@pytest.mark.parametrize("text", ["shrink:warm=yes", "shrink:warm=1", "shrink:warm=TRUE"])
+def test_true_is_written_in_several_ways(text: str) -> None:
+    assert parse(text) == (Shrink(warm=True),)
+
+
+def test_none_is_a_value_of_what_may_be_none() -> None:
+    assert parse("shrink:rank=none") == parse("shrink:rank=") == (Shrink(),)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("amb:bf16", UnknownNameError, "did you mean amp"),
+        ("shrnk", UnknownNameError, "did you mean shrink"),
+        ("shrink:rnk=3", UnknownNameError, "did you mean rank"),
+        ("late:3", UnknownNameError, "unknown setting"),
+        ("amp:bf17", InvalidArgumentError, "one of bf16, fp16"),
+        ("shrink:half", InvalidArgumentError, "'half' is not a number"),
+        ("shrink:rank=2.5", InvalidArgumentError, "'2.5' is not a whole number"),
+        ("shrink:warm=maybe", InvalidArgumentError, "neither true nor false"),
+        ("shrink:0.5,3", UsageError, "'3' in 'shrink:0.5,3' has no key"),
+        ("shrink:0.5,ratio=0.25", UsageError, "ratio"),
+        ("shrink:rank=1,rank=2", UsageError, "rank"),
+        ("", UsageError, "empty"),
+        ("amp+", UsageError, "empty"),
+        (":bf16", UsageError, "empty"),
+        ("amp+amp:fp16", UsageError, "twice"),
+        ("late+amp", UsageError, "cannot be combined with 'amp'"),
+        ("amp+late", UsageError, "cannot be combined with 'amp'"),
+        ("demanding", UsageError, "demanding:budget="),
+    ],
+)
+def test_what_is_not_in_the_grammar_is_refused_in_words(
+    text: str, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        parse(text)
+    assert message in str(caught.value)
+
+
+@given(text=st.text(max_size=30) | st.from_regex(r"(amp|shrink|late)[:+,=a-z0-9.]{0,12}"))
+def test_any_text_is_techniques_or_a_usage_error(text: str) -> None:
+    try:
+        found = parse(text)
+    except UsageError:
+        return
+    assert parse(combination_name(found)) == found
+
+
+def test_ours_are_registered_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    found = technique.registry()
+    assert found["amp"] is Amp
+    for name, kind in found.items():
+        assert kind.name == name
+        for member in ("stage", "conflicts", "needs", "why_not", "questions", "predict", "apply"):
+            assert hasattr(kind, member), f"{name} has no {member}"
+
+
+def test_one_of_another_package_is_found_and_parsed(installed: Installed) -> None:
+    @dataclass(frozen=True)
+    class Theirs(Plain):
+        strength: int = 1
+        name: ClassVar[str] = "theirs"
+
+    globals()["Theirs"] = Theirs
+    installed.add("theirs", Theirs)
+    assert technique.registry()["theirs"] is Theirs
+    assert parse("theirs:3+amp:bf16") == (Theirs(3), Amp())
+
+
+@pytest.mark.parametrize("value", ["another_package:NotThere", "no_such_package:Kind", "amp"])
+def test_a_broken_one_is_named(installed: Installed, value: str) -> None:
+    installed.points.append(EntryPoint("broken", value, technique.GROUP))
+    with pytest.raises(SlipstreamError, match="'broken'") as caught:
+        technique.registry()
+    assert value in str(caught.value)
+
+
+def test_predictions_are_folded_in_stage_order() -> None:
+    graph: Any = []
+    assert combine(graph, [Late(), Shrink()], None) == ["shrink:0.5", "late"]  # type: ignore[arg-type]
+
+
+def test_amp_keeps_the_protocol() -> None:
+    assert isinstance(Amp(), Technique)

@@ -1,0 +1,240 @@
+"""``predict``: ratios, intervals, shares, verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.durations import Answer, Durations
+from slipstream.errors import UnknownNameError
+from slipstream.graph import Call, Editor, Graph, replay
+from slipstream.provenance import Provenance
+from slipstream.technique import Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.precision import Amp
+from slipstream.verbs._predict import WORTH_IT, Prediction, predict
+from tiny_models import captured
+
+
+@dataclass(frozen=True)
+class Faster(Settings):
+    """Scales every task; stands for a technique of known effect."""
+
+    factor: float = 0.5
+    provenance: Provenance = Provenance.MICROBENCHMARK
+    reason: str | None = None
+    spread: float = 0.0
+    samples: int = 0
+    kind: QualityKind = QualityKind.EXACT
+
+    name: ClassVar[str] = "faster"
+    stage: ClassVar[int] = Stage.MODEL
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Any = None) -> str | None:
+        return self.reason
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        return []
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        edit = Editor(graph, str(self))
+        for t in range(len(graph)):
+            now = float(graph.tasks.duration_ns[t]) * self.factor
+            edit.set_duration(t, now, self.provenance, spread=self.spread)
+        edited = edit.apply(f"times {self.factor}")
+        return replace(edited, samples=self.samples or graph.samples)
+
+    def apply(self, built: Any) -> None:
+        pass
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        return Quality(self.kind, "made up")
+
+    def code(self, workload: Any) -> None:
+        return None
+
+
+class Nothing:
+    """Durations that must not be asked for anything."""
+
+    def measure(self, calls: Sequence[Call], say: Any = None) -> None:
+        assert not list(calls)
+
+    def lookup(self, call: Call) -> Answer | None:
+        raise AssertionError(call)
+
+
+def one(graph: Graph, *techniques: Any, **options: Any) -> Prediction:
+    (found,) = predict(graph, [techniques], durations=Nothing(), **options)  # type: ignore[arg-type]
+    return found
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return captured("mlp")
+
+
+def test_no_technique_changes_nothing(graph: Graph) -> None:
+    found = one(graph)
+    assert found.ratio == found.speedup == 1.0
+    assert found.technique == "as it is"
+    assert found.step_ns == found.baseline_ns == replay(graph).step_ns
+    assert found.shares == {Provenance.MEASURED: pytest.approx(1.0)}
+    assert found.edits == ()
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.5, 1.0, 3.0])
+def test_the_interval_contains_the_ratio_and_shares_sum_to_one(graph: Graph, factor: float) -> None:
+    found = one(graph, Faster(factor))
+    assert found.low < found.ratio < found.high
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+    assert found.ratio == pytest.approx(found.step_ns / found.baseline_ns)
+    assert found.speedup == pytest.approx(1 / found.ratio)
+
+
+def test_the_ratio_is_the_gaps_plus_the_scaled_tasks(graph: Graph) -> None:
+    gaps, tasks = graph.tasks.gap_ns.sum(), graph.tasks.duration_ns.sum()
+    expected = (gaps + 0.5 * tasks) / (gaps + tasks)
+    assert one(graph, Faster(0.5)).ratio == pytest.approx(expected, rel=1e-5)
+
+
+def test_twice_the_samples_count_half(graph: Graph) -> None:
+    found = one(graph, Faster(1.0, samples=2 * graph.samples))
+    assert found.ratio == pytest.approx(0.5)
+    assert found.samples == (graph.samples, 2 * graph.samples)
+
+
+def test_uncertain_tasks_widen_the_interval(graph: Graph) -> None:
+    def width(technique: Faster) -> float:
+        found = one(graph, technique)
+        return math.log(found.high / found.low)
+
+    assert width(Faster(0.5, spread=0.5)) > width(Faster(0.5)) > width(Faster(0.01))
+    assert width(Faster(0.5)) > math.log(one(graph).high / one(graph).low)
+
+
+def test_the_weakest_provenance_speaks_for_the_whole(graph: Graph) -> None:
+    assert one(graph, Faster(0.5)).provenance is Provenance.MICROBENCHMARK
+    assert one(graph, Faster(0.5, Provenance.ASSUMED)).provenance is Provenance.ASSUMED
+    assert one(graph).provenance is Provenance.MEASURED
+
+
+def test_a_history_of_errors_widens_the_interval(graph: Graph) -> None:
+    asked: list[tuple[float, float, float]] = []
+
+    def widen(ratio: float, low: float, high: float) -> tuple[float, float]:
+        asked.append((ratio, low, high))
+        return low / 2, high * 2
+
+    plain, wide = one(graph, Faster()), one(graph, Faster(), widen=widen)
+    assert asked == [(plain.ratio, plain.low, plain.high)]
+    assert (wide.low, wide.high) == (plain.low / 2, plain.high * 2)
+
+
+def test_a_technique_that_does_not_apply_says_why_and_predicts_nothing(graph: Graph) -> None:
+    found = one(graph, Faster(reason="not on a Tuesday"))
+    assert found.why_not == "not on a Tuesday"
+    assert found.verdict == "does not apply"
+    assert math.isnan(found.ratio)
+    assert found.graph is None
+
+
+def test_of_a_combination_the_part_that_does_not_apply_is_named(graph: Graph) -> None:
+    found = one(graph, Faster(0.5), Faster(reason="not on a Tuesday"))
+    assert found.why_not == "faster: not on a Tuesday"
+
+
+def test_a_combination_folds_its_parts(graph: Graph) -> None:
+    both = one(graph, Faster(0.5), Faster(0.5))
+    assert both.step_ns == pytest.approx(one(graph, Faster(0.25)).step_ns, rel=1e-6)
+    assert len(both.edits) == 2
+
+
+def test_the_quality_is_the_most_consequential(graph: Graph) -> None:
+    rounding, training = QualityKind.ROUNDING, QualityKind.NEEDS_TRAINING
+    found = one(graph, Faster(kind=training), Faster(kind=rounding))
+    assert found.quality is not None
+    assert found.quality.kind is training
+    assert one(graph).quality is None
+
+
+def test_alternatives_keep_their_order(graph: Graph) -> None:
+    asked = [Faster(0.5), Faster(0.25), (Faster(0.5), Faster(0.1))]
+    found = predict(graph, asked, durations=Nothing())  # type: ignore[arg-type]
+    assert [prediction.technique for prediction in found] == [
+        str(Faster(0.5)), str(Faster(0.25)), f"{Faster(0.5)}+{Faster(0.1)}",
+    ]  # fmt: skip
+
+
+def test_an_unknown_name_is_refused(graph: Graph) -> None:
+    with pytest.raises(UnknownNameError, match="amp"):
+        predict(graph, ["amq"], durations=Nothing())  # type: ignore[arg-type]
+
+
+def verdict(low: float, high: float, why_not: str | None = None) -> str:
+    ratio = math.sqrt(low * high)
+    return Prediction("t", 1.0, ratio, ratio, low, high, why_not=why_not).verdict
+
+
+JUST = 1e-9
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.5, 0.6, "worth it"),
+        (0.5, 1 / WORTH_IT - JUST, "worth it"),
+        (0.5, 1 / WORTH_IT + JUST, "undecided: prove it"),
+        (0.9, 1.1, "undecided: prove it"),
+        (1 / WORTH_IT - JUST, 1.1, "undecided: prove it"),
+        (1 / WORTH_IT + JUST, 1.1, "not worth it here"),
+        (1.0, 1.1, "not worth it here"),
+        (1.0 + JUST, 1.1, "not worth it here: slower"),
+        (1.5, 2.0, "not worth it here: slower"),
+    ],
+)
+def test_the_verdict_turns_at_its_thresholds(low: float, high: float, expected: str) -> None:
+    assert verdict(low, high) == expected
+
+
+@given(st.floats(0.1, 10), st.floats(1, 2))
+def test_every_interval_has_a_verdict(low: float, factor: float) -> None:
+    found = verdict(low, low * factor)
+    assert found
+    assert ("slower" in found) <= (low > 1)
+
+
+def test_the_record_holds_what_was_shown(graph: Graph) -> None:
+    found = one(graph, Faster(0.5))
+    record = found.to_record("train.py", "e1")
+    assert (record.workload, record.technique, record.env_id) == ("train.py", found.technique, "e1")
+    assert (record.ratio, record.low, record.high) == (found.ratio, found.low, found.high)
+    assert record.detail["shares"] == {
+        str(kind): share for kind, share in found.shares.items()
+    }  # fmt: skip
+
+
+def test_amp_from_end_to_end(graph: Graph, tmp_path: Path) -> None:
+    """Real micro-benchmarks, without the user's code; the second time from the cache alone."""
+    path = tmp_path / "durations.db"
+    lines: list[str] = []
+    (first,) = predict(graph, ["amp:bf16"], durations=Durations(1, path), say=lines.append)
+    assert lines
+    assert set(first.shares) == {Provenance.MEASURED, Provenance.MICROBENCHMARK}
+    assert first.low < first.ratio < first.high
+    assert first.quality == Amp().quality()
+    again: list[str] = []
+    (second,) = predict(graph, [Amp()], durations=Durations(1, path), say=again.append)
+    assert again == []
+    assert second == first
+    assert first.graph is not None
+    assert np.isclose(replay(first.graph).step_ns, first.step_ns)

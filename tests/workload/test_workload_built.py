@@ -1,0 +1,235 @@
+"""What a user's function may return, and what one step of it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from slipstream.errors import WorkloadError
+from slipstream.workload import Built, build_from
+
+WHERE = "train.py:7"
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 1)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def pair(n: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(n, 3), torch.randn(n, 1)
+
+
+def build(result: Any, *techniques: Any) -> Built:
+    return build_from(result, techniques, 0, "train.py:make", WHERE)
+
+
+class Labelled(nn.Module):
+    """As Hugging Face models: named inputs, an output that has the loss."""
+
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.inner, self.wrap = linear(), wrap
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        return self.wrap(nn.functional.mse_loss(self.inner(x), labels))
+
+
+class Lightning(nn.Module):
+    """As Lightning modules: they know their loss and optimizer."""
+
+    def __init__(self, wrap: Any = lambda loss: loss, configured: Any = None) -> None:
+        super().__init__()
+        self.inner, self.wrap, self.configured = linear(), wrap, configured
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        return self.wrap(nn.functional.mse_loss(self.inner(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return self.configured(sgd(self))
+
+
+@pytest.mark.parametrize("kind", [tuple, list, dict, Built])
+def test_a_training_workload_steps_its_parameters(kind: Any) -> None:
+    model = linear()
+    parts = (model, pair(), nn.functional.mse_loss, sgd(model))
+    names = ("model", "batch", "loss", "optimizer")
+    given = dict(zip(names, parts, strict=True))
+    built = build(kind(**given) if kind in (dict, Built) else kind(parts))
+    before = model.weight.detach().clone()
+    losses = [float(built.step()) for _ in range(3)]
+    assert losses[2] < losses[1] < losses[0]
+    assert not torch.equal(model.weight, before)
+    assert built.training
+
+
+def test_a_step_does_what_the_textbook_does() -> None:
+    mine, theirs = linear(), linear()
+    built = build((mine, pair(), nn.functional.mse_loss, sgd(mine)))
+    optimizer = sgd(theirs)
+    inputs, targets = pair()
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(theirs(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        assert torch.equal(built.step(), loss.detach())
+    assert torch.equal(mine.weight, theirs.weight)
+
+
+def test_without_an_optimizer_a_step_is_a_forward_pass_without_gradients() -> None:
+    model = linear()
+    built = build((model, pair()[0]))
+    output = built.step()
+    assert torch.equal(output, model(pair()[0]))
+    assert not output.requires_grad
+    assert not built.training
+
+
+def test_a_loss_without_an_optimizer_is_evaluated() -> None:
+    model = linear()
+    inputs, targets = pair()
+    loss = build((model, (inputs, targets), nn.functional.mse_loss)).step()
+    assert torch.equal(loss, nn.functional.mse_loss(model(inputs), targets).detach())
+
+
+def test_a_function_is_the_step_itself() -> None:
+    built = build(lambda: 7)
+    assert built.step() == 7
+    assert built.model is None
+
+
+@pytest.mark.parametrize("as_dictionary", [True, False])
+def test_a_step_that_is_given_is_not_replaced(as_dictionary: bool) -> None:
+    given: dict[str, Any] = {"model": linear(), "batch": pair()[0], "step": lambda: "mine"}
+    assert build(given if as_dictionary else Built(**given)).step() == "mine"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda loss: loss, lambda loss: SimpleNamespace(loss=loss), lambda loss: {"loss": loss}],
+)
+def test_a_model_may_return_its_loss_bare_or_inside_its_output(wrap: Any) -> None:
+    inputs, labels = pair()
+    model = Labelled(wrap)
+    built = build((model, {"x": inputs, "labels": labels}, None, sgd(model)))
+    assert float(built.step()) > float(built.step())
+    assert built.samples == 5
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        lambda optimizer: optimizer,
+        lambda optimizer: [optimizer],
+        lambda optimizer: ([optimizer], []),
+        lambda optimizer: {"optimizer": optimizer, "lr_scheduler": None},
+        lambda optimizer: [{"optimizer": optimizer}],
+    ],
+)
+def test_a_lightning_module_brings_its_optimizer(configured: Any) -> None:
+    model = Lightning(configured=configured)
+    built = build((model, pair()))
+    assert built.training
+    assert float(built.step()) > float(built.step())
+
+
+def test_a_lightning_module_whose_optimizer_is_none_is_not_trained() -> None:
+    model = Lightning(configured=lambda optimizer: None)
+    model.forward = lambda x, y: model.inner(x)  # type: ignore[method-assign]
+    assert not build((model, pair())).training
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(6, 3), 6),
+        ((torch.zeros(4, 3), torch.zeros(4)), 4),
+        ({"x": torch.zeros(2, 3), "mask": None}, 2),
+        ([[torch.zeros(9, 1)]], 9),
+        (torch.tensor(1.0), 1),
+        (None, 0),
+        ("text", 0),
+    ],
+)
+def test_samples_are_counted_from_the_first_dimension(batch: Any, samples: int) -> None:
+    assert build({"model": linear(), "batch": batch, "step": lambda: None}).samples == samples
+
+
+def test_samples_that_are_given_are_believed() -> None:
+    assert build({"model": linear(), "batch": torch.zeros(6, 3), "samples": 2}).samples == 2
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (None, "returned nothing"),
+        (3, "returned a int"),
+        ((), "tuple of nothing"),
+        (("model", 1), "tuple of str, int"),
+        ((linear(),), "tuple of Linear"),
+        ({"modell": linear()}, "['modell']"),
+        ({"batch": 1}, "['batch']"),
+        ({"model": 3, "batch": 1}, "the model is a int"),
+        ({"model": None}, "neither a model nor a step"),
+        ((linear(), pair(), nn.functional.mse_loss, 0.1), "optimizer is a float"),
+        ((linear(), sgd(linear()), pair()[0]), "another order"),
+        ((linear(), pair(), pair()[0], sgd(linear())), "another order"),
+    ],
+)
+def test_anything_else_is_refused_with_what_was_returned_and_what_to_return(
+    result: Any, said: str
+) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        build(result)
+    assert said in caught.value.what
+    assert caught.value.where == WHERE
+    assert "return" in str(caught.value.remedy) or "keys" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_loss_that_is_no_scalar_is_refused(outputs: int) -> None:
+    model = nn.Linear(3, outputs)
+    with pytest.raises(WorkloadError, match=rf"scalar loss; the model gave \(5, {outputs}\)"):
+        build((model, pair()[0], None, sgd(model))).step()
+
+
+@dataclass(frozen=True)
+class Noting:
+    """A technique that writes down when it was applied."""
+
+    name: str
+    stage: ClassVar[int] = 0
+    notes: ClassVar[list[str]] = []
+
+    def apply(self, built: Built) -> None:
+        self.notes.append(self.name)
+
+
+class Late(Noting):
+    stage: ClassVar[int] = 5
+
+
+def test_techniques_are_applied_in_the_order_of_their_stages() -> None:
+    Noting.notes.clear()
+    build((linear(), pair()[0]), Late("late"), Noting("early"))
+    assert Noting.notes == ["early", "late"]
+
+
+class OtherBatch(Noting):
+    def apply(self, built: Built) -> None:
+        built.batch = torch.zeros(2, 3)
+
+
+def test_a_technique_may_replace_what_the_step_is_fed() -> None:
+    assert build((linear(), torch.zeros(9, 3)), OtherBatch("two")).step().shape == (2, 1)

@@ -1,0 +1,134 @@
+"""A user's function is imported as its author expects, and its steps answer a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.workload import Built, Workload, drive
+
+Run = Callable[..., Any]
+
+_MAKE = """
+import torch
+def make(width=4, batch_size=2):
+    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(batch_size, 3), torch.randn(batch_size, 1)
+    return model, batch, torch.nn.functional.mse_loss, optimizer
+"""
+
+
+def losses(built: Built) -> Generator[None, Any, list[float]]:
+    """Three steps, and what each returned."""
+    first, second, third = (yield), (yield), (yield)
+    return [float(first), float(second), float(third)]
+
+
+def glance(built: Built) -> Generator[None, Any, dict[str, Any]]:
+    """What was built, without a step."""
+    weights = sum(p.numel() for p in built.model.parameters()) if built.model else 0
+    return {"samples": built.samples, "weights": weights, "name": built.name}
+    yield
+
+
+def test_the_program_gets_what_each_step_returns(drive_forked: Run) -> None:
+    found = drive_forked(_MAKE, losses, function="make").result
+    assert len(found) == 3
+    assert found[2] < found[0]
+
+
+def test_the_same_seed_makes_the_same_workload(drive_forked: Run) -> None:
+    first = drive_forked(_MAKE, losses, function="make").result
+    assert drive_forked(_MAKE, losses, function="make").result == first
+
+
+def test_arguments_reach_the_function(drive_forked: Run) -> None:
+    arguments = {"batch_size": 7, "width": 5}
+    found = drive_forked(_MAKE, glance, function="make", arguments=arguments).result
+    assert found["samples"] == 7
+    assert found["weights"] == (3 + 1) * 5 + (5 + 1)
+    assert found["name"] == "train.py:make(batch_size=7, width=5)"
+
+
+def test_an_unknown_argument_brings_the_nearest(drive_forked: Run) -> None:
+    outcome = drive_forked(_MAKE, glance, function="make", arguments={"batchsize": 7})
+    assert outcome.error["kind"] == "UnknownNameError"
+    assert outcome.error["remedy"] == "did you mean batch_size?"
+    assert outcome.error["where"].endswith("train.py:3")
+
+
+def test_a_missing_argument_is_named(drive_forked: Run) -> None:
+    outcome = drive_forked("def make(a, b=1): ...", glance, function="make")
+    assert "'a'" in outcome.what
+    assert "--set a=VALUE" in outcome.error["remedy"]
+
+
+def test_modules_beside_the_file_are_found(drive_forked: Run, tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "our_parts.py").write_text(_MAKE)
+    outcome = drive_forked("from our_parts import make", losses, function="make")
+    assert len(outcome.result) == 3
+
+
+def test_no_compiled_files_are_left_beside_them(drive_forked: Run, tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "our_parts.py").write_text(_MAKE)
+    drive_forked("from our_parts import make", losses, function="make")
+    names = {path.name for path in (tmp_path / "user").rglob("*")}
+    assert names == {"train.py", "our_parts.py"}
+
+
+def test_a_file_may_be_named_like_a_module_that_is_in_use(drive_forked: Run) -> None:
+    text = _MAKE + "\nimport random as theirs\ntheirs.random()\n"
+    assert len(drive_forked(text, losses, function="make", name="random.py").result) == 3
+
+
+def test_a_class_of_the_file_can_be_pickled(drive_forked: Run) -> None:
+    text = (
+        "import pickle\n"
+        "class Config: pass\n"
+        "def make():\n"
+        "    assert isinstance(pickle.loads(pickle.dumps(Config())), Config)\n"
+        "    return lambda: 1.0\n"
+    )
+    assert drive_forked(text, losses, function="make").result == [1.0, 1.0, 1.0]
+
+
+def test_code_under_main_does_not_run_for_a_function(drive_forked: Run) -> None:
+    text = _MAKE + "\nif __name__ == '__main__': raise SystemExit('it ran')\n"
+    assert drive_forked(text, losses, function="make").error is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("import a_package_nobody_has\n", 1, "a_package_nobody_has"),
+        ("def make():\n    return 1 / 0\n", 2, "ZeroDivisionError"),
+        ("def make():\n    def step():\n        raise OSError('gone')\n    return step", 3, "gone"),
+        (_MAKE.replace("(batch_size, 3)", "(batch_size, 9)"), 3, "one step fails"),
+        ("make = 3\n", None, "is a int, not a function"),
+        ("from os import *\n", None, "is not defined"),
+        ("def make(): return 1, 2\n", 1, "tuple of int, int"),
+    ],
+)
+def test_an_error_names_the_users_own_line(
+    drive_forked: Run, text: str, line: int | None, said: str
+) -> None:
+    outcome = drive_forked(text, losses, function="make")
+    assert said in outcome.what
+    file, _, found = outcome.error["where"].rpartition(":")
+    assert (file or found).endswith("train.py")
+    assert line is None or int(found) == line
+    assert outcome.error["remedy"]
+
+
+def test_live_objects_are_driven_in_this_process() -> None:
+    def unused(result: Any) -> Any:
+        raise AssertionError("live objects return their result")
+
+    workload = Workload.of(lambda: 2.5)
+    assert drive(workload, losses, unused, keep_in=Path("unused")) == [2.5, 2.5, 2.5]

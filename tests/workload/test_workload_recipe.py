@@ -1,0 +1,189 @@
+"""A `Workload` is a value, and parsing it reads the user's file without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream import technique
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from slipstream.verbs._children import workload_of
+from slipstream.workload import Workload
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("train.py")
+    path.write_text("raise SystemExit('this file was run')\ndef make_workload(n=1): ...\n")
+    return path
+
+
+@pytest.mark.usefixtures("train")
+def test_a_function_is_named_by_file_and_name() -> None:
+    workload = Workload.parse("train.py:make_workload", n=3)
+    assert (workload.path, workload.function) == (Path("train.py"), "make_workload")
+    assert workload.name == "train.py:make_workload(n=3)"
+
+
+@pytest.mark.usefixtures("train")
+def test_a_plain_script_has_arguments_of_its_own() -> None:
+    workload = Workload.parse("train.py", "--epochs", "1")
+    assert workload.function is None
+    assert workload.script_arguments == ("--epochs", "1")
+
+
+@pytest.mark.usefixtures("train")
+def test_keyword_arguments_of_a_plain_script_are_refused_with_both_ways_out() -> None:
+    with pytest.raises(InvalidArgumentError, match="plain script") as caught:
+        Workload.parse("train.py", n=3)
+    assert "--" in str(caught.value.remedy)
+    assert "train.py:FUNCTION" in str(caught.value.remedy)
+
+
+@pytest.mark.usefixtures("train")
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("train", "train.py"),
+        ("train:make_workload", "train.py:make_workload"),
+        ("train.make_workload", "train.py:make_workload"),
+    ],
+)
+def test_what_was_nearly_a_workload_is_guessed(written: str, meant: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Workload.parse(written)
+    assert caught.value.remedy == f"did you mean {meant}?"
+
+
+@pytest.mark.usefixtures("train")
+def test_a_missing_file_brings_the_nearest_name() -> None:
+    with pytest.raises(WorkloadError, match=r"there is no file 'trian\.py'") as caught:
+        Workload.parse("trian.py")
+    assert caught.value.remedy == "did you mean train.py?"
+
+
+def test_a_missing_folder_is_said_to_be_missing() -> None:
+    with pytest.raises(WorkloadError) as caught:
+        Workload.parse("no/such/folder/train.py")
+    assert "no folder 'no/such/folder'" in str(caught.value.remedy)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(WorkloadError, match="cannot be read"):
+        Workload.parse(str(tmp_path / "folder.py"))
+
+
+@pytest.mark.parametrize("text", ["x = 1\ndef f(:\n", "x = 1\nif True:\nprint(x)\n"])
+def test_a_syntax_error_names_file_and_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match="cannot parse") as caught:
+        Workload.parse(f"{path}:f")
+    assert str(caught.value.where).startswith(f"{path}:")
+    assert int(str(caught.value.where).rpartition(":")[2]) in (2, 3)
+
+
+def test_a_file_that_is_not_text_does_not_parse(tmp_path: Path) -> None:
+    path = tmp_path / "binary.py"
+    path.write_bytes(b"\x00\xff")
+    with pytest.raises(WorkloadError, match="cannot parse"):
+        Workload.parse(str(path))
+
+
+@pytest.mark.usefixtures("train")
+def test_an_unknown_function_brings_the_nearest_one() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        Workload.parse("train.py:make_wrokload")
+    assert caught.value.remedy == "did you mean make_workload?"
+    assert caught.value.where == "train.py"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(): ...",
+        "class f: ...",
+        "f = lambda: None",
+        "f: object = lambda: None",
+        "g, f = 1, 2",
+        "if True:\n    def f(): ...",
+        "try:\n    from fast import f\nexcept ImportError:\n    f = None",
+        "from os import path as f",
+        "import os as f",
+        "with open('x') as f: ...",
+        "from os.path import *",
+    ],
+)
+def test_whatever_gives_the_module_a_name_is_found(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.py").write_text(text + "\n")
+    assert Workload.parse(f"{tmp_path / 'm.py'}:f").function == "f"
+
+
+@pytest.mark.parametrize("text", ["def g():\n    def f(): ...", "class A:\n    def f(self): ..."])
+def test_names_inside_functions_and_classes_are_not_the_modules(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.py").write_text(text + "\n")
+    with pytest.raises(UnknownNameError):
+        Workload.parse(f"{tmp_path / 'm.py'}:f")
+
+
+@pytest.mark.usefixtures("train")
+def test_arguments_that_cannot_cross_processes_are_refused_at_once() -> None:
+    with pytest.raises(InvalidArgumentError, match="JSON"):
+        Workload.parse("train.py:make_workload", n=object())
+
+
+@pytest.mark.usefixtures("train")
+def test_a_technique_makes_another_workload_and_leaves_this_one() -> None:
+    plain = Workload.parse("train.py:make_workload")
+    with_amp = plain.with_technique(*technique.parse("amp:bf16"))
+    assert plain.techniques == ()
+    assert with_amp.techniques == technique.parse("amp:bf16")
+    assert with_amp.target == plain.target
+
+
+@pytest.mark.usefixtures("train")
+def test_what_crosses_processes_makes_the_same_workload() -> None:
+    sent = Workload.parse("train.py:make_workload", n=3).with_technique(*technique.parse("amp"))
+    received = workload_of(sent.to_json())
+    assert received.path == sent.path.resolve()
+    assert (received.function, received.arguments) == ("make_workload", {"n": 3})
+    assert received.techniques == sent.techniques
+
+
+def test_live_objects_are_copied_together_and_stay_in_their_process() -> None:
+    import torch
+
+    model = torch.nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    workload = Workload.of(
+        model,
+        (torch.ones(4, 2), torch.ones(4, 1)),
+        torch.nn.functional.mse_loss,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    built = workload.build()
+    first, second = float(built.step()), float(built.step())
+    assert second < first, "the optimizer's copy steps the model's copy"
+    assert torch.equal(model.weight, before)
+    assert float(workload.build().step()) == first, "each build begins anew"
+    with pytest.raises(WorkloadError, match="cannot leave this process"):
+        workload.to_json()
+
+
+def test_live_objects_that_cannot_be_copied_are_refused() -> None:
+    import torch
+
+    def generator() -> object:
+        yield
+
+    with pytest.raises(InvalidArgumentError, match="cannot be copied"):
+        Workload.of(torch.nn.Linear(1, 1), generator())
+
+
+@pytest.mark.usefixtures("train")
+def test_a_files_workload_is_not_built_here() -> None:
+    with pytest.raises(WorkloadError, match="child process"):
+        Workload.parse("train.py:make_workload").build()

@@ -1,0 +1,237 @@
+"""A plain script runs unchanged; its optimizer steps become the steps of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.workload import Built
+
+Run = Callable[..., Any]
+
+_PARTS = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def loss_of(model, n=5):
+    return nn.functional.mse_loss(model(torch.randn(n, 3)), torch.randn(n, 1))
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+"""
+_WEIGHTS = 4 * 4 + 5
+_ENOUGH = 50
+
+
+def script(text: str) -> str:
+    return _PARTS + text
+
+
+LOOP = script(f"train(model, optimizer, {_ENOUGH})\n")
+
+
+def look(built: Built) -> Generator[None, Any, dict[str, Any]]:
+    """Three steps, their losses, and what was found out."""
+    losses = []
+    for _ in range(3):
+        loss = yield
+        losses.append(None if loss is None else float(loss.detach()))
+    return {
+        "losses": losses,
+        "weights": sum(p.numel() for p in built.model.parameters()) if built.model else None,
+        "samples": built.samples,
+        "optimizer": type(built.optimizer).__name__,
+        "model": type(built.model).__name__,
+    }
+
+
+def test_model_optimizer_and_samples_are_found(drive_forked: Run) -> None:
+    found = drive_forked(LOOP, look).result
+    assert found["weights"] == _WEIGHTS
+    assert found["samples"] == 5
+    assert found["optimizer"] == "SGD"
+
+
+def test_the_program_gets_the_loss_of_each_step(drive_forked: Run) -> None:
+    losses = drive_forked(LOOP, look).result["losses"]
+    assert all(loss > 0 for loss in losses)
+    assert len(set(losses)) == 3
+
+
+def test_the_same_seed_gives_the_same_losses(drive_forked: Run) -> None:
+    first = drive_forked(LOOP, look).result
+    assert drive_forked(LOOP, look).result == first
+
+
+SCRIPTS = {
+    "wrapped in another module": script("train(nn.Sequential(model), optimizer, 50)"),
+    "a function guarded by __main__": script(
+        "def main(): train(model, optimizer, 50)\nif __name__ == '__main__': main()"
+    ),
+    "a scheduler, which wraps optimizer.step, warnings as errors": script(
+        "import warnings; warnings.simplefilter('error')\n"
+        "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
+        "for _ in range(50): train(model, optimizer, 1); scheduler.step()"
+    ),
+    "a disabled GradScaler": script(
+        "scaler = torch.amp.GradScaler('cpu', enabled=False)\n"
+        "for _ in range(50):\n"
+        "    optimizer.zero_grad(); scaler.scale(loss_of(model)).backward()\n"
+        "    scaler.step(optimizer); scaler.update()"
+    ),
+    "a closure": script(
+        "def closure():\n"
+        "    optimizer.zero_grad(); loss = loss_of(model); loss.backward(); return loss\n"
+        "for _ in range(50): optimizer.step(closure)"
+    ),
+    "gradient clipping and accumulation": script(
+        "for _ in range(50):\n"
+        "    optimizer.zero_grad()\n"
+        "    for _ in range(2): loss_of(model).backward()\n"
+        "    nn.utils.clip_grad_norm_(model.parameters(), 1.0); optimizer.step()"
+    ),
+    "two optimizers in turn": script(
+        "critic = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))\n"
+        "other = torch.optim.Adam(critic.parameters())\n"
+        "for _ in range(50): train(model, optimizer, 1); train(critic, other, 1)"
+    ),
+    "evaluation in between": script(
+        "for _ in range(50):\n"
+        "    train(model, optimizer, 1)\n"
+        "    with torch.no_grad(): loss_of(model, n=64)"
+    ),
+    "a DataLoader without workers": script(
+        "data = torch.utils.data.TensorDataset(torch.randn(250, 3), torch.randn(250, 1))\n"
+        "for x, y in torch.utils.data.DataLoader(data, 5, num_workers=0):\n"
+        "    optimizer.zero_grad(); nn.functional.mse_loss(model(x), y).backward()\n"
+        "    optimizer.step()"
+    ),
+    "much printing": script(
+        "import sys\nfor _ in range(50):\n"
+        "    train(model, optimizer, 1); print('x' * 9999); print('y' * 9999, file=sys.stderr)"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_scripts_as_people_write_them(drive_forked: Run, text: str) -> None:
+    outcome = drive_forked(text, look)
+    assert outcome.error is None, outcome.error
+    assert outcome.result["weights"] == _WEIGHTS
+
+
+def test_samples_are_the_models_and_not_those_of_a_loss_module(drive_forked: Run) -> None:
+    text = script(
+        "criterion = nn.CrossEntropyLoss()\n"
+        "model = nn.Linear(3, 7); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(50):\n"
+        "    optimizer.zero_grad()\n"
+        "    logits = model(torch.randn(4, 10, 3)).view(-1, 7)\n"
+        "    criterion(logits, torch.zeros(40, dtype=torch.long)).backward(); optimizer.step()"
+    )
+    found = drive_forked(text, look).result
+    assert (found["samples"], found["model"]) == (4, "Linear")
+
+
+def test_samples_of_a_model_that_is_called_with_names_only(drive_forked: Run) -> None:
+    text = script(
+        "class Labelled(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.inner = model\n"
+        "    def forward(self, x=None, labels=None):\n"
+        "        return {'loss': nn.functional.mse_loss(self.inner(x), labels)}\n"
+        "whole = Labelled()\n"
+        "for _ in range(50):\n"
+        "    optimizer.zero_grad()\n"
+        "    whole(x=torch.randn(6, 3), labels=torch.randn(6, 1))['loss'].backward()\n"
+        "    optimizer.step()"
+    )
+    found = drive_forked(text, look).result
+    assert (found["samples"], found["model"]) == (6, "Labelled")
+
+
+def test_a_script_sees_its_own_arguments_and_neighbours(drive_forked: Run, tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "our_parts.py").write_text(_PARTS)
+    text = (
+        "import argparse, sys\nfrom our_parts import model, optimizer, train\n"
+        "parser = argparse.ArgumentParser(); parser.add_argument('--steps', type=int)\n"
+        "train(model, optimizer, parser.parse_args().steps)\n"
+    )
+    outcome = drive_forked(text, look, script_arguments=("--steps", "50"))
+    assert outcome.result["weights"] == _WEIGHTS
+
+
+def test_nothing_of_the_script_runs_once_the_program_is_done(
+    drive_forked: Run, tmp_path: Path
+) -> None:
+    late = tmp_path / "late"
+    text = script(
+        f"import atexit, pathlib\nlate = pathlib.Path({str(late)!r})\n"
+        "atexit.register(lambda: late.write_text('at exit'))\n"
+        "try:\n    train(model, optimizer, 50)\nfinally:\n    late.write_text('finally')\n"
+    )
+    assert drive_forked(text, look).error is None
+    assert not late.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "remedy"),
+    [
+        ("", "ended without an optimizer step", "train.py:FUNCTION"),
+        ("loss_of(model)", "ended without an optimizer step", "after --"),
+        ("train(model, optimizer, 1)", "after 1 optimizer step,", "more epochs"),
+        ("train(model, optimizer, 4)", "after 4 optimizer steps, which are too few", "--steps"),
+        ("import sys; sys.exit()", "called sys.exit() without an optimizer step", "after --"),
+        ("raise SystemExit('no data')", "gave up before any optimizer step: no data", ""),
+        ("train(model, optimizer, 3); exit(3)", "after 3 optimizer steps with sys.exit(3)", ""),
+        (
+            "import argparse\np = argparse.ArgumentParser()\n"
+            "p.add_argument('--data', required=True)\np.parse_args()",
+            "arguments are required: --data",
+            "train.py -- ",
+        ),
+    ],
+)
+def test_a_script_without_enough_steps_is_told_what_to_do(
+    drive_forked: Run, text: str, said: str, remedy: str
+) -> None:
+    outcome = drive_forked(script(text), look)
+    assert said in outcome.what
+    assert remedy in outcome.error["remedy"]
+
+
+def test_an_error_of_the_script_names_its_line(drive_forked: Run) -> None:
+    outcome = drive_forked("x = 1\nraise ValueError('bad data')\n", look)
+    assert "ValueError: bad data" in outcome.what
+    assert outcome.error["where"].endswith("train.py:2")
+
+
+def test_our_errors_are_not_caught_by_the_scripts_handlers(drive_forked: Run) -> None:
+    def failing(built: Built) -> Generator[None, Any, None]:
+        yield
+        raise RuntimeError("the program failed")
+
+    text = script(
+        "for _ in range(50):\n    try: train(model, optimizer, 1)\n    except BaseException: pass"
+    )
+    outcome = drive_forked(text, failing)
+    assert "the program failed" in outcome.what
+    assert outcome.exit_code == 1
+
+
+def test_a_technique_is_applied_to_the_model_that_was_found(drive_forked: Run) -> None:
+    class Frozen:
+        stage = 0
+
+        def apply(self, built: Built) -> None:
+            for parameter in built.model.parameters():
+                parameter.requires_grad_(False)
+
+    outcome = drive_forked(LOOP, look, techniques=(Frozen(),))
+    assert "does not require grad" in outcome.what
