@@ -30,8 +30,7 @@ def test_the_plan_agrees_with_a_real_channels_last_step() -> None:
     graph = graph_of(images)
 
     def converted() -> object:
-        built = build(images, ChannelsLast())
-        return built
+        return build(images, ChannelsLast())
 
     changed, _ = _plan(graph)
     assert convolutions(graph, changed) == convolutions(graph_of(converted))

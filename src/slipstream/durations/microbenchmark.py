@@ -31,29 +31,32 @@ def run(calls: Sequence[Any], threads: int) -> list[dict[str, Any]]:
     import torch
 
     torch.manual_seed(0)
-    # An in-place operator repeated often enough would shrink its numbers into the slow range.
-    torch.set_flush_denormal(True)
     if threads:
         torch.set_num_threads(threads)
     clock = time.thread_time_ns if threads == 1 else time.perf_counter_ns
     results: list[dict[str, Any]] = []
     timers: list[Callable[[], float] | None] = []
-    with torch.no_grad():
-        for value in calls:
-            try:
-                timers.append(_timer(Call.from_json(value), clock))
-                results.append({})
-            except Exception as error:
-                timers.append(None)
-                results.append({"error": f"{type(error).__name__}: {error}"[:300]})
-        samples: list[list[float]] = [[] for _ in calls]
-        began = time.monotonic()
-        for round_ in range(_ROUNDS):
-            for i, timer in enumerate(timers):
-                if timer is not None:
-                    samples[i].append(timer())
-            if round_ >= 2 and time.monotonic() - began > _BATCH_BUDGET_S:
-                break
+    samples: list[list[float]] = [[] for _ in calls]
+    # An in-place operator repeated often enough would shrink its numbers into the slow range.
+    torch.set_flush_denormal(True)
+    try:
+        with torch.no_grad():
+            for value in calls:
+                try:
+                    timers.append(_timer(Call.from_json(value), clock))
+                    results.append({})
+                except Exception as error:
+                    timers.append(None)
+                    results.append({"error": f"{type(error).__name__}: {error}"[:300]})
+            began = time.monotonic()
+            for round_ in range(_ROUNDS):
+                for i, timer in enumerate(timers):
+                    if timer is not None:
+                        samples[i].append(timer())
+                if round_ >= 2 and time.monotonic() - began > _BATCH_BUDGET_S:
+                    break
+    finally:
+        torch.set_flush_denormal(False)
     for i, taken in enumerate(samples):
         if taken:
             ordered = sorted(taken)
