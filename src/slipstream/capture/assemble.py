@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from slipstream.capture.events import Step
 from slipstream.capture.modules import ModuleNames
 from slipstream.capture.optimizer import describe_optimizer
-from slipstream.capture.overhead import Calibration, calibrate
+from slipstream.capture.overhead import Calibration, StepTimes, calibrate
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units, find_units
 from slipstream.errors import GraphError
@@ -21,7 +21,6 @@ from slipstream.graph import PROVENANCES, Call, Edges, Graph, Kind, StepPhase, S
 from slipstream.provenance import Provenance
 
 if TYPE_CHECKING:
-    from slipstream.capture.program import StepTimes
     from slipstream.workload import Built
 
 _CONTENDED = 1.15

@@ -19,6 +19,14 @@ _LARGEST_EVENT_COST_NS = 1500.0
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """Plain (unprofiled) steps: wall and CPU nanoseconds of each."""
+
+    wall_ns: tuple[int, ...]
+    cpu_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Corrected times of one step.
 

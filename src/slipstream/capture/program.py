@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.capture.assemble import assemble
 from slipstream.capture.events import MARKER, Step, steps_of
 from slipstream.capture.modules import ModuleNames
+from slipstream.capture.overhead import StepTimes
 from slipstream.capture.trace import PARAMETERS, read_trace, take_parameters
 from slipstream.graph import Graph
 
@@ -46,14 +47,6 @@ class CaptureSettings:
     warmup: int = 3
     steps: int = 24
     threads: int = 0
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Plain (unprofiled) steps: wall and CPU nanoseconds of each."""
-
-    wall_ns: tuple[int, ...]
-    cpu_ns: tuple[int, ...]
 
 
 def capture(

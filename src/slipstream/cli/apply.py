@@ -32,7 +32,7 @@ def command(
     from slipstream.cli._output import emit, progress
     from slipstream.cli._workload import workload_of
     from slipstream.tables import Column, Table
-    from slipstream.units import format_percent, parse_duration_ns
+    from slipstream.units import parse_duration_ns
     from slipstream.verbs._apply import apply
 
     if not technique:
@@ -61,7 +61,7 @@ def command(
     elif applied.difference is None:
         notes.append("its steps return no number, so that losses cannot be compared")
     else:
-        size = format_percent(abs(applied.difference))
+        size = f"{100 * abs(applied.difference):.3f} %"
         notes.append(f"after {len(rows)} steps the losses differ by {size}")
     table = Table(
         [

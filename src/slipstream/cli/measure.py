@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from slipstream.cli._output import Say, emit, note, progress
+from slipstream.cli._comparison import emit_comparison, show_progress
+from slipstream.cli._output import emit, note, progress
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slipstream.measure.arms import CommandArm
-    from slipstream.measure.comparison import Comparison
     from slipstream.measure.gate import Fitness
-    from slipstream.measure.runner import Progress
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -95,9 +93,9 @@ def ab(
             timeout=timeout,
             title=" vs ".join(arm.name for arm in arms) if revisions else "base vs head",
             store=kept,
-            progress=_Shown(say),
+            progress=show_progress(say),
         )
-    _emit(comparison, as_json=as_json)
+    emit_comparison(comparison, as_json=as_json)
 
 
 def _mode(
@@ -126,36 +124,6 @@ def _mode(
             raise UsageError(f"'{base}' is compared with itself", remedy="name two revisions")
         return True
     raise UsageError("there are no two things to compare", remedy=remedy)
-
-
-class _Shown:
-    """Tells a person how far the run is, at most once a second and at every change of phase."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._phase = ""
-        self._next = 0.0
-
-    def __call__(self, now: Progress) -> None:
-        if now.phase == self._phase and time.monotonic() < self._next:
-            return
-        self._phase, self._next = now.phase, time.monotonic() + 1.0
-        line = now.phase
-        if now.phase == "measure":
-            line = f"block {now.block}, at most {now.seconds_left:.0f} s left"
-        for claim in now.claims:
-            if claim.carries:
-                ci = f"[{claim.low:.3f}, {claim.high:.3f}]"
-                line += f", {claim.arm}: {claim.metric} ratio {claim.ratio:.3f} {ci}"
-        self._say(line)
-
-
-def _emit(comparison: Comparison, *, as_json: bool) -> None:
-    from slipstream.measure.render import comparison_rows, rows_payload
-
-    rows = comparison_rows(comparison.experiment, comparison.claims)
-    payload = rows_payload(comparison.experiment, rows, comparison.claims)
-    emit(comparison.table(), payload, as_json=as_json)
 
 
 @app.command()

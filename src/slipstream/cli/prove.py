@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.cli._comparison import emit_comparison, show_progress
 from slipstream.cli._workload import (
     Json,
     Runnable,
@@ -20,9 +21,7 @@ from slipstream.cli._workload import (
 from slipstream.errors import InvalidArgumentError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from slipstream.measure.runner import Progress
+    pass
 
 
 def command(
@@ -50,9 +49,8 @@ def command(
         slipstream prove train.py:make_workload --technique amp:bf16
     """
     from slipstream import technique as techniques
-    from slipstream.cli._output import emit, note, progress
+    from slipstream.cli._output import note, progress
     from slipstream.cli._workload import graph_of, history, workload_of
-    from slipstream.measure.render import comparison_rows, rows_payload
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._predict import predict
     from slipstream.verbs._prove import prove
@@ -89,19 +87,9 @@ def command(
             threads=threads,
             timeout_s=timeout_s,
             store=past.store,
-            progress=_say_progress(say),
+            progress=show_progress(say),
         )
-    rows = comparison_rows(result.experiment, result.claims)
-    payload = rows_payload(result.experiment, rows, result.claims)
-    emit(result.table(), payload, as_json=as_json)
+    emit_comparison(result, as_json=as_json)
     for p in predicted:
         if p.why_not is not None:
             note(f"{p.technique} was measured though it should not apply: {p.why_not}")
-
-
-def _say_progress(say: Callable[[str], None]) -> Callable[[Progress], None]:
-    def show(now: Progress) -> None:
-        found = "; ".join(f"{c.arm} {c.ratio:.3f} [{c.low:.3f}, {c.high:.3f}]" for c in now.claims)
-        say(f"{now.phase}, block {now.block}, at most {now.seconds_left:.0f} s left {found}")
-
-    return show
