@@ -41,6 +41,7 @@ _SIZES = ("memory", "bytes", "wire", "size")
 # Statistics of another metric's samples, as `Settings.derived` names them.
 _QUANTILE = re.compile(r"(.+)_p([0-9.]+)")
 _THROUGHPUT = "throughput"
+_OF_SIZE = {Verdict.FASTER.value: "less", Verdict.SLOWER.value: "more"}
 
 
 @dataclass(frozen=True)
@@ -376,7 +377,8 @@ def _number(ratio: float) -> str:
 def _verdict(row: ComparisonRow) -> str:
     if row.verdict == Verdict.INCONCLUSIVE and row.further_blocks:
         return f"{row.verdict} (about {row.further_blocks} more blocks)"
-    return row.verdict
+    # Memory and traffic are not fast or slow.
+    return _OF_SIZE.get(row.verdict, row.verdict) if row.unit == "bytes" else row.verdict
 
 
 def _gate(states: Mapping[str, int]) -> str:
@@ -423,7 +425,7 @@ def _notes(
     ]
     gate = gate_states(experiment)
     if gate.keys() - {"green"}:
-        notes.append(f"The machine was not idle: gate {_gate(gate)} blocks.")
+        notes.append(f"The machine was not idle; its gate, by block: {_gate(gate)}.")
     provenance = sorted({row.predicted.provenance for row in rows if row.predicted})
     if provenance:
         notes.append(f"Predictions rest on: {', '.join(provenance)}.")
