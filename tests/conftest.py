@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Ctrl-C and hang-up as a terminal has them, for us and for the commands that tests start.
+
+    A shell that runs the tests in its background ignores them, and so would every child.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def require(feature: str, present: bool, reason: str) -> None:

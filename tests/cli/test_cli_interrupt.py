@@ -102,7 +102,7 @@ def test_while_proving(slipstream: Any, project: Path, snapshot: Snapshot) -> No
     process = slipstream.start(
         "prove", "script.py", "-t", "amp:bf16", "--steps", 3, "--budget", "60s"
     )
-    read_until(process.stderr, "setup, block 0")
+    read_until(process.stderr, "setup")
     wait_for((project / "reached").exists, process)
     interrupted(process)
     assert snapshot(project) == before
