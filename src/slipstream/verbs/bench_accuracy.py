@@ -29,6 +29,8 @@ _QUICK_TECHNIQUES = ("amp:bf16", "fused_optimizer:fused", "channels_last")
 _MATTERS = 0.03
 # A measured interval wider than this cannot show the errors the bars speak of.
 _WIDEST = 0.06
+# Fewer cells than this say nothing about a distribution of errors.
+_FEWEST_JUDGED = 5
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             cells.append(cell)
             yield _row(cell)
     judged = [cell for cell in cells if math.isfinite(cell.measured)]
-    if not judged:
-        yield not_judged("error of predicted speed-up", "%", "<= 4", "no cell could be judged")
+    if len(judged) < max(_FEWEST_JUDGED, len(cells) / 2):
+        reason = f"only {len(judged)} of {len(cells)} cells were measured narrowly enough"
+        yield not_judged("error of predicted speed-up", "%", "median <= 4, max <= 12", reason)
         return
     errors = sorted(abs(cell.error) * 100 for cell in judged)
     n = len(errors)
