@@ -1,0 +1,1 @@
+"""Edits of the user's source by syntax tree, as unified diffs."""

@@ -1,0 +1,1 @@
+"""Module surgery: find modules that belong together, and replace them."""
