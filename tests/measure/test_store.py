@@ -376,6 +376,24 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     assert "upgrade slipstream" in (caught.value.remedy or "")
 
 
+def test_an_interrupted_experiment_of_an_older_store_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    original = experiment(blocks=20)
+    with Store(path) as store:
+        name = _record(store, original, 7).experiment_id
+        before = _columns(store.load(name))
+    raw = sqlite3.connect(path)
+    raw.executescript(
+        "INSERT INTO block SELECT experiment, sequence, block, at_ms FROM chunk;"
+        "ALTER TABLE chunk DROP COLUMN block; ALTER TABLE chunk DROP COLUMN at_ms;"
+        "PRAGMA user_version = 1;"
+    )
+    raw.close()
+    with Store(path) as store:
+        assert _columns(store.load(name)) == before
+        assert [s.blocks for s in store.list()] == [9]
+
+
 def test_a_full_disk_keeps_the_blocks_before_it(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     with Store(path) as store:

@@ -36,6 +36,11 @@ class Database:
         with errors_in_words(self.path), transaction(self._connection) as connection:
             yield connection
 
+    def write_one(self, statement: str, *parameters: object) -> None:
+        """One statement, a transaction by itself."""
+        with errors_in_words(self.path):
+            self._connection.execute(statement, parameters)
+
     def give_back_space(self) -> None:
         """Shrink the file by what deleted rows left free."""
         with errors_in_words(self.path):

@@ -13,6 +13,8 @@ from slipstream.measure import _rows as rows
 from slipstream.measure._database import Database
 from slipstream.measure.records import Claim, Event, Experiment, Series
 
+_APPEND = "INSERT INTO chunk (experiment, sequence, samples, block, at_ms) VALUES (?, ?, ?, ?, ?)"
+
 
 class Recording:
     """What `Store.begin` and `Store.resume` return.
@@ -26,7 +28,7 @@ class Recording:
         self._database = database
         self._number = number
         found = database.read(
-            "SELECT coalesce(max(sequence), -1) FROM block WHERE experiment = ?", number
+            "SELECT coalesce(max(sequence), -1) FROM chunk WHERE experiment = ?", number
         )
         self._sequence = int(found[0][0]) + 1
         self._began = time.monotonic()
@@ -51,16 +53,13 @@ class Recording:
             [arm, metric, phase, _floats(value)] for (arm, metric, phase), value in samples.items()
         ]
         at_ms = round((time.monotonic() - self._began) * 1e3)
-        with self._database.write() as db:
-            db.execute(
-                "INSERT INTO block VALUES (?, ?, ?, ?)",
-                (self._number, self._sequence, block, at_ms),
-            )
-            db.execute(
-                "INSERT INTO chunk VALUES (?, ?, ?)",
-                (self._number, self._sequence, codec.to_json(taken)),
-            )
-            rows.keep_event(db, self._number, events)
+        row = (self._number, self._sequence, codec.to_json(taken), block, at_ms)
+        if events:
+            with self._database.write() as db:
+                db.execute(_APPEND, row)
+                rows.keep_event(db, self._number, events)
+        else:
+            self._database.write_one(_APPEND, *row)
         self._sequence += 1
 
     def event(self, event: Event) -> None:
@@ -93,6 +92,11 @@ class Recording:
             db.executemany(
                 "INSERT INTO sample_blob VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [(self._number, *key, *codec.pack_series(one)) for key, one in columns.items()],
+            )
+            db.execute(
+                "INSERT INTO block SELECT experiment, sequence, block, at_ms FROM chunk"
+                " WHERE experiment = ?",
+                (self._number,),
             )
             db.execute("DELETE FROM chunk WHERE experiment = ?", (self._number,))
             db.execute("DELETE FROM event WHERE experiment = ?", (self._number,))

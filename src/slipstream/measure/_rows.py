@@ -92,8 +92,7 @@ def series(database: Database, number: int) -> dict[Key, Series]:
         }
     columns: dict[Key, tuple[list[float], list[int]]] = {}
     for block, samples in database.read(
-        "SELECT block, samples FROM chunk JOIN block USING (experiment, sequence)"
-        " WHERE experiment = ? ORDER BY sequence",
+        "SELECT block, samples FROM chunk WHERE experiment = ? ORDER BY sequence",
         number,
     ):
         for arm, metric, phase, taken in json.loads(samples):

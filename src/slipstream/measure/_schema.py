@@ -86,4 +86,16 @@ CREATE TABLE experiment_prediction (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = (_VERSION_1,)
+# A block is one row while its experiment runs: each statement of a commit costs the measured
+# program some of its caches. `block` has the blocks of finished experiments.
+_VERSION_2 = """
+ALTER TABLE chunk ADD COLUMN block INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE chunk ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0;
+UPDATE chunk SET (block, at_ms) = (
+    SELECT block.block, block.at_ms FROM block
+    WHERE block.experiment = chunk.experiment AND block.sequence = chunk.sequence
+);
+DELETE FROM block WHERE experiment IN (SELECT experiment FROM chunk);
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2)

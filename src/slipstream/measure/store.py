@@ -185,7 +185,8 @@ class Store:
         blocks: dict[int, int] = {
             row[0]: row[1]
             for row in self._database.read(
-                "SELECT experiment, count(*) FROM block GROUP BY experiment"
+                "SELECT experiment, count(*) FROM (SELECT experiment FROM block"
+                " UNION ALL SELECT experiment FROM chunk) GROUP BY experiment"
             )
         }
         arms: dict[int, tuple[str, ...]] = {}
