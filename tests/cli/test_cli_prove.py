@@ -38,10 +38,25 @@ def test_a_script_is_measured_and_its_files_are_as_before(
         "prove", "script.py", "-t", "amp:bf16", "--budget", "2s", "--steps", 3, "--json"
     )
     assert run.returncode == 0, run.stderr
-    assert "amp:bf16" in json.dumps(json.loads(run.stdout))
+    (quality,) = json.loads(run.stdout)["quality"]
+    assert (quality["arm"], quality["measure"]) == ("amp:bf16", "training loss")
+    assert len(quality["losses_candidate"][0]) == quality["steps"] >= 2
     assert snapshot(folder) == before
     listed = slipstream.briefly("results", "ls", "--json")
     assert "script.py" in listed.stdout, "the measurement is kept"
+
+
+def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
+    run = slipstream(
+        "prove", "train.py:make_workload", "-t", "amp:bf16", "--no-quality", "--budget", "1s",
+        "--steps", 3,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "rests on no quality check" in " ".join(run.stdout.split())
+    shown = slipstream.briefly("results", "show", "last", "--json")
+    payload = json.loads(shown.stdout)
+    assert payload["quality"][0]["status"] == "not checked"
+    assert not [claim for claim in payload["claims"] if claim["verdict"] == "faster"]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +66,7 @@ def test_a_script_is_measured_and_its_files_are_as_before(
         (("-t", "amp", "--budget", "soon"), "--budget: 'soon'", "60s"),
         (("-t", "amp", "--budget", "0s"), "no time to measure in", "60s"),
         (("-t", "amp", "--target", "2"), "--target: 2 is no share", "0.02"),
+        (("-t", "amp", "--quality-budget", "0s"), "no time to check in", "--no-quality"),
         (("-t", "amp", "--timeout", "-1s"), "--timeout", "60s"),
     ],
 )

@@ -43,7 +43,8 @@ def command(
     predict.command(str(graph), technique=[_TECHNIQUE], store=store)
     note(f"\n3/4 apply: the real {_TECHNIQUE}, beside the original, from the same seed")
     apply.command(target, technique=[_TECHNIQUE], threads=1)
-    note(f"\n4/4 prove: both measured in turns for at most {budget}, the prediction beside it")
+    note("\n4/4 prove: does it still learn as well? Both train a little from the same seeds;")
+    note(f"    then both are measured in turns for at most {budget}, the prediction beside it")
     prove.command(
         target, technique=[_TECHNIQUE], budget=budget, threads=1, steps=_AGAIN, store=store
     )

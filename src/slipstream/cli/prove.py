@@ -35,6 +35,17 @@ def command(
     target: Annotated[
         float, typer.Option("--target", help="Stop when the interval is narrower than this share.")
     ] = 0.02,
+    quality: Annotated[
+        bool,
+        typer.Option(
+            "--quality/--no-quality",
+            help="Also check what becomes of the loss, metric or output; "
+            "without, no gain is called backed.",
+        ),
+    ] = True,
+    quality_budget: Annotated[
+        str, typer.Option("--quality-budget", help="Time for that, for each side; 3s, 1min.")
+    ] = "3s",
     threads: Threads = 0,
     steps: Steps = 24,
     timeout: Timeout = "5min",
@@ -46,11 +57,14 @@ def command(
     Each side lives in a process of its own; they take steps in turns, in random order, so that
     whatever the machine does happens to both. The result is kept: see `slipstream results`.
 
+    Before that, a technique that changes the numbers runs the same first steps as the original,
+    from several seeds; what becomes of the loss stands beside the speed.
+
         slipstream prove train.py:make_workload --technique amp:bf16
     """
     from slipstream import technique as techniques
     from slipstream.cli._output import note, progress
-    from slipstream.cli._workload import graph_of, history, workload_of
+    from slipstream.cli._workload import graph_of, history, needs_of, workload_of
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._predict import predict
     from slipstream.verbs._prove import prove
@@ -67,10 +81,14 @@ def command(
         raise InvalidArgumentError(
             "--target", f"{target:g} is no share between 0 and 1", remedy="as 0.02 for 2 %"
         )
+    if not parse_duration_ns(quality_budget, "--quality-budget"):
+        raise InvalidArgumentError(
+            "--quality-budget", "no time to check in", remedy="as 3s, 1min; or --no-quality"
+        )
     with progress(f"proving {recipe.name}") as say, history(store) as past:
         graph = graph_of(
             workload, script_arguments, settings,
-            threads=threads, steps=steps, timeout=timeout, say=say,
+            threads=threads, steps=steps, timeout=timeout, say=say, needs=needs_of(names),
         )  # fmt: skip
         predicted = predict(graph, names, widen=past.widen, say=say)
         records = {
@@ -84,10 +102,12 @@ def command(
             predictions=records,
             budget=budget,
             target=target,
+            quality_budget=quality_budget if quality else None,
             threads=threads,
             timeout_s=timeout_s,
             store=past.store,
             progress=show_progress(say),
+            say=say,
         )
     emit_comparison(result, as_json=as_json)
     for p in predicted:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from slipstream.measure.records import Experiment
-from slipstream.measure.render import ComparisonRow, is_guard, rows_table
+from slipstream.measure.render import ComparisonRow, is_guard, quality_rows, rows_table
 from slipstream.tables import Table
 
 _STYLE = """
@@ -47,6 +47,7 @@ def page(experiment: Experiment, rows: Sequence[ComparisonRow], notes: Sequence[
         f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
         for name, value in experiment.environment.facts.items()
     )
+    table = rows_table(shown, quality=quality_rows(experiment))
     return "\n".join(
         [
             "<!doctype html>",
@@ -57,7 +58,7 @@ def page(experiment: Experiment, rows: Sequence[ComparisonRow], notes: Sequence[
             f"<p>{escape(experiment.created)}, experiment {escape(experiment.experiment_id)}, "
             f"{escape(experiment.status)}</p>",
             _drawing(shown),
-            f'<div class="wide">{_table(rows_table(shown))}</div>',
+            f'<div class="wide">{_table(table)}</div>',
             *(f'<p class="notes">{escape(note)}</p>' for note in notes),
             f"<details><summary>Environment {escape(experiment.environment.env_id)}</summary>",
             f"<dl>{facts}</dl></details>",

@@ -1,7 +1,7 @@
 """What an experiment lets us say. A pure function of the record: the same digits every time.
 
 For every candidate and metric: the ratio to the baseline over paired blocks, its interval, and a
-verdict. Four things keep the verdict honest:
+verdict. Five things keep the verdict honest:
 
 - *Looks*: the interval holds its level over every look the run may have stopped at
   (`sequential.py`).
@@ -9,6 +9,8 @@ verdict. Four things keep the verdict honest:
   printed, at the error its step of the procedure has.
 - *The guard*: in a tenth of the blocks the baseline runs twice. When even the baseline differs
   from itself, at 99 %, nothing else is believed.
+- *The numbers*: what is cheaper and computes something worse is no win, and what may compute
+  something else is none until somebody looked (`checks.py`).
 - *The metric*: CPU time speaks where one thread computes and only contention keeps it from its
   core; wall time wherever an arm waits or uses several threads. `carrier` says which and why.
 """
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.measure import statistics
+from slipstream.measure.checks import QualityCheck, QualityStatus, checks_of
 from slipstream.measure.records import (
     AUTO,
     DIAGNOSTICS,
@@ -213,6 +216,7 @@ def _family(
         and _positive(values)
     }
     intervals = _holm_intervals(experiment, metric, pairs)
+    checks = checks_of(experiment.events)
     found = []
     for arm, (candidate, _) in pairs.items():
         interval = intervals[arm]
@@ -227,6 +231,7 @@ def _family(
             why = guard.reason
         elif carries and (failure := _failure(experiment, arm)):
             verdict, why = Verdict.INCONCLUSIVE, failure
+        verdict = _backed(verdict, checks.get(arm))
         half = _half_width(interval)
         found.append(
             Claim(
@@ -309,6 +314,15 @@ def _judge(
     return Verdict.INCONCLUSIVE, statistics.blocks_to_settle(
         blocks, math.log(interval.estimate), _half_width(interval), interval.level, equivalence
     )
+
+
+def _backed(verdict: Verdict, check: QualityCheck | None) -> Verdict:
+    """The verdict on what is cheaper, given what became of its quality."""
+    if verdict is not Verdict.FASTER or check is None:
+        return verdict
+    if check.lost:
+        return Verdict.QUALITY_LOST
+    return Verdict.UNBACKED if check.status is QualityStatus.UNCHECKED else verdict
 
 
 def _half_width(interval: Interval) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.measure.arms import Arm, CallableArm
+from slipstream.measure.checks import QualityCheck, checks_of
 from slipstream.measure.claims import (
     candidates,
     claims,
@@ -52,6 +53,11 @@ class Comparison:
     def of(cls, experiment: Experiment) -> Comparison:
         """The claims of a recorded experiment."""
         return cls(experiment, claims(experiment))
+
+    @property
+    def quality(self) -> dict[str, QualityCheck]:
+        """What became of the quality of every candidate that was checked, by name."""
+        return checks_of(self.experiment.events)
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -163,6 +169,7 @@ def compare(
     timeout: str | float | None = None,
     changes_numerics: Sequence[str] = (),
     quality: Mapping[str, Outcomes] | None = None,
+    checks: Sequence[QualityCheck] = (),
     predictions: Mapping[str, PredictionRecord] | None = None,
     environment: Environment | None = None,
     plan: Plan | None = None,
@@ -180,8 +187,10 @@ def compare(
         budget: time after which no further block begins: ``"60s"``, or seconds.
         primary: the metric that decides; by default the data choose between wall and CPU time
             (see `claims.carrier`), or the first of `metrics` where those two are not both asked.
-        changes_numerics: arms whose results differ in value; they need `quality`.
+        changes_numerics: arms whose results differ in value; they need `quality` or a check.
         quality: arm -> right or wrong for each item, the same items for all.
+        checks: what was found of the candidates' quality otherwise; one that lost it, or that
+            nobody looked at, is not called faster.
         timeout: an arm that takes longer for one sample is stopped; default 10 minutes.
         store: where the experiment is kept while it runs, block by block.
 
@@ -198,7 +207,7 @@ def compare(
         baseline=first,
         primary=_primary(primary, wanted),
         target_rel_width=target,
-        budget_s=_seconds(budget, "budget"),
+        budget_s=seconds(budget, "budget"),
         level=level,
         equivalence=equivalence,
         seed=seed,
@@ -211,13 +220,13 @@ def compare(
         if name not in names:
             raise UnknownNameError("arm", name, names)
     outcomes = dict(quality or {})
-    require_quality(changes_numerics, outcomes, first)
+    require_quality(changes_numerics, outcomes, first, [check.arm for check in checks])
     plan = plan or Plan()
     plan = Plan(
         **{
             **{name: getattr(plan, name) for name in Plan.__dataclass_fields__},
             "peak_memory": plan.peak_memory or "peak_memory" in wanted,
-            **({} if timeout is None else {"timeout_s": _seconds(timeout, "timeout")}),
+            **({} if timeout is None else {"timeout_s": seconds(timeout, "timeout")}),
         }
     )
     _check_shapes(listed, plan.timeout_s)
@@ -229,7 +238,7 @@ def compare(
         plan=plan,
         sink=store.sink() if store is not None else None,
         progress=progress,
-        events=_quality_events(outcomes, first),
+        events=[*_quality_events(outcomes, first), *(check.to_event() for check in checks)],
         predictions=predictions,
     )
     return Comparison.of(experiment)
@@ -279,11 +288,16 @@ def _primary(primary: Metric | None, wanted: Sequence[Metric]) -> Metric:
     return AUTO if {"wall", "cpu"} <= set(wanted) else wanted[0]
 
 
-def _seconds(value: str | float, argument: str) -> float:
-    seconds = parse_duration_ns(value, argument) / 1e9 if isinstance(value, str) else float(value)
-    if not 0 < seconds < float("inf"):
+def seconds(value: str | float, argument: str) -> float:
+    """A time to spend: ``"60s"``, or seconds.
+
+    Raises:
+        InvalidArgumentError: no time at all.
+    """
+    found = parse_duration_ns(value, argument) / 1e9 if isinstance(value, str) else float(value)
+    if not 0 < found < float("inf"):
         raise InvalidArgumentError(argument, f"{value} is no time at all", remedy="as 60s")
-    return seconds
+    return found
 
 
 def _quality_events(outcomes: Mapping[str, Outcomes], baseline: str) -> list[Event]:

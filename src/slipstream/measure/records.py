@@ -33,9 +33,15 @@ DIAGNOSTICS = frozenset({RUN_DELAY})
 
 
 class Verdict(StrEnum):
-    """What may be said about a candidate against the baseline."""
+    """What may be said about a candidate against the baseline.
+
+    `FASTER` is a win. It is none where the numbers may have changed and nobody looked
+    (`UNBACKED`), or where somebody looked and they are worse (`QUALITY_LOST`).
+    """
 
     FASTER = "faster"
+    UNBACKED = "faster (quality not checked)"
+    QUALITY_LOST = "faster (quality lost)"
     SLOWER = "slower"
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import InvalidArgumentError, MeasurementError
+from slipstream.measure.checks import QualityCheck, checks_of, format_share
 from slipstream.measure.environment import differences
+from slipstream.measure.quality import QualityRow
 from slipstream.measure.records import (
     DIAGNOSTICS,
     Claim,
@@ -42,6 +44,10 @@ _SIZES = ("memory", "bytes", "wire", "size")
 _QUANTILE = re.compile(r"(.+)_p([0-9.]+)")
 _THROUGHPUT = "throughput"
 _OF_SIZE = {Verdict.FASTER.value: "less", Verdict.SLOWER.value: "more"}
+_OF_SIZE |= {
+    verdict.value: verdict.value.replace(Verdict.FASTER, "less")
+    for verdict in (Verdict.UNBACKED, Verdict.QUALITY_LOST)
+}
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,22 @@ def comparison_table(
     rows = comparison_rows(experiment, claims, predictions)
     shown = [row for row in rows if not is_guard(row)]
     guards = [row for row in rows if is_guard(row)]
-    return rows_table(shown, title=experiment.title, notes=_notes(experiment, shown, guards))
+    return rows_table(
+        shown,
+        title=experiment.title,
+        notes=_notes(experiment, shown, guards),
+        quality=quality_rows(experiment),
+    )
+
+
+def quality_rows(experiment: Experiment) -> tuple[QualityCheck | QualityRow, ...]:
+    """What became of the candidates' quality: checks of their first steps, outcomes on items."""
+    outcomes = [
+        QualityRow.from_detail(event.detail)
+        for event in experiment.events
+        if event.kind == "quality" and "status" not in event.detail
+    ]
+    return (*checks_of(experiment.events).values(), *outcomes)
 
 
 def is_guard(row: ComparisonRow) -> bool:
@@ -139,9 +160,13 @@ def is_guard(row: ComparisonRow) -> bool:
 
 
 def rows_table(
-    rows: Sequence[ComparisonRow], *, title: str = "", notes: Sequence[str] = ()
+    rows: Sequence[ComparisonRow],
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    quality: Sequence[QualityCheck | QualityRow] = (),
 ) -> Table:
-    """Rows as text; see `rows_payload` for the same as data."""
+    """Rows as text, each arm's `quality` below them; see `rows_payload` for the same as data."""
     level = format_percent(rows[0].level).replace(".0 %", "%") if rows else "95%"
     marked = any(row.mark for row in rows)
     columns = [
@@ -159,7 +184,12 @@ def rows_table(
         Column("env", optional=True),
         *([Column("mark")] if marked else []),
     ]
-    return Table(columns, [_cells(row, marked) for row in rows], title, tuple(notes))
+    cells = []
+    for number, row in enumerate(rows):
+        cells.append(_cells(row, marked))
+        if all(later.arm != row.arm for later in rows[number + 1 :]):
+            cells += [_quality_cells(one, marked) for one in quality if one.arm == row.arm]
+    return Table(columns, cells, title, tuple(notes))
 
 
 def rows_payload(
@@ -177,7 +207,10 @@ def rows_payload(
         "arms": [asdict(arm) for arm in experiment.arms],
         "rows": [asdict(row) for row in rows],
         "claims": [asdict(claim) for claim in claims],
-        "warnings": [asdict(event) for event in experiment.events if event.kind != "gate"],
+        "quality": [asdict(one) | {"says": one.sentence} for one in quality_rows(experiment)],
+        "warnings": [
+            asdict(event) for event in experiment.events if event.kind not in ("gate", "quality")
+        ],
     }
 
 
@@ -362,6 +395,54 @@ def _cells(row: ComparisonRow, marked: bool) -> list[object]:
     ]
 
 
+def _quality_cells(one: QualityCheck | QualityRow, marked: bool) -> list[object]:
+    spread = "-"
+    if isinstance(one, QualityRow):
+        measure, count, verdict = one.metric, f"{one.items} items", one.verdict
+        a, b = (f"{side.estimate:.4g}" for side in (one.baseline, one.candidate))
+        ratio = _fine(_divide(one.candidate.estimate, one.baseline.estimate))
+    else:
+        measure, verdict = "quality", one.verdict
+        count = f"{len(one.seeds)} seeds" if len(one.seeds) != 1 else "1 seed"
+        a, b = (
+            f"{float(np.mean(side)):.4g}" if side else "-" for side in (one.baseline, one.candidate)
+        )
+        ratio = _quality_ratio(one)
+        if one.spread and one.scale:
+            spread = f"±{format_percent(one.spread / one.scale)} seeds"
+    unknown = ["-"] * 3
+    return [
+        f"{one.arm}: {measure}",
+        a,
+        b,
+        ratio,
+        verdict,
+        *unknown[:2],
+        spread,
+        count,
+        *unknown,
+        *(["-"] if marked else []),
+    ]
+
+
+def _quality_ratio(check: QualityCheck) -> str:
+    """As of the speeds: candidate / baseline, finer, because a percent of loss is a lot."""
+    if check.difference is None or check.scale is None:
+        return "-"
+    if not check.baseline:
+        return f"±{format_share(check.difference)}"
+    sign = math.copysign(1.0, float(np.mean(check.baseline)))
+    ends = [check.difference, check.low, check.high]
+    found = [_fine(1 + sign * end / check.scale) for end in ends if end is not None]
+    if sign < 0:
+        found[1:] = found[:0:-1]
+    return found[0] + (f" [{', '.join(found[1:])}]" if found[1:] else "")
+
+
+def _fine(ratio: float) -> str:
+    return f"{ratio:.4f}" if 0.001 < abs(ratio) < 10 else _number(ratio)
+
+
 def _interval(middle: float, low: float, high: float) -> str:
     return f"{_number(middle)} [{_number(low)}, {_number(high)}]"
 
@@ -417,6 +498,7 @@ def _notes(
         for row in rows
         if row.reason
     )
+    notes += [one.sentence for one in quality_rows(experiment)]
     notes += [
         f"A/A guard: {settings.baseline} against itself, {row.metric}: "
         f"{_interval(row.ratio, row.low, row.high)} at {format_percent(row.level)}, "

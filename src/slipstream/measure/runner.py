@@ -454,9 +454,7 @@ class _Run:
             return None
         if all((c.high - c.low) / c.ratio < self.settings.target_rel_width for c in found):
             return "narrow"
-        settled = all(
-            c.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.EQUIVALENT) for c in found
-        )
+        settled = all(c.verdict not in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY) for c in found)
         return "decided" if settled and self.settings.stop_when_decided else None
 
     def _take_memory(self) -> None:

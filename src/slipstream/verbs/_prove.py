@@ -14,18 +14,20 @@ from slipstream.child import channel, end_descendants
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError
 from slipstream.measure.arms import RunDelay, WorkerArm, delay_between
-from slipstream.measure.comparison import Comparison, compare
+from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
-from slipstream.technique import Technique
+from slipstream.technique import QualityKind, Technique
 from slipstream.verbs._children import (
     DEFAULT_TIMEOUT_S,
     memory_limit_bytes,
     run_program,
 )
+from slipstream.verbs._quality import check_quality, quality_of
 from slipstream.workload import Built, Workload, kept_files, restore_files
 
 BASELINE = "as it is"
+QUALITY_BUDGET = "3s"
 _SHORT_S = 0.1
 
 
@@ -59,29 +61,43 @@ def prove(
     predictions: Mapping[str, PredictionRecord] | None = None,
     budget: str | float = "60s",
     target: float = 0.02,
+    quality_budget: str | float | None = QUALITY_BUDGET,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     store: Any = None,
     progress: Callable[[Any], None] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
     """Measure `workload` as it is and with each of `techniques`, in paired interleaved steps.
+
+    First the quality: techniques that change the numbers run the same first steps as the baseline
+    from several seeds; what that shows stands beside the speed (`Comparison.quality`).
 
     Args:
         techniques: alternatives: names in the grammar, or techniques.
         predictions: by arm (the technique's name): what was predicted.
         budget, target: stop after this time, or when the interval is narrower than this.
+        quality_budget: about how long each side runs for the sake of its quality; None for not at
+            all, and then nothing that changes the numbers is called faster.
         store: a `slipstream.measure.store.Store` that keeps the run while it goes on.
 
     Raises:
         WorkloadError: the user's code failed.
+        InvalidArgumentError: a budget that is no time.
         ArmFailedError: the baseline or every candidate failed while measuring.
     """
     if isinstance(workload, str):
         workload = Workload.parse(workload)
+    budget_s = None if quality_budget is None else seconds(quality_budget, "quality_budget")
     recipes = {BASELINE: workload}
+    changed = {}
     for one in techniques:
         chosen = technique.parse(one) if isinstance(one, str) else (one,)
-        recipes[technique.combination_name(chosen)] = workload.with_technique(*chosen)
+        name, recipe = technique.combination_name(chosen), workload.with_technique(*chosen)
+        recipes[name], changed[name] = recipe, (recipe, quality_of(chosen))
+    checks = check_quality(
+        workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s, say=say
+    )
     # One folder for all arms: whichever writes first keeps what was there before any of them.
     with kept_files(watched=workload.function is None) as keep_in:
         return compare(
@@ -91,6 +107,12 @@ def prove(
             budget=budget,
             timeout=timeout_s,
             title=workload.name,
+            changes_numerics=[
+                name
+                for name, (_, quality) in changed.items()
+                if quality.kind is not QualityKind.EXACT
+            ],
+            checks=checks,
             predictions=predictions,
             store=store,
             progress=progress,

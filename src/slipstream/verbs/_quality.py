@@ -1,0 +1,257 @@
+"""Quality beside the speed: the first steps of both sides, from the same seeds."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gc
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from slipstream.child import describe_error
+from slipstream.errors import SlipstreamError, WorkloadError
+from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
+from slipstream.technique import Quality, QualityKind, Technique
+from slipstream.verbs._apply import _number
+from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
+from slipstream.workload import Built, Workload
+
+_SEEDS = 5
+# Two give an interval and a size of chance; below that there is nothing to read.
+_FEWEST_SEEDS = 2
+_MOST_STEPS = 50
+# The first step's loss says nothing of training yet.
+_FEWEST_STEPS = 2
+# Of an output; larger ones are sampled evenly. A megabyte for each seed.
+_MOST_VALUES = 1 << 17
+
+
+def quality_of(techniques: Sequence[Technique]) -> Quality:
+    """What a combination does to the numbers: the most consequential of its parts."""
+    order = list(QualityKind)
+    parts = [one.quality(None) for one in techniques]
+    nothing = Quality(QualityKind.EXACT, "nothing is changed")
+    return max(parts, key=lambda quality: order.index(quality.kind), default=nothing)
+
+
+def check_quality(
+    baseline: Workload,
+    candidates: Mapping[str, tuple[Workload, Quality]],
+    *,
+    budget_s: float | None,
+    threads: int = 0,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[QualityCheck]:
+    """One check a candidate; those that are exact by construction are not run.
+
+    The baseline decides how many steps fit; every candidate takes as many from the same seeds.
+
+    Args:
+        candidates: by name: the transformed workload, and what its techniques do.
+        budget_s: about how long each side runs, two seeds of two steps at least; None to check
+            nothing.
+
+    Raises:
+        WorkloadError: the baseline's own code failed; a candidate that fails is not checked, and
+            the measurement says so.
+    """
+    found: dict[str, QualityCheck] = {}
+    reference: list[Trial] = []
+    for name, (workload, quality) in candidates.items():
+        kind, basis = str(quality.kind), quality.basis
+        if quality.kind is QualityKind.EXACT:
+            found[name] = QualityCheck(name, kind, QualityStatus.EXACT, basis)
+            continue
+        if budget_s is None:
+            found[name] = QualityCheck(
+                name, kind, QualityStatus.UNCHECKED, basis, "it was switched off"
+            )
+            continue
+        if not reference:
+            reference = _trials(
+                baseline, range(_SEEDS), None, budget_s, threads, timeout_s,
+                lambda line: say(f"quality as it is: {line}"),
+            )  # fmt: skip
+        seeds = [trial.seed for trial in reference]
+        steps = reference[0].steps
+        try:
+            trials = _trials(
+                workload, seeds, steps, budget_s, threads, timeout_s,
+                lambda line, name=name: say(f"quality of {name}: {line}"),  # type: ignore[misc]
+            )  # fmt: skip
+        except SlipstreamError as error:
+            found[name] = QualityCheck(name, kind, QualityStatus.UNCHECKED, basis, error.what)
+            continue
+        found[name] = judge(name, kind, basis, reference, trials)
+    return list(found.values())
+
+
+def _trials(
+    workload: Workload,
+    seeds: Sequence[int],
+    steps: int | None,
+    budget_s: float,
+    threads: int,
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> list[Trial]:
+    """One trial a seed, while the budget lasts.
+
+    A child takes as many seeds as it can: a plain script has it to itself, and some modules
+    cannot be imported twice.
+    """
+    began = time.monotonic()
+    done: list[Trial] = []
+    while len(done) < len(seeds):
+        left = seeds[len(done) :]
+        found = call_in_child(
+            workload,
+            "_quality:trials_in_child",
+            threads=threads,
+            timeout_s=timeout_s,
+            say=say,
+            seeds=list(left),
+            steps=steps,
+            budget_s=budget_s,
+            seconds_left=budget_s - (time.monotonic() - began),
+            seeds_before=len(done),
+        )
+        done += [_trial(seed, one) for seed, one in zip(left, found, strict=False)]
+        steps = steps or done[0].steps
+        passed = time.monotonic() - began
+        another = passed / len(done)
+        if len(done) >= _FEWEST_SEEDS and (passed + another > budget_s or _seedless(done)):
+            break
+    return done
+
+
+def _seedless(trials: Sequence[Trial]) -> bool:
+    """Whether the workload sets its own seed, so that one more says nothing new."""
+    return len(trials) > 1 and trials[0].same_as(trials[1])
+
+
+def _trial(seed: int, found: Mapping[str, Any]) -> Trial:
+    losses = found["losses"]
+    output = found["output"]
+    return Trial(
+        seed=seed,
+        steps=found["steps"],
+        losses=None if losses is None else tuple(map(float, losses)),
+        metric=None if found["metric"] is None else float(found["metric"]),
+        output=None if output is None else np.frombuffer(base64.b64decode(output), "<f8"),
+        shape=tuple(found["shape"]),
+        training=found["training"],
+    )
+
+
+# What follows runs in the child.
+
+
+def trials_in_child(
+    workload: dict[str, Any],
+    keep_in: str,
+    seeds: list[int],
+    steps: int | None,
+    budget_s: float,
+    seconds_left: float,
+    seeds_before: int,
+) -> Any:
+    """One trial a seed until the time is up; of a plain script only the first.
+
+    Infinities cross the pipe as text.
+
+    Args:
+        steps: how many; None for as many as fit, which then holds for all seeds.
+        budget_s, seconds_left: for all seeds, and what is left of it.
+        seeds_before: how many other children did.
+    """
+    import torch  # noqa: F401 - before the clock starts
+
+    began = time.monotonic()
+    done: list[dict[str, Any]] = []
+    for seed in seeds:
+        program = functools.partial(_one_trial, steps=steps, limit_s=budget_s / _SEEDS)
+        at = seeds_before + len(done) + 1
+        say(f"seed {at} of at most {seeds_before + len(seeds)}")
+        try:
+            done += run_program(workload, keep_in, program, seed)
+        except SlipstreamError:
+            if not done:
+                raise
+            break
+        steps = done[0]["steps"]
+        gc.collect()
+        passed = time.monotonic() - began
+        another = passed / len(done)
+        seedless = len(done) > 1 and done[0] == done[1]
+        if at >= _FEWEST_SEEDS and (passed + another > seconds_left or seedless):
+            break
+    return done
+
+
+def _one_trial(
+    built: Built, steps: int | None, limit_s: float
+) -> Generator[None, Any, list[dict[str, Any]]]:
+    """Run `steps` steps, or as many as fit in `limit_s`."""
+    began = time.monotonic()
+    losses: list[str] | None = []
+    output: dict[str, Any] = {"output": None, "shape": []}
+    count = 0
+    while count < (steps or _MOST_STEPS):
+        value = yield
+        count += 1
+        number = _number(value)
+        if number is None:
+            losses = None
+            output = _sampled(value)
+            # Without training the next one is the same.
+            if not built.training and built.metric is None:
+                break
+        elif losses is not None:
+            losses.append(repr(number))
+        late = time.monotonic() - began > limit_s
+        if steps is None and late and count >= _FEWEST_STEPS:
+            break
+    trial = {
+        "steps": count,
+        "losses": losses,
+        "metric": _metric(built),
+        "training": built.training,
+        **(output if losses is None and not built.training else {"output": None, "shape": []}),
+    }
+    return [trial]
+
+
+def _metric(built: Built) -> str | None:
+    if built.metric is None:
+        return None
+    try:
+        return repr(float(built.metric()))
+    except Exception as error:
+        raise WorkloadError(
+            f"the workload's metric fails: {type(error).__name__}: {error}",
+            where=describe_error(error)["where"],
+            remedy="mend it, or prove without it: --no-quality",
+        ) from error
+
+
+def _sampled(value: Any) -> dict[str, Any]:
+    """The first tensor in what a step returned: float64 as text, evenly sampled."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+    if not tensors:
+        return {"output": None, "shape": []}
+    whole = tensors[0].detach()
+    flat = (torch.view_as_real(whole) if whole.is_complex() else whole).reshape(-1)
+    flat = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
+    values = flat.to("cpu", torch.float64).numpy().astype("<f8")
+    return {
+        "output": base64.b64encode(values.tobytes()).decode(),
+        "shape": list(whole.shape),
+    }

@@ -1,0 +1,229 @@
+"""Quality from the first steps: what is noise, what is lost, and what nobody may claim."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up import environment, experiment
+
+from slipstream import measure
+from slipstream.errors import InvalidArgumentError
+from slipstream.measure.checks import (
+    QualityCheck,
+    QualityStatus,
+    Trial,
+    checks_of,
+    format_share,
+    judge,
+)
+from slipstream.measure.claims import claims, headline
+from slipstream.measure.records import Event, Verdict
+from slipstream.measure.render import comparison_html, comparison_rows, comparison_table
+from slipstream.measure.render import rows_payload as payload_of
+from slipstream.measure.store import Store
+
+# Five seeds of a loss that falls, with the noise seeds have; and rounding a hundredth of it.
+NOISE = (0.00, 0.03, -0.02, 0.01, -0.04)
+ROUNDING = (1e-4, -2e-4, 2e-4, -1e-4, 0.0)
+
+
+def trials(*shifts: float, by: tuple[float, ...] = (0.0,) * 5, **changes: object) -> list[Trial]:
+    return [
+        Trial(seed, 3, (2.0 + s, 1.5 + s + d, 1.2 + s + d), **changes)
+        for seed, (s, d) in enumerate(zip(shifts, by, strict=False))
+    ]
+
+
+def check(candidate: list[Trial], kind: str = "rounding", base: list[Trial] | None = None):
+    return judge("fast", kind, "a paper", base or trials(*NOISE), candidate)
+
+
+def test_rounding_below_the_noise_of_seeds_is_within_it():
+    found = check(trials(*NOISE, by=ROUNDING))
+    assert found.status is QualityStatus.WITHIN
+    # The later half of three steps: the last two.
+    assert found.baseline[1] == pytest.approx((1.53 + 1.23) / 2)
+    assert found.spread == pytest.approx(np.std(NOISE, ddof=1))
+    assert found.difference == pytest.approx(0, abs=1e-9)
+    assert "after 3 steps from 5 seeds" in found.sentence
+    assert "seeds alone differ by 2 %" in found.sentence
+
+
+def test_a_loss_beyond_what_seeds_explain_is_worse_and_one_below_is_better():
+    worse = check(trials(*NOISE, by=(0.3, 0.31, 0.29, 0.3, 0.3)))
+    assert worse.status is QualityStatus.WORSE
+    assert worse.lost
+    assert "no win" in worse.sentence
+    better = check(trials(*NOISE, by=(-0.3, -0.31, -0.29, -0.3, -0.3)))
+    assert better.status is QualityStatus.BETTER
+    assert not better.lost
+
+
+def test_what_is_between_noise_and_worse_stays_open():
+    found = check(trials(*NOISE, by=(0.05, -0.04, 0.06, 0.01, 0.05)))
+    assert found.status is QualityStatus.OPEN
+    assert "wider than what seeds differ by" in found.sentence
+
+
+def test_the_same_bits_are_called_the_same():
+    found = check(trials(*NOISE))
+    assert found.status is QualityStatus.SAME
+    assert "to the last bit" in found.sentence
+
+
+@pytest.mark.parametrize("kind", ["needs-training", "same-distribution"])
+def test_a_few_steps_never_show_that_another_training_ends_the_same(kind):
+    for by in (ROUNDING, (0.0,) * 5):
+        found = check(trials(*NOISE, by=by), kind)
+        assert found.status is QualityStatus.OPEN
+        assert "no evidence of equal quality" in found.sentence
+        assert found.verdict == f"open: {kind.replace('-', ' ')}"
+
+
+def test_a_loss_that_is_not_finite_on_the_candidates_side_alone_has_failed():
+    broken = trials(*NOISE)
+    broken[2] = replace(broken[2], losses=(2.0, math.nan, math.inf))
+    found = check(broken, "needs-training")
+    assert found.status is QualityStatus.FAILED
+    assert "from step 2 on (seed 2)" in found.sentence
+    # Where the baseline diverges from the same seed, nobody is to blame.
+    base = trials(*NOISE)
+    base[2] = broken[2]
+    assert check(broken, base=base).status is not QualityStatus.FAILED
+    nowhere = [replace(t, losses=(math.inf,) * 3) for t in base]
+    assert check(nowhere, base=nowhere).status is QualityStatus.UNCHECKED
+
+
+def test_a_metric_speaks_before_the_loss():
+    base = [replace(t, metric=m) for t, m in zip(trials(*NOISE), (9, 10, 11, 10, 9), strict=True)]
+    found = check([replace(t, metric=t.metric + 30.0) for t in base], base=base)
+    assert (found.measure, found.status) == ("metric", QualityStatus.WORSE)
+    assert found.difference == 30
+    lost = check([replace(t, metric=math.nan) for t in base], base=base)
+    assert "the metric is not finite" in lost.sentence
+
+
+def test_one_seed_and_seeds_that_change_nothing_give_no_yardstick():
+    alone = check(trials(0.0, by=(1e-4,)), base=trials(0.0))
+    assert alone.status is QualityStatus.OPEN
+    assert (alone.low, alone.spread) == (None, None)
+    fixed = check(trials(0.0, 0.0, by=(1e-4, 1e-4)), base=trials(0.0, 0.0))
+    assert fixed.status is QualityStatus.OPEN
+    assert "sets its own seed" in fixed.sentence
+
+
+def test_steps_that_return_no_number_are_not_checked_and_it_is_said():
+    nothing = [Trial(seed, 2) for seed in range(3)]
+    found = check(nothing, base=nothing)
+    assert found.status is QualityStatus.UNCHECKED
+    assert "returns no number" in found.sentence
+    assert "rests on no quality check" in found.sentence
+
+
+def outputs(*values: object) -> list[Trial]:
+    return [
+        Trial(seed, 1, output=np.array(v, float), shape=(len(v),), training=False)
+        for seed, v in enumerate(values)
+    ]
+
+
+def test_outputs_are_compared_relative_to_the_largest():
+    base = outputs([1.0, -8.0, 0.0], [2.0, 1.0, -np.inf])
+    found = check(outputs([1.0, -8.0, 0.2], [2.0, 1.1, -np.inf]), base=base)
+    assert found.difference == pytest.approx(0.1 / 2)
+    assert found.status is QualityStatus.OPEN
+    assert "differs by at most 5 % of the largest" in found.sentence
+    assert check(base, base=base).status is QualityStatus.SAME
+    failed = check(outputs([1.0, np.nan, 0.0], [2.0, 1.0, -np.inf]), base=base)
+    assert failed.status is QualityStatus.FAILED
+    other = check(outputs([1.0], [2.0]), base=base)
+    assert other.status is QualityStatus.UNCHECKED
+    assert "other shapes" in other.reason
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.000213, "+0.021 %"), (-0.013, "-1.3 %"), (0.0, "0 %"), (2e-9, "+2e-07 %"), (3.2, "+320 %")],
+)
+def test_shares_are_readable_however_small(share, text):
+    assert format_share(share, signed=True) == text
+
+
+def with_check(status: QualityStatus, **changes: object):
+    made = QualityCheck("fast", "rounding", status, reason="so it is", **changes)
+    plain = experiment()
+    return replace(plain, events=(*plain.events, made.to_event()))
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        (QualityStatus.WITHIN, Verdict.FASTER),
+        (QualityStatus.OPEN, Verdict.FASTER),
+        (QualityStatus.EXACT, Verdict.FASTER),
+        (QualityStatus.UNCHECKED, Verdict.UNBACKED),
+        (QualityStatus.WORSE, Verdict.QUALITY_LOST),
+        (QualityStatus.FAILED, Verdict.QUALITY_LOST),
+    ],
+)
+def test_what_is_faster_is_a_win_only_if_its_quality_allows(status, verdict):
+    (claim,) = headline(claims(with_check(status)))
+    assert claim.verdict is verdict
+    slower = replace(with_check(status), series=experiment(ratio=1.3).series)
+    assert headline(claims(slower))[0].verdict is Verdict.SLOWER
+
+
+def test_a_check_is_kept_to_the_digit_and_shown_everywhere(tmp_path: Path):
+    found = check([*trials(*NOISE, by=ROUNDING)])
+    made = replace(experiment(), events=(*experiment().events, found.to_event()))
+    with Store(tmp_path / "results.db") as store:
+        identity = store.save(made, claims(made))
+        loaded = store.load(identity)
+        store.recompute(identity)
+    assert checks_of(loaded.events) == {"fast": found}
+    stored = claims(loaded)
+    table = comparison_table(loaded, stored)
+    (row,) = (r for r in table.to_records() if r["what"] == "fast: quality")
+    assert row["verdict"] == "within seed noise"
+    assert str(row["ratio [95% CI]"]).startswith("1.0000 [0.9999,")
+    assert row["detectable"] == "±2.0 % seeds"
+    assert found.sentence in table.notes
+    page = comparison_html(loaded, stored)
+    assert "fast: quality" in page
+    assert "within seed noise" in page
+    payload = payload_of(loaded, comparison_rows(loaded, stored), stored)
+    assert payload["quality"][0]["difference"] == found.difference
+    assert payload["quality"][0]["says"] == found.sentence
+
+
+def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_as_they_are():
+    result = measure.compare(
+        {"base": lambda: sum(range(40_000)), "fast": lambda: sum(range(10_000))},
+        budget="1s",
+        environment=environment(),
+        changes_numerics=["fast"],
+        quality={"base": [True] * 40, "fast": [True] * 20 + [False] * 20},
+    )
+    assert result.verdict is Verdict.FASTER
+    (row,) = (r for r in result.table().to_records() if r["what"] == "fast: accuracy")
+    assert (row["verdict"], row["blocks"]) == ("worse", "40 items")
+    assert any("20 were lost and 0 gained" in note for note in result.table().notes)
+
+
+def test_a_check_stands_in_for_outcomes_and_without_either_there_is_no_claim():
+    arms = {"base": lambda: sum(range(40_000)), "fast": lambda: sum(range(10_000))}
+    options = {"budget": "1s", "environment": environment(), "changes_numerics": ["fast"]}
+    with pytest.raises(InvalidArgumentError, match="changes numerics"):
+        measure.compare(arms, **options)
+    unchecked = QualityCheck("fast", "rounding", QualityStatus.UNCHECKED)
+    result = measure.compare(arms, **options, checks=[unchecked])
+    assert result.verdict is Verdict.UNBACKED
+    assert result.quality == {"fast": unchecked}
+
+
+def test_an_event_of_an_older_store_is_no_check():
+    assert checks_of([Event(0, "quality", {"arm": "fast", "lost": 1})]) == {}

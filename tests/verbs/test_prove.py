@@ -1,0 +1,153 @@
+"""Prove's quality check: real steps of both sides from the same seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import technique
+from slipstream.errors import WorkloadError
+from slipstream.measure.checks import QualityStatus, judge
+from slipstream.technique import QualityKind
+from slipstream.verbs._quality import _one_trial, _trial, check_quality, quality_of
+from slipstream.workload import Built, Workload
+from tiny_models import parts
+
+# Products beyond 65504 are infinite in float16, and nothing special in bfloat16.
+_TRAIN = """\
+import torch
+from torch import nn
+
+def make(scale=1.0):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    batch = scale * torch.randn(8, 8), torch.randn(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-14)
+    return model, batch, nn.functional.mse_loss, optimizer
+"""
+
+
+def trial(built: Built, seed: int = 0, steps: int | None = 4) -> Any:
+    """What one child does for one seed."""
+    running = _one_trial(built, steps=steps, limit_s=0.05)
+    value = None
+    try:
+        while True:
+            running.send(value)
+            value = built.step()
+    except StopIteration as end:
+        (found,) = end.value
+    return _trial(seed, found)
+
+
+def build(name: str, *techniques: str, seed: int = 0, **more: Any) -> Built:
+    recipe = Workload.of(*parts(name), **more)
+    chosen = [one for text in techniques for one in technique.parse(text)]
+    return recipe.with_technique(*chosen).build(seed)
+
+
+def test_losses_are_those_of_training_by_hand() -> None:
+    model, (inputs, targets), loss, optimizer = parts("mlp")
+    by_hand = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        value = loss(model(inputs), targets)
+        value.backward()
+        optimizer.step()
+        by_hand.append(float(value.detach()))
+    found = trial(build("mlp"))
+    assert found.losses == pytest.approx(by_hand, rel=1e-6)
+    assert (found.steps, found.training, found.metric) == (4, True, None)
+
+
+def test_the_number_of_steps_fits_the_time_and_is_then_kept() -> None:
+    built = build("mlp")
+    plain = built.step
+    built.step = lambda: (torch.zeros(()), __import__("time").sleep(0.03), plain())[2]
+    assert trial(built, steps=None).steps == 2
+    assert trial(build("mlp"), steps=7).steps == 7
+
+
+def test_inference_compares_the_output() -> None:
+    base = [trial(build("mlp inference"))]
+    assert base[0].output is not None
+    assert (base[0].shape, base[0].steps, base[0].losses) == ((6, 4), 1, None)
+    rounded = [trial(build("mlp inference", "amp:bf16"))]
+    found = judge("amp:bf16", "rounding", "", base, rounded)
+    # A bfloat16 has 8 bits.
+    assert 0 < found.difference < 0.05
+    assert judge("amp:bf16", "rounding", "", base, base).status is QualityStatus.SAME
+
+
+def test_large_outputs_are_sampled_evenly() -> None:
+    built = Built(None, step=lambda: torch.arange(300_000.0).view(2, -1))
+    found = trial(built)
+    assert found.shape == (2, 150_000)
+    assert found.output is not None
+    assert list(found.output[:3]) == [0, 3, 6]
+    assert found.output[-1] > 299_990
+
+
+def test_a_metric_is_taken_after_the_steps() -> None:
+    built = build("mlp")
+    before = float(built.model[0].weight.sum())
+    built.metric = lambda: float(built.model[0].weight.sum())
+    after = trial(built).metric
+    assert after == float(built.model[0].weight.sum()) != before
+
+
+def test_a_metric_that_fails_is_named() -> None:
+    built = build("mlp")
+    built.metric = lambda: 1 / 0
+    with pytest.raises(WorkloadError, match="metric fails") as caught:
+        trial(built)
+    assert "--no-quality" in str(caught.value)
+
+
+def test_a_step_that_returns_nothing_gives_nothing_to_judge() -> None:
+    built = Built(None, step=lambda: None)
+    found = trial(built)
+    assert (found.losses, found.output) == (None, None)
+    assert judge("x", "rounding", "", [found], [found]).status is QualityStatus.UNCHECKED
+
+
+def test_a_combination_is_as_consequential_as_its_worst_part() -> None:
+    both = technique.parse("amp:bf16+accumulation:4")
+    assert quality_of(both).kind is QualityKind.NEEDS_TRAINING
+    assert quality_of(()).kind is QualityKind.EXACT
+
+
+def test_both_sides_run_and_infinities_of_one_side_are_its_failure(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_TRAIN)
+    workload = Workload.parse(f"{tmp_path}/train.py:make", scale=1e6)
+    names = ("amp:bf16", "amp:fp16")
+    changed = {
+        name: (workload.with_technique(*chosen), quality_of(chosen))
+        for name in names
+        for chosen in [technique.parse(name)]
+    }
+    changed["nothing"] = (workload, quality_of(()))
+    said: list[str] = []
+    checks = check_quality(workload, changed, budget_s=1.0, threads=1, say=said.append)
+    bf16, fp16, nothing = checks
+    assert [check.arm for check in checks] == [*names, "nothing"]
+    assert bf16.status not in (QualityStatus.FAILED, QualityStatus.UNCHECKED, QualityStatus.SAME)
+    assert bf16.spread
+    assert len(bf16.seeds) >= 2
+    assert {len(losses) for losses in bf16.losses_candidate} == {bf16.steps}
+    assert fp16.status is QualityStatus.FAILED
+    assert "not finite from step 1" in fp16.sentence
+    assert nothing.status is QualityStatus.EXACT
+    assert any("quality of amp:fp16: seed 2" in line for line in said)
+
+
+def test_switched_off_nothing_runs_and_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def make(): raise SystemExit('this was run')")
+    workload = Workload.parse(f"{tmp_path}/train.py:make")
+    chosen = technique.parse("amp:bf16")
+    changed = {"amp:bf16": (workload.with_technique(*chosen), quality_of(chosen))}
+    (found,) = check_quality(workload, changed, budget_s=None)
+    assert found.status is QualityStatus.UNCHECKED
+    assert "switched off" in found.sentence
