@@ -105,19 +105,23 @@ class Resimulation {
  public:
   Resimulation(const slipstream_plan &plan, slipstream_resimulate_args &args)
       : plan_(plan), program_(*plan.program), args_(args) {
-    edits_.reserve(static_cast<std::size_t>(args.edits));
+    edits_.resize(static_cast<std::size_t>(args.edits));
+    int32_t before = -1;
     for (int64_t i = 0; i < args.edits; ++i) {
       const int32_t task = args.edit_task[i];
-      edits_.push_back({program_.position.empty() ? task : program_.position[task],
-                        args.edit_duration_ns[i]});
+      const int32_t position = program_.position.empty() ? task : program_.position[task];
+      edits_[i] = {position, args.edit_duration_ns[i]};
+      sorted_ = sorted_ && position > before;
+      edited_runs_ += before < 0 || block_of(position) != block_of(before);
+      before = position;
     }
   }
 
   bool run() {
     if (edited_blocks() * program_.steps > args_.slots) return false;
-    const auto by_position = [](const Edit &a, const Edit &b) { return a.position < b.position; };
-    if (!std::is_sorted(edits_.begin(), edits_.end(), by_position))
-      std::sort(edits_.begin(), edits_.end(), by_position);
+    if (!sorted_)
+      std::sort(edits_.begin(), edits_.end(),
+                [](const Edit &a, const Edit &b) { return a.position < b.position; });
     for (int64_t k = 0; k < program_.steps; ++k) {
       std::size_t next_edit = 0;
       double step_end = 0.0;
@@ -145,6 +149,7 @@ class Resimulation {
 
  private:
   int64_t edited_blocks() const {
+    if (sorted_) return edited_runs_;
     std::vector<bool> edited(static_cast<std::size_t>(plan_.blocks), false);
     int64_t count = 0;
     for (const Edit &edit : edits_) {
@@ -189,9 +194,32 @@ class Resimulation {
     return *(slot >= 0 ? recomputed : base) + args_.out_delta_ns[cell];
   }
 
-  double ready_after(const Rows &preds, int64_t k, int32_t p, double ready) const {
+  // Ends of the block before `b` in step `k`, for a window over it and `b`.
+  void ends_before(int64_t k, int32_t b, double *out) const {
+    if (b == 0) return;
+    const int64_t cell = k * plan_.blocks + b - 1;
+    if (args_.out_slot[cell] >= 0) {
+      std::copy_n(args_.out_slot_end_ns + int64_t{args_.out_slot[cell]} * kBlockTasks, kBlockTasks,
+                  out);
+      return;
+    }
+    const double *base = args_.base_end_ns + k * program_.tasks;
+    const double delta = args_.out_delta_ns[cell];
+    const int32_t first = (b - 1) * kBlockTasks;
+    for (int32_t i = 0; i < kBlockTasks; ++i)
+      out[i] = base[program_.order.empty() ? first + i : program_.order[first + i]] + delta;
+  }
+
+  // Most of what a task waits for ended shortly before; what did not is looked up block by block.
+  struct Window {
+    int32_t first;  // position of ends[0]; negative for the first block
+    double ends[2 * kBlockTasks];
+  };
+
+  template <class EndOf>
+  static double ready_after(const Rows &preds, int32_t p, double ready, const EndOf &end_of) {
     for (int32_t e = preds.offset[p]; e < preds.offset[p + 1]; ++e) {
-      double at = end_of(k, preds.item[e]);
+      double at = end_of(preds.item[e]);
       if (!preds.delay.empty()) at += preds.delay[e];
       ready = at > ready ? at : ready;
     }
@@ -203,7 +231,14 @@ class Resimulation {
     const int32_t first = b * kBlockTasks;
     const int32_t last = std::min<int64_t>(int64_t{first} + kBlockTasks, program_.tasks);
     double *starts = args_.out_slot_start_ns + used_slots_ * kBlockTasks;
-    double *ends = args_.out_slot_end_ns + used_slots_ * kBlockTasks;
+    Window window;
+    window.first = first - kBlockTasks;
+    ends_before(k, b, window.ends);
+    double *ends = window.ends + kBlockTasks;
+    const auto end_now = [&](int32_t position) {
+      return position >= window.first ? window.ends[position - window.first] : end_of(k, position);
+    };
+    const auto end_of_last_step = [&](int32_t position) { return end_of(k - 1, position); };
     args_.out_slot[cell] = static_cast<int32_t>(used_slots_);
     args_.out_delta_ns[cell] = 0.0;
     double block_end = 0.0;
@@ -218,12 +253,12 @@ class Resimulation {
       double start = 0.0;
       const int32_t before = plan_.lane_before[p];
       if (before >= 0)
-        start = end_of(k, before) + gap_of(before);
+        start = end_now(before) + gap_of(before);
       else if (k > 0)
         start = end_of(k - 1, plan_.lane_last[program_.lane[p]]) +
                 gap_of(plan_.lane_last[program_.lane[p]]);
-      start = ready_after(program_.preds, k, p, start);
-      if (k > 0) start = ready_after(program_.lagged_preds, k - 1, p, start);
+      start = ready_after(program_.preds, p, start, end_now);
+      if (k > 0) start = ready_after(program_.lagged_preds, p, start, end_of_last_step);
       const double end = start + duration;
       starts[p - first] = start;
       ends[p - first] = end;
@@ -240,6 +275,7 @@ class Resimulation {
       args_.out_slot[cell] = -1;
       args_.out_delta_ns[cell] = delta;
     } else {
+      std::copy_n(ends, last - first, args_.out_slot_end_ns + used_slots_ * kBlockTasks);
       ++used_slots_;
     }
     return block_end;
@@ -253,6 +289,8 @@ class Resimulation {
   const slipstream_program &program_;
   slipstream_resimulate_args &args_;
   std::vector<Edit> edits_;
+  bool sorted_ = true;
+  int64_t edited_runs_ = 0;  // stretches of edits in one block, in the order given
   int64_t recomputed_blocks_ = 0;
   int64_t used_slots_ = 0;  // never more than recomputed_blocks_
 };

@@ -64,6 +64,20 @@ def test_a_thread_that_only_polls_holds_nobody_up() -> None:
     assert replay(found).step_ns == 10_000
 
 
+def test_two_ways_to_write_a_threads_number_are_one_thread() -> None:
+    other = op("second", 20, 10) | {"pid": "100", "tid": "1"}
+    found = graph(op("first", 0, 10), other, op("third", 40, 10, tid=3))
+    assert len(found.lanes) == 2
+    assert timeline_us(found)["second"] == [(20, 30)]
+
+
+def test_ids_written_as_text_are_ids() -> None:
+    written = launch(0, 5, 1)
+    written["args"]["correlation"] = "1"
+    found = graph(op("add", 0, 20), written, kernel("k", 12, 50, 1))
+    assert edges(found)["cudaLaunchKernel", "k", Dependency.LAUNCH] == 1
+
+
 # Launch
 
 

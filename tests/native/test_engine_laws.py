@@ -201,13 +201,13 @@ def test_resimulation_equals_a_full_pass_to_the_bit(
         base = edited
 
 
-@pytest.mark.parametrize("shape", ["forward ids", "shuffled ids", "steps", "delays"])
+@pytest.mark.parametrize("shape", ["forward ids", "far edges", "shuffled ids", "steps", "delays"])
 @pytest.mark.parametrize("on_grid", [True, False])
 def test_resimulation_of_a_long_trace_moves_blocks_and_stays_exact(
     shape: str, on_grid: bool
 ) -> None:
     rng = np.random.default_rng(3)
-    program = large_program(20_000, lanes=4, locality=16)
+    program = large_program(20_000, lanes=4, locality=3000 if shape == "far edges" else 16)
     if not on_grid:
         program = replace(program, duration_ns=program.duration_ns / 3.0)
     if shape == "shuffled ids":
@@ -241,6 +241,20 @@ def test_resimulation_of_a_long_trace_moves_blocks_and_stays_exact(
         if on_grid and shape in ("forward ids", "delays"):
             assert edited.recomputed_tasks < program.tasks / 4
         base = edited
+
+
+@pytest.mark.parametrize("backend", ["native", "python"])
+def test_edits_everywhere_leave_no_trace_in_the_next_edit(backend: str) -> None:
+    compiled = large_program(3000, lanes=4).compile(backend)  # type: ignore[arg-type]
+    base, other = compiled.simulate(), compiled.simulate(np.full(3000, 5.0))
+    for start, chosen in ((0, base), (1, base), (2, other), (3, base)):
+        ids = np.arange(start, 3000, 7)[::-1]
+        duration = chosen.duration_ns.copy()
+        duration[ids] += 3.0
+        edited = compiled.resimulate(ids, duration[ids], base=chosen)
+        assert edited.recomputed_tasks == 3000
+        assert bits(edited) == bits(compiled.simulate(duration))
+        assert edited.duration_ns.tobytes() == duration.tobytes()
 
 
 @settings(max_examples=50, deadline=None)

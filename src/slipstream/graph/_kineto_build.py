@@ -60,9 +60,7 @@ class _Assembly:
         d, h = len(device), self.found.hosts
         taken = np.flatnonzero(self.found.taken)
         host_lanes = np.unique(segments.lane)
-        lane_number = {int(lane): i for i, lane in enumerate(host_lanes)}
         used = np.unique(device.lane[taken])
-        device_number = {int(lane): len(host_lanes) + i for i, lane in enumerate(used)}
         # Ids so far: segments, device events, tails of cut segments, one begin per host lane.
         k = len(halves)
         total = h + d + k + len(host_lanes)
@@ -85,10 +83,16 @@ class _Assembly:
                 np.full(len(host_lanes), self.found.window.begin_ns),
             ]
         )
-        of_host = np.array([lane_number[int(lane)] for lane in segments.lane], np.int32)
-        of_device = np.array([device_number.get(int(lane), -1) for lane in device.lane], np.int32)
+        of_host = np.searchsorted(host_lanes, segments.lane).astype(np.int32)
+        of_device = np.full(len(device.lanes), -1, np.int32)
+        of_device[used] = len(host_lanes) + np.arange(len(used))
         lane = np.concatenate(
-            [of_host, of_device, of_host[halves], np.arange(len(host_lanes), dtype=np.int32)]
+            [
+                of_host,
+                of_device[device.lane],
+                of_host[halves],
+                np.arange(len(host_lanes), dtype=np.int32),
+            ]
         ).astype(np.int32)
         exists = np.ones(total, np.bool_)
         exists[h : h + d] = self.found.taken
@@ -152,7 +156,7 @@ class _Assembly:
     ) -> None:
         """Untracked time between the segments of each thread, up to the step's end."""
         threads = edges.kind == Dependency.THREAD_TO_THREAD
-        resumed = set(edges.target[threads].tolist())
+        resumed = np.unique(edges.target[threads])
         left = set(edges.source[threads].tolist())
         works = self.found.works()
         hosts = len(works)
@@ -172,9 +176,7 @@ class _Assembly:
             if not len(mine) or not works[number]:
                 continue
             between = np.maximum(ready[mine[1:]] - end[mine[:-1]], 0.0)
-            for at in range(len(between)):
-                if int(place[mine[at + 1]]) in resumed:
-                    between[at] = 0.0
+            between[np.isin(place[mine[1:]], resumed)] = 0.0
             gap[mine[:-1]] = between
             if int(place[mine[-1]]) not in left:
                 gap[mine[-1]] = max(step_end - end[mine[-1]], 0.0)

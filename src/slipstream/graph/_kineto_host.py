@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,19 +64,7 @@ def flatten(columns: Columns, rows: Ints, strings: StringTable) -> Segments:
     cuts = np.flatnonzero(np.diff(thread)) + 1
     for part in np.split(order, cuts) if len(order) else []:
         sweep.run(part)
-    fields = list(zip(*sweep.rows, strict=True)) or [()] * 8
-    event = np.array(fields[0], np.int64)
-    return Segments(
-        event=event,
-        start=np.array(fields[1], np.float64),
-        end=np.array(fields[2], np.float64),
-        lane=columns.thread[event],
-        first=np.array(fields[3], np.bool_),
-        scope=np.array(fields[4], np.int32),
-        module=np.array(fields[5], np.int32),
-        source=np.array(fields[6], np.int32),
-        phase=np.array(fields[7], np.uint8),
-    )
+    return sweep.segments()
 
 
 class _Sweep:
@@ -89,77 +78,87 @@ class _Sweep:
         }
         self._scopes: dict[tuple[int, int], int] = {}
         self._texts = {0: ""}
-        # Per segment: event, start, end, first, scope, module, source, phase.
-        self.rows: list[tuple[int, float, float, bool, int, int, int, int]] = []
+        # What was opened: event, scope, module, source, phase. A frame stands for the event it
+        # runs in (-1: none), whose segments it puts elsewhere.
+        self._opened: list[tuple[int, int, int, int, int]] = []
+        # Per segment: which of the opened it belongs to, start, end.
+        self._of: list[int] = []
+        self._start: list[float] = []
+        self._end: list[float] = []
+
+    def segments(self) -> Segments:
+        """The segments so far. Stretches without length are left out, but for an event's first."""
+        values = itertools.chain.from_iterable(self._opened)
+        opened = np.fromiter(values, np.int64, 5 * len(self._opened)).reshape(-1, 5)[self._of]
+        event, start = opened[:, 0], np.array(self._start, np.float64)
+        end = np.maximum(np.array(self._end, np.float64), start)
+        first = np.zeros(len(event), np.bool_)
+        first[np.unique(event, return_index=True)[1]] = True
+        kept = np.flatnonzero(first | (end > start))
+        event, opened = event[kept], opened[kept]
+        return Segments(
+            event=event,
+            start=start[kept],
+            end=end[kept],
+            lane=self._columns.thread[event],
+            first=first[kept],
+            scope=opened[:, 1].astype(np.int32),
+            module=opened[:, 2].astype(np.int32),
+            source=opened[:, 3].astype(np.int32),
+            phase=opened[:, 4].astype(np.uint8),
+        )
 
     def run(self, rows: Ints) -> None:
         """Add the segments of one thread's events, sorted by start, the longer first."""
         columns = self._columns
         texts, names = columns.texts, columns.name[rows].tolist()
         starts, ends = columns.start[rows].tolist(), columns.end[rows].tolist()
-        categories = columns.category[rows].tolist()
-        # Of open events: (end, event or -1, scope, inner scope, module, source, phase); frames
-        # carry the event they run in.
-        stack: list[tuple[float, int, int, int, int, int, int]] = []
-        shown: set[int] = set()
+        category = columns.category[rows]
+        framing = ((category == Category.ANNOTATION) | (category == Category.PYTHON)).tolist()
+        scopes, backward = self._scopes, self._backward
+        in_backward, other = int(StepPhase.BACKWARD), int(StepPhase.OTHER)
+        opened, of, begun, ended = self._opened, self._of, self._start, self._end
+        # Of open events: (end, number among the opened, is a frame, event or -1, inner scope,
+        # module, source, phase).
+        stack: list[tuple[float, int, bool, int, int, int, int, int]] = []
         cursor = 0.0
-        frame = (int(Category.ANNOTATION), int(Category.PYTHON))
-        backward = int(StepPhase.BACKWARD)
-        events = zip(rows.tolist(), starts, ends, categories, names, strict=True)
-        for row, start, end, category, code in events:
+        events = zip(rows.tolist(), starts, ends, framing, names, strict=True)
+        # The last one closes whatever is still open.
+        for row, start, end, frame, code in (*events, (-1, np.inf, np.inf, False, -1)):
             while stack and stack[-1][0] <= start:
-                cursor = self._close(stack, shown, cursor)
-            event, outer, module, source, phase = -1, 0, 0, 0, int(StepPhase.OTHER)
+                until, number, is_frame, *_ = stack.pop()
+                if not is_frame:
+                    of.append(number)
+                    begun.append(cursor)
+                    ended.append(until)
+                    cursor = max(cursor, until)
+            if row < 0:
+                break
             if stack:
-                top = stack[-1]
-                event, outer, module, source, phase = top[1], top[3], top[4], top[5], top[6]
-                end = min(end, top[0])
-            if category in frame:
+                until, number, _, event, outer, module, source, phase = stack[-1]
+                end = min(end, until)
+            else:
+                event, outer, module, source, phase = -1, 0, 0, 0, other
+            if frame:
                 module, source, phase = self._placed(texts[code], module, source, phase)
-                # Its children are the children of what it runs in.
-                scope = stack[-1][2] if stack else 0
-                stack.append((end, event, scope, outer, module, source, phase))
+                # The segments of what it runs in keep their scope.
+                scope = opened[number][1] if stack else 0
+                stack.append((end, len(opened), True, event, outer, module, source, phase))
+                opened.append((event, scope, module, source, phase))
                 continue
             if event >= 0:
-                self._emit(stack[-1], cursor, start, shown)
+                of.append(number)
+                begun.append(cursor)
+                ended.append(start)
             cursor = start
-            if code in self._backward:
-                phase = backward
+            if code in backward:
+                phase = in_backward
             # What runs inside it runs in this scope.
-            inner = self._scopes.get((outer, code))
+            inner = scopes.get((outer, code))
             if inner is None:
                 inner = self._inner(outer, code)
-            stack.append((end, row, outer, inner, module, source, phase))
-        while stack:
-            cursor = self._close(stack, shown, cursor)
-
-    def _close(
-        self,
-        stack: list[tuple[float, int, int, int, int, int, int]],
-        shown: set[int],
-        cursor: float,
-    ) -> float:
-        top = stack.pop()
-        is_frame = bool(stack) and stack[-1][1] == top[1]
-        if top[1] < 0 or is_frame:
-            return cursor
-        self._emit(top, cursor, top[0], shown)
-        return max(cursor, top[0])
-
-    def _emit(
-        self,
-        entry: tuple[float, int, int, int, int, int, int],
-        start: float,
-        end: float,
-        shown: set[int],
-    ) -> None:
-        event = entry[1]
-        first = event not in shown
-        if end <= start and not first:
-            return
-        shown.add(event)
-        end = max(end, start)
-        self.rows.append((event, start, end, first, entry[2], entry[4], entry[5], entry[6]))
+            stack.append((end, len(opened), False, row, inner, module, source, phase))
+            opened.append((row, outer, module, source, phase))
 
     def _inner(self, outer: int, code: int) -> int:
         name = self._columns.texts[code]

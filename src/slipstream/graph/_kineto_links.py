@@ -337,16 +337,17 @@ class LinkFinder:
             if not depth:
                 continue
             low, high = int(device.first[lane]), int(device.first[lane + 1])
-            for event in range(low + depth, high):
-                call = int(device.launch[event])
-                done = float(device.end[event - depth])
-                if not self.taken[event] or call < 0 or done > columns.end[call]:
-                    continue
-                at = int(self.first_segment[call])
+            events = np.arange(low + depth, high)
+            call = device.launch[events]
+            done = device.end[events - depth]
+            held = self.taken[events] & (call >= 0) & (done <= columns.end[call])
+            held &= self.first_segment[call] >= 0
+            for event in events[held].tolist():
                 here = self._here(event - depth)
-                if at < 0 or here is None:
+                if here is None:
                     continue
-                self.segments.start[at] = max(self.segments.start[at], done)
+                at = int(self.first_segment[device.launch[event]])
+                self.segments.start[at] = max(self.segments.start[at], device.end[event - depth])
                 self.links.add(self.task(here[0]), at, Dependency.SYNCHRONISATION, 0.0, here[1])
 
     # What launches what
@@ -505,19 +506,23 @@ class LinkFinder:
 
     def _saved_tensors(self) -> None:
         """Edges from a forward operator to its backward on another thread."""
-        segments, columns = self.segments, self.columns
-        events = segments.event
-        numbered = np.flatnonzero(columns.sequence[events] >= 0)
-        forward: dict[int, int] = {}
-        for at in numbered.tolist():
-            if segments.phase[at] != StepPhase.BACKWARD:
-                forward[int(columns.sequence[events[at]])] = at
-        for at in numbered.tolist():
-            if not (segments.first[at] and self.autograd[at]):
-                continue
-            source = forward.get(int(columns.sequence[events[at]]), -1)
-            if source >= 0 and segments.lane[source] != segments.lane[at]:
-                if segments.end[source] <= self.ready[at]:
-                    self.links.add(self._last_part(source), at, Dependency.DATA)
-                else:
-                    self.dropped += 1
+        segments = self.segments
+        sequence = self.columns.sequence[segments.event]
+        numbered = np.flatnonzero(sequence >= 0)
+        forward = numbered[segments.phase[numbered] != StepPhase.BACKWARD]
+        backward = numbered[segments.first[numbered] & self.autograd[numbered]]
+        if not len(forward) or not len(backward):
+            return
+        # The last of each number: what an operator does last, it saves its results after.
+        numbers, last = np.unique(sequence[forward][::-1], return_index=True)
+        at = np.minimum(np.searchsorted(numbers, sequence[backward]), len(numbers) - 1)
+        source = forward[::-1][last][at]
+        crosses = (numbers[at] == sequence[backward]) & (
+            segments.lane[source] != segments.lane[backward]
+        )
+        source, backward = source[crosses], backward[crosses]
+        agrees = segments.end[source] <= self.ready[backward]
+        self.dropped += int((~agrees).sum())
+        pairs = zip(source[agrees].tolist(), backward[agrees].tolist(), strict=True)
+        for before, after in pairs:
+            self.links.add(self._last_part(before), after, Dependency.DATA)

@@ -225,6 +225,8 @@ class _Walk:
         tasks, edges = graph.tasks, graph.edges
         n = len(tasks)
         self.n = n
+        streams = np.isin(tasks.kind, (*_DEVICE, Kind.COMMUNICATION))
+        self.order = np.where(streams, Dependency.STREAM_ORDER, Dependency.THREAD_ORDER)
         # The engine rounds times to its resolution; so must what is compared with them.
         self.gap = self.schedule.program.gap_ns
         self.delay = self.schedule.program.edges.delay_ns
@@ -286,10 +288,9 @@ class _Walk:
 
     def _cause(self, step: int, task: int) -> tuple[int, tuple[int, int] | None, float]:
         """What gated the start of `task`: the kind, (step, task), and when that ended."""
-        tasks, edges = self.timeline.graph.tasks, self.timeline.graph.edges
+        edges = self.timeline.graph.edges
         end = self.schedule.end_ns
-        device = tasks.kind[task] in (*_DEVICE, Kind.COMMUNICATION)
-        order = Dependency.STREAM_ORDER if device else Dependency.THREAD_ORDER
+        order = int(self.order[task])
         before = int(self.before[task])
         its_step = step - int(self.wrapped[task])
         best: tuple[float, int, tuple[int, int] | None, float] = (-1.0, order, None, 0.0)

@@ -211,19 +211,15 @@ def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...
         texts: dict[str, int] = {}
         names = [texts.setdefault(str(event["name"]), len(texts)) for event in rows]
         args = [event.get("args") or {} for event in rows]
-        threads: dict[tuple[str, str], int] = {}
-        thread = [
-            threads.setdefault((_text(event.get("pid")), _text(event.get("tid"))), len(threads))
-            for event in rows
-        ]
+        thread, threads = _threads(rows)
         columns = Columns(
             texts=tuple(map(_text, texts)),
             name=np.array(names, np.int32),
             category=category,
             start=np.zeros(0),
             end=np.zeros(0),
-            thread=np.array(thread, np.int32),
-            threads=tuple(threads),
+            thread=thread,
+            threads=threads,
             **_ids(category, args),
         )
     except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
@@ -247,6 +243,18 @@ def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...
     return columns, _steps(columns)
 
 
+def _threads(
+    rows: Sequence[Mapping[str, Any]],
+) -> tuple[NDArray[np.int32], tuple[tuple[str, str], ...]]:
+    """Which thread each event ran on, and what the trace calls the threads."""
+    seen: dict[Any, int] = {}
+    # Text is made of each thread's name once; two ways to write it are one thread.
+    found = [seen.setdefault((row.get("pid"), row.get("tid")), len(seen)) for row in rows]
+    threads: dict[tuple[str, str], int] = {}
+    number = [threads.setdefault((_text(pid), _text(tid)), len(threads)) for pid, tid in seen]
+    return np.array(number, np.int32)[found], tuple(threads)
+
+
 def _text(value: object) -> str:
     """`value` as text that can be written: JSON may hold halves of characters."""
     return str(value).encode("utf-8", "replace").decode()
@@ -255,7 +263,7 @@ def _text(value: object) -> str:
 def _numbers(rows: Sequence[Mapping[str, Any]], key: str, name: str) -> NDArray[np.float64]:
     """A column of numbers, each of them finite, and no length negative."""
     values = [row[key] for row in rows]
-    if not {type(value) for value in values} <= {int, float}:
+    if not set(map(type, values)) <= {int, float}:
         values = [_number(row, key) for row in rows]
     numbers = np.array(values, np.float64)
     bad = ~np.isfinite(numbers) if key == "ts" else ~((numbers >= 0) & np.isfinite(numbers))
@@ -286,7 +294,8 @@ def _ids(
 
     def column(rows: NDArray[np.int64], key: str) -> NDArray[np.int64]:
         values = np.full(n, -1, np.int64)
-        values[rows] = [int(args[row].get(key, -1)) for row in rows.tolist()]
+        found = [args[row].get(key, -1) for row in rows.tolist()]
+        values[rows] = found if set(map(type, found)) <= {int} else [int(one) for one in found]
         return values
 
     correlated = np.flatnonzero(np.isin(category, _CORRELATED))

@@ -157,9 +157,8 @@ class _Edits:
     task_ids: Int32s
     new_ns: Float64s
 
-    def applied(self, out: Float64s | None = None) -> Float64s:
-        durations = np.empty_like(self.base_ns) if out is None else out
-        np.copyto(durations, self.base_ns)
+    def applied(self) -> Float64s:
+        durations = self.base_ns.copy()
         durations[self.task_ids] = self.new_ns
         return durations
 
@@ -259,7 +258,7 @@ class Compiled:
             shifted = self._shift_blocks(base, edits)
             if shifted is not None:
                 return Schedule(program, shifted.blocks.step_end_ns, edits, shifted)
-        start, end, step_end = self._engine.simulate(edits.applied(self._scratch()), False)
+        start, end, step_end = self._simulate_edited(edits)
         return Schedule(program, step_end, edits, (start, end))
 
     def _shift_blocks(self, base: Schedule, edits: _Edits) -> _Shifted | None:
@@ -276,13 +275,18 @@ class Compiled:
         )
         return None if blocks is None else _Shifted(plan, base.start_ns, base.end_ns, blocks)
 
-    def _scratch(self) -> Float64s:
-        """float64 [tasks] for durations, one per thread: fresh memory would cost as much as
-        simulating."""
-        kept: Float64s | None = getattr(self._local, "scratch", None)
-        if kept is None:
-            kept = self._local.scratch = np.empty(self.program.tasks)
-        return kept
+    def _simulate_edited(self, edits: _Edits) -> tuple[Float64s, Float64s, Float64s]:
+        """A full pass. Copying all durations would cost as much as half of it, so that each
+        thread keeps a copy of the baseline's, in which only the edited ones are exchanged."""
+        kept: tuple[Float64s, Float64s] | None = getattr(self._local, "durations", None)
+        if kept is None or kept[0] is not edits.base_ns:
+            kept = self._local.durations = (edits.base_ns, edits.base_ns.copy())
+        durations = kept[1]
+        durations[edits.task_ids] = edits.new_ns
+        try:
+            return self._engine.simulate(durations, False)
+        finally:
+            durations[edits.task_ids] = edits.base_ns[edits.task_ids]
 
     def _own_plan(self) -> NativePlan:
         with self._lock:
