@@ -1,1 +1,69 @@
-"""Edits of the user's source by syntax tree, as unified diffs."""
+"""Edits of the user's source by syntax tree, as unified diffs.
+
+What is not edited stays as it is to the byte: line endings, encoding, indentation, comments. An
+edit is whole or not at all: what cannot be placed with certainty raises `NotPlacedError` with the
+reason, and what is there already raises `AlreadyThereError`.
+
+A technique writes its `code` with `CodeChange.of`, which reads the workload's file, locates the
+model, the optimizer and the loop, runs the edit, and turns both refusals into notes::
+
+    def code(self, workload):
+        return CodeChange.of(
+            workload,
+            lambda where: where.after_model("{model} = {torch}.compile({model})"),
+            by_hand="model = torch.compile(model)",
+        )
+
+The edit is given `Places` and returns a `Source`. In its lines ``{model}`` and ``{torch}`` stand
+for what the file calls them (``self.net``, ``th``); ``import torch`` is added where it is missing.
+
+=====================================================  ==========================================
+``where.after_model("{model} = f({model})")``          lines after the statement that makes the
+                                                       model, before the optimizer is made
+``where.at_top("{torch}.set_num_threads(4)")``         lines after the imports
+``where.set_call("torch.utils.data.DataLoader",        keyword arguments of the only call of that
+num_workers="4")``                                     qualified name; added or replaced
+``where.set_optimizer(fused="True")``                  the same for the optimizer's constructor
+``where.set_default("batch_size", "64")``              the default of the named function's argument
+``where.before_return("{model}.eval()")``              lines before the function's ``return``
+``where.wrap_forward("with f({model}):")``             a block around the forward pass of the loop,
+                                                       from the model's call to the loss
+``accumulate(where, 4)``                               one update for four batches of the loop
+=====================================================  ==========================================
+
+Each returns a `Source`. A second edit after it begins with ``where.on(source)``, which locates
+everything anew in the edited text. For what these do not cover: ``where.model`` (its ``name`` and
+``statement``), ``where.optimizer`` (``call``, ``kind``), ``where.step`` (``container``,
+``backward``, ``update``, ...), ``where.inputs`` (what the model is fed), ``where.returned`` (what
+the function returns, by field), each a node of ``where.source.tree``; and the edits of `Source`
+itself: ``insert_after``, ``insert_before``, ``replace``, ``surround``, ``set_keywords``, ``wrap``,
+``with_import``. They take nodes of its own ``tree``, return a new `Source`, and may be chained as
+long as they do not overlap::
+
+    source = Source.read(Path("train.py"))
+    where = locate(source, "make_workload")        # or None, for a plain script
+    source = source.insert_after(where.model.statement, "model.requires_grad_(False)")
+    print(source.diff())                           # source.text and source.content: all of it
+    written = write(source)                        # atomic, keeps train.py.orig
+"""
+
+from slipstream.source._accumulate import accumulate
+from slipstream.source._function import value_of
+from slipstream.source._places import Places, locate, refuse_inside
+from slipstream.source._refusals import AlreadyThereError, NotPlacedError
+from slipstream.source._source import Source
+from slipstream.source._write import Written, undo, write
+
+__all__ = [
+    "AlreadyThereError",
+    "NotPlacedError",
+    "Places",
+    "Source",
+    "Written",
+    "accumulate",
+    "locate",
+    "refuse_inside",
+    "undo",
+    "value_of",
+    "write",
+]

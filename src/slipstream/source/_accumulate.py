@@ -1,0 +1,170 @@
+"""Gradient accumulation in a script's own loop."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from slipstream.source._names import Loop, Names
+from slipstream.source._places import Places
+from slipstream.source._refusals import AlreadyThereError, NotPlacedError
+from slipstream.source._source import Source
+from slipstream.source._step import Step
+
+_COUNTERS = ("step", "batch_index", "turn")
+
+
+def accumulate(where: Places, batches: int) -> Source:
+    """The training loop with one update for every `batches` of its batches.
+
+    The loss is divided where ``backward`` is called, so that what the loop prints of it stays what
+    it was. Clipping, the learning rate's schedule and clearing gradients go with the update.
+
+    Raises:
+        NotPlacedError: the loop has another form than batch, backward, update.
+        AlreadyThereError: the update depends on a count of batches already.
+    """
+    source, names, step = where.source, where.source.names, where.step
+    loop = step.container
+    if not isinstance(loop, ast.For):
+        raise NotPlacedError("the training loop is no for loop", where=source.line(loop))
+    update = _own_statement(source, loop, step.update)
+    backward = names.within(step.backward, loop.body)
+    for above in names.ancestors(step.backward):
+        if above is loop:
+            break
+        if not isinstance(above, (ast.Expr, ast.With)):
+            raise NotPlacedError(
+                "backward is called on a condition", where=source.line(step.backward)
+            )
+    assert backward is not None
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Continue) and _loop_of(names, node) is loop:
+            raise NotPlacedError("the loop leaves batches out", where=source.line(node))
+    first, last = _update_group(source, step, loop.body, loop.body.index(update), backward)
+    group = loop.body[first : last + 1]
+    cleared = [_own_statement(source, loop, one) for one in step.zero_grads]
+    if not cleared:
+        raise NotPlacedError("the loop clears no gradients", where=source.line(loop))
+    source, counter, begin = _counter(source, loop)
+    for one in cleared:
+        if one in group:
+            continue
+        if loop.body.index(one) > loop.body.index(backward):
+            raise NotPlacedError(
+                "gradients are cleared apart from the update", where=where.source.line(one)
+            )
+        source = source.wrap(one, one, f"if {_minus(counter, begin)} % {batches} == 0:")
+    source = source.surround(step.loss, "(", f" / {batches})")
+    return source.wrap(group[0], group[-1], f"if {_minus(counter, begin - 1)} % {batches} == 0:")
+
+
+def _own_statement(source: Source, loop: ast.For, call: ast.Call) -> ast.stmt:
+    """The statement of the loop's body that is nothing but `call`."""
+    parent = source.names.parent(call)
+    if isinstance(parent, ast.Expr) and parent in loop.body:
+        return parent
+    for above in source.names.ancestors(call):
+        if isinstance(above, ast.If) and any(
+            isinstance(node, ast.Mod) for node in ast.walk(above.test)
+        ):
+            raise AlreadyThereError("the loop accumulates gradients", where=source.line(above))
+    raise NotPlacedError(
+        f"{source.segment(call)} is not a statement of the loop itself", where=source.line(call)
+    )
+
+
+def _update_group(
+    source: Source, step: Step, body: list[ast.stmt], update: int, backward: ast.stmt
+) -> tuple[int, int]:
+    """The statements around the update that belong to it: clipping before, schedules after."""
+    names = source.names
+
+    def holds(statement: ast.stmt, calls: Iterable[ast.expr]) -> bool:
+        return isinstance(statement, ast.Expr) and statement.value in calls
+
+    clips = [
+        one
+        for statement in body
+        for one in ast.walk(statement)
+        if isinstance(one, ast.Call) and "clip_grad" in source.segment(one.func)
+    ]
+    first = last = update
+    while first > body.index(backward) + 1 and _is_clip(body[first - 1], clips):
+        first -= 1
+    while last + 1 < len(body) and holds(body[last + 1], (*step.zero_grads, *step.others)):
+        last += 1
+    for one in (*clips, *step.others):
+        statement = names.within(one, body)
+        if statement is None or not first <= body.index(statement) <= last:
+            raise NotPlacedError(
+                f"{source.segment(one.func)} belongs to the update and stands apart from it",
+                where=source.line(one),
+            )
+    return first, last
+
+
+def _is_clip(statement: ast.stmt, clips: list[ast.Call]) -> bool:
+    return isinstance(statement, (ast.Expr, ast.Assign)) and statement.value in clips
+
+
+def _loop_of(names: Names, node: ast.AST) -> Loop | None:
+    for above in names.ancestors(node):
+        if isinstance(above, (ast.For, ast.AsyncFor, ast.While)):
+            return above
+    return None
+
+
+def _counter(source: Source, loop: ast.For) -> tuple[Source, str, int]:
+    """The variable that counts the loop's turns, and where it begins; made if there is none."""
+    names = source.names
+    target, over = loop.target, loop.iter
+    called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
+    given = over.args if isinstance(over, ast.Call) and not over.keywords else []
+    found: ast.expr | None = None
+    begin: int | None = 0
+    if called == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        found = target.elts[0]
+        begin = _number(given[1]) if len(given) == 2 else 0 if len(given) == 1 else None
+    elif called == "range" and given and len(given) <= 2:
+        found = target
+        begin = _number(given[0]) if len(given) == 2 else 0
+    assigned = {
+        node.id
+        for statement in loop.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    builtin = not names.is_taken(called)
+    if isinstance(found, ast.Name) and begin is not None and builtin and found.id not in assigned:
+        read = any(
+            isinstance(node, ast.Name) and node.id == found.id and node is not found
+            for node in ast.walk(loop)
+        )
+        if found.id.startswith("_") and not read:
+            counter = source.fresh_name(*_COUNTERS)
+            return source.replace(found, counter), counter, begin
+        return source, found.id, begin
+    if names.is_taken("enumerate"):
+        raise NotPlacedError("'enumerate' stands for something else", where=source.line(loop))
+    counter = source.fresh_name(*_COUNTERS)
+    source = source.replace(target, f"{counter}, {_whole(source, target)}")
+    return source.replace(over, f"enumerate({_whole(source, over)})"), counter, 0
+
+
+def _whole(source: Source, expression: ast.expr) -> str:
+    """Its text; a tuple with its parentheses."""
+    text = source.segment(expression)
+    return f"({text})" if isinstance(expression, ast.Tuple) and text[0] != "(" else text
+
+
+def _number(expression: ast.expr) -> int | None:
+    if isinstance(expression, ast.Constant) and isinstance(expression.value, int):
+        return expression.value
+    return None
+
+
+def _minus(counter: str, number: int) -> str:
+    if not number:
+        return counter
+    return f"({counter} {'-' if number > 0 else '+'} {abs(number)})"

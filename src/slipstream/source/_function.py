@@ -1,0 +1,138 @@
+"""What a workload's function returns: which expression is the model, the batch, the optimizer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipstream.source._names import Function
+from slipstream.source._refusals import NotPlacedError
+from slipstream.source._source import Source
+
+_FIELDS = ("model", "batch", "loss", "optimizer")
+_SEVERAL = (ast.Tuple, ast.List, ast.Dict, ast.Starred)
+_BUILT = ("slipstream.Built", "slipstream.workload.Built")
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The only ``return`` of a function, taken apart.
+
+    Attributes:
+        fields: by name, in the order they are evaluated.
+    """
+
+    statement: ast.Return
+    fields: Mapping[str, ast.expr]
+
+    def get(self, field: str) -> ast.expr | None:
+        """The expression of `field`; None where there is none, or it is ``None``."""
+        found = self.fields.get(field)
+        nothing = isinstance(found, ast.Constant) and found.value is None
+        return None if nothing else found
+
+    def before(self, field: str) -> list[tuple[str, ast.expr]]:
+        """What is evaluated before `field`."""
+        names = list(self.fields)
+        return [(name, self.fields[name]) for name in names[: names.index(field)]]
+
+
+def find_function(source: Source, name: str) -> Function:
+    """The module's only definition of `name`.
+
+    Raises:
+        NotPlacedError: there is none, or several.
+    """
+    found = source.names.bindings(source.tree, name)
+    if len(found) == 1 and isinstance(found[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return found[0]
+    what = "is defined several times" if len(found) > 1 else "is not a function of this file"
+    raise NotPlacedError(f"'{name}' {what}", where=str(source.path))
+
+
+def returned_by(source: Source, function: Function) -> Returned:
+    """The parts of what `function` returns.
+
+    Raises:
+        NotPlacedError: it returns at several places, or something whose parts are not to be seen.
+    """
+    found = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and source.names.scope(node) is function
+    ]
+    if len(found) != 1:
+        how = f"returns at {len(found)} places" if found else "returns nothing"
+        raise NotPlacedError(f"{function.name}() {how}", where=source.line(function))
+    statement = found[0]
+    value = statement.value
+    if isinstance(value, ast.Name):
+        value = value_of(source, value) or value
+    fields = _fields(source, value)
+    if fields is None or "model" not in fields:
+        raise NotPlacedError(
+            f"it cannot be seen which part of what {function.name}() returns is the model",
+            where=source.line(statement),
+        )
+    return Returned(statement, fields)
+
+
+def inputs_of(source: Source, returned: Returned) -> list[ast.expr]:
+    """What of the batch the model is called with, where it is one tensor.
+
+    Raises:
+        NotPlacedError: the batch's parts are not to be seen, or there are several inputs.
+    """
+    batch = returned.get("batch")
+    if isinstance(batch, ast.Name):
+        value = value_of(source, batch)
+        batch = value if isinstance(value, (ast.Tuple, ast.List)) else batch
+    if isinstance(batch, (ast.Tuple, ast.List)):
+        inputs = batch.elts if returned.get("loss") is None else batch.elts[:1]
+        whole = returned.get("loss") is None or len(batch.elts) == 2
+        if whole and len(inputs) == 1 and not isinstance(inputs[0], _SEVERAL):
+            return [inputs[0]]
+    elif isinstance(batch, (ast.Name, ast.Call)) and returned.get("loss") is None:
+        value = value_of(source, batch) if isinstance(batch, ast.Name) else batch
+        made = source.names.qualified(value.func) if isinstance(value, ast.Call) else None
+        if (made or "").startswith("torch."):
+            return [batch]
+    raise NotPlacedError(
+        "it cannot be seen which part of the batch is the model's only input",
+        where=source.line(batch or returned.statement),
+    )
+
+
+def value_of(source: Source, name: ast.expr) -> ast.expr | None:
+    """What a variable is given, where that happens only once and in a statement of its own."""
+    identity = source.names.identity(name)
+    nodes = source.names.bindings(*identity) if identity is not None else []
+    if len(nodes) != 1:
+        return None
+    parent = source.names.parent(nodes[0])
+    if isinstance(parent, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+        return parent.value
+    return None
+
+
+def _fields(source: Source, value: ast.expr | None) -> dict[str, ast.expr] | None:
+    if isinstance(value, (ast.Tuple, ast.List)):
+        if any(isinstance(one, ast.Starred) for one in value.elts):
+            return None
+        return dict(zip(_FIELDS, value.elts, strict=False))
+    if isinstance(value, ast.Dict):
+        keys = [key.value if isinstance(key, ast.Constant) else None for key in value.keys]
+        if all(isinstance(key, str) for key in keys):
+            return dict(zip(map(str, keys), value.values, strict=True))
+        return None
+    if isinstance(value, ast.Call):
+        called = source.names.qualified(value.func)
+        builtin = isinstance(value.func, ast.Name) and value.func.id == "dict"
+        starred = any(isinstance(one, ast.Starred) for one in value.args)
+        if starred or any(keyword.arg is None for keyword in value.keywords):
+            return None
+        if called in _BUILT or (builtin and called is None and not value.args):
+            found = dict(zip(_FIELDS, value.args, strict=False))
+            return found | {str(keyword.arg): keyword.value for keyword in value.keywords}
+    return None

@@ -1,0 +1,149 @@
+"""Where the lines, tokens and logical lines of a Python text lie, in bytes of its UTF-8 form."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from bisect import bisect_right
+from dataclasses import dataclass
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_LAYOUT = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that means something, and its span."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class LogicalLine:
+    """One or more simple statements, or the head of a block (perhaps with statements behind it).
+
+    Attributes:
+        tokens: without comments and line ends.
+        end: where the next physical line begins, or the end of the text.
+    """
+
+    tokens: tuple[Token, ...]
+    end: int
+
+
+class Layout:
+    """Spans of `text`; columns are those of `ast`, which counts UTF-8 bytes.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.body = text.encode()
+        ends = list(_LINE_END.finditer(self.body))
+        self._starts = [0, *(end.end() for end in ends)]
+        self._ends = [end.group().decode() for end in ends]
+        # As Python reads it: every line end is a line feed.
+        normal = _LINE_END.sub(b"\n", self.body).decode()
+        self.tree = ast.parse(normal)
+        self._lines = [line + "\n" for line in normal.split("\n")]
+        self.strings: list[tuple[int, int]] = []
+        """Spans of string literals."""
+        self.comments: list[Token] = []
+        self.logical: list[LogicalLine] = []
+        self._tokenise(normal)
+        self._logical_starts = [line.tokens[0].start for line in self.logical]
+
+    def offset(self, line: int, column: int) -> int:
+        """Of a place as `ast` gives it: lines from 1, columns in bytes from 0."""
+        return self._starts[line - 1] + column
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """First byte of a node, and the one after its last; decorators belong to it."""
+        first: ast.AST = node
+        decorators = getattr(node, "decorator_list", None)
+        if decorators:
+            first = decorators[0]
+        start = self.offset(first.lineno, first.col_offset)  # type: ignore[attr-defined]
+        if decorators:
+            # The decorator's at sign stands before its expression.
+            start = self.body.rindex(b"@", 0, start)
+        return start, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+
+    def line_of(self, offset: int) -> int:
+        """The number of the physical line, from 1."""
+        return bisect_right(self._starts, offset)
+
+    def line_start(self, offset: int) -> int:
+        """Where the physical line that holds `offset` begins."""
+        return self._starts[self.line_of(offset) - 1]
+
+    def content_end(self, offset: int) -> int:
+        """The end of the physical line that holds `offset`, without its line end."""
+        line = self.line_of(offset)
+        if line - 1 < len(self._ends):
+            return self._starts[line] - len(self._ends[line - 1])
+        return len(self.body)
+
+    def newline(self, offset: int) -> str:
+        """How lines end here: as this one does, or as the file's first one."""
+        line = self.line_of(offset)
+        if line - 1 < len(self._ends):
+            return self._ends[line - 1]
+        return self._ends[0] if self._ends else "\n"
+
+    def indent(self, offset: int) -> str:
+        """The blanks that begin the physical line."""
+        start = self.line_start(offset)
+        line = self.body[start : self.content_end(offset)]
+        return line[: len(line) - len(line.lstrip(b" \t\f"))].decode()
+
+    def logical_line(self, offset: int) -> LogicalLine:
+        """The logical line that holds `offset`."""
+        return self.logical[bisect_right(self._logical_starts, offset) - 1]
+
+    def in_string(self, offset: int) -> bool:
+        """Whether a byte there would become part of a string literal."""
+        return any(start < offset < end for start, end in self.strings)
+
+    def _tokenise(self, normal: str) -> None:
+        tokens: list[Token] = []
+        depth, opened = 0, 0
+        fstring_start = getattr(tokenize, "FSTRING_START", -1)
+        fstring_end = getattr(tokenize, "FSTRING_END", -1)
+        lines = io.StringIO(normal, newline="\n")
+        for found in tokenize.generate_tokens(lines.readline):
+            start, end = self._place(*found.start), self._place(*found.end)
+            if found.type == tokenize.NEWLINE:
+                line = found.start[0]
+                after = self._starts[line] if line < len(self._starts) else len(self.body)
+                if tokens:
+                    self.logical.append(LogicalLine(tuple(tokens), after))
+                tokens = []
+                continue
+            if found.type == tokenize.COMMENT:
+                self.comments.append(Token(found.string, start, end))
+            if found.type in _LAYOUT:
+                continue
+            tokens.append(Token(found.string, start, end))
+            if found.type == tokenize.STRING:
+                self.strings.append((start, end))
+            elif found.type == fstring_start:
+                opened = opened if depth else start
+                depth += 1
+            elif found.type == fstring_end:
+                depth -= 1
+                if not depth:
+                    self.strings.append((opened, end))
+
+    def _place(self, line: int, column: int) -> int:
+        if line > len(self._starts):
+            return len(self.body)
+        text = self._lines[line - 1]
+        # The tokenizer counts characters.
+        before = column if text.isascii() else len(text[:column].encode())
+        return min(self._starts[line - 1] + before, len(self.body))

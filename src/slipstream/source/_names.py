@@ -1,0 +1,255 @@
+"""What the names of a file stand for: imports, scopes, and the same object under two names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TypeAlias
+
+Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
+Identity: TypeAlias = tuple[ast.AST, str]
+"""Whose name it is, and the name: a variable of a scope, or an attribute of a class's ``self``."""
+
+_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# How many calls an argument is followed through.
+_DEEPEST = 5
+
+
+class Names:
+    """Scopes and bindings of a syntax tree."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self._parents: dict[ast.AST, ast.AST] = {}
+        self._bound: dict[ast.AST, dict[str, list[ast.AST]]] = {}
+        self._outside: dict[ast.AST, dict[str, ast.AST]] = {}
+        self.used: set[str] = set()
+        """Every variable's name in the file."""
+        self.attributes: set[str] = set()
+        """Every attribute's name: ``step`` of ``optimizer.step``."""
+        for node in ast.walk(tree):
+            for child in ast.iter_child_nodes(node):
+                self._parents[child] = node
+        for node in ast.walk(tree):
+            self._note(node)
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """The node that holds `node`."""
+        return self._parents.get(node)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes that hold `node`, from the inside."""
+        found = self.parent(node)
+        while found is not None:
+            yield found
+            found = self.parent(found)
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that is or holds `node`."""
+        while not isinstance(node, ast.stmt):
+            node = self._parents[node]
+        return node
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The innermost scope that holds `node`."""
+        before = node
+        for above in self.ancestors(node):
+            if isinstance(above, _SCOPES) and not _evaluated_outside(above, before):
+                return above
+            before = above
+        return self.tree
+
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The list of statements that `statement` is one of."""
+        parent = self._parents[statement]
+        for name in ("body", "orelse", "finalbody"):
+            found = getattr(parent, name, None)
+            if isinstance(found, list) and statement in found:
+                return found
+        raise LookupError(f"line {statement.lineno} is in no block")
+
+    def within(self, node: ast.AST, block: list[ast.stmt]) -> ast.stmt | None:
+        """The statement of `block` that is or holds `node`."""
+        for one in (node, *self.ancestors(node)):
+            if isinstance(one, ast.stmt) and one in block:
+                return one
+        return None
+
+    def bindings(self, owner: ast.AST, name: str) -> list[ast.AST]:
+        """The nodes that give `name` of `owner` a value: see `Identity`."""
+        return self._bound.get(owner, {}).get(name, [])
+
+    def is_taken(self, name: str) -> bool:
+        """Whether the module itself gives `name` a value."""
+        return bool(self.bindings(self.tree, name))
+
+    def module_name(self, module: str) -> str | None:
+        """What the file calls an imported module everywhere: ``torch``, ``th``; None if nothing."""
+        for name, nodes in self._bound.get(self.tree, {}).items():
+            if self._imported(nodes) == module:
+                return name
+        return None
+
+    def qualified(self, expression: ast.AST) -> str | None:
+        """The full name of what an expression reads from an import: ``torch.optim.Adam``."""
+        if isinstance(expression, ast.Attribute):
+            base = self.qualified(expression.value)
+            return f"{base}.{expression.attr}" if base else None
+        if not isinstance(expression, ast.Name):
+            return None
+        owner = self._owner(expression, expression.id)
+        return self._imported(self.bindings(owner, expression.id)) if owner is not None else None
+
+    def identity(self, expression: ast.AST, depth: int = 0) -> Identity | None:
+        """Which variable it is; an argument is what every call in the file gives for it."""
+        if isinstance(expression, ast.Attribute):
+            if isinstance(expression.value, ast.Name) and expression.value.id == "self":
+                for above in self.ancestors(expression):
+                    if isinstance(above, ast.ClassDef):
+                        return above, f"self.{expression.attr}"
+            base = self.identity(expression.value, depth)
+            return None if base is None else (base[0], f"{base[1]}.{expression.attr}")
+        if not isinstance(expression, ast.Name):
+            return None
+        owner = self._owner(expression, expression.id)
+        if owner is None:
+            return None
+        own = owner, expression.id
+        arguments = any(isinstance(node, ast.arg) for node in self.bindings(*own))
+        if not arguments or depth > _DEEPEST or not isinstance(owner, _FUNCTIONS):
+            return own
+        given = [self._given(call, owner, expression.id) for call in self.calls_of(owner)]
+        found = {None if one is None else self.identity(one, depth + 1) for one in given}
+        only = found.pop() if len(found) == 1 else None
+        return only or own
+
+    def calls(self) -> Iterator[ast.Call]:
+        """Every call in the file, in its order."""
+        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        yield from sorted(found, key=lambda call: (call.lineno, call.col_offset))
+
+    def calls_of(self, function: Function) -> list[ast.Call]:
+        """The calls of a function that are plain to see; of a method, all calls of its name."""
+        owner = self.parent(function)
+        method = isinstance(owner, ast.ClassDef)
+        found = []
+        for call in self.calls():
+            if method and isinstance(call.func, ast.Attribute) and call.func.attr == function.name:
+                found.append(call)
+            elif not method and isinstance(call.func, ast.Name) and call.func.id == function.name:
+                scope = self._owner(call.func, function.name)
+                if scope is not None and function in self.bindings(scope, function.name):
+                    found.append(call)
+        if method and function.name == "__init__" and isinstance(owner, ast.ClassDef):
+            found += [
+                call
+                for call in self.calls()
+                if isinstance(call.func, ast.Name) and call.func.id == owner.name
+            ]
+        return found
+
+    def _given(self, call: ast.Call, function: Function, name: str) -> ast.expr | None:
+        """What `call` gives for the argument `name` of `function`."""
+        for keyword in call.keywords:
+            if keyword.arg == name:
+                return keyword.value
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if isinstance(self.parent(function), ast.ClassDef):
+            names = names[1:]
+        if name not in names or any(isinstance(one, ast.Starred) for one in call.args):
+            return None
+        place = names.index(name)
+        return call.args[place] if place < len(call.args) else None
+
+    def _owner(self, node: ast.AST, name: str) -> ast.AST | None:
+        """The scope whose variable `name` is, read where `node` stands."""
+        scope: ast.AST = self.scope(node)
+        innermost = True
+        while True:
+            if name in self._outside.get(scope, {}):
+                outer = self._outside[scope][name]
+                scope = self.tree if isinstance(outer, ast.Global) else self.scope(scope)
+                continue
+            # A class's own names are not seen from the functions in it.
+            visible = innermost or not isinstance(scope, ast.ClassDef)
+            if visible and name in self._bound.get(scope, {}):
+                return scope
+            if scope is self.tree:
+                return None
+            scope, innermost = self.scope(scope), False
+
+    def _imported(self, nodes: list[ast.AST]) -> str | None:
+        """The one thing these bindings import, or None."""
+        found = set()
+        for node in nodes:
+            if not isinstance(node, ast.alias):
+                return None
+            origin = self._parents[node]
+            if isinstance(origin, ast.ImportFrom):
+                if origin.level:
+                    return None
+                found.add(f"{origin.module}.{node.name}")
+            else:
+                # `import torch.optim` gives the name torch.
+                found.add(node.name if node.asname else node.name.partition(".")[0])
+        return found.pop() if len(found) == 1 else None
+
+    def _note(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name):
+            self.used.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            self.attributes.add(node.attr)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            if not self._in_comprehension(node):
+                self._bind(node, node.id)
+        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            if isinstance(node.value, ast.Name) and node.value.id == "self":
+                owner = self.identity(node)
+                if owner is not None:
+                    self._bound.setdefault(owner[0], {}).setdefault(owner[1], []).append(node)
+        elif isinstance(node, ast.alias):
+            name = node.asname or node.name.partition(".")[0]
+            self.used.add(name)
+            self._bind(node, name)
+        elif isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            self.used.add(node.name)
+            self._bind(node, node.name)
+        elif isinstance(node, ast.arg):
+            self.used.add(node.arg)
+            self._bind(node, node.arg)
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            if node.name:
+                self._bind(node, node.name)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            for name in node.names:
+                self._outside.setdefault(self.scope(node), {})[name] = node
+
+    def _bind(self, node: ast.AST, name: str) -> None:
+        scope: ast.AST = self.scope(node)
+        if isinstance(self._outside.get(scope, {}).get(name), ast.Global):
+            scope = self.tree
+        self._bound.setdefault(scope, {}).setdefault(name, []).append(node)
+
+    def _in_comprehension(self, node: ast.AST) -> bool:
+        before = node
+        for above in self.ancestors(node):
+            if isinstance(above, ast.comprehension):
+                return before is above.target
+            if isinstance(above, ast.stmt):
+                return False
+            before = above
+        return False
+
+
+def _evaluated_outside(scope: Scope, child: ast.AST) -> bool:
+    """Whether `child` of a definition is evaluated where the definition stands."""
+    if isinstance(scope, (*_FUNCTIONS, ast.ClassDef)):
+        if child in scope.decorator_list:
+            return True
+        if isinstance(scope, ast.ClassDef):
+            return child in scope.bases or child in scope.keywords
+        return child is scope.returns
+    return False

@@ -1,0 +1,373 @@
+"""Where in a file the model, the optimizer and the loop are, and edits relative to them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from slipstream.source._function import Returned, find_function, inputs_of, returned_by
+from slipstream.source._names import Function, Identity
+from slipstream.source._optimizer import Optimizer, assigned_to, optimizers_in, trained_by
+from slipstream.source._refusals import AlreadyThereError, NotPlacedError
+from slipstream.source._source import Source
+from slipstream.source._step import Step, find_step
+
+_TORCH = "torch"
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where the model gets its name.
+
+    Attributes:
+        name: as the file writes it there: ``model``, ``self.net``.
+        statement: after it the model is complete, and neither trained nor returned yet.
+    """
+
+    name: str
+    statement: ast.stmt
+    identity: Identity
+
+
+def locate(source: Source, function: str | None) -> Places:
+    """The places in `source`; each is looked for when it is asked for.
+
+    Args:
+        function: the workload's function, or None for a plain script.
+    """
+    return Places(source.settled(), function)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The model, the optimizer and the loop of one file; see the package's text.
+
+    Every attribute raises `NotPlacedError` where it cannot be told with certainty.
+    """
+
+    source: Source
+    function_name: str | None
+
+    def on(self, source: Source) -> Places:
+        """The same places in the edited text."""
+        return locate(source, self.function_name)
+
+    @cached_property
+    def function(self) -> Function | None:
+        """The workload's function, or None for a plain script."""
+        return find_function(self.source, self.function_name) if self.function_name else None
+
+    @cached_property
+    def returned(self) -> Returned:
+        """What the workload's function returns, by field: ``model``, ``batch``, ``loss``, ..."""
+        if self.function is None:
+            raise NotPlacedError("a plain script returns nothing", where=str(self.source.path))
+        return returned_by(self.source, self.function)
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """The call that makes the optimizer, and its class."""
+        found = self._optimizers
+        if len(found) > 1:
+            raise NotPlacedError(
+                f"{len(found)} optimizers are made, on "
+                + _numbers([one.call.lineno for one in found]),
+                where=self.source.line(found[1].call),
+            )
+        return found[0]
+
+    @cached_property
+    def model(self) -> Model:
+        """The model's name, and the statement after which it is complete."""
+        if self.function is not None:
+            expression = self.returned.get("model")
+            if not isinstance(expression, (ast.Name, ast.Attribute)):
+                raise NotPlacedError(
+                    "the model has no name", where=self.source.line(self.returned.statement)
+                )
+            identity = self.source.names.identity(expression)
+        else:
+            identity, expression = self._trained
+        if identity is None:
+            raise NotPlacedError(
+                f"'{self.source.segment(expression)}' is not made in this file",
+                where=self.source.line(expression),
+            )
+        return self._made(identity)
+
+    @cached_property
+    def step(self) -> Step:
+        """One training step: the innermost loop (or function) with its backward and update."""
+        if self.function is not None:
+            raise NotPlacedError(
+                f"{self.function.name}() has no training loop of its own",
+                where=self.source.line(self.function),
+            )
+        names = {one.identity for one in self._optimizers}
+        identity = names.pop() if len(names) == 1 else None
+        if identity is None:
+            raise NotPlacedError(
+                "the optimizer has no name of its own",
+                where=self.source.line(self._optimizers[0].call),
+            )
+        return find_step(self.source, identity, self._trained[0])
+
+    @cached_property
+    def inputs(self) -> list[ast.expr]:
+        """The expressions the model is fed: of the returned batch, or in the loop's calls."""
+        return inputs_of(self.source, self.returned) if self.function else self.step.inputs
+
+    @property
+    def torch(self) -> str:
+        """What the file calls torch, or ``torch`` where it does not import it."""
+        return self.source.names.module_name(_TORCH) or _TORCH
+
+    def with_named_model(self) -> Places:
+        """The same with ``model = ...`` before a ``return`` whose model has no name."""
+        if self.function is None:
+            return self
+        expression, statement = self.returned.get("model"), self.returned.statement
+        if isinstance(expression, (ast.Name, ast.Attribute)):
+            return self
+        source = self.source
+        if expression is None:
+            raise NotPlacedError("the function returns no model", where=source.line(statement))
+        value = expression
+        name = source.fresh_name("model", "net")
+        if isinstance(expression, ast.NamedExpr):
+            name, value = source.segment(expression.target), expression.value
+        for field, other in self.returned.before("model"):
+            if not isinstance(other, (ast.Name, ast.Constant, ast.Attribute)):
+                raise NotPlacedError(
+                    f"the model is made inside the return statement, after its {field}",
+                    where=source.line(statement),
+                )
+        made = source.segment(value)
+        if value.end_lineno != value.lineno:
+            made = f"({made})"
+        line = f"{name} = {made}"
+        edited = source.insert_before(source.names.statement(expression), line)
+        return self.on(edited.replace(expression, name))
+
+    def after_model(self, *lines: str) -> Source:
+        """`lines` after the statement that makes the model.
+
+        Raises:
+            NotPlacedError: it cannot be told which one that is.
+            AlreadyThereError: the first of them is there.
+        """
+        here = self.with_named_model()
+        model = here.model
+        source, torch = here._with_torch(lines)
+        written = [line.replace("{model}", model.name).replace("{torch}", torch) for line in lines]
+        here._refuse_if_there(written, source.names.scope(model.statement))
+        return source.insert_after(model.statement, *written)
+
+    def before_return(self, *lines: str) -> Source:
+        """`lines` before the ``return`` of the workload's function.
+
+        Raises:
+            NotPlacedError: there is not exactly one, or it hides the model.
+            AlreadyThereError: the first of them is there.
+        """
+        here = self.with_named_model()
+        expression = here.returned.get("model")
+        assert expression is not None
+        name = here.source.segment(expression)
+        source, torch = here._with_torch(lines)
+        written = [line.replace("{model}", name).replace("{torch}", torch) for line in lines]
+        statement = here.returned.statement
+        here._refuse_if_there(written, source.names.scope(statement))
+        return source.insert_before(statement, *written)
+
+    def at_top(self, *lines: str) -> Source:
+        """`lines` after the imports of the file.
+
+        Raises:
+            AlreadyThereError: the first of them is there.
+        """
+        source, torch = self._with_torch(lines)
+        written = [line.replace("{torch}", torch) for line in lines]
+        self._refuse_if_there(written, source.tree)
+        nodes = source.names.bindings(source.tree, torch)
+        after = source.names.within(nodes[0], source.tree.body) if nodes else None
+        return source.insert_at_top(*written, after=after)
+
+    def set_optimizer(self, **keywords: str) -> Source:
+        """Keyword arguments of the optimizer's constructor, each value as source text.
+
+        Raises:
+            NotPlacedError: it cannot be told which call that is.
+            AlreadyThereError: it has them.
+        """
+        return self.source.set_keywords(self.optimizer.call, **keywords)
+
+    def set_call(self, function: str, **keywords: str) -> Source:
+        """Keyword arguments of the call of `function`, such as ``torch.utils.data.DataLoader``.
+
+        Of several calls it is the one the training loop goes over.
+
+        Raises:
+            NotPlacedError: there is no such call, or it cannot be told which.
+            AlreadyThereError: it has them.
+        """
+        names = self.source.names
+        found = [call for call in names.calls() if names.qualified(call.func) == function]
+        if not found:
+            raise NotPlacedError(
+                f"{function} is not called in this file", where=str(self.source.path)
+            )
+        if len(found) > 1:
+            with contextlib.suppress(NotPlacedError):
+                over = self.step.iterates(names)
+                found = [one for one in found if over and assigned_to(names, one) == over] or found
+        if len(found) > 1:
+            short = function.rpartition(".")[2]
+            raise NotPlacedError(
+                f"{short} is called on {_numbers([call.lineno for call in found])}",
+                where=self.source.line(found[1]),
+            )
+        return self.source.set_keywords(found[0], **keywords)
+
+    def set_default(self, name: str, value: str) -> Source:
+        """The default of an argument of the workload's function.
+
+        Raises:
+            NotPlacedError: there is no such argument, or it has no default.
+            AlreadyThereError: it has this default.
+        """
+        if self.function is None:
+            raise NotPlacedError("a plain script has no arguments", where=str(self.source.path))
+        return self.source.set_default(self.function, name, value)
+
+    def wrap_forward(self, header: str) -> Source:
+        """The loop's statements from the model's call to the loss, as a block under `header`.
+
+        Raises:
+            NotPlacedError: they are not simple statements one after another.
+            AlreadyThereError: they are in such a block.
+        """
+        step = self.step
+        first, last = step.forward_block(self.source)
+        source, torch = self._with_torch([header])
+        name = step.model_name(self.source)
+        written = header.replace("{model}", name).replace("{torch}", torch)
+        wanted = _statement(f"{written} pass")
+        for above in source.names.ancestors(first):
+            if isinstance(above, ast.With) and isinstance(wanted, ast.With):
+                one, other = ([ast.dump(item) for item in w.items] for w in (above, wanted))
+                if one == other:
+                    raise AlreadyThereError(f"'{written}' is there", where=source.line(above))
+        return source.wrap(first, last, written)
+
+    @cached_property
+    def _optimizers(self) -> list[Optimizer]:
+        if self.function is None:
+            return optimizers_in(self.source)
+        expression = self.returned.get("optimizer")
+        if expression is None:
+            raise NotPlacedError(
+                "the function returns no optimizer",
+                where=self.source.line(self.returned.statement),
+            )
+        return optimizers_in(self.source, expression)
+
+    @cached_property
+    def _trained(self) -> tuple[Identity, ast.expr]:
+        """The one model whose parameters the optimizers are given."""
+        return trained_by(self.source, self._optimizers)
+
+    def _made(self, identity: Identity) -> Model:
+        """After which statement the variable holds what is trained or returned."""
+        source, names = self.source, self.source.names
+        owner, name = identity
+        nodes = [n for n in names.bindings(owner, name) if not isinstance(n, ast.arg)]
+        use = self._use(nodes)
+        if use is not None:
+            begin = use.lineno, use.col_offset
+            nodes = [n for n in nodes if _position(n) < begin]
+        if not nodes:
+            raise NotPlacedError(f"'{name}' is not made in this file", where=str(source.path))
+        last = names.statement(max(nodes, key=_position))
+        if not isinstance(last, (ast.Assign, ast.AnnAssign, ast.Expr)):
+            raise NotPlacedError(f"'{name}' gets its value in a block", where=source.line(last))
+        if use is None:
+            parent = names.parent(last)
+            if names.scope(last) is not parent and not _is_main_guard(parent):
+                raise NotPlacedError(f"'{name}' is made in a block", where=source.line(last))
+            return Model(name, last, identity)
+        for above in (use, *names.ancestors(use)):
+            if not isinstance(above, ast.stmt):
+                continue
+            outermost = names.within(last, names.block(above))
+            if outermost is None:
+                continue
+            if isinstance(outermost, (ast.For, ast.AsyncFor, ast.While, ast.ClassDef)):
+                break
+            if outermost is not above:
+                return Model(name, outermost, identity)
+        raise NotPlacedError(f"'{name}' is made in a loop", where=source.line(last))
+
+    def _use(self, nodes: list[ast.AST]) -> ast.stmt | None:
+        """Before which statement of the same scope the model must be complete."""
+        names = self.source.names
+        scopes = {names.scope(node) for node in nodes}
+        uses: list[ast.AST] = []
+        try:
+            uses += [one.call for one in self._optimizers]
+        except NotPlacedError:
+            if self.function is None:
+                raise
+        if self.function is not None:
+            uses.append(self.returned.statement)
+        statements = [names.statement(one) for one in uses if names.scope(one) in scopes]
+        return min(statements, key=_position, default=None)
+
+    def _with_torch(self, lines: list[str] | tuple[str, ...]) -> tuple[Source, str]:
+        """The file with torch imported if `lines` need it, and what it is called there."""
+        if not any("{torch}" in line for line in lines):
+            return self.source, _TORCH
+        return self.source.with_import(_TORCH), self.torch
+
+    def _refuse_if_there(self, lines: list[str], scope: ast.AST) -> None:
+        names = self.source.names
+        there = {
+            ast.dump(node): node
+            for node in ast.walk(scope)
+            if isinstance(node, ast.stmt) and names.scope(node) is scope
+        }
+        node = there.get(ast.dump(_statement(lines[0])))
+        if node is not None:
+            raise AlreadyThereError(f"'{lines[0]}' is there", where=self.source.line(node))
+
+
+def refuse_inside(source: Source, node: ast.AST, context: str) -> None:
+    """Refuse what stands in a ``with`` of something called `context` already.
+
+    Raises:
+        AlreadyThereError: it does.
+    """
+    for above in source.names.ancestors(node):
+        for item in above.items if isinstance(above, ast.With) else ():
+            called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else None
+            name = called.attr if isinstance(called, ast.Attribute) else None
+            if context in (name, called.id if isinstance(called, ast.Name) else None):
+                raise AlreadyThereError(f"it is under {context}", where=source.line(above))
+
+
+def _statement(text: str) -> ast.stmt:
+    return ast.parse(text).body[0]
+
+
+def _position(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def _is_main_guard(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+
+
+def _numbers(lines: list[int]) -> str:
+    return "lines " + " and ".join(map(str, sorted(lines)))

@@ -1,0 +1,420 @@
+"""`Source`: one Python file, and the edits to it, each a span of bytes and what replaces it."""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import difflib
+import io
+import re
+import tokenize
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from slipstream.errors import WorkloadError
+from slipstream.source._layout import Layout, LogicalLine
+from slipstream.source._names import Names
+from slipstream.source._refusals import AlreadyThereError, NotPlacedError
+
+_CONTEXT_LINES = 3
+_DEFAULT_STEP = "    "
+_ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Python file as it is on disk, and as it would be after some edits; a value.
+
+    Every edit returns a new `Source` and takes nodes of `tree`, which stays that of the unedited
+    text, so that edits may be chained while they do not overlap. `settled` begins anew from the
+    edited text.
+
+    Attributes:
+        path: the file, as the user named it.
+        original: the file's bytes as read; `diff` starts from them.
+        encoding: of the file, by its coding line or byte order mark.
+    """
+
+    path: Path
+    original: bytes = field(repr=False)
+    encoding: str
+    _base: str = field(repr=False)
+    _edits: tuple[tuple[int, int, str], ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Source:
+        """The file at `path`.
+
+        Raises:
+            WorkloadError: it cannot be read or is no Python.
+        """
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise WorkloadError(
+                f"'{path}' cannot be read: {error.strerror}", remedy="check the path"
+            ) from error
+        return cls.of(content, path)
+
+    @classmethod
+    def of(cls, content: bytes, path: Path) -> Source:
+        """A file with these bytes.
+
+        Raises:
+            WorkloadError: it is no Python, or its encoding cannot be told.
+        """
+        try:
+            encoding = _encoding(content)
+            text = content.decode(encoding)
+            if text.encode(encoding) != content:
+                raise ValueError(f"its encoding {encoding} has several forms of one text")
+            found = cls(path, content, encoding, text)
+            _ = found._layout
+        except (SyntaxError, ValueError, tokenize.TokenError) as error:
+            line = getattr(error, "lineno", None)
+            raise WorkloadError(
+                f"Python cannot parse the file: {getattr(error, 'msg', None) or error}",
+                where=f"{path}:{line}" if line else str(path),
+                remedy="mend the file; Python cannot run it either",
+            ) from error
+        return found
+
+    @cached_property
+    def _layout(self) -> Layout:
+        with warnings.catch_warnings():
+            # Python will warn of dubious escapes when it runs the file.
+            warnings.simplefilter("ignore")
+            return Layout(self._base)
+
+    @property
+    def tree(self) -> ast.Module:
+        """The syntax tree of the text before the edits that are not `settled`."""
+        return self._layout.tree
+
+    @cached_property
+    def names(self) -> Names:
+        """What the names in `tree` stand for."""
+        return Names(self.tree)
+
+    @cached_property
+    def text(self) -> str:
+        """The whole file after the edits.
+
+        Raises:
+            NotPlacedError: two edits overlap, or the result would be no Python.
+        """
+        if not self._edits:
+            return self._base
+        parts, at = [], 0
+        for start, end, new in sorted(self._edits, key=lambda edit: edit[:2]):
+            if start < at:
+                raise NotPlacedError(
+                    "two edits overlap", where=f"{self.path}:{self._layout.line_of(start)}"
+                )
+            parts += [self._layout.body[at:start], new.encode()]
+            at = end
+        text = b"".join([*parts, self._layout.body[at:]]).decode()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compile(text, str(self.path), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            raise NotPlacedError(
+                f"the edited file would be no Python: {error}", where=str(self.path)
+            ) from error
+        return text
+
+    @property
+    def content(self) -> bytes:
+        """The file's bytes after the edits, in its own encoding."""
+        try:
+            return self.text.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            raise NotPlacedError(
+                f"the edit cannot be written in the file's encoding {self.encoding}",
+                where=str(self.path),
+            ) from error
+
+    @property
+    def changed(self) -> bool:
+        """Whether `content` differs from `original`."""
+        return self.content != self.original
+
+    def settled(self) -> Source:
+        """The same file with the edits made: `tree` is that of the edited text."""
+        return Source(self.path, self.original, self.encoding, self.text) if self._edits else self
+
+    def diff(self) -> str:
+        """A unified diff from the file as read, as ``patch -p1`` and ``git apply`` take it."""
+        name = self.path.as_posix().lstrip("/")
+        lines = difflib.unified_diff(
+            _lines(self.original.decode(self.encoding)),
+            _lines(self.text),
+            f"a/{name}",
+            f"b/{name}",
+            n=_CONTEXT_LINES,
+        )
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
+        )
+
+    def segment(self, node: ast.AST) -> str:
+        """The text of a node; line ends as in the file."""
+        start, end = self._layout.span(node)
+        return self._layout.body[start:end].decode()
+
+    def line(self, node: ast.AST) -> str:
+        """``file:line`` of a node, for messages."""
+        return f"{self.path}:{node.lineno}"  # type: ignore[attr-defined]
+
+    def replace(self, node: ast.AST, text: str) -> Source:
+        """`text` in place of an expression (without the parentheses around it) or statement."""
+        return self._edited((*self._span(node), text))
+
+    def surround(self, expression: ast.expr, before: str, after: str) -> Source:
+        """`before` and `after` around an expression, which gets parentheses if it needs them."""
+        start, end = self._span(expression)
+        if not isinstance(expression, _ATOMS):
+            before, after = f"{before}(", f"){after}"
+        return self._edited((start, start, before))._edited((end, end, after))
+
+    def insert_after(self, statement: ast.stmt, *lines: str) -> Source:
+        """`lines` of their own after a whole statement, indented as it is.
+
+        Where the statement shares its line with others, so do the lines, with semicolons.
+        """
+        start, end = self._layout.span(statement)
+        line = self._layout.logical_line(end - 1)
+        if not self._alone(statement):
+            return self._edited((end, end, "".join(f"; {text}" for text in lines)))
+        newline, indent = self._layout.newline(start), self._layout.indent(start)
+        at = line.end
+        text = newline.join(indent + text for text in lines)
+        if at == len(self._layout.body) and not self._layout.body.endswith((b"\n", b"\r")):
+            return self._edited((at, at, newline + text))
+        return self._edited((at, at, text + newline))
+
+    def insert_before(self, statement: ast.stmt, *lines: str) -> Source:
+        """`lines` of their own before a whole statement (and its decorators)."""
+        start, _ = self._layout.span(statement)
+        if not self._alone(statement):
+            return self._edited((start, start, "".join(f"{text}; " for text in lines)))
+        newline, indent = self._layout.newline(start), self._layout.indent(start)
+        at = self._layout.line_start(start)
+        return self._edited((at, at, "".join(indent + text + newline for text in lines)))
+
+    def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> Source:
+        """The statements from `first` to `last` of one block, indented under ``header``.
+
+        Raises:
+            NotPlacedError: they share a line with others.
+        """
+        for statement in (first, last):
+            if not self._alone(statement):
+                raise NotPlacedError(
+                    "several statements stand on one line", where=self.line(statement)
+                )
+        layout = self._layout
+        begin, (_, end) = layout.line_start(layout.span(first)[0]), layout.span(last)
+        indent, step = layout.indent(begin), self._step(first)
+        edited = self._edited((begin, begin, indent + header + layout.newline(begin)))
+        for number in range(layout.line_of(begin), layout.line_of(end - 1) + 1):
+            at = layout.offset(number, 0)
+            blank = not layout.body[at : layout.content_end(at)].strip()
+            if blank or layout.in_string(at):
+                continue
+            if layout.body[at:].startswith(indent.encode()):
+                at += len(indent.encode())
+            edited = edited._edited((at, at, step))
+        return edited
+
+    def set_keywords(self, call: ast.Call, **values: str) -> Source:
+        """Give `call` these keyword arguments, each value as source text; replace what is there.
+
+        Raises:
+            AlreadyThereError: it has all of them.
+            NotPlacedError: a ``**mapping`` may hold one.
+        """
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        edited, missing = self, []
+        for name, value in values.items():
+            if name not in given:
+                missing.append(f"{name}={value}")
+            elif not _same(given[name], value):
+                edited = edited.replace(given[name], value)
+        if missing and None in given:
+            raise NotPlacedError(
+                f"the call takes **{self.segment(given[None])}, which may hold "
+                + " or ".join(text.partition("=")[0] for text in missing),
+                where=self.line(call),
+            )
+        if missing:
+            return edited._append_arguments(call, missing)
+        if edited is self:
+            text = ", ".join(f"{name}={value}" for name, value in values.items())
+            raise AlreadyThereError(f"{text} is there", where=self.line(call))
+        return edited
+
+    def set_default(
+        self, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str, value: str
+    ) -> Source:
+        """Give the argument `name` of a function the default `value`.
+
+        Raises:
+            AlreadyThereError: it has this default.
+            NotPlacedError: there is no such argument, or it has no default.
+        """
+        arguments = function.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        defaults = arguments.defaults
+        pairs: list[tuple[ast.arg, ast.expr | None]] = [
+            *zip(positional[len(positional) - len(defaults) :], defaults, strict=True),
+            *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+        ]
+        for argument, default in pairs:
+            if argument.arg == name and default is not None:
+                if _same(default, value):
+                    raise AlreadyThereError(f"{name}={value} is there", where=self.line(argument))
+                return self.replace(default, value)
+        raise NotPlacedError(
+            f"{function.name}() has no argument '{name}' with a default",
+            where=self.line(function),
+        )
+
+    def with_import(self, module: str) -> Source:
+        """``import module`` after the file's other imports, unless it has it.
+
+        Raises:
+            NotPlacedError: the module's name stands for something else here.
+        """
+        if self.names.module_name(module):
+            return self
+        name = module.partition(".")[0]
+        if self.names.is_taken(name):
+            raise NotPlacedError(f"'{name}' stands for something else", where=str(self.path))
+        edited = self.insert_at_top(f"import {module}", before_others=True)
+        # An edit before this one may have needed it, too.
+        return self if edited._edits[-1] in self._edits else edited
+
+    def insert_at_top(
+        self, *lines: str, after: ast.stmt | None = None, before_others: bool = False
+    ) -> Source:
+        """`lines` after the file's leading imports (and after the statement `after`, if given).
+
+        Args:
+            before_others: before the first import (but ``from __future__``) instead.
+        """
+        body = self.tree.body
+        leading: list[ast.stmt] = []
+        for number, statement in enumerate(body):
+            text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if not (isinstance(statement, (ast.Import, ast.ImportFrom)) or (text and not number)):
+                break
+            leading.append(statement)
+        if before_others:
+            others = [one for one in leading if not _is_first(one)]
+            if others:
+                return self.insert_before(others[0], *lines)
+        place = leading[-1] if leading else None
+        if after is not None and (place is None or after.lineno > place.lineno):
+            place = after
+        if place is not None:
+            return self.insert_after(place, *lines)
+        if body:
+            return self.insert_before(body[0], *lines)
+        return self._edited((0, 0, "".join(f"{line}\n" for line in lines)))
+
+    def fresh_name(self, *wanted: str) -> str:
+        """The first of `wanted` the file does not use, or one made from the first."""
+        numbered = (f"{wanted[0]}_{number}" for number in range(2, 1000))
+        return next(name for name in (*wanted, *numbered) if name not in self.names.used)
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        """Of a node that is to be edited; before Python 3.12, those in f-strings have no place."""
+        if any(isinstance(above, ast.JoinedStr) for above in self.names.ancestors(node)):
+            raise NotPlacedError("it stands in an f-string", where=self.line(node))
+        return self._layout.span(node)
+
+    def _edited(self, edit: tuple[int, int, str]) -> Source:
+        return replace(self, _edits=(*self._edits, edit))
+
+    def _alone(self, statement: ast.stmt) -> bool:
+        """Whether a statement shares none of its lines with another one."""
+        start, end = self._layout.span(statement)
+        first = self._layout.logical_line(start)
+        last = self._layout.logical_line(end - 1)
+        return first.tokens[0].start == start and all(
+            token.text == ";" for token in last.tokens if token.start >= end
+        )
+
+    def _step(self, statement: ast.stmt) -> str:
+        """By how much this file indents a block, seen where `statement` stands."""
+        inner = self._layout.indent(self._layout.span(statement)[0])
+        parent = self.names.parent(statement)
+        if isinstance(parent, ast.stmt):
+            outer = self._layout.indent(self._layout.span(parent)[0])
+            if len(inner) > len(outer) and inner.startswith(outer):
+                return inner[len(outer) :]
+        for line, after in pairwise(self._layout.logical):
+            outer, inner = (self._indent_of(one) for one in (line, after))
+            if line.tokens[-1].text == ":" and len(inner) > len(outer):
+                return inner.removeprefix(outer)
+        return _DEFAULT_STEP
+
+    def _indent_of(self, line: LogicalLine) -> str:
+        return self._layout.indent(line.tokens[0].start)
+
+    def _append_arguments(self, call: ast.Call, texts: Sequence[str]) -> Source:
+        layout, text = self._layout, ", ".join(texts)
+        _, end = self._span(call)
+        inside = [t for t in layout.logical_line(end - 1).tokens if t.start < end]
+        close, before = inside[-1], inside[-2]
+        if not call.args and not call.keywords:
+            return self._edited((close.start, close.start, text))
+        first = call.args[0] if call.args else None
+        if isinstance(first, ast.GeneratorExp) and layout.span(first)[1] == end:
+            # Alone, a generator needs no parentheses of its own; in company it does.
+            start = layout.span(first)[0]
+            return self._edited((start, start, "("))._edited((end - 1, end - 1, f"), {text}"))
+        comma = before.text == ","
+        argument = max(layout.span(one)[0] for one in (*call.args, *call.keywords))
+        begins_line = not layout.body[layout.line_start(argument) : argument].strip()
+        if begins_line and layout.line_of(close.start) > layout.line_of(before.start):
+            # One argument a line: so are ours, and a comment stays with its argument.
+            indent = layout.newline(argument) + layout.indent(argument)
+            at = layout.content_end(before.start)
+            lines = "".join(indent + one + "," for one in texts)
+            edited = self if comma else self._edited((before.end, before.end, ","))
+            return edited._edited((at, at, lines if comma else lines[:-1]))
+        at = inside[-3].end if comma else before.end
+        return self._edited((at, at, f", {text}"))
+
+
+def _same(expression: ast.expr, text: str) -> bool:
+    return ast.dump(expression) == ast.dump(ast.parse(text, mode="eval").body)
+
+
+def _encoding(content: bytes) -> str:
+    """What a file is written in, by its byte order mark or coding line."""
+    mark = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
+    # The coding line is ASCII but for what else stands in it, in that very encoding.
+    head = re.sub(rb"\r\n?", b"\n", content[len(mark) :]).split(b"\n", 2)[:2]
+    plain = mark + re.sub(rb"[\x80-\xff]", b"?", b"\n".join(head))
+    return tokenize.detect_encoding(io.BytesIO(plain).readline)[0]
+
+
+def _is_first(statement: ast.stmt) -> bool:
+    """Whether nothing may stand before it: the module's text, imports from the future."""
+    return isinstance(statement, ast.Expr) or (
+        isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+    )
+
+
+def _lines(text: str) -> Sequence[str]:
+    # As patch counts them: a lone carriage return ends no line.
+    return re.findall(r"[^\n]*\n|[^\n]+", text)

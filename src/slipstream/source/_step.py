@@ -1,0 +1,218 @@
+"""One training step in a script: the loop, the forward pass, the loss, backward, the update."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from slipstream.source._names import Function, Identity, Loop, Names
+from slipstream.source._refusals import NotPlacedError
+from slipstream.source._source import Source
+
+_CONTAINERS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+# What passes through the items of its first argument.
+_PASSES_ON = ("enumerate", "tqdm")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The parts of a step that can be seen in the source.
+
+    Attributes:
+        container: the innermost loop, or function called from one, with both backward and update.
+        backward: the call ``loss.backward()``.
+        update: the call ``optimizer.step()``.
+        forwards: calls of the model before `backward`.
+        zero_grads: calls that clear gradients, of the optimizer or the model.
+        others: ``.step()`` calls of anything else, such as learning rate schedulers.
+    """
+
+    container: Loop | Function
+    backward: ast.Call
+    update: ast.Call
+    forwards: tuple[ast.Call, ...]
+    zero_grads: tuple[ast.Call, ...]
+    others: tuple[ast.Call, ...]
+
+    @property
+    def loss(self) -> ast.expr:
+        """What ``backward`` is called on."""
+        assert isinstance(self.backward.func, ast.Attribute)
+        return self.backward.func.value
+
+    @property
+    def inputs(self) -> list[ast.expr]:
+        """The one argument of every call of the model.
+
+        Raises:
+            NotPlacedError: it is not called, or with several arguments.
+        """
+        for call in self.forwards:
+            alone = len(call.args) == 1 and not isinstance(call.args[0], ast.Starred)
+            if not alone or call.keywords:
+                raise NotPlacedError(
+                    "it cannot be seen which of the model's arguments is meant",
+                    where=f"line {call.lineno}",
+                )
+        if not self.forwards:
+            raise NotPlacedError(
+                "the training loop does not call the model itself",
+                where=f"line {self.container.lineno}",
+            )
+        return [call.args[0] for call in self.forwards]
+
+    def iterates(self, names: Names) -> Identity | None:
+        """The variable the loop goes over, through ``enumerate`` and progress bars."""
+        if not isinstance(self.container, (ast.For, ast.AsyncFor)):
+            return None
+        over = self.container.iter
+        while isinstance(over, ast.Call) and over.args:
+            called = over.func.attr if isinstance(over.func, ast.Attribute) else None
+            called = over.func.id if isinstance(over.func, ast.Name) else called
+            if called not in _PASSES_ON:
+                return None
+            over = over.args[0]
+        return names.identity(over)
+
+    def model_name(self, source: Source) -> str:
+        """The model as the loop writes it.
+
+        Raises:
+            NotPlacedError: the loop does not call it.
+        """
+        return source.segment(_callee(self._forward(source)))
+
+    def forward_block(self, source: Source) -> tuple[ast.stmt, ast.stmt]:
+        """The first and last of the simple statements from the model's call to the loss.
+
+        Raises:
+            NotPlacedError: they are not that, or the loss has no name.
+        """
+        names = source.names
+        forward = self._forward(source)
+        loss = self.loss
+        if isinstance(loss, ast.BinOp) and isinstance(loss.right, ast.Constant):
+            loss = loss.left  # divided by the number of batches it is accumulated over
+        if not isinstance(loss, ast.Name):
+            raise NotPlacedError(
+                f"backward is called on '{source.segment(loss)}', which has no name",
+                where=source.line(self.backward),
+            )
+        end = self.backward.lineno, self.backward.col_offset
+        made = [
+            names.statement(node)
+            for node in ast.walk(self.container)
+            if isinstance(node, ast.Name)
+            and node.id == loss.id
+            and isinstance(node.ctx, ast.Store)
+            and (node.lineno, node.col_offset) < end
+        ]
+        if not made:
+            raise NotPlacedError(
+                f"'{loss.id}' is not computed in the loop", where=source.line(self.backward)
+            )
+        last = max(made, key=lambda one: one.lineno)
+        block = names.block(last)
+        first = names.within(forward, block)
+        if first is None:
+            raise NotPlacedError(
+                "the model's call and the loss are in different blocks",
+                where=source.line(forward),
+            )
+        begin, end_at = block.index(first), block.index(last)
+        for one in block[begin : end_at + 1]:
+            calls = [node for node in ast.walk(one) if isinstance(node, ast.Call)]
+            if not isinstance(one, _SIMPLE) or self.backward in calls or self.update in calls:
+                raise NotPlacedError(
+                    "between the model's call and the loss is more than simple statements",
+                    where=source.line(one),
+                )
+        if begin > end_at or first.lineno > last.lineno:
+            raise NotPlacedError(
+                "the model is called after the loss is computed", where=source.line(first)
+            )
+        return first, last
+
+    def _forward(self, source: Source) -> ast.Call:
+        if not self.forwards:
+            raise NotPlacedError(
+                "the training loop does not call the model itself",
+                where=source.line(self.container),
+            )
+        return self.forwards[0]
+
+
+def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
+    """The only training step of a script.
+
+    Raises:
+        NotPlacedError: there is none to be seen, or there are several.
+    """
+    names = source.names
+    methods = [one for one in names.calls() if isinstance(one.func, ast.Attribute)]
+
+    def receiver(call: ast.Call) -> Identity | None:
+        assert isinstance(call.func, ast.Attribute)
+        return names.identity(call.func.value)
+
+    def called(name: str) -> list[ast.Call]:
+        return [
+            one for one in methods if isinstance(one.func, ast.Attribute) and one.func.attr == name
+        ]
+
+    updates = [one for one in called("step") if receiver(one) == optimizer]
+    scaled = [
+        one
+        for one in called("step")
+        if one.args and names.identity(one.args[0]) == optimizer and one not in updates
+    ]
+    if scaled:
+        raise NotPlacedError("the loop scales its loss (GradScaler)", where=source.line(scaled[0]))
+    if len(updates) != 1:
+        how = "nowhere to be seen" if not updates else f"called at {len(updates)} places"
+        raise NotPlacedError(
+            f"{optimizer[1]}.step() is {how}",
+            where=source.line(updates[1]) if updates else str(source.path),
+        )
+    update = updates[0]
+    if update.args or update.keywords:
+        raise NotPlacedError("the optimizer steps with a closure", where=source.line(update))
+    backwards = called("backward")
+    for container in names.ancestors(update):
+        if not isinstance(container, _CONTAINERS):
+            continue
+        inside = set(ast.walk(container))
+        here = [one for one in backwards if one in inside]
+        if not here and not isinstance(container, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if len(here) != 1:
+            how = f"called at {len(here)} places" if here else "not called"
+            raise NotPlacedError(
+                f"where the optimizer steps, backward is {how}", where=source.line(update)
+            )
+        backward = here[0]
+        cleared = (optimizer, model)
+        before = backward.lineno, backward.end_col_offset or 0
+        return Step(
+            container,
+            backward,
+            update,
+            tuple(
+                one
+                for one in names.calls()
+                if one in inside
+                and names.identity(_callee(one)) == model
+                and (one.lineno, one.col_offset) < before
+            ),
+            tuple(one for one in called("zero_grad") if one in inside and receiver(one) in cleared),
+            tuple(one for one in called("step") if one in inside and one is not update),
+        )
+    raise NotPlacedError("the optimizer steps outside of any loop", where=source.line(update))
+
+
+def _callee(call: ast.Call) -> ast.expr:
+    """What is called: for ``model.forward(x)`` the model."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "forward":
+        return call.func.value
+    return call.func

@@ -1,0 +1,147 @@
+"""The same small training in the shapes people write it in, and what a workload makes of it."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.workload import build_from
+
+STEPS = 4
+
+_MAKE = """\
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(F.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+"""
+
+FUNCTION = (
+    _MAKE
+    + """
+def make(rate=1e-2):
+    model = Net()
+    images, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    return model, (images, labels), F.cross_entropy, optimizer
+"""
+)
+
+INLINE = (
+    _MAKE
+    + """
+def make(rate=1e-2):
+    return {
+        "model": (net := Net()),  # the one that is trained
+        "batch": (torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))),
+        "loss": lambda output, labels: F.cross_entropy(output, labels),
+        "optimizer": torch.optim.Adam(
+            net.parameters(),
+            lr=rate,
+        ),
+    }
+"""
+)
+
+PLAIN = (
+    _MAKE
+    + f"""
+model = Net()
+images, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+losses = []
+for _ in range({STEPS}):
+    optimizer.zero_grad()
+    output = model(images)
+    loss = F.cross_entropy(output, labels)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+"""
+)
+
+MAIN = (
+    _MAKE
+    + f"""
+from torch import optim
+losses = []
+
+def train(net, batches, opt):
+    for x, y in batches:
+        prediction = net(x)
+        # What is compared
+        loss = F.cross_entropy(
+            prediction, y
+        )
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+
+def main():
+    model = Net()
+    batch = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
+    optimizer = optim.Adam(model.parameters(), 1e-2)
+    train(model, [batch] * {STEPS}, optimizer)
+
+if __name__ == "__main__":
+    main()
+"""
+)
+
+CLASS = (
+    _MAKE
+    + f"""
+losses = []
+
+class Trainer:
+    def __init__(self, rate):
+        self.net = Net()
+        self.batch = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=rate)
+
+    def train(self):
+        step = 0
+        for step in range({STEPS}):
+            x, y = self.batch
+            loss = F.cross_entropy(self.net(x), y)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.item())
+
+Trainer(1e-2).train()
+"""
+)
+
+SCRIPTS = {"plain": PLAIN, "main": MAIN, "class": CLASS}
+FUNCTIONS = {"function": FUNCTION, "inline": INLINE}
+
+
+def function_losses(path: Path, *techniques: Any, steps: int = STEPS) -> list[float]:
+    """Of the first steps of the workload ``make`` in a file."""
+    torch.manual_seed(0)
+    make = runpy.run_path(str(path))["make"]
+    torch.manual_seed(0)
+    built = build_from(make(), techniques, 0, path.name)
+    return [float(built.step()) for _ in range(steps)]
+
+
+def script_losses(path: Path) -> list[float]:
+    """What a script finds as it runs on its own."""
+    torch.manual_seed(0)
+    losses: list[float] = runpy.run_path(str(path), run_name="__main__")["losses"]
+    return losses

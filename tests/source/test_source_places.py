@@ -1,0 +1,380 @@
+"""The model, the optimizer and the loop are found, or the reason is given; never a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.source import (
+    AlreadyThereError,
+    NotPlacedError,
+    Places,
+    Source,
+    accumulate,
+    locate,
+)
+
+_LOADER = "torch.utils.data.DataLoader"
+
+
+def where(text: str, function: str | None = None) -> Places:
+    return locate(Source.of(text.encode(), Path("train.py")), function)
+
+
+def added(source: Source) -> list[str]:
+    """The lines of the diff with a plus, without indentation."""
+    return [
+        line[1:].strip()
+        for line in source.diff().splitlines()
+        if line.startswith("+") and not line.startswith("+++")
+    ]
+
+
+def line_before(source: Source, line: str) -> str:
+    lines = [one.strip() for one in source.text.splitlines()]
+    return lines[lines.index(line) - 1]
+
+
+def compiled(text: str, function: str | None = None) -> Source:
+    return where(text, function).after_model("{model} = {torch}.compile({model})")
+
+
+_RETURN = "    return model, batch, loss, opt\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "before"),
+    [
+        # The last statement that makes it, before it is trained.
+        (
+            "import torch\nmodel = A()\nmodel = B(model)\n"
+            "opt = torch.optim.SGD(model.parameters())\nmodel = C(model)\n",
+            None,
+            "model = B(model)",
+        ),
+        # After the whole condition it is made in.
+        (
+            "import torch\nif x:\n  model = A()\nelse:\n  model = B()\n"
+            "opt = torch.optim.SGD(model.parameters())\n",
+            None,
+            "model = B()",
+        ),
+        # Through arguments, filters, groups and variables.
+        (
+            "from torch import optim as o\n"
+            "def go(net, rate):\n"
+            "  keep = [p for p in net.parameters() if p.requires_grad]\n"
+            "  opt = o.AdamW(keep, rate)\n"
+            "def main():\n  model = A()\n  go(model, 1)\n",
+            None,
+            "model = A()",
+        ),
+        (
+            "from torch.optim import SGD\nmodel = A()\n"
+            "opt = SGD([{'params': model.parameters(), 'lr': 1}])\n",
+            None,
+            "model = A()",
+        ),
+        # Another library's optimizer is known by what is done with it.
+        (
+            "import lion\nmodel = A()\nopt = lion.Lion(model.parameters())\n"
+            "clip(model.parameters())\nopt.step()\n",
+            None,
+            "model = A()",
+        ),
+        # A function's result may be named first, and its parts may be keywords.
+        (
+            "import slipstream as ss\n"
+            "def make():\n  model = A()\n  x = 1\n"
+            "  built = ss.Built(model, batch=x)\n  return built\n",
+            "make",
+            "model = A()",
+        ),
+        (
+            "def make():\n  model = A()\n  other = model\n  return dict(batch=1, model=model)\n",
+            "make",
+            "model = A()",
+        ),
+        # Not the return of a function inside.
+        (
+            "def make():\n  model = A()\n  def loss(a, b):\n    return a\n"
+            "  return model, 1, loss\n",
+            "make",
+            "model = A()",
+        ),
+    ],
+)
+def test_the_statement_that_makes_the_model(text: str, function: str | None, before: str) -> None:
+    source = compiled(text, function)
+    assert line_before(source, "model = torch.compile(model)") == before
+
+
+@pytest.mark.parametrize(
+    ("returned", "lines"),
+    [
+        (
+            "A(), batch, loss, opt",
+            ["model = A()", "model = torch.compile(model)", "return model, batch, loss, opt"],
+        ),
+        (
+            "(net := A()), batch",
+            ["net = A()", "net = torch.compile(net)", "return (net), batch"],
+        ),
+        (
+            "{'batch': batch, 'model': A(\n  3)}",
+            [
+                "model = (A(", "3))", "model = torch.compile(model)",
+                "return {'batch': batch, 'model': model}",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_without_a_name_gets_one(returned: str, lines: list[str]) -> None:
+    text = f"import torch\ndef make(batch):\n    return {returned}\n"
+    assert added(compiled(text, "make")) == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "reason"),
+    [
+        ("x = 1\n", None, "no optimizer is made"),
+        (
+            "import torch\na, b = A(), B()\n"
+            "x = torch.optim.SGD(a.parameters())\ny = torch.optim.SGD(b.parameters())\n",
+            None,
+            "trains 'a' and 'b'",
+        ),
+        (
+            "import torch\nm = A()\nx = torch.optim.SGD(m.head.parameters())\n",
+            None,
+            "a part of something",
+        ),
+        (
+            "import torch\nx = torch.optim.SGD(A().parameters())\n",
+            None,
+            "has no name",
+        ),
+        (
+            "import torch\nx = torch.optim.SGD(make_groups(m))\n",
+            None,
+            "whose parameters",
+        ),
+        (
+            "import torch\nfrom models import m\nx = torch.optim.SGD(m.parameters())\n",
+            None,
+            "gets its value in a block",
+        ),
+        (
+            "import torch\nfor i in y:\n  m = A()\nx = torch.optim.SGD(m.parameters())\n",
+            None,
+            "made in a loop",
+        ),
+        (
+            "import torch\ndef go(m):\n  x = torch.optim.SGD(m.parameters())\n",
+            None,
+            "not made in this file",
+        ),
+        ("def make():\n  return go\n", "make", "which part"),
+        ("def make():\n  return *parts, 1\n", "make", "which part"),
+        ("def make():\n  return {**parts}\n", "make", "which part"),
+        ("def make():\n  pass\n", "make", "returns nothing"),
+        ("def make():\n  if x: return A(), 1\n  return B(), 1\n", "make", "returns at 2 places"),
+        ("def make(): pass\ndef make(): pass\n", "make", "defined several times"),
+        ("make = partial(go)\n", "make", "not a function of this file"),
+        (
+            "import torch\ndef make():\n  return {'batch': torch.randn(3), 'model': A()}\n",
+            "make",
+            "after its batch",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_not_guessed(text: str, function: str | None, reason: str) -> None:
+    with pytest.raises(NotPlacedError, match=reason) as caught:
+        compiled(text, function)
+    assert str(caught.value.where).startswith("train.py")
+
+
+def test_the_optimizer_is_the_only_one() -> None:
+    text = "import torch\na = torch.optim.SGD(m.parameters())\n"
+    scheduled = text + "s = torch.optim.lr_scheduler.StepLR(a, 1)\n"
+    assert where(scheduled).optimizer.kind == "SGD"
+    with pytest.raises(NotPlacedError, match="2 optimizers are made, on lines 2 and 3"):
+        _ = where(text + "b = torch.optim.Adam(m.parameters())\n").optimizer
+    # A function may make another beside the one it returns.
+    both = f"import torch\ndef make(m):\n  a = torch.optim.SGD(m.parameters())\n  {_OTHER}"
+    assert where(both, "make").optimizer.kind == "Adam"
+    helped = "def make(m):\n  a = new_optimizer(m)\n  return m, 1, 1, a\n"
+    with pytest.raises(NotPlacedError, match="'a' is not made by an optimizer of torch"):
+        _ = where(helped, "make").optimizer
+
+
+_OTHER = "b = torch.optim.Adam(m.parameters())\n  return m, 1, 1, b\n"
+
+
+def test_a_name_that_is_not_torchs_is_not_taken_for_it() -> None:
+    for text in (
+        "import optim\nx = optim.SGD(m.parameters())\n",
+        "from .torch import optim\nx = optim.SGD(m.parameters())\n",
+        "from torch import optim\noptim = mine\nx = optim.SGD(m.parameters())\n",
+    ):
+        with pytest.raises(NotPlacedError, match="no optimizer is made"):
+            _ = where(text).optimizer
+
+
+def test_of_several_loaders_it_is_the_one_the_loop_goes_over() -> None:
+    text = (
+        "import torch\nfrom torch.utils.data import DataLoader\n"
+        "model = A()\nopt = torch.optim.SGD(model.parameters())\n"
+        "train = DataLoader(a)\ntest = DataLoader(b)\n"
+        "for i, (x, y) in enumerate(tqdm(train)):\n"
+        "  loss = model(x)\n  loss.backward()\n  opt.step()\n"
+    )
+    assert added(where(text).set_call(_LOADER, num_workers="4")) == [
+        "train = DataLoader(a, num_workers=4)"
+    ]
+    with pytest.raises(NotPlacedError, match="called on lines 5 and 6"):
+        where(text.replace("tqdm(train)", "mix(train, test)")).set_call(_LOADER, num_workers="4")
+    with pytest.raises(NotPlacedError, match="not called"):
+        where("x = 1\n").set_call(_LOADER, num_workers="4")
+
+
+def test_defaults_and_lines_at_the_top() -> None:
+    text = "import os\nx = 1\nimport torch\ndef make(a, batch_size=32, *, n=4): pass\n"
+    assert added(where(text, "make").set_default("batch_size", "64")) == [
+        "def make(a, batch_size=64, *, n=4): pass"
+    ]
+    for missing in ("a", "b"):
+        with pytest.raises(NotPlacedError, match=f"no argument '{missing}' with a default"):
+            where(text, "make").set_default(missing, "1")
+    # Not before torch is imported.
+    source = where(text).at_top("{torch}.set_num_threads(4)")
+    assert line_before(source, "torch.set_num_threads(4)") == "import torch"
+    with pytest.raises(AlreadyThereError):
+        where(source.text).at_top("{torch}.set_num_threads(4)")
+
+
+_HEAD = "import torch\nm = A()\nopt = torch.optim.SGD(m.parameters())\n"
+_LOOP = "  loss = f(m(x), y)\n  opt.zero_grad()\n  loss.backward()\n  opt.step()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("for x in d:\n  f(m(x)).backward()\n  opt.step()\n", "which has no name"),
+        ("for x in d:\n  loss = f(x)\n  loss.backward()\n  opt.step()\n", "not call the model"),
+        ("for x in d:\n  loss = m(x)\n  g(loss)\n  opt.step()\n", "outside of any loop"),
+        ("for x in d:\n  opt.step()\n", "outside of any loop"),
+        ("for x in d:\n  loss = m(x)\n  loss.backward()\n", "nowhere to be seen"),
+        ("for x in d:\n  a = m(x)\n  a.backward()\n  a.backward()\n  opt.step()\n", "at 2 places"),
+        (f"for x in d:\n{_LOOP}for x in e:\n{_LOOP}", "called at 2 places"),
+        ("for x in d:\n  def c(): m(x).backward()\n  opt.step(c)\n", "closure"),
+        ("for x in d:\n  s.scale(m(x)).backward()\n  s.step(opt)\n", "GradScaler"),
+        (
+            "for x in d:\n  o = m(x)\n  if o: pass\n  loss = f(o)\n  loss.backward()\n"
+            "  opt.step()\n",
+            "more than simple statements",
+        ),
+        (
+            "for x in d:\n  o = m(x); loss = f(o)\n  loss.backward()\n  opt.step()\n",
+            "several statements stand on one line",
+        ),
+        (
+            "for x in d:\n  if x: o = m(x)\n  loss = f(o)\n  loss.backward()\n  opt.step()\n",
+            "more than simple statements",
+        ),
+        (
+            "for x in d:\n  loss = f(x)\n  o = m(x)\n  loss.backward()\n  opt.step()\n",
+            "after the loss is computed",
+        ),
+    ],
+)
+def test_a_loop_of_another_form_is_left_alone(body: str, reason: str) -> None:
+    with pytest.raises(NotPlacedError, match=reason):
+        where(_HEAD + body).wrap_forward("with f():")
+
+
+@pytest.mark.parametrize(
+    ("loop", "lines"),
+    [
+        (
+            f"for i, x in enumerate(d, 1):\n{_LOOP}",
+            [
+                "if (i - 1) % 3 == 0:", "opt.zero_grad()", "(loss / 3).backward()",
+                "if i % 3 == 0:", "opt.step()",
+            ],
+        ),
+        (
+            f"for x in 1, 2:\n{_LOOP}",
+            [
+                "for step, x in enumerate((1, 2)):", "if step % 3 == 0:", "opt.zero_grad()",
+                "(loss / 3).backward()", "if (step + 1) % 3 == 0:", "opt.step()",
+            ],
+        ),
+        (
+            "for i in range(9):\n  (m(x) + m(y)).backward(retain_graph=True)\n"
+            "  torch.nn.utils.clip_grad_norm_(m.parameters(), 1)\n"
+            "  opt.step()\n  schedule.step()\n  m.zero_grad()\n  print(i)\n",
+            [
+                "(((m(x) + m(y)) / 3)).backward(retain_graph=True)", "if (i + 1) % 3 == 0:",
+                "torch.nn.utils.clip_grad_norm_(m.parameters(), 1)", "opt.step()",
+                "schedule.step()", "m.zero_grad()",
+            ],
+        ),
+        (
+            f"for _ in range(9):\n{_LOOP}",
+            [
+                "for step in range(9):", "if step % 3 == 0:", "opt.zero_grad()",
+                "(loss / 3).backward()", "if (step + 1) % 3 == 0:", "opt.step()",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_what_belongs_to_the_update_happens_once_for_all_batches(
+    loop: str, lines: list[str]
+) -> None:
+    source = accumulate(where(_HEAD + loop), 3)
+    assert added(source) == lines
+    with pytest.raises(AlreadyThereError):
+        accumulate(where(source.text), 3)
+
+
+@pytest.mark.parametrize(
+    ("loop", "reason"),
+    [
+        ("while go():\n" + _LOOP, "no for loop"),
+        ("for x in d:\n  if x: continue\n" + _LOOP, "leaves batches out"),
+        ("for x in d:\n" + _LOOP.replace("  opt.zero_grad()\n", ""), "clears no gradients"),
+        ("for x in d:\n" + _LOOP + "  print(x)\n  schedule.step()\n", "stands apart"),
+        ("for x in d:\n" + _LOOP.replace("  opt.step", "  if x: opt.step"), "of the loop itself"),
+        ("for x in d:\n" + _LOOP.replace("  loss.b", "  if x: loss.b"), "on a condition"),
+    ],
+)
+def test_a_loop_that_cannot_accumulate_is_left_alone(loop: str, reason: str) -> None:
+    with pytest.raises(NotPlacedError, match=reason):
+        accumulate(where(_HEAD + loop), 3)
+
+
+def test_inputs_are_those_of_the_model() -> None:
+    def inputs(text: str, function: str | None = None) -> list[str]:
+        found = where(text, function)
+        return [found.source.segment(one) for one in found.inputs]
+
+    def make(batch: str, loss: str = "loss") -> str:
+        return f"import torch\ndef make():\n  b = {batch}\n  return m, b, {loss}, o\n"
+
+    assert inputs(make("x, y"), "make") == ["x"]
+    assert inputs(make("torch.randn(3)", "None"), "make") == ["b"]
+    assert inputs(_HEAD + "for x, y in d:\n" + _LOOP) == ["x"]
+    cases: list[Callable[[], list[str]]] = [
+        lambda: inputs(make("load()"), "make"),
+        lambda: inputs(make("load()", "None"), "make"),
+        lambda: inputs(make("(x, z), y"), "make"),
+        lambda: inputs(make("x, y, z"), "make"),
+        lambda: inputs(_HEAD + "for x, y in d:\n" + _LOOP.replace("m(x)", "m(x, y)")),
+        lambda: inputs(_HEAD + "for x, y in d:\n" + _LOOP.replace("m(x)", "m(*x)")),
+    ]
+    for case in cases:
+        with pytest.raises(NotPlacedError, match="cannot be seen"):
+            case()

@@ -1,0 +1,174 @@
+"""A file on disk is the old or the new one, whole, and the way back is beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import WorkloadError
+from slipstream.source import Source, undo, write
+
+_OLD = "x = 1\r\nname = 'é'"
+_NEW = "x = 2\r\nname = 'é'"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_bytes(_OLD.encode())
+    return path
+
+
+def edited(path: Path) -> Source:
+    source = Source.read(path)
+    return source.replace(source.tree.body[0], "x = 2")
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_new_file_has_the_mode_of_the_old_one_and_a_backup(file: Path) -> None:
+    file.chmod(0o754)
+    before = file.stat()
+    written = write(edited(file))
+    assert file.read_bytes() == _NEW.encode()
+    assert file.stat().st_mode == before.st_mode
+    assert (written.path, written.backup) == (file, file.with_name("train.py.orig"))
+    assert written.backup.read_bytes() == _OLD.encode()
+    assert written.backup.stat().st_mode == before.st_mode
+    assert written.backup.stat().st_mtime_ns == before.st_mtime_ns
+    assert names(file.parent) == {"train.py", "train.py.orig"}
+
+
+def test_a_backup_is_never_overwritten(file: Path) -> None:
+    file.with_name("train.py.orig").write_text("somebody's")
+    assert write(edited(file)).backup.name == "train.py.orig.1"
+    file.write_bytes(_OLD.encode())
+    assert write(edited(file)).backup.name == "train.py.orig.2"
+    assert file.with_name("train.py.orig").read_text() == "somebody's"
+
+
+def test_undo_goes_back_one_edit_and_loses_nothing(file: Path) -> None:
+    for number in (2, 3):
+        source = Source.read(file)
+        write(source.replace(source.tree.body[0], f"x = {number}"))
+    undone = undo(file)
+    assert file.read_bytes() == _NEW.encode()
+    assert undone.backup.read_bytes() == _NEW.replace("2", "3").encode()
+    undo(file)
+    assert file.read_bytes() == _OLD.encode()
+    assert names(file.parent) == {"train.py", "train.py.undone", "train.py.undone.1"}
+    with pytest.raises(WorkloadError, match=r"no 'train\.py\.orig'"):
+        undo(file)
+    assert file.read_bytes() == _OLD.encode()
+
+
+def test_a_link_goes_on_pointing_at_the_file(file: Path) -> None:
+    link = file.with_name("link.py")
+    link.symlink_to(file)
+    written = write(edited(link))
+    assert link.is_symlink()
+    assert file.read_bytes() == _NEW.encode()
+    assert written.backup == file.with_name("train.py.orig")
+
+
+def _changed_by_somebody(path: Path) -> Source:
+    source = edited(path)
+    path.write_bytes(b"x = 3\n")
+    return source
+
+
+def _gone(path: Path) -> Source:
+    source = edited(path)
+    path.unlink()
+    return source
+
+
+def _read_only(path: Path) -> Source:
+    path.chmod(0o444)
+    return edited(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_changed_by_somebody, "changed while"),
+        (_gone, "cannot be written: No such file"),
+        (_read_only, "is read-only"),
+    ],
+)
+def test_what_must_not_be_written_is_not(
+    file: Path, make: Callable[[Path], Source], said: str
+) -> None:
+    source = make(file)
+    before = {path: path.read_bytes() for path in file.parent.iterdir()}
+    with pytest.raises(WorkloadError, match=said) as caught:
+        write(source)
+    assert caught.value.remedy
+    assert {path: path.read_bytes() for path in file.parent.iterdir()} == before
+
+
+def test_a_change_at_the_last_moment_is_seen(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = edited(file)
+    synced = os.fsync
+
+    def save_in_the_editor(fd: int) -> None:
+        synced(fd)
+        file.write_bytes(b"x = 3\n")
+
+    monkeypatch.setattr(os, "fsync", save_in_the_editor)
+    with pytest.raises(WorkloadError, match="changed while"):
+        write(source)
+    assert file.read_bytes() == b"x = 3\n"
+    assert not [name for name in names(file.parent) if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("folder", ["site-packages/lib", "dist-packages"])
+def test_an_installed_packages_file_is_left_alone(tmp_path: Path, folder: str) -> None:
+    path = tmp_path / folder / "train.py"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(_OLD.encode())
+    for attempt in (lambda: write(edited(path)), lambda: undo(path)):
+        with pytest.raises(WorkloadError, match="belongs to an installed package"):
+            attempt()
+    assert names(path.parent) == {"train.py"}
+
+
+def test_the_standard_library_is_left_alone() -> None:
+    path = Path(sysconfig.get_path("stdlib")) / "this.py"
+    before = path.read_bytes()
+    with pytest.raises(WorkloadError, match="belongs to an installed package"):
+        write(Source.of(before, path))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("function", ["open", "fsync", "link", "utime", "replace"])
+def test_ctrl_c_leaves_the_old_file_or_the_new_one(
+    file: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    source, original = edited(file), getattr(os, function)
+
+    def interrupted(*args: object, **kwargs: object) -> object:
+        original(*args, **kwargs)
+        # The handler of Ctrl-C, as Python runs it between two of its instructions.
+        signal.raise_signal(signal.SIGINT)
+        return None
+
+    monkeypatch.setattr(os, function, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(source)
+    monkeypatch.undo()
+    if function == "replace":
+        assert file.read_bytes() == _NEW.encode()
+        assert file.with_name("train.py.orig").read_bytes() == _OLD.encode()
+    else:
+        assert file.read_bytes() == _OLD.encode()
+        # A copy is a whole one.
+        assert {path.read_bytes() for path in file.parent.iterdir()} == {_OLD.encode()}
+    assert not [name for name in names(file.parent) if name.endswith(".tmp")]
