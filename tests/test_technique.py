@@ -236,5 +236,12 @@ def test_predictions_are_folded_in_stage_order() -> None:
     assert combine(graph, [Late(), Shrink()], None) == ["shrink:0.5", "late"]  # type: ignore[arg-type]
 
 
+def test_the_wall_clock_shows_what_moves_to_other_cores() -> None:
+    from slipstream.techniques.threads import Threads
+
+    assert technique.clock((Amp(), Threads(2))) == "wall"
+    assert technique.clock((Amp(),)) == "cpu"
+
+
 def test_amp_keeps_the_protocol() -> None:
     assert isinstance(Amp(), Technique)

@@ -169,11 +169,11 @@ def module_of(graph: Graph, task: int) -> str:
 def same(one: Graph, other: Graph) -> bool:
     """Whether two graphs are equal in everything."""
     arrays = zip(
-        [*one.tasks.columns().values(), *vars(one.edges).values()],
-        [*other.tasks.columns().values(), *vars(other.edges).values()],
+        [c for part in (one.tasks, one.edges, one.memory) for c in vars(part).values()],
+        [c for part in (other.tasks, other.edges, other.memory) for c in vars(part).values()],
         strict=True,
     )
-    plain = ("strings", "calls", "lanes", "samples", "meta", "edits")
+    plain = ("strings", "calls", "shrunk", "lanes", "samples", "meta", "edits")
     return (
         all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in arrays)
         and all(

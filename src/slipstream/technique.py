@@ -11,7 +11,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from importlib.metadata import entry_points
@@ -22,6 +22,7 @@ from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownName
 if TYPE_CHECKING:
     from slipstream.durations import Durations
     from slipstream.graph import Graph
+    from slipstream.source import Places, Source
     from slipstream.workload import Built, Workload
 
 GROUP = "slipstream.techniques"
@@ -30,6 +31,7 @@ GROUP = "slipstream.techniques"
 class Stage(IntEnum):
     """Where a technique belongs in a combination: earlier stages see the plainer model."""
 
+    BATCH = -10
     MODEL = 0
     OPTIMIZER = 10
     PRECISION = 20
@@ -56,10 +58,52 @@ class Quality:
 
 @dataclass(frozen=True)
 class CodeChange:
-    """The edit of the user's source that does the same: a unified diff, and what it needs."""
+    """The edit of the user's source that does the same: a unified diff, and what it needs.
+
+    Attributes:
+        diff: empty where there is nothing to edit, or no place for it with certainty.
+        note: what the edit does not say; without a diff, why, and the lines to write by hand.
+        edit: makes it in the places it is given, so that several can follow each other.
+    """
 
     diff: str
     note: str = ""
+    edit: Callable[[Places], Source] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        edit: Callable[[Places], Source],
+        *,
+        by_hand: str,
+        note: str = "",
+    ) -> CodeChange | None:
+        """The change `edit` makes in the workload's file; None for live objects, without a file.
+
+        Args:
+            edit: see `slipstream.source`.
+            by_hand: the lines to write where the edit cannot be placed.
+            note: what the reader of the diff should know.
+
+        Raises:
+            WorkloadError: the file cannot be read.
+        """
+        from slipstream.source import AlreadyThereError, NotPlacedError, Source, locate
+
+        if workload.live is not None:
+            return None
+        source = Source.read(workload.path)
+        try:
+            return cls(edit(locate(source, workload.function)).diff(), note, edit)
+        except AlreadyThereError as error:
+            return cls("", f"already so: {error.what} ({error.where})", edit)
+        except NotPlacedError as error:
+            lines = "".join(f"\n    {line}" for line in by_hand.splitlines())
+            why = f"no edit of your file: {error.what} ({error.where})"
+            return cls("", f"{why}; by hand:{lines}", edit)
 
 
 @dataclass(frozen=True)
@@ -112,9 +156,17 @@ class Technique(Protocol):
 
 
 class Settings:
-    """Base of technique dataclasses: writes them back in the grammar they are read from."""
+    """Base of technique dataclasses: writes them back in the grammar they are read from.
+
+    Attributes:
+        variants: settings worth trying on paper, in the grammar; the default one when empty.
+        clock: ``wall`` for what moves work to other cores or processes, whose CPU time does not
+            fall; else ``cpu``, which a busy machine does not disturb.
+    """
 
     name: ClassVar[str]
+    variants: ClassVar[tuple[str, ...]] = ()
+    clock: ClassVar[str] = "cpu"
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -180,6 +232,12 @@ def combine(graph: Graph, techniques: Sequence[Technique], context: Context) -> 
     for technique in sorted(techniques, key=lambda technique: technique.stage):
         graph = technique.predict(graph, context)
     return graph
+
+
+def clock(techniques: Sequence[Technique]) -> str:
+    """Which clock shows what the combination does: ``wall`` where work moves to other cores."""
+    clocks = {getattr(technique, "clock", "cpu") for technique in techniques}
+    return "wall" if "wall" in clocks else "cpu"
 
 
 def _parse_one(text: str, known: dict[str, type[Technique]]) -> Technique:

@@ -14,7 +14,8 @@ from torch import nn
 from slipstream.capture import CaptureSettings
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import GraphError
-from slipstream.graph import Graph, StepPhase, replay
+from slipstream.graph import PROVENANCES, Graph, StepPhase, replay
+from slipstream.provenance import Provenance
 from slipstream.verbs._profile import profile
 from slipstream.workload import Workload
 from tiny_models import MODELS, captured, in_phase, loss, name_of, parts, workload
@@ -124,7 +125,7 @@ class Fickle(nn.Module):
     """Runs one operator more in one of its steps.
 
     With one step to warm up and three recorded, the steps are: 1 warm-up, 2 the profiler's own
-    start, 3-5 plain, 6-8 profiled, 9 recorded with arguments.
+    start, 3-5 plain, 6-8 profiled, 9-10 for memory, 11 recorded with arguments.
     """
 
     def __init__(self, odd_step: int) -> None:
@@ -140,17 +141,66 @@ class Fickle(nn.Module):
         return x.tanh()
 
 
+def test_an_operator_of_the_recorded_step_only_is_no_measurement() -> None:
+    graph = profile(Workload.of(Fickle(11), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
+    provenance = {
+        graph.strings[name]: PROVENANCES[code]
+        for name, code in zip(graph.tasks.name, graph.tasks.provenance, strict=True)
+    }
+    assert provenance.pop("aten::sigmoid") is Provenance.ASSUMED
+    assert set(provenance.values()) == {Provenance.MEASURED}
+
+
+class Random(nn.Module):
+    """Never does the same twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        operators = (torch.tanh, torch.sigmoid, torch.exp, torch.relu, torch.sin, torch.cos)
+        for _ in range(3):
+            x = operators[self.steps % len(operators)](x)
+        return x
+
+
 def test_steps_that_differ_are_refused_with_the_place() -> None:
-    with pytest.raises(GraphError) as caught:
-        profile(Workload.of(Fickle(9), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
-    assert "0 of 3 agree" in caught.value.what
-    assert "aten::sigmoid in one and aten::tanh in another" in caught.value.what
+    with pytest.raises(GraphError, match="of their operators in common; operator 0") as caught:
+        profile(Workload.of(Random(), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
+    assert "branch" in (caught.value.remedy or "")
 
 
 def test_an_odd_step_among_many_is_left_out() -> None:
     graph = profile(Workload.of(Fickle(7), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
     assert graph.meta["aligned_steps"] == 2
     assert "aten::sigmoid" not in graph.strings
+
+
+class Branching(nn.Module):
+    """Runs a layer more in one of three steps, as a branch on data would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        for layer in self.layers[: 4 if self.steps % 3 == 2 else 3]:
+            x = layer(x).tanh()
+        return x.exp()
+
+
+def test_steps_that_branch_are_aligned_and_say_how_well() -> None:
+    # Recorded is the 11th step, of four layers; profiled were the 6th, 7th and 8th.
+    graph = profile(Workload.of(Branching(), torch.randn(2, 16)), warmup=1, steps=3, threads=1)
+    assert 0 < graph.meta["unaligned_share"] < 0.4
+    names = [graph.strings[name] for name in graph.tasks.name]
+    assert names.count("aten::addmm") in (3, 4)
+    assert names.count("aten::exp") == 1
+    assert (graph.tasks.duration_ns[1:] > 0).all()
 
 
 def test_a_step_without_operators_is_refused() -> None:
@@ -172,7 +222,7 @@ class Failing(nn.Module):
         return x + 1
 
 
-@pytest.mark.parametrize("step", [1, 2, 4, 7, 9])
+@pytest.mark.parametrize("step", [1, 2, 4, 7, 9, 11])
 def test_an_error_of_the_step_comes_through_and_leaves_all_as_it_was(step: int) -> None:
     with pytest.raises(ValueError, match="broken here"):
         profile(Workload.of(Failing(step), torch.randn(2)), warmup=1, steps=3, threads=1)

@@ -91,6 +91,32 @@ def test_without_parameters_the_step_is_as_it_was(recorded: Path) -> None:
     assert take_parameters(rest) == ([], rest)
 
 
+def test_what_an_error_ended_leaves_its_parts_where_it_was_called(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    x = torch.ones(2, 2)
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+
+    def stop(saved: torch.Tensor) -> torch.Tensor:
+        raise InterruptedError
+
+    weight = torch.ones(2, 2, requires_grad=True)
+    observer.start()
+    with (
+        torch.profiler.record_function("outer"),
+        contextlib.suppress(InterruptedError),
+        torch.autograd.graph.saved_tensors_hooks(stop, stop),
+    ):
+        x.relu()
+        torch.nn.functional.linear(x, weight, torch.ones(2))
+    observer.stop()
+    observer.unregister_callback()
+    nodes = read_trace(path)
+    names = [node.name for node in nodes]
+    assert "aten::linear" not in names
+    transposed = nodes[names.index("aten::t")]
+    assert nodes[transposed.parent].name == "outer"
+
+
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="not written"):
         read_trace(tmp_path / "none.json")

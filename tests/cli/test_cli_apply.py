@@ -34,6 +34,39 @@ def test_both_are_run_and_nothing_of_the_users_is_changed(
     assert snapshot(slipstream.folder) == before
 
 
+def test_write_edits_the_file_and_undo_takes_it_back(slipstream: Any) -> None:
+    train = slipstream.folder / "train.py"
+    before = train.read_bytes()
+    run = slipstream("apply", "train.py:make_workload", "-t", "fused_optimizer+amp", "--write")
+    assert run.returncode == 0, run.stderr
+    # Plain in a pipe, and every line whole.
+    added = "+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)"
+    assert added in run.stdout.splitlines()
+    assert "train.py is edited; what it was is in train.py.orig" in run.stderr
+    assert "slipstream apply train.py --undo" in run.stderr
+    assert b"fused=True" in train.read_bytes()
+    assert b"torch.autocast" in train.read_bytes()
+    assert (slipstream.folder / "train.py.orig").read_bytes() == before
+    # The edited file is a workload, which does by itself what the techniques did to the old one.
+    again = slipstream("apply", "train.py:make_workload", "-t", "amp+fused_optimizer", "--json")
+    assert again.returncode == 0, again.stderr
+    found = json.loads(again.stdout)
+    assert found["diff"] == ""
+    assert all(note.startswith("already so") for note in found["code_notes"])
+    shown = [f"{loss:.5f}" for loss in found["losses_before"]]
+    assert all(text in run.stdout for text in shown)
+    run = slipstream.briefly("apply", "train.py", "--undo")
+    assert run.returncode == 0, run.stderr
+    assert train.read_bytes() == before
+    assert "kept as train.py.undone" in run.stderr
+
+
+def test_undo_without_a_backup_says_so(slipstream: Any) -> None:
+    run = slipstream.briefly("apply", "train.py:make_workload", "--undo")
+    assert run.returncode == 1
+    assert "there is no 'train.py.orig' to put back" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said", "remedy"),
     [
@@ -41,6 +74,7 @@ def test_both_are_run_and_nothing_of_the_users_is_changed(
         (("train.py:make_workload", "-t", "amp", "-t", "amp:fp16"), "2 alternatives", "with +"),
         (("train.py:make_workload", "-t", "anp"), "unknown technique 'anp'", "did you mean amp"),
         (("train.py:make_worklaod", "-t", "amp"), "unknown function", "did you mean make_workload"),
+        (("train.py", "-t", "amp", "--undo"), "--undo stands alone", "train.py --undo"),
         (("run.slipgraph", "-t", "amp"), "recording, which cannot be run", "predict and advise"),
     ],
 )

@@ -15,10 +15,12 @@ import pytest
 from slipstream.cli import _main
 from slipstream.graph import (
     PROVENANCES,
+    Allocations,
     Dependency,
     Edges,
     Graph,
     Kind,
+    Role,
     StepPhase,
     Tasks,
     load,
@@ -247,3 +249,30 @@ def test_a_threshold_must_be_a_percentage(cli: Cli, run: Path, limit: str) -> No
     ran = cli("diff", run, run, f"--fail-over={limit}")
     assert ran.returncode == 2
     assert "5%" in ran.stderr
+
+
+def test_explain_shows_the_peak_of_memory(cli: Cli, run: Path) -> None:
+    memory = Allocations.of(
+        [1000, 500, 200], [-1, -1, -1], [Role.PARAMETER, Role.ACTIVATION, Role.TEMPORARY],
+        [-1, 1, 3], [-1, 3, 3],
+    )  # fmt: skip
+    save(replace(load(run), memory=memory), run)
+    found = cli.json("explain", run, "--memory")
+    assert found["peak_bytes"] == 1700
+    assert found["lasting_bytes"] == 1000
+    assert found["task"] == {"index": 3, "name": "softmax", "module": "head", "source": ""}
+    assert found["by_role"][0] == {"role": "parameter", "bytes": 1000}
+    assert found["by_module"] == [
+        {"module": "(parameter)", "bytes": 1000}, {"module": "attention", "bytes": 500},
+        {"module": "head", "bytes": 200},
+    ]  # fmt: skip
+    shown = cli("explain", run, "--memory", "--top", "1").stdout
+    assert "1.66 KiB at most" in shown
+    assert "softmax in head" in shown
+    assert "2 smaller ones are left out" in shown
+
+
+def test_explain_says_when_memory_was_not_recorded(cli: Cli, run: Path) -> None:
+    ran = cli("explain", run, "--memory")
+    assert ran.returncode == 1
+    assert "memory was not recorded" in ran.stderr

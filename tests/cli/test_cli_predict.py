@@ -112,3 +112,20 @@ def _make_store(store: Path, kind: str) -> None:
                 connection.execute(f"PRAGMA application_id={0x536C6970}")
                 connection.execute("PRAGMA user_version=9999")
         connection.close()
+
+
+def test_what_was_not_recorded_says_how_to_record_it(recorded: Any) -> None:
+    run = recorded.shell("predict", recorded.path.name, "-t", "compile", "--json")
+    assert run.returncode == 0, run.stderr
+    (found,) = json.loads(run.stdout)
+    assert "slipstream profile --record regions" in found["why_not"]
+
+
+@pytest.mark.full
+def test_naming_the_technique_records_what_it_needs(slipstream: Any) -> None:
+    run = slipstream("predict", "train.py:make_workload", "-t", "compile", "--steps", 3, "--json")
+    assert run.returncode == 0, run.stderr
+    (found,) = json.loads(run.stdout)
+    assert found["why_not"] is None
+    assert "compiled regions" in found["edits"][0]
+    assert found["ratio"] > 0

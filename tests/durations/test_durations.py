@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.durations import Durations, durations
+from slipstream.durations import Durations, Question, common_spread, durations
 from slipstream.durations.durations import machine_key, one_pool
 from slipstream.durations.microbenchmark import random_tensor, run
 from slipstream.errors import StoreError
 from slipstream.graph import Call, TensorSpec, cast
 from slipstream.provenance import Provenance
+from tiny_models import captured
 
 MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
 
@@ -247,3 +248,73 @@ def test_a_call_that_is_not_one_is_an_error_of_that_call_only(quick: None) -> No
     assert "error" in found[0]
     assert "nanoseconds" in found[1]
     assert "error" in found[2]
+
+
+def test_a_question_with_other_threads_or_another_clock_has_its_own_answer(
+    path: Path, benchmark: Benchmark
+) -> None:
+    known = Durations(1, path)
+    known.measure([mm(2), Question(mm(2)), Question(mm(2), 2), Question(mm(2), 1, wall=True)])
+    # A plain call is the question without conditions.
+    assert len(benchmark.asked) == 3
+    again = Durations(1, path)
+    assert again.lookup(Question(mm(2), 2)) is not None
+    assert again.lookup(Question(mm(2), 2, wall=True)) is None
+    assert Durations(2, path).lookup(mm(2)) == again.lookup(Question(mm(2), 2))
+
+
+def test_threads_and_clock_of_each_call_reach_the_benchmark(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    class Watched(Benchmark):
+        def __call__(self, name: str, **options: Any) -> Benchmark:
+            seen.update(options)
+            return super().__call__(name, **options)
+
+        def call(self, function: str, **options: Any) -> list[dict[str, Any]]:
+            seen.update(options)
+            return super().call(function, **options)
+
+    monkeypatch.setattr(durations, "Child", Watched())
+    Durations(1, path).measure([mm(2), Question(mm(2), 3, wall=True)])
+    assert (seen["threads"], seen["wall"]) == ([1, 3], [False, True])
+    # The libraries' pools have to hold the most of them.
+    assert seen["environment"].items() >= one_pool(3).items()
+
+
+def test_each_call_runs_on_its_own_threads(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    counts: list[int] = []
+    original = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: (counts.append(n), original(n)))
+    try:
+        found = run([mm(4).to_json()] * 2, [1, 2], [True, True])
+    finally:
+        original(before)
+    assert all("nanoseconds" in one for one in found)
+    assert counts[:2] == [1, 2]
+    assert counts.count(1) == counts.count(2)
+
+
+def test_taking_a_batch_costs_more_the_larger_it_is(quick: None) -> None:
+    small, large = (
+        Call("slipstream::take_batch()", (dense(n), dense(4, dtype="int64"))) for n in (8, 1 << 22)
+    )
+    taken, more = run([small.to_json(), large.to_json()], 1)
+    # Sixteen megabytes are four thousand pages to be mapped and touched.
+    assert 0 < taken["nanoseconds"] < more["nanoseconds"]
+
+
+def test_a_common_spread_makes_the_sum_as_uncertain_as_said() -> None:
+    graph = captured("mlp")
+    tasks = [t for t in range(len(graph)) if graph.tasks.call[t] >= 0]
+    spread = common_spread(graph, tasks, 0.2)
+    by_call: dict[str, float] = {}
+    for t in tasks:
+        key = graph.calls[graph.tasks.call[t]].key
+        by_call[key] = by_call.get(key, 0.0) + float(graph.tasks.duration_ns[t])
+    independent = sum((spread * duration) ** 2 for duration in by_call.values()) ** 0.5
+    assert independent == pytest.approx(0.2 * sum(by_call.values()))
+    assert common_spread(graph, [], 0.2) == 0.2

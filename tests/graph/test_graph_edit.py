@@ -208,3 +208,20 @@ def test_an_edited_graph_can_be_saved(
     path = tmp_path_factory.mktemp("graph") / "edited.slipgraph"
     save(edited, path)
     assert same(load(path), edited)
+
+
+def test_a_call_that_is_put_in_has_no_form_at_another_number_of_samples() -> None:
+    def relu(rows: int) -> Call:
+        spec = TensorSpec("float32", (rows, 3), (3, 1))
+        return Call("aten::relu(Tensor self) -> Tensor", (spec,), (spec,))
+
+    graph = graph_of([(0, 10, 1), (0, 20, 2)], calls=(relu(4),), shrunk=(relu(2),))
+    edit = Editor(graph, "one")
+    edit.insert(0, "new", 1.0, MICRO, call=relu(8))
+    edit.set_duration(1, 5.0, MICRO, call=relu(6))
+    edited = edit.apply("two calls")
+    edited.check()
+    assert edited.shrunk == (relu(2), None, None)
+    unrecorded = Editor(graph_of([(0, 10, 1)], calls=(relu(4),)), "one")
+    unrecorded.set_duration(0, 5.0, MICRO, call=relu(6))
+    assert unrecorded.apply("a call").shrunk == ()

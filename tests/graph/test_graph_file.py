@@ -56,6 +56,21 @@ def test_a_captured_graph_survives_the_round_trip(path: Path) -> None:
     assert same(load(path), graph)
 
 
+def test_a_file_from_before_a_second_size_was_recorded_has_none(path: Path) -> None:
+    graph = captured("mlp")
+    assert graph.shrunk
+    save(graph, path)
+    with_meta(path, lambda meta: meta.pop("shrunk"))
+    assert load(path).shrunk == ()
+
+
+@pytest.mark.parametrize("shrunk", [[None], [["op"]], [7], 7, "text", {"a": 1}])
+def test_calls_of_another_size_that_fit_none_are_an_error(path: Path, shrunk: Any) -> None:
+    save(a_graph(), path)
+    with_meta(path, lambda meta: meta.update(shrunk=shrunk))
+    assert load_or_error(path) is None
+
+
 def test_equal_graphs_give_equal_bytes(path: Path) -> None:
     save(a_graph(), path)
     first = path.read_bytes()

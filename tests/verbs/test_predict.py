@@ -238,3 +238,46 @@ def test_amp_from_end_to_end(graph: Graph, tmp_path: Path) -> None:
     assert second == first
     assert first.graph is not None
     assert np.isclose(replay(first.graph).step_ns, first.step_ns)
+
+
+class Asked(Nothing):
+    """Remembers what was measured, call by call."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def measure(self, calls: Sequence[Any], say: Any = None) -> None:
+        self.calls.append(list(calls))
+
+
+@dataclass(frozen=True)
+class Later(Faster):
+    """Comes after `Faster`, asks about the step that leaves, and refuses one of many samples."""
+
+    name: ClassVar[str] = "later"
+    stage: ClassVar[int] = Stage.PRECISION
+
+    def why_not(self, graph: Graph, workload: Any = None) -> str | None:
+        return "too many samples" if graph.samples > 7 else None
+
+    def questions(self, graph: Graph) -> Sequence[Any]:
+        return [f"a step of {graph.samples} samples"]
+
+
+def test_a_technique_is_asked_about_the_step_that_earlier_ones_leave() -> None:
+    durations: Any = Asked()
+    both = (Later(), Faster(samples=5))
+    (found,) = predict(captured("mlp"), [both], durations=durations)
+    assert durations.calls == [[], ["a step of 5 samples"]]
+    mlp = captured("mlp")
+    halved_twice = replay(found.graph).step_ns / replay(mlp).step_ns if found.graph else 0
+    assert found.ratio == pytest.approx(halved_twice * mlp.samples / 5)
+    assert list(found.edits) == ["times 0.5", "times 0.5"]
+
+
+def test_a_part_that_no_longer_applies_is_named() -> None:
+    durations: Any = Asked()
+    both = (Faster(samples=9), Later())
+    alone, together = predict(captured("mlp"), [(Later(),), both], durations=durations)
+    assert alone.why_not is None
+    assert together.why_not == "later: too many samples"

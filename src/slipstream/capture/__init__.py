@@ -1,5 +1,7 @@
 """Run a step a few times under the profiler and turn what ran into a `Graph`."""
 
-from slipstream.capture.program import CaptureSettings, capture
+from slipstream.capture.compiling import use_compiled
+from slipstream.capture.program import STATISTICS, CaptureSettings, capture
+from slipstream.capture.regions import covered_tasks, repeats
 
-__all__ = ["CaptureSettings", "capture"]
+__all__ = ["STATISTICS", "CaptureSettings", "capture", "covered_tasks", "repeats", "use_compiled"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.capture.align import Aligned, align
 from slipstream.capture.events import Step
-from slipstream.capture.modules import ModuleNames
+from slipstream.capture.loading import count_events, lay_out, share_out
+from slipstream.capture.memory import MemoryRecord, allocations
+from slipstream.capture.modules import ModuleNames, module_classes
 from slipstream.capture.optimizer import describe_optimizer
+from slipstream.capture.other_size import OtherSize
 from slipstream.capture.overhead import Calibration, StepTimes, calibrate
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units, find_units
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
     from slipstream.workload import Built
 
 _CONTENDED = 1.15
-_FEWEST_ALIGNED = 0.5
+LOADING_TASK = "data loading"
+"""What the task is called that stands for a ``DataLoader`` at work; its scope says which kind."""
 
 
 def assemble(
@@ -35,6 +40,8 @@ def assemble(
     profiled: Sequence[Step],
     times: StepTimes,
     threads: int,
+    other: OtherSize,
+    memory: MemoryRecord | None = None,
 ) -> Graph:
     """The graph of one step.
 
@@ -42,7 +49,7 @@ def assemble(
         parameters: storages of the model's parameters; empty when there is no model to ask.
 
     Raises:
-        GraphError: no operators ran, or fewer than half of the steps ran the same operators.
+        GraphError: no operators ran, or the steps have too little in common.
     """
     units = find_units(trace)
     if not len(units.nodes):
@@ -50,29 +57,68 @@ def assemble(
             "no operator of PyTorch ran in the step",
             remedy="does the function return the step itself, or (model, batch, loss, optimizer)?",
         )
-    aligned = [step for step in profiled if step.names == units.events]
-    if len(aligned) < _FEWEST_ALIGNED * len(profiled):
-        raise GraphError(_difference(units, profiled, len(aligned)))
-    start = np.stack([step.start_ns for step in aligned])
-    end = np.stack([step.end_ns for step in aligned])
-    length = np.array([step.length_ns for step in aligned], np.int64)
-    # Per step: u durations, and u + 1 gaps (before the first unit, and after each).
-    unit_start, unit_end = start[:, units.first], end[:, units.first]
-    durations = unit_end - unit_start
-    gaps = np.column_stack([unit_start, length]) - np.column_stack(
-        [np.zeros(len(aligned), np.int64), unit_end]
-    )
-    inner = units.last - units.first
-    events = len(units.events)
-    between = np.diff(np.concatenate([[-1], units.last, [events]]))
-    # The unit's own record is written outside of it: that cost belongs to the gap before it.
-    between[-1] -= 1
-    quiet_ns = float(np.min(times.cpu_ns if threads == 1 else times.wall_ns))
-    calibration = calibrate(durations, gaps, inner, between, quiet_ns)
+    aligned = align(units.events, profiled)
+    durations, gaps = _unit_times(units, aligned)
+    provenance = _guess(units, durations, gaps)
+    inner, between = count_events(units)
+    outside, within = times.quiet_ns(threads)
+    if aligned.unaligned:
+        # The quickest plain step was one of the shortest; the graph's may be a longer one.
+        outside *= len(units.events) / min(len(step.names) for step in profiled)
+    # An iterator of another make is annotated, but the clock does not see it.
+    loads = (units.loading >= 0) & (within > 0)
+    calibration = calibrate(durations[:, ~loads], gaps, inner[~loads], between, outside)
+    corrected = np.zeros(len(loads))
+    corrected[~loads] = calibration.duration_ns
+    corrected[loads] = share_out(durations[:, loads], within)
+    calibration = replace(calibration, duration_ns=corrected)
     found = np.array(parameters or _parameters(trace, units), np.int32)
-    return _graph(
-        built, trace, units, found, names, calibration, durations, times, threads, aligned
-    )
+    graph = _graph(
+        built, trace, units, found, names, calibration, durations, provenance, times, threads,
+        aligned, other,
+    )  # fmt: skip
+    if memory is not None:
+        graph = replace(graph, memory=allocations(memory, trace, units, found.tolist()))
+        graph.memory.check(len(graph))
+    return graph
+
+
+def _unit_times(units: Units, aligned: Aligned) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per step u durations, and u + 1 gaps (before the first unit, and after each); NaN: unknown.
+
+    A gap is known in a step that has both of its ends and nothing foreign between them.
+    """
+    start, end = lay_out(units, aligned.start_ns[:, units.first], aligned.end_ns[:, units.first])
+    steps = len(start)
+    gaps = np.column_stack([start, aligned.length_ns]) - np.column_stack([np.zeros(steps), end])
+    if aligned.unaligned:
+        # Up to each unit's own event, how many foreign stretches there were.
+        foreign = np.cumsum(aligned.others, axis=1)
+        until = np.column_stack([foreign[:, units.first], foreign[:, -1]])
+        since = np.column_stack([np.zeros(steps, np.int64), foreign[:, units.last]])
+        gaps[until != since] = np.nan
+    return end - start, gaps
+
+
+def _guess(
+    units: Units, durations: NDArray[np.float64], gaps: NDArray[np.float64]
+) -> NDArray[np.uint8]:
+    """Fill in, in place, what no profiled step has, from its like; the units' provenance."""
+    provenance = np.full(len(units.first), PROVENANCES.index(Provenance.MEASURED), np.uint8)
+    missing = np.flatnonzero(np.isnan(durations).all(axis=0))
+    if len(missing):
+        names = np.array([units.events[event] for event in units.first])
+        least = np.nanmin(np.delete(durations, missing, axis=1), axis=0)
+        known = np.delete(names, missing)
+        for unit in missing:
+            like = least[known == names[unit]]
+            measured = Provenance.FITTED if len(like) else Provenance.ASSUMED
+            provenance[unit] = PROVENANCES.index(measured)
+            durations[:, unit] = np.median(like if len(like) else least)
+    missing = np.flatnonzero(np.isnan(gaps).all(axis=0))
+    if len(missing):
+        gaps[:, missing] = np.median(np.nanmin(np.delete(gaps, missing, axis=1), axis=0))
+    return provenance
 
 
 def _graph(
@@ -82,34 +128,43 @@ def _graph(
     parameters: NDArray[np.int32],
     names: ModuleNames,
     calibration: Calibration,
-    durations: NDArray[np.int64],
+    durations: NDArray[np.float64],
+    provenance: NDArray[np.uint8],
     times: StepTimes,
     threads: int,
-    aligned: Sequence[Step],
+    aligned: Aligned,
+    other: OtherSize,
 ) -> Graph:
     strings = StringTable()
-    calls: dict[str, int] = {}
+    # Calls that are equal here need not be with another number of samples.
+    calls: dict[tuple[str, str], int] = {}
     call_list: list[Call] = []
+    others: list[Call] = []
     n = len(units.nodes) + 1
     call_of = np.full(n, -1, np.int32)
     operands: list[tuple[int, ...]] = [()]
     for t, i in enumerate(units.nodes, start=1):
         node = trace[i]
-        assert node.call is not None
-        if node.call.key not in calls:
-            calls[node.call.key] = len(call_list)
+        if node.call is None:
+            operands.append(())
+            continue
+        there = other.calls[t - 1] if other.calls else None
+        key = (node.call.key, there.key if there else "")
+        if key not in calls:
+            calls[key] = len(call_list)
             call_list.append(node.call)
-        call_of[t] = calls[node.call.key]
+            others += [there] if there else []
+        call_of[t] = calls[key]
         operands.append(node.storages)
-    lower, middle, upper = np.percentile(durations, [25, 50, 75], axis=0)
+    lower, middle, upper = np.nanpercentile(durations, [25, 50, 75], axis=0)
     spread = np.concatenate([[0.0], (upper - lower) / 2 / np.maximum(middle, 1.0)])
     # Task 0 stands for the begin of the step: no work, then the first gap.
     tasks = Tasks(
-        name=_column(strings, ["step", *(trace[i].name for i in units.nodes)]),
+        name=_column(strings, ["step", *(_name(trace[i]) for i in units.nodes)]),
         scope=_column(strings, ["", *units.scope]),
         module=_column(strings, ["", *units.module]),
         source=_column(strings, ["", *(names.sources.get(module, "") for module in units.module)]),
-        kind=np.array([Kind.HOST] + [Kind.OP] * (n - 1), np.uint8),
+        kind=np.array([Kind.HOST, *(_kind(trace[i]) for i in units.nodes)], np.uint8),
         phase=np.concatenate([[StepPhase.OTHER], units.phase]).astype(np.uint8),
         lane=np.zeros(n, np.int32),
         rank=np.zeros(n, np.int32),
@@ -118,7 +173,9 @@ def _graph(
         duration_ns=np.concatenate([[0.0], calibration.duration_ns]),
         gap_ns=calibration.gap_ns,
         spread=spread,
-        provenance=np.full(n, PROVENANCES.index(Provenance.MEASURED), np.uint8),
+        provenance=np.concatenate([[PROVENANCES.index(Provenance.MEASURED)], provenance]).astype(
+            np.uint8
+        ),
     )
     counts = [len(storages) for storages in operands]
     flat = [storage for storages in operands for storage in storages]
@@ -132,10 +189,23 @@ def _graph(
         parameters=parameters,
         lanes=("cpu",),
         samples=built.samples,
-        meta=_meta(built, calibration, times, threads, aligned),
+        meta={
+            **_meta(built, calibration, times, threads, units, aligned),
+            "inference_mode": names.inference_mode,
+            "shrunk": other.meta,
+        },
+        shrunk=tuple(others),
     )
     graph.check()
     return graph
+
+
+def _name(node: Node) -> str:
+    return node.name if node.call is not None else LOADING_TASK
+
+
+def _kind(node: Node) -> Kind:
+    return Kind.OP if node.call is not None else Kind.WAIT
 
 
 def _column(strings: StringTable, texts: Sequence[str]) -> NDArray[np.int32]:
@@ -149,7 +219,8 @@ def _parameters(trace: Sequence[Node], units: Units) -> list[int]:
     optimized: set[int] = set()
     for i, phase in zip(units.nodes, units.phase, strict=True):
         node = trace[i]
-        assert node.call is not None
+        if node.call is None:
+            continue
         inputs = node.storages[: len(node.call.inputs)]
         if phase == StepPhase.FORWARD:
             outside.update(storage for storage in inputs if storage not in made)
@@ -164,7 +235,8 @@ def _meta(
     calibration: Calibration,
     times: StepTimes,
     threads: int,
-    aligned: Sequence[Step],
+    units: Units,
+    aligned: Aligned,
 ) -> dict[str, Any]:
     import torch
 
@@ -180,6 +252,7 @@ def _meta(
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "optimizer": describe_optimizer(built.optimizer),
         "parameters": sum(p.numel() for p in built.model.parameters()) if built.model else 0,
+        "modules": module_classes(built.model),
         "step_ns": {
             "wall_median": float(np.median(wall)),
             "wall_minimum": float(wall.min()),
@@ -191,24 +264,9 @@ def _meta(
         },
         "contended": threads == 1 and ratio > _CONTENDED,
         "steps": len(times.wall_ns),
-        "aligned_steps": len(aligned),
-        "events_per_step": len(aligned[0].names),
+        "aligned_steps": len(aligned.length_ns),
+        "unaligned_share": aligned.unaligned,
+        "events_per_step": len(units.events),
         "profiler_ns_per_event": calibration.per_event_ns,
         "residual_scale": calibration.scale,
     }
-
-
-def _difference(units: Units, profiled: Sequence[Step], aligned: int) -> str:
-    """Where the steps part, in words."""
-    for step in profiled:
-        if step.names == units.events:
-            continue
-        for position, (ours, theirs) in enumerate(zip(units.events, step.names, strict=False)):
-            if ours != theirs:
-                return (
-                    f"the steps do not run the same operators ({aligned} of "
-                    f"{len(profiled)} agree); "
-                    f"operator {position} is {ours} in one and {theirs} in another"
-                )
-    lengths = Counter(len(step.names) for step in profiled)
-    return f"the steps do not run the same operators: their numbers are {dict(lengths)}"

@@ -56,16 +56,16 @@ def steps_of(events: Iterable[Any]) -> list[Step]:
 
 def _step(rows: Sequence[tuple[int, int, str, int]], low: int, high: int) -> Step:
     names = tuple(row[2] for row in rows)
-    start = np.array([row[0] for row in rows], np.int64) - low
+    start = [row[0] - low for row in rows]
     # An event still open at the marker (a script's Optimizer.step, whose hook sets it) is cut.
-    end = np.minimum(np.array([row[1] for row in rows], np.int64), high) - low
+    end = [min(row[1], high) - low for row in rows]
     # Rounding may end a child after its parent by a nanosecond; clamp it, or it would seem
     # to lie beside the parent rather than inside.
     open_events: list[int] = []
-    for i in range(len(names)):
-        while open_events and end[open_events[-1]] <= start[i]:
+    for i, begin in enumerate(start):
+        while open_events and end[open_events[-1]] <= begin:
             open_events.pop()
         if open_events and end[i] > end[open_events[-1]]:
             end[i] = end[open_events[-1]]
         open_events.append(i)
-    return Step(names, start, end, high - low)
+    return Step(names, np.array(start, np.int64), np.array(end, np.int64), high - low)

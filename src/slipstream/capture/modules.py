@@ -24,6 +24,7 @@ class ModuleNames:
 
     Attributes:
         sources: by NAME: the user's ``file.py:line`` that called it first, as the file's name only.
+        inference_mode: whether a module ran under ``torch.inference_mode``.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -34,6 +35,7 @@ class ModuleNames:
         self._open: list[Any] = []
         self._hooks: list[Any] = []
         self.sources: dict[str, str] = {}
+        self.inference_mode = False
 
     def __enter__(self) -> ModuleNames:
         import torch
@@ -57,6 +59,7 @@ class ModuleNames:
         name = self._names.get(id(module), type(module).__name__)
         if name not in self.sources:
             self.sources[name] = _user_line()
+        self.inference_mode |= torch.is_inference_mode_enabled()
         annotation: Any = torch.profiler.record_function(PREFIX + name)
         annotation.__enter__()
         self._open.append(annotation)
@@ -64,6 +67,16 @@ class ModuleNames:
     def _after(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if self._open:
             self._open.pop().__exit__(None, None, None)
+
+
+def module_classes(model: torch.nn.Module | None) -> dict[str, str]:
+    """The class of every module by the NAME that `ModuleNames` gives it; empty without a model."""
+    if model is None:
+        return {}
+    return {
+        f"{ROOT}.{name}" if name else ROOT: type(module).__name__
+        for name, module in model.named_modules()
+    }
 
 
 def _user_line() -> str:

@@ -19,11 +19,37 @@ _LARGEST_EVENT_COST_NS = 1500.0
 
 
 @dataclass(frozen=True)
+class LoadingTime:
+    """What getting a batch took: CPU time, and waiting for anything but a core; ns."""
+
+    cpu_ns: int
+    waiting_ns: int
+
+
+@dataclass(frozen=True)
 class StepTimes:
-    """Plain (unprofiled) steps: wall and CPU nanoseconds of each."""
+    """Plain (unprofiled) steps, in nanoseconds of each.
+
+    Attributes:
+        wall_ns, cpu_ns: by the wall clock, and of the thread's CPU time.
+        loading: what of it getting batches took; empty when no loader was watched.
+    """
 
     wall_ns: tuple[int, ...]
     cpu_ns: tuple[int, ...]
+    loading: tuple[LoadingTime, ...] = ()
+
+    def quiet_ns(self, threads: int) -> tuple[float, float]:
+        """The step without contention: its least time outside of loaders, and within them.
+
+        On one thread that is CPU time; in a loader also what it waits for a disk or a process.
+        """
+        loading = self.loading or (LoadingTime(0, 0),) * len(self.cpu_ns)
+        within = float(min(one.cpu_ns + one.waiting_ns for one in loading))
+        if threads != 1:
+            return max(float(np.min(self.wall_ns)) - within, 0.0), within
+        outside = np.subtract(self.cpu_ns, [one.cpu_ns for one in loading])
+        return float(outside.min()), within
 
 
 @dataclass(frozen=True)
@@ -44,8 +70,8 @@ class Calibration:
 
 
 def calibrate(
-    durations: NDArray[np.int64],
-    gaps: NDArray[np.int64],
+    durations: NDArray[np.float64],
+    gaps: NDArray[np.float64],
     inner: NDArray[np.int64],
     between: NDArray[np.int64],
     quiet_ns: float,
@@ -53,14 +79,13 @@ def calibrate(
     """Minima over steps, less the profiler's cost, summing to `quiet_ns`.
 
     Args:
-        durations: [steps, u], as recorded.
-        gaps: [steps, u + 1].
+        durations: [steps, u], as recorded; NaN in steps without the unit, but not in all.
+        gaps: [steps, u + 1], likewise.
         inner: [u], events recorded inside each unit.
         between: [u + 1], events recorded in each gap.
         quiet_ns: the step's time without a profiler and without contention.
     """
-    duration = durations.min(axis=0).astype(np.float64)
-    gap = gaps.min(axis=0).astype(np.float64)
+    duration, gap = np.nanmin(durations, axis=0), np.nanmin(gaps, axis=0)
     events = float(inner.sum() + between.sum())
     excess = float(duration.sum() + gap.sum()) - quiet_ns
     per_event = float(np.clip(excess / max(events, 1.0), 0.0, _LARGEST_EVENT_COST_NS))

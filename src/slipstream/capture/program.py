@@ -13,15 +13,19 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.capture.assemble import assemble
 from slipstream.capture.events import MARKER, Step, steps_of
+from slipstream.capture.loading import LoadingClock
+from slipstream.capture.memory import gradients, held, memory_profiler, read_memory
 from slipstream.capture.modules import ModuleNames
-from slipstream.capture.overhead import StepTimes
-from slipstream.capture.trace import PARAMETERS, read_trace, take_parameters
+from slipstream.capture.other_size import record_other_size
+from slipstream.capture.overhead import LoadingTime, StepTimes
+from slipstream.capture.regions import record_regions
+from slipstream.capture.trace import PARAMETERS, read_trace, recorded, take_parameters
 from slipstream.graph import Graph
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 _STEPS_PER_WINDOW = 3
 _LONGEST_CAPTURE_S = 60.0
 _FEWEST_STEPS = 3
+STATISTICS = ("regions",)
+"""What can be recorded besides the graph, on request."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,13 @@ class CaptureSettings:
         warmup: steps that run before anything is recorded: lazy state, caches, allocator.
         steps: profiled steps whose per-task minimum is taken, and as many plain ones.
         threads: intra-op threads, or 0 for what the workload sets.
+        needs: statistics to record besides, of `STATISTICS`.
     """
 
     warmup: int = 3
     steps: int = 24
     threads: int = 0
+    needs: tuple[str, ...] = ()
 
 
 def capture(
@@ -76,41 +84,52 @@ def capture(
         steps = max(min(settings.steps, affordable), min(_FEWEST_STEPS, settings.steps))
         walls: list[int] = []
         cpus: list[int] = []
+        loading: list[LoadingTime] = []
         profiled: list[Step] = []
         while len(profiled) < steps:
             window = min(_STEPS_PER_WINDOW, steps - len(profiled))
             say(f"step {len(profiled) + 1} of {steps}")
             for _ in range(window):
-                wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-                yield
-                cpus.append(time.thread_time_ns() - cpu)
-                walls.append(time.perf_counter_ns() - wall)
+                with LoadingClock() as loader:
+                    wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+                    yield
+                    cpus.append(time.thread_time_ns() - cpu)
+                    walls.append(time.perf_counter_ns() - wall)
+                loading.append(loader.time)
             with _no_collection(), _profiler() as profiler:
                 _mark()
                 for _ in range(window):
                     yield
                     _mark()
             profiled += steps_of(profiler.profiler.kineto_results.events())
+        say("recording memory")
+        with _no_collection(), memory_profiler() as profiler:
+            yield
+            before = held(built)
+            _mark()
+            yield
+            _mark()
+            after = gradients(built)
+        memory = read_memory(profiler, before, after)
         say("recording arguments")
         names = ModuleNames(built.model)
         with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
             path = Path(folder) / "trace.json"
-            observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
-            try:
-                with names:
-                    observer.start()
-                    _show_parameters(built.model)
-                    yield
-                    observer.stop()
-            finally:
-                # Stops it too, where the step has failed.
-                observer.unregister_callback()
+            with names, recorded(path):
+                _show_parameters(built.model)
+                yield
             say("building the graph")
             with _no_collection():
                 parameters, trace = take_parameters(read_trace(path))
-        times = StepTimes(tuple(walls), tuple(cpus))
+        say("recording another number of samples")
+        other = record_other_size(built, trace)
+        times = StepTimes(tuple(walls), tuple(cpus), tuple(loading))
         threads = torch.get_num_threads()
-        return assemble(built, trace, parameters, names, profiled, times, threads)
+        graph = assemble(built, trace, parameters, names, profiled, times, threads, other, memory)
+        if "regions" in settings.needs:
+            regions = yield from record_regions(built, graph, settings.steps, say)
+            graph = replace(graph, meta={**graph.meta, "regions": regions})
+        return graph
 
     return program
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,21 @@ class Node:
     storages: tuple[int, ...]
 
 
+@contextlib.contextmanager
+def recorded(path: Path) -> Iterator[None]:
+    """What runs within is written to `path` as an execution trace."""
+    import torch
+
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+    try:
+        observer.start()
+        yield
+        observer.stop()
+    finally:
+        # Stops it too, where the step has failed.
+        observer.unregister_callback()
+
+
 def read_trace(path: Path) -> list[Node]:
     """The nodes of an execution trace in pre-order.
 
@@ -69,9 +85,25 @@ def _nodes(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
     for row in rows:
         if row["name"].startswith((_THREAD_ROOT, _PROCESS_ROOT)):
             continue
+        above = row["ctrl_deps"]
+        if above not in index:
+            index[above] = _around(above, index, nodes)
         index[row["id"]] = len(nodes)
-        nodes.append(_node(row, index.get(row["ctrl_deps"], -1)))
+        nodes.append(_node(row, index[above]))
     return nodes
+
+
+def _around(missing: int, index: Mapping[int, int], nodes: Sequence[Node]) -> int:
+    """What enclosed an operator that is not in the trace, because an error ended it; else -1.
+
+    Recomputation in the backward pass stops that way. Python called the operator, so that it lay
+    in whatever annotation or autograd node was open.
+    """
+    before = [number for number in index if number < missing]
+    place = index[max(before)] if before else -1
+    while place >= 0 and nodes[place].call is not None:
+        place = nodes[place].parent
+    return place
 
 
 def take_parameters(nodes: Sequence[Node]) -> tuple[list[int], list[Node]]:

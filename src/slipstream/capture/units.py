@@ -2,7 +2,8 @@
 
 A *unit* is the outermost operator that has a kernel of its own. Composite operators (``linear``,
 ``matmul``) only call others: their own time, like Python's and autograd's, is the gap between
-units.
+units. Getting a batch from a ``DataLoader`` is a unit too, beside the operators inside of it; see
+`loading.py` beside this file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from slipstream.capture.trace import Node
 from slipstream.graph import StepPhase
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "
+LOADING = "enumerate(DataLoader)#"
+"""What torch's annotations of a ``DataLoader``'s ``__next__`` begin with."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Units:
         module: the innermost module of each unit; backward ones carry their forward's.
         scope: names of the enclosing operators, joined by ``/``.
         sequence: int64 [u], autograd's number; -1 for none.
+        loading: int64 [u], the unit that gets the batch whose making this one is part of: itself
+            for that unit, -1 for those that load nothing.
         events: names of all events, what the profiler's steps are aligned with.
     """
 
@@ -42,6 +47,7 @@ class Units:
     module: tuple[str, ...]
     scope: tuple[str, ...]
     sequence: NDArray[np.int64]
+    loading: NDArray[np.int64]
     events: tuple[str, ...]
 
 
@@ -54,6 +60,7 @@ class _Place:
     scope: str
     sequence: int
     unit: int
+    loading: int = -1
 
 
 def find_units(nodes: Sequence[Node]) -> Units:
@@ -61,6 +68,7 @@ def find_units(nodes: Sequence[Node]) -> Units:
     places: list[_Place] = []
     rows: list[tuple[int, int, StepPhase, str, str, int]] = []
     last: list[int] = []
+    loading: list[int] = []
     events: list[str] = []
     by_sequence: dict[int, str] = {}
     # By storage: the module in whose backward pass it was made last.
@@ -79,6 +87,14 @@ def find_units(nodes: Sequence[Node]) -> Units:
             continue
         event = len(events)
         events.append(node.name)
+        if place.loading >= 0:
+            last[place.loading] = event
+        elif node.name.startswith(LOADING):
+            place.loading = len(rows)
+            rows.append((i, event, place.phase, "", node.name, -1))
+            last.append(event)
+            loading.append(place.loading)
+            continue
         if place.unit >= 0:
             last[place.unit] = event
             continue
@@ -101,6 +117,7 @@ def find_units(nodes: Sequence[Node]) -> Units:
                 gradient_of[storage] = module
         rows.append((i, event, place.phase, module, around.scope if around else "", sequence))
         last.append(event)
+        loading.append(place.loading)
     return Units(
         nodes=np.array([row[0] for row in rows], np.int64),
         first=np.array([row[1] for row in rows], np.int64),
@@ -109,6 +126,7 @@ def find_units(nodes: Sequence[Node]) -> Units:
         module=tuple(row[3] for row in rows),
         scope=tuple(row[4] for row in rows),
         sequence=np.array([row[5] for row in rows], np.int64),
+        loading=np.array(loading, np.int64),
         events=tuple(events),
     )
 
@@ -135,15 +153,18 @@ def _place(node: Node, around: _Place | None, backward_seen: bool, engine_sequen
         around = _Place(phase, "", "", -1, -1)
     phase, module, scope, sequence = around.phase, around.module, around.scope, around.sequence
     if node.name.startswith(PREFIX):
-        return _Place(phase, node.name[len(PREFIX) :], scope, sequence, around.unit)
+        name = node.name[len(PREFIX) :]
+        return _Place(phase, name, scope, sequence, around.unit, around.loading)
     if node.name.startswith(_AUTOGRAD):
         phase, sequence = StepPhase.BACKWARD, engine_sequence
     elif node.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
         phase = StepPhase.OPTIMIZER
+    elif node.name.startswith(LOADING):
+        phase = StepPhase.OTHER
     if phase is StepPhase.BACKWARD and node.call is None and node.sequence >= 0:
         sequence = node.sequence
     inside = f"{scope}/{node.name}" if scope else node.name
-    return _Place(phase, module, inside, sequence, around.unit)
+    return _Place(phase, module, inside, sequence, around.unit, around.loading)
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +55,14 @@ Threads = Annotated[
 Steps = Annotated[int, typer.Option("--steps", help="Steps to record.", min=1)]
 Timeout = Annotated[
     str, typer.Option("--timeout", help="Stop the workload when it is silent for this long.")
+]
+Record = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--record",
+        metavar="STATISTIC",
+        help="Record this besides: regions (what torch.compile makes of the model). Repeatable.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
 StorePath = Annotated[
@@ -111,8 +119,9 @@ def graph_of(
     steps: int,
     timeout: str,
     say: Callable[[str], None],
+    needs: Collection[str] = (),
 ) -> Graph:
-    """A recorded graph, or one recorded now."""
+    """A recorded graph, or one recorded now with the statistics in `needs`."""
     if target.endswith(".slipgraph"):
         from slipstream.graph import load
 
@@ -131,8 +140,20 @@ def graph_of(
         steps=steps,
         threads=threads,
         timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
+        needs=needs,
         say=say,
     )
+
+
+def needs_of(techniques: Iterable[str]) -> set[str]:
+    """The statistics that predicting these combinations takes.
+
+    Raises:
+        UsageError: a name or setting that is not in the grammar.
+    """
+    from slipstream import technique
+
+    return {need for text in techniques for one in technique.parse(text) for need in one.needs}
 
 
 class History:
@@ -175,30 +196,41 @@ def history(path: Path | None) -> Iterator[History]:
         yield History(store, capture(torch=False))
 
 
-def prediction_table(graph: Graph, predictions: Sequence[Prediction], *notes: str) -> Table:
-    """One row a technique: step time, speed-up, interval, what it rests on, the verdict."""
-    from slipstream.units import format_duration, format_percent
+def prediction_table(
+    graph: Graph,
+    predictions: Sequence[Prediction],
+    *notes: str,
+    marked: Collection[str] = (),
+) -> Table:
+    """One row a technique: step time, speed-up, interval, what it rests on, the verdict.
+
+    The names in `marked` carry a star, which a note should explain.
+    """
+    from slipstream.units import format_bytes, format_duration, format_percent
 
     rows = []
     for p in predictions:
         if p.why_not is not None:
-            rows.append((p.technique, "-", "-", "-", "-", "-", f"does not apply: {p.why_not}"))
+            rows.append((p.technique, "-", "-", "-", "-", "-", "-", f"does not apply: {p.why_not}"))
             continue
         rows.append(
             (
-                p.technique,
+                p.technique + (" *" if p.technique in marked else ""),
                 format_duration(p.step_ns),
                 f"{p.speedup:.2f}x",
                 f"[{1 / p.high:.2f}, {1 / p.low:.2f}]",
+                _memory(p),
                 p.quality.kind.value if p.quality else "-",
                 ", ".join(f"{format_percent(s)} {k}" for k, s in p.shares.items()),
                 p.verdict,
             )
         )
     step_ns = predictions[0].baseline_ns if predictions else 0.0
+    peak = max((p.memory[0] for p in predictions), default=0)
     lines = [
         f"as it is: {format_duration(step_ns)} per step"
         + (f", {graph.samples} samples" if graph.samples else "")
+        + f", {format_bytes(peak) + ' at most' if peak else 'memory not recorded'}"
         + f" ({graph.meta.get('threads')} thread(s), without contention)",
         *notes,
     ]
@@ -210,6 +242,7 @@ def prediction_table(graph: Graph, predictions: Sequence[Prediction], *notes: st
             Column("step", "right"),
             Column("speed-up", "right"),
             Column("90 % interval", "right"),
+            Column("memory", "right", optional=True),
             Column("numbers", optional=True),
             Column("rests on", optional=True),
             Column("verdict"),
@@ -218,6 +251,16 @@ def prediction_table(graph: Graph, predictions: Sequence[Prediction], *notes: st
         title=f"predicted for {graph.meta.get('workload', 'this step')}",
         notes=[line for line in lines if line],
     )
+
+
+def _memory(prediction: Prediction) -> str:
+    """The step's peak as it would be, and by how much that differs."""
+    from slipstream.units import format_bytes
+
+    before, after = prediction.memory
+    if not before or not after:
+        return "-"
+    return f"{format_bytes(after)}, {100 * (after / before - 1):+.0f} %"
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -231,6 +274,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "interval_level": 0.9,
         "speedup": prediction.speedup,
         "samples_per_step": list(prediction.samples),
+        "peak_bytes": list(prediction.memory),
         "provenance": {str(key): share for key, share in prediction.shares.items()},
         "quality": prediction.quality.kind.value if prediction.quality else None,
         "quality_basis": prediction.quality.basis if prediction.quality else None,

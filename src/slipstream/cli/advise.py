@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from slipstream.cli._workload import (
     Json,
+    Record,
     ScriptArguments,
     Set,
     Steps,
@@ -16,47 +20,95 @@ from slipstream.cli._workload import (
 )
 
 if TYPE_CHECKING:
-    from slipstream.verbs._predict import Prediction
+    from slipstream.verbs._advise import Advice
+    from slipstream.verbs._goals import Goal
 
 
 def command(
     workload: Target,
     script_arguments: ScriptArguments = None,
     settings: Set = None,
+    goal: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--goal",
+            "-g",
+            metavar="GOAL",
+            help="What must hold: 'memory<8GiB', 'latency<10ms'; or cost. Repeatable.",
+        ),
+    ] = None,
+    combinations: Annotated[
+        bool,
+        typer.Option("--combinations/--no-combinations", help="Also try techniques together."),
+    ] = True,
     threads: Threads = 0,
     steps: Steps = 24,
     timeout: Timeout = "5min",
+    record: Record = None,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
     """Try every technique on paper and rank them; say what does not pay, and why.
 
-    Each is judged with its default settings; nothing is applied.
+    Single techniques and combinations of those that help, the cheapest sample first. A star marks
+    what nothing else beats in time, memory and effect on the numbers at once. Nothing is applied.
 
         slipstream advise train.py:make_workload
 
-        slipstream advise run.slipgraph
+        slipstream advise run.slipgraph --goal 'memory<2GiB'
     """
     from slipstream.cli._output import emit, progress
     from slipstream.cli._workload import graph_of, history, prediction_json, prediction_table
     from slipstream.verbs._advise import advise
+    from slipstream.verbs._goals import parse_goal
 
+    goals = [parse_goal(text) for text in goal or ()]
     with progress("advising") as say, history(store) as past:
         graph = graph_of(
             workload, script_arguments, settings,
-            threads=threads, steps=steps, timeout=timeout, say=say,
+            threads=threads, steps=steps, timeout=timeout, say=say, needs=record or (),
         )  # fmt: skip
-        found = advise(graph, widen=past.widen, say=say)
-        past.keep(found, str(graph.meta.get("workload", workload)))
-        advice = _next(found, "WORKLOAD" if workload.endswith(".slipgraph") else workload)
-        table = prediction_table(graph, found, past.note, advice)
-    emit(table, [prediction_json(p) for p in found], as_json=as_json)
+        found = advise(graph, goals=goals, combinations=combinations, widen=past.widen, say=say)
+        past.keep(found.predictions, str(graph.meta.get("workload", workload)))
+    name = "WORKLOAD" if workload.endswith(".slipgraph") else workload
+    legend = "* nothing else is better in time, memory and numbers at once" if found.front else ""
+    notes = (past.note, legend, *_about_goals(goals, found), _next(found, name))
+    table = prediction_table(graph, found.predictions, *notes, marked=found.front)
+    payload: dict[str, Any] = {
+        "predictions": [prediction_json(p) for p in found.predictions],
+        "front": sorted(found.front),
+        "best": found.best.technique if found.best is not None else None,
+        "goals": [
+            {
+                "goal": str(one),
+                "holds_as_it_is": one not in found.needed,
+                "can_be_met": one not in found.unmet,
+            }
+            for one in goals
+        ],
+    }
+    emit(table, payload, as_json=as_json)
 
 
-def _next(found: list[Prediction], workload: str) -> str:
+def _about_goals(goals: Sequence[Goal], found: Advice) -> list[str]:
+    """A line a goal: whether it holds already, with which technique, or not at all."""
+    lines = []
+    for goal in goals:
+        if goal.limit is None:
+            lines.append("cost: no price is known here, so it goes with the time per sample")
+        elif goal not in found.needed:
+            lines.append(f"{goal}: holds as it is")
+        elif goal in found.unmet:
+            lines.append(f"{goal}: nothing here is predicted to reach it")
+        elif found.best is not None:
+            lines.append(f"{goal}: predicted to hold with {found.best.technique}")
+    return lines
+
+
+def _next(found: Advice, workload: str) -> str:
     """What to do with the ranking, in one line."""
-    for verdict in ("worth it", "undecided: prove it"):
-        for prediction in found:
-            if prediction.verdict == verdict:
-                return f"next: slipstream prove {workload} --technique {prediction.technique}"
+    if found.best is not None:
+        return f"next: slipstream prove {workload} --technique {found.best.technique}"
+    if found.unmet:
+        return "a smaller model or batch, or a larger machine, is what is left"
     return "nothing here is worth the trouble: keep the step as it is"

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 from slipstream.cli._workload import (
     Json,
     Runnable,
@@ -11,7 +17,13 @@ from slipstream.cli._workload import (
     Threads,
     Timeout,
 )
-from slipstream.errors import UsageError
+from slipstream.errors import UsageError, WorkloadError
+
+if TYPE_CHECKING:
+    from slipstream.source import Written
+    from slipstream.tables import Table
+    from slipstream.verbs._apply import Applied
+    from slipstream.workload import Workload
 
 
 def command(
@@ -21,20 +33,27 @@ def command(
     settings: Set = None,
     threads: Threads = 0,
     timeout: Timeout = "5min",
+    write: Annotated[
+        bool, typer.Option("--write", help="Edit your file so; the old one is kept beside it.")
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Put back what --write replaced.")] = False,
     as_json: Json = False,
 ) -> None:
     """Apply one technique (or combination) for real and run a few steps beside the original.
 
-    Your files are not changed. The losses of both, from the same seed, are shown step by step.
+    The losses of both, from the same seed, are shown step by step; then the edit of your source
+    that does the same. Your files are not changed, unless you say --write.
 
         slipstream apply train.py:make_workload --technique amp:bf16
     """
-    from slipstream.cli._output import emit, progress
+    from slipstream.cli._output import emit, note, progress
     from slipstream.cli._workload import workload_of
-    from slipstream.tables import Column, Table
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._apply import apply
 
+    if undo:
+        _undo(workload, conflicting=bool(technique or write), as_json=as_json)
+        return
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
     if len(technique) > 1:
@@ -51,11 +70,40 @@ def command(
             timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
             say=say,
         )
+    if not as_json:
+        emit(_table(applied, recipe, technique[0], write), {}, as_json=False)
+        _show_edit(applied)
+    written = _written(applied) if write else None
+    if as_json:
+        payload = {
+            "workload": recipe.name,
+            "technique": technique[0],
+            "losses_before": list(applied.before),
+            "losses_after": list(applied.after),
+            "finite": applied.finite,
+            "relative_difference": applied.difference,
+            "diffs": [change.diff for change in applied.code],
+            "diff": applied.diff,
+            "code_notes": [change.note for change in applied.code if change.note],
+            "written": str(written.path) if written else None,
+            "backup": str(written.backup) if written else None,
+        }
+        emit([], payload, as_json=True)
+    elif written is not None:
+        note(f"{written.path} is edited; what it was is in {written.backup.name}")
+        note(f"to go back: slipstream apply {written.path} --undo")
+    elif write:
+        note("your file is as it was: nothing of this is missing in it")
+
+
+def _table(applied: Applied, recipe: Workload, technique: str, write: bool) -> Table:
+    from slipstream.tables import Column, Table
+
     rows = [
         (step, _number(before), _number(after), _difference(before, after))
         for step, (before, after) in enumerate(zip(applied.before, applied.after, strict=True), 1)
     ]
-    notes = ["the transformed workload runs; your files were not changed"]
+    notes = ["the transformed workload runs" + ("" if write else "; your files were not changed")]
     if not applied.finite:
         notes.append("a loss is not finite: do not use this technique here")
     elif applied.difference is None:
@@ -63,27 +111,81 @@ def command(
     else:
         size = f"{100 * abs(applied.difference):.3f} %"
         notes.append(f"after {len(rows)} steps the losses differ by {size}")
-    table = Table(
+    return Table(
         [
             Column("step", "right"),
             Column("loss as it is", "right"),
-            Column(f"with {technique[0]}", "right"),
+            Column(f"with {technique}", "right"),
             Column("difference", "right"),
         ],
         rows,
-        title=f"{recipe.name} with {technique[0]}",
-        notes=[*notes, *(change.diff for change in applied.code)],
+        title=f"{recipe.name} with {technique}",
+        notes=notes,
     )
-    payload = {
-        "workload": recipe.name,
-        "technique": technique[0],
-        "losses_before": list(applied.before),
-        "losses_after": list(applied.after),
-        "finite": applied.finite,
-        "relative_difference": applied.difference,
-        "diffs": [change.diff for change in applied.code],
-    }
-    emit(table, payload, as_json=as_json)
+
+
+_DIFF_STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "red"}
+
+
+def _show_edit(applied: Applied) -> None:
+    """The diff as ``patch`` takes it, in colour on a terminal, and what to know about it."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    diff = applied.diff
+    if diff:
+        sys.stdout.write("\n")
+    if not console.is_terminal:
+        sys.stdout.write(diff)
+    else:
+        for line in diff.split("\n")[:-1]:
+            found = (style for start, style in _DIFF_STYLES.items() if line.startswith(start))
+            console.print(Text(line.rstrip("\r"), style=next(found, "")))
+    for change in applied.code:
+        if change.note:
+            console.print(Text(f"\n{change.note}", style="dim"))
+
+
+def _written(applied: Applied) -> Written | None:
+    """The file after ``--write``; None where it has the edit already.
+
+    Raises:
+        WorkloadError: there is no whole edit, or the file cannot be written.
+    """
+    from slipstream.source import write
+
+    path = applied.workload.path
+    if applied.source is None:
+        why = next((one.note for one in applied.code if one.note and not one.diff), "")
+        raise WorkloadError(
+            "nothing was written: there is no edit of the file for all of it",
+            where=str(path),
+            remedy=why or "make the change by hand, as the technique's card says",
+        )
+    if not applied.source.changed:
+        return None
+    if not applied.finite:
+        raise WorkloadError(
+            "nothing was written: with this technique a loss is not finite", where=str(path)
+        )
+    return write(applied.source)
+
+
+def _undo(target: str, *, conflicting: bool, as_json: bool) -> None:
+    from slipstream.cli._output import emit, note
+    from slipstream.source import undo
+
+    if conflicting:
+        raise UsageError(
+            "--undo stands alone", remedy=f"slipstream apply {target} --undo, and nothing else"
+        )
+    found = undo(Path(target.rpartition(":")[0] if ".py:" in target else target))
+    if as_json:
+        payload = {"restored": str(found.path), "kept": str(found.backup)}
+        emit([], payload, as_json=True)
+    else:
+        note(f"{found.path} is what it was; the edited one is kept as {found.backup.name}")
 
 
 def _number(value: float | None) -> str:

@@ -42,6 +42,10 @@ def command(
         bool,
         typer.Option("--causal", help="What the step would gain if one group were faster."),
     ] = False,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="The most memory the step holds, and what lives then."),
+    ] = False,
     top: Annotated[int, typer.Option("--top", min=1, help="Rows to show.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -54,12 +58,18 @@ def command(
         slipstream explain run.slipgraph --by module
 
         slipstream explain run.slipgraph --critical-path --top 50
+
+        slipstream explain run.slipgraph --memory
     """
+    from slipstream.cli._memory import memory_report
     from slipstream.cli._output import emit, progress
     from slipstream.graph import communication, find_critical_path, lanes, load, replay
 
     with progress("explaining"):
         timeline = replay(load(run))
+        if memory:
+            emit(*memory_report(timeline, top), as_json=as_json)
+            return
         path = find_critical_path(timeline)
         groups = path.by(by)
         payload: dict[str, Any] = {

@@ -34,9 +34,14 @@ def command(
 
         slipstream predict run.slipgraph --technique amp:bf16
     """
-    from slipstream import technique as techniques
     from slipstream.cli._output import emit, progress
-    from slipstream.cli._workload import graph_of, history, prediction_json, prediction_table
+    from slipstream.cli._workload import (
+        graph_of,
+        history,
+        needs_of,
+        prediction_json,
+        prediction_table,
+    )
     from slipstream.verbs._predict import predict
 
     if not technique:
@@ -44,12 +49,11 @@ def command(
             "no technique is named",
             remedy="--technique amp:bf16; or `slipstream advise` to try every one",
         )
-    for text in technique:
-        techniques.parse(text)
+    needs = needs_of(technique)
     with progress("predicting") as say, history(store) as past:
         graph = graph_of(
             workload, script_arguments, settings,
-            threads=threads, steps=steps, timeout=timeout, say=say,
+            threads=threads, steps=steps, timeout=timeout, say=say, needs=needs,
         )  # fmt: skip
         found = predict(graph, technique, widen=past.widen, say=say)
         past.keep(found, str(graph.meta.get("workload", workload)))

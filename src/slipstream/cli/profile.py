@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli._workload import Json, Runnable, ScriptArguments, Set, Steps, Threads, Timeout
+from slipstream.cli._workload import (
+    Json,
+    Record,
+    Runnable,
+    ScriptArguments,
+    Set,
+    Steps,
+    Threads,
+    Timeout,
+)
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +36,7 @@ def command(
     threads: Threads = 0,
     steps: Steps = 24,
     timeout: Timeout = "5min",
+    record: Record = None,
     as_json: Json = False,
 ) -> None:
     """Record one training step or inference as a graph of what ran.
@@ -55,6 +65,7 @@ def command(
             steps=steps,
             threads=threads,
             timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
+            needs=record or (),
             say=say,
         )
         save(graph, output)
@@ -133,6 +144,9 @@ def summary(graph: Graph) -> Table:
         f"{meta['aligned_steps']} steps each; profiler's cost of "
         f"{meta['profiler_ns_per_event']:.0f} ns per event taken off",
     ]
+    if meta.get("unaligned_share"):
+        share = format_percent(meta["unaligned_share"])
+        notes.append(f"the steps differ: {share} of their operators are not in all of them")
     if meta["contended"]:
         wall = format_duration(meta["step_ns"]["wall_median"])
         notes.append(f"the machine was busy: the median step took {wall} of wall time")

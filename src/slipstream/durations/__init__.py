@@ -1,6 +1,15 @@
 """How long operator calls take here: asked for and measured first, looked up in predictions."""
 
-from slipstream.durations.durations import Answer, Durations
-from slipstream.durations.rescale import pace, questions, rescale
+from slipstream.durations.durations import Answer, Durations, Question, usable_cores
+from slipstream.durations.rescale import common_spread, pace, questions, rescale
 
-__all__ = ["Answer", "Durations", "pace", "questions", "rescale"]
+__all__ = [
+    "Answer",
+    "Durations",
+    "Question",
+    "common_spread",
+    "pace",
+    "questions",
+    "rescale",
+    "usable_cores",
+]

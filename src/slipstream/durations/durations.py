@@ -25,9 +25,18 @@ _MIGRATIONS = (
     """,
 )
 # Raised whenever the micro-benchmark measures something else than before: old answers are void.
-_METHOD = 2
+_METHOD = 3
 _BATCH = 24
 _BATCH_TIMEOUT_S = 300.0
+# In a step of many tensors glibc soon serves blocks of up to 32 MiB from memory it keeps. One
+# call repeated alone would give its pages back and fault them in again every time; a convolution's
+# backward pass then seemed half as fast as it is. Larger blocks are new pages in a step, too.
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+}
+# `Question.key`, and the number of threads.
+_Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,27 @@ class Answer:
     nanoseconds: float
     spread: float
     provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Question:
+    """How long a call takes under other conditions than the step's own.
+
+    Attributes:
+        threads: intra-op threads; None for as many as the `Durations` that is asked stands for.
+        wall: by the wall clock even on one thread. CPU time of one thread and wall time of
+            several are not to be compared: the one leaves out what other programs do, the other
+            does not.
+    """
+
+    call: Call
+    threads: int | None = None
+    wall: bool = False
+
+    @property
+    def key(self) -> str:
+        """What an answer is kept under, beside the number of threads."""
+        return f"{self.call.key} by wall clock" if self.wall else self.call.key
 
 
 class Durations:
@@ -59,17 +89,20 @@ class Durations:
         self.threads = threads
         self._path = path or cache_folder() / "durations.db"
         self._machine = machine_key()
-        self._known: dict[str, Answer | None] = {}
+        self._known: dict[_Key, Answer | None] = {}
+        self._unknown: set[_Key] = set()
 
-    def lookup(self, call: Call) -> Answer | None:
+    def lookup(self, call: Call | Question) -> Answer | None:
         """The duration of `call`, or None when it is not known."""
-        key = call.key
-        if key not in self._known:
+        key = self._key(call)
+        if key not in self._known and key not in self._unknown:
             self._load([key])
+            # The file is opened once for a call that nobody measured, not at every look.
+            self._unknown.add(key)
         return self._known.get(key)
 
     def measure(
-        self, calls: Iterable[Call], say: Callable[[str], None] = lambda line: None
+        self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None
     ) -> None:
         """Micro-benchmark every call that is not known yet, in a child process.
 
@@ -80,12 +113,13 @@ class Durations:
             StoreError: the cache cannot be written.
             ChildError: the benchmarking process died.
         """
-        wanted = {call.key: call for call in calls}
+        wanted = {self._key(call): _question(call) for call in calls}
         self._load(list(wanted))
-        missing = [call for key, call in wanted.items() if key not in self._known]
+        missing = [(key, one) for key, one in wanted.items() if key not in self._known]
         if not missing:
             return
-        with Child("the micro-benchmark", environment=one_pool(self.threads)) as child:
+        most = max(threads for (_, threads), _ in missing)
+        with Child("the micro-benchmark", environment={**one_pool(most), **_ALLOCATOR}) as child:
             for begin in range(0, len(missing), _BATCH):
                 say(f"measuring operators {begin + 1}-{min(begin + _BATCH, len(missing))} "
                     f"of {len(missing)}")  # fmt: skip
@@ -93,12 +127,17 @@ class Durations:
                 found = child.call(
                     "slipstream.durations.microbenchmark:run",
                     timeout_s=_BATCH_TIMEOUT_S,
-                    calls=[call.to_json() for call in batch],
-                    threads=self.threads,
+                    calls=[one.call.to_json() for _, one in batch],
+                    threads=[threads for (_, threads), _ in batch],
+                    wall=[one.wall for _, one in batch],
                 )
-                self._save(list(zip([call.key for call in batch], found, strict=True)))
+                self._save(list(zip([key for key, _ in batch], found, strict=True)))
 
-    def _load(self, keys: list[str]) -> None:
+    def _key(self, call: Call | Question) -> _Key:
+        one = _question(call)
+        return one.key, self.threads if one.threads is None else one.threads
+
+    def _load(self, keys: list[_Key]) -> None:
         if not self._path.exists():
             return
         with errors_in_words(self._path):
@@ -108,14 +147,14 @@ class Durations:
                     row = connection.execute(
                         "SELECT nanoseconds, spread FROM duration "
                         "WHERE machine = ? AND call = ? AND threads = ?",
-                        (self._machine, _digest(key), self.threads),
+                        (self._machine, _digest(key[0]), key[1]),
                     ).fetchone()
                     if row is not None:
                         self._known[key] = _answer(row[0], row[1])
             finally:
                 connection.close()
 
-    def _save(self, rows: list[tuple[str, dict[str, Any]]]) -> None:
+    def _save(self, rows: list[tuple[_Key, dict[str, Any]]]) -> None:
         with errors_in_words(self._path):
             connection = open_database(self._path, _MIGRATIONS)
             try:
@@ -126,7 +165,7 @@ class Durations:
                             "(machine, call, threads, nanoseconds, spread, error) "
                             "VALUES (?, ?, ?, ?, ?, ?)",
                             (
-                                self._machine, _digest(key), self.threads, found.get("nanoseconds"),
+                                self._machine, _digest(key[0]), key[1], found.get("nanoseconds"),
                                 found.get("spread"), found.get("error"),
                             ),
                         )  # fmt: skip
@@ -134,6 +173,10 @@ class Durations:
                 connection.close()
         for key, found in rows:
             self._known[key] = _answer(found.get("nanoseconds"), found.get("spread"))
+
+
+def _question(call: Call | Question) -> Question:
+    return call if isinstance(call, Question) else Question(call)
 
 
 def _answer(nanoseconds: float | None, spread: float | None) -> Answer | None:
@@ -186,3 +229,15 @@ def one_pool(threads: int) -> dict[str, str]:
     if not threads:
         return {}
     return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+def usable_cores() -> int:
+    """Physical cores this process may use; two threads of one core do not count twice."""
+    import psutil
+
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:
+        # Not every system can tell.
+        allowed = os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))

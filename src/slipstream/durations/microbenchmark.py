@@ -3,37 +3,57 @@
 Each call gets several sets of inputs, used in turn, so that an operator finds its inputs as far
 away as in a real step, not hot from the last repetition. All calls of a batch are timed round by
 round; each keeps its minimum. On one thread CPU time is taken: other programs do not add to it.
+Where one thread is compared with several, both are timed by the wall clock.
 
-Besides operators there is one call that is not in torch's schema: ``slipstream::optimizer_step``,
-a whole ``optimizer.step()`` over parameters of given shapes, Python and all.
+Besides operators there are three calls that are not in torch's schema:
+``slipstream::optimizer_step``, a whole ``optimizer.step()`` over parameters of given shapes, Python
+and all; ``slipstream::take_batch``, what the main process does to get a batch of tensors of
+given shapes from a worker of a ``DataLoader`` that has it ready; and ``slipstream::in_mode``, an
+operator called with autograd, without, or in inference mode.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from slipstream.durations.recomputation import CHECKPOINT, checkpoint_overhead
 from slipstream.graph.call import ITEM_BYTES, SCALAR_TYPE, Call, TensorSpec
 
 OPTIMIZER_STEP = "slipstream::optimizer_step"
+TAKE_BATCH = "slipstream::take_batch"
+IN_MODE = "slipstream::in_mode"
 _ROUNDS = 15
 _SAMPLE_NS = 2e6
 _BATCH_BUDGET_S = 20.0
 # Beyond the second-level cache of the processors this runs on, and small enough to allocate fast.
 _ROTATED_BYTES = 32 << 20
 _MOST_SETS = 16
+_PAGE_BYTES = 4096
 
 
-def run(calls: Sequence[Any], threads: int) -> list[dict[str, Any]]:
-    """For each call (JSON of `Call.to_json`) ``{"nanoseconds", "spread"}`` or ``{"error"}``."""
+def run(
+    calls: Sequence[Any], threads: int | Sequence[int], wall: Sequence[bool] = ()
+) -> list[dict[str, Any]]:
+    """For each call (JSON of `Call.to_json`) ``{"nanoseconds", "spread"}`` or ``{"error"}``.
+
+    Args:
+        threads: intra-op threads, of all or of each; 0 for what torch chooses.
+        wall: of each, whether to take the wall clock on one thread too.
+    """
     import torch
 
     torch.manual_seed(0)
-    if threads:
-        torch.set_num_threads(threads)
-    clock = time.thread_time_ns if threads == 1 else time.perf_counter_ns
+    default = torch.get_num_threads()
+    counts = [threads] * len(calls) if isinstance(threads, int) else list(threads)
+    counts = [count or default for count in counts]
+    clocks = [
+        time.thread_time_ns if count == 1 and not by_wall else time.perf_counter_ns
+        for count, by_wall in zip(counts, wall or [False] * len(calls), strict=True)
+    ]
     results: list[dict[str, Any]] = []
     timers: list[Callable[[], float] | None] = []
     samples: list[list[float]] = [[] for _ in calls]
@@ -41,7 +61,8 @@ def run(calls: Sequence[Any], threads: int) -> list[dict[str, Any]]:
     torch.set_flush_denormal(True)
     try:
         with torch.no_grad():
-            for value in calls:
+            for value, count, clock in zip(calls, counts, clocks, strict=True):
+                torch.set_num_threads(count)
                 try:
                     timers.append(_timer(Call.from_json(value), clock))
                     results.append({})
@@ -52,6 +73,7 @@ def run(calls: Sequence[Any], threads: int) -> list[dict[str, Any]]:
             for round_ in range(_ROUNDS):
                 for i, timer in enumerate(timers):
                     if timer is not None:
+                        torch.set_num_threads(counts[i])
                         samples[i].append(timer())
                 if round_ >= 2 and time.monotonic() - began > _BATCH_BUDGET_S:
                     break
@@ -69,26 +91,46 @@ def run(calls: Sequence[Any], threads: int) -> list[dict[str, Any]]:
 
 def _timer(call: Call, clock: Callable[[], int]) -> Callable[[], float]:
     """A function that runs `call` for about two milliseconds and returns ns per call."""
+    if call.op.startswith(TAKE_BATCH):
+        return _take_batch(call)
+    if call.op.startswith(IN_MODE):
+        return _in_mode(call, clock)
+    if call.op.startswith(CHECKPOINT):
+        return checkpoint_overhead(call.arguments[0], clock)
+    return _operator_timer(call, clock)
+
+
+def _operator_timer(
+    call: Call,
+    clock: Callable[[], int],
+    prepare: Callable[[Any], Any] = lambda made: made,
+    mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Callable[[], float]:
+    """A timer of an operator that runs in `mode`; `prepare` is given every set of inputs."""
     operator, positional, named = _resolve(call)
     size = sum(spec.nbytes for spec in call.inputs) + sum(spec.nbytes for spec in call.outputs)
     sets = max(1, min(_MOST_SETS, _ROTATED_BYTES // max(size, 1)))
     inputs = [
-        (tuple(make() for make in positional), {name: make() for name, make in named.items()})
+        prepare(
+            (tuple(make() for make in positional), {name: make() for name, make in named.items()})
+        )
         for _ in range(sets)
     ]
     arguments, keywords = inputs[0]
-    operator(*arguments, **keywords)
-    start = clock()
-    operator(*arguments, **keywords)
-    once = max(clock() - start, 200)
+    with mode():
+        operator(*arguments, **keywords)
+        start = clock()
+        operator(*arguments, **keywords)
+        once = max(clock() - start, 200)
     repeats = max(1, round(_SAMPLE_NS / once))
     schedule = [inputs[i % sets] for i in range(repeats)]
 
     def sample() -> float:
-        begin = clock()
-        for args, kwargs in schedule:
-            operator(*args, **kwargs)
-        return (clock() - begin) / repeats
+        with mode():
+            begin = clock()
+            for args, kwargs in schedule:
+                operator(*args, **kwargs)
+            return (clock() - begin) / repeats
 
     return sample
 
@@ -131,6 +173,70 @@ def _optimizer(call: Call) -> Any:
     optimizer = make(parameters, **options)
     optimizer.step()
     return optimizer
+
+
+def _in_mode(call: Call, clock: Callable[[], int]) -> Callable[[], float]:
+    """Time an operator in a mode of autograd.
+
+    The call's arguments are the mode (``grad``, ``no_grad``, ``inference``), the operator, its
+    arguments, and what each of its tensors is: a ``parameter``, an ``activation`` that parameters
+    have gone into, or ``other``.
+    """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    mode, operator, arguments, roles = call.arguments
+    inner = Call(operator, arguments, call.outputs)
+    modes: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+        "grad": torch.enable_grad,
+        "no_grad": torch.no_grad,
+        "inference": torch.inference_mode,
+    }
+    enter = modes[mode]
+
+    def prepare(made: Any) -> Any:
+        left = iter(roles)
+
+        def as_in_step(tensor: Any) -> Any:
+            role = next(left)
+            if mode == "inference" and role == "activation":
+                with enter():
+                    return tensor.clone(memory_format=torch.preserve_format)
+            traced = role != "other" and tensor.is_floating_point()
+            return tensor.requires_grad_() if mode == "grad" and traced else tensor
+
+        return tree_map_only(torch.Tensor, as_in_step, made)
+
+    return _operator_timer(inner, clock, prepare, enter)
+
+
+def _take_batch(call: Call) -> Callable[[], float]:
+    """Take one batch from a worker that has it ready; returns the ns of CPU time it takes.
+
+    On any number of threads CPU time is taken: what is spent waiting for the worker is not in it.
+    """
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Batches(IterableDataset[list[Any]]):
+        """The same tensors again and again; collated nowhere, copied to shared memory by torch."""
+
+        def __iter__(self) -> Iterator[list[Any]]:
+            while True:
+                yield [random_tensor(spec) for spec in call.arguments]
+
+    batches = iter(DataLoader(Batches(), batch_size=None, num_workers=1))
+
+    def sample() -> float:
+        begin = time.thread_time_ns()
+        batch = next(batches)
+        for tensor in batch:
+            # The first touch of each page of shared memory costs too.
+            torch.sum(tensor.reshape(-1)[:: max(1, _PAGE_BYTES // tensor.element_size())])
+        return float(time.thread_time_ns() - begin)
+
+    sample()
+    return sample
 
 
 def _maker(value: Any, kind: str, bound: int) -> Callable[[], Any]:

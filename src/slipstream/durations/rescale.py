@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from slipstream.durations.durations import Durations
 from slipstream.graph import Call, Editor, Graph
@@ -53,3 +53,20 @@ def pace(graph: Graph, changed: Mapping[int, Call], durations: Durations) -> flo
             recorded += float(graph.tasks.duration_ns[task])
             benchmarked += answer.nanoseconds
     return recorded / benchmarked if recorded and benchmarked else 1.0
+
+
+def common_spread(graph: Graph, tasks: Iterable[int], relative: float) -> float:
+    """The spread each of `tasks` has to carry for their sum to be off by `relative`.
+
+    A prediction takes the errors of different calls to be independent, so that they average out.
+    Where one cause moves all of them alike (an assumed factor, a busy machine) they do not; this
+    makes up for it.
+    """
+    durations: dict[str, float] = {}
+    for task in tasks:
+        call = int(graph.tasks.call[task])
+        # Tasks without a call are each on their own, as in a prediction.
+        key = graph.calls[call].key if call >= 0 else f"task {task}"
+        durations[key] = durations.get(key, 0.0) + float(graph.tasks.duration_ns[task])
+    together = math.sqrt(sum(duration**2 for duration in durations.values()))
+    return relative * sum(durations.values()) / together if together else relative

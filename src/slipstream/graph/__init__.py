@@ -20,6 +20,8 @@ from slipstream.graph.graph import (
     replace_tasks,
 )
 from slipstream.graph.kineto import KinetoTrace, read_kineto, read_trace
+from slipstream.graph.memory import Allocations, Role
+from slipstream.graph.peak import Peak, find_peak
 from slipstream.graph.perfetto import to_perfetto, write_perfetto
 from slipstream.graph.timeline import Timeline, lower, replay
 
@@ -27,6 +29,7 @@ __all__ = [
     "ITEM_BYTES",
     "PROVENANCES",
     "SCALAR_TYPE",
+    "Allocations",
     "Call",
     "CriticalPath",
     "Curve",
@@ -38,6 +41,8 @@ __all__ = [
     "Graph",
     "Kind",
     "KinetoTrace",
+    "Peak",
+    "Role",
     "StepPhase",
     "StringTable",
     "Tasks",
@@ -47,6 +52,7 @@ __all__ = [
     "communication",
     "difference",
     "find_critical_path",
+    "find_peak",
     "lanes",
     "load",
     "lower",

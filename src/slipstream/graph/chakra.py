@@ -33,6 +33,7 @@ from slipstream.graph.graph import (
     StringTable,
     Tasks,
 )
+from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations
 from slipstream.graph.timeline import replay
 from slipstream.provenance import Provenance
 
@@ -178,9 +179,11 @@ def _document(graph: Graph) -> dict[str, Any]:
         "lanes": list(graph.lanes),
         "samples": graph.samples,
         "calls": [call.to_json() for call in graph.calls],
+        "shrunk": [None if call is None else call.to_json() for call in graph.shrunk],
         "parameters": graph.parameters.tolist(),
         "meta": dict(graph.meta),
         "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
+        "memory": {name: column.tolist() for name, column in graph.memory.columns().items()},
     }
 
 
@@ -277,6 +280,8 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
     if sorted(edges) != list(range(len(edges))):
         raise GraphError("dependencies are missing", where=name, remedy="export it again")
     rows = [edges[number] for number in range(len(edges))]
+    # Files written before memory was recorded have none.
+    memory = document.get("memory", {name: [] for name in ALLOCATION_DTYPES})
     graph = Graph(
         tasks=Tasks(**columns),
         edges=_edges(rows),
@@ -289,6 +294,10 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
         samples=int(document["samples"]),
         meta=dict(document["meta"]),
         edits=tuple(Edit(str(a), str(b), int(c)) for a, b, c in document["edits"]),
+        memory=Allocations.of(*(memory[name] for name in ALLOCATION_DTYPES)),
+        shrunk=tuple(
+            None if call is None else Call.from_json(call) for call in document.get("shrunk", ())
+        ),
     )
     # The node's own name is what others see and may have changed.
     for task, node in enumerate(nodes):

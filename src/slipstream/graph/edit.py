@@ -2,7 +2,8 @@
 
 edit = Editor(graph, "amp:bf16")
 edit.set_duration(7, 1.2e6, Provenance.MICROBENCHMARK)
-edit.insert(after=6, name="aten::_to_copy", duration_ns=8e3, ...)
+cast = edit.insert(6, "aten::_to_copy", 8e3, Provenance.MICROBENCHMARK)
+edit.allocate(4096, Role.ACTIVATION, producer=cast, release=9)
 faster = edit.apply("matrix multiplications in bf16")
 """
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from slipstream.errors import GraphError
 from slipstream.graph.call import Call
 from slipstream.graph.graph import PROVENANCES, Edges, Edit, Graph, Kind, StringTable, Tasks
+from slipstream.graph.memory import Allocations, Role
 from slipstream.provenance import Provenance
 
 
@@ -34,9 +36,13 @@ class Editor:
         self._provenance = graph.tasks.provenance.copy()
         self._call = graph.tasks.call.copy()
         self._removed: set[int] = set()
-        # By position: (before or after, task) -> new rows in order of insertion.
-        self._inserted: dict[tuple[int, int], list[dict[str, object]]] = {}
+        # By position: (before or after, task) -> (handle, new row) in order of insertion.
+        self._inserted: dict[tuple[int, int], list[tuple[int, dict[str, object]]]] = {}
         self._touched: set[int] = set()
+        self._inserts = 0
+        # By id of a new row: the task whose operands it has.
+        self._repeated: dict[int, int] = {}
+        self._memory = {name: c.tolist() for name, c in graph.memory.columns().items()}
 
     def set_duration(
         self,
@@ -80,9 +86,14 @@ class Editor:
         spread: float = 0.0,
         call: Call | None = None,
         kind: Kind = Kind.OP,
-    ) -> None:
-        """Put a new task right after (or before) `task` on its lane, with its module and phase."""
+    ) -> int:
+        """Put a new task right after (or before) `task` on its lane, with its module and phase.
+
+        Returns:
+            A handle that stands for the new task where `allocate` and `release_after` take one.
+        """
         self._check(task, duration_ns, gap_ns)
+        self._inserts += 1
         row: dict[str, object] = {
             "name": self._strings.add(name),
             "call": -1 if call is None else self._add_call(call),
@@ -92,23 +103,82 @@ class Editor:
             "provenance": PROVENANCES.index(provenance),
             "kind": int(kind),
         }
-        self._inserted.setdefault((0 if before else 1, task), []).append(row)
+        handle = len(self._graph) + self._inserts - 1
+        self._inserted.setdefault((0 if before else 1, task), []).append((handle, row))
+        return handle
+
+    def repeat(self, task: int, where: int, *, before: bool = False) -> int:
+        """Put another run of `task`, as it is now, right after (or before) `where`, in its phase.
+
+        Returns:
+            A handle, as `insert`.
+        """
+        self._check(task)
+        handle = self.insert(
+            where,
+            self._graph.string(int(self._graph.tasks.name[task])),
+            float(self._duration_ns[task]),
+            PROVENANCES[self._provenance[task]],
+            before=before,
+            gap_ns=float(self._gap_ns[task]),
+            spread=float(self._spread[task]),
+            kind=Kind(int(self._graph.tasks.kind[task])),
+        )
+        _, row = self._inserted[(0 if before else 1, where)][-1]
+        row["call"] = int(self._call[task])
+        for name in ("scope", "module", "source"):
+            row[name] = int(getattr(self._graph.tasks, name)[task])
+        self._repeated[id(row)] = task
+        return handle
+
+    def resize(self, allocation: int, nbytes: int) -> None:
+        """Let `allocation`, an index in the graph's memory or a new one's handle, be as large."""
+        self._check_allocation(allocation)
+        self._memory["nbytes"][allocation] = _whole(nbytes)
+
+    def release_after(self, allocation: int, task: int) -> None:
+        """Free `allocation` after `task` (an index, or what `insert` gave); -1: not in the step."""
+        self._check_allocation(allocation)
+        self._check_reference(task)
+        self._memory["release"][allocation] = task
+
+    def allocate(
+        self, nbytes: int, role: Role, producer: int, release: int, storage: int = -1
+    ) -> int:
+        """Let task `producer` allocate memory that is freed after task `release`.
+
+        Tasks are indices or what `insert` gave; -1: before the step, or not within it.
+
+        Returns:
+            A handle for `resize` and `release_after`.
+        """
+        self._check_reference(producer)
+        self._check_reference(release)
+        row = {
+            "nbytes": _whole(nbytes), "storage": storage, "role": int(role), "producer": producer,
+            "release": release,
+        }  # fmt: skip
+        for name, column in self._memory.items():
+            column.append(row[name])
+        return len(self._memory["nbytes"]) - 1
 
     def apply(self, what: str) -> Graph:
         """The edited copy, with one `Edit` that says `what` was done."""
         graph, n = self._graph, len(self._graph)
         order: list[int] = []
         rows: list[dict[str, object] | None] = []
-        new_index = np.full(n, -1, np.int64)
+        new_index = np.full(n + self._inserts, -1, np.int64)
         for task in range(n):
-            for row in self._inserted.get((0, task), ()):
+            for handle, row in self._inserted.get((0, task), ()):
+                new_index[handle] = len(order)
                 order.append(task)
                 rows.append(row)
             if task not in self._removed:
                 new_index[task] = len(order)
                 order.append(task)
                 rows.append(None)
-            for row in self._inserted.get((1, task), ()):
+            for handle, row in self._inserted.get((1, task), ()):
+                new_index[handle] = len(order)
                 order.append(task)
                 rows.append(row)
         edited = replace(
@@ -126,8 +196,10 @@ class Editor:
             graph,
             tasks=edited,
             edges=self._edges(new_index),
+            memory=self._remapped(new_index, np.array(order, np.int64)),
             strings=self._strings.freeze(),
             calls=tuple(self._calls),
+            shrunk=self._shrunk(),
             operand_start=starts,
             operands=operands,
             edits=(*graph.edits, Edit(self._technique, what, len(self._touched) + inserted)),
@@ -140,9 +212,25 @@ class Editor:
             if not np.isfinite(time_ns) or time_ns < 0:
                 raise GraphError(f"task {task} cannot take {time_ns} ns")
 
+    def _check_reference(self, task: int) -> None:
+        count = len(self._graph) + self._inserts
+        if not -1 <= task < count:
+            raise GraphError(f"there is no task {task} among {count}")
+
+    def _check_allocation(self, allocation: int) -> None:
+        count = len(self._memory["nbytes"])
+        if not 0 <= allocation < count:
+            raise GraphError(f"there is no allocation {allocation} among {count}")
+
     def _add_call(self, call: Call) -> int:
         self._calls.append(call)
         return len(self._calls) - 1
+
+    def _shrunk(self) -> tuple[Call | None, ...]:
+        """The recorded calls' other forms; nothing is known of a call that was added."""
+        recorded = self._graph.shrunk
+        added = len(self._calls) - len(self._graph.calls)
+        return (*recorded, *[None] * added) if recorded else ()
 
     @staticmethod
     def _overwrite(tasks: Tasks, rows: list[dict[str, object] | None]) -> None:
@@ -158,18 +246,33 @@ class Editor:
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         graph = self._graph
         counts = np.diff(graph.operand_start)
-        kept = [
-            0 if row is not None else int(counts[task])
+        # The task whose operands each has; -1 for a new one that nothing is known of.
+        like = [
+            task if row is None else self._repeated.get(id(row), -1)
             for task, row in zip(order, rows, strict=True)
         ]
+        kept = [int(counts[task]) if task >= 0 else 0 for task in like]
         starts = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
-        parts = [
-            graph.storages(task)
-            for task, row in zip(order, rows, strict=True)
-            if row is None and counts[task]
-        ]
+        parts = [graph.storages(task) for task in like if task >= 0 and counts[task]]
         operands = np.concatenate(parts) if parts else np.empty(0, np.int32)
         return starts, operands.astype(np.int32)
+
+    def _remapped(self, new_index: NDArray[np.int64], order: NDArray[np.int64]) -> Allocations:
+        """The allocations with tasks numbered as in the edited graph.
+
+        What a removed task allocated goes with it, unless a kept task uses it: then the next task
+        on the lane allocates it. What a removed task freed is freed after the task before it, or
+        by what was put in its place.
+        """
+        memory = Allocations.of(*self._memory.values())
+        if not self._removed or not len(memory):
+            numbers = np.append(new_index, -1)  # -1 stays -1
+            return replace(
+                memory,
+                producer=numbers[memory.producer].astype(np.int32),
+                release=numbers[memory.release].astype(np.int32),
+            )
+        return _Heirs(self._graph, self._removed, new_index, order).hand_on(memory)
 
     def _edges(self, new_index: NDArray[np.int64]) -> Edges:
         """Edges between kept tasks, and from what a removed task waited for to what waited.
@@ -183,6 +286,85 @@ class Editor:
         kept = _Links(edges, self._graph.tasks.lane, self._removed).bridged()
         source, target = new_index[kept.source], new_index[kept.target]
         return replace(kept, source=source.astype(np.int32), target=target.astype(np.int32))
+
+
+def _whole(nbytes: int) -> int:
+    if nbytes < 0:
+        raise GraphError(f"an allocation cannot have {nbytes} bytes")
+    return int(nbytes)
+
+
+class _Heirs:
+    """Who allocates and frees what removed tasks did.
+
+    Args:
+        new_index: int64 [tasks and inserted ones], their numbers in the edited graph.
+        order: int64 [edited tasks], the task each stands for or was put in beside.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        removed: set[int],
+        new_index: NDArray[np.int64],
+        order: NDArray[np.int64],
+    ) -> None:
+        self._graph = graph
+        self._removed = removed
+        self._new_index = new_index
+        self._anchor = order
+        self._lane = graph.tasks.lane[order]
+        self._uses: dict[int, list[int]] = {}
+        for task in range(len(graph)):
+            if task not in removed:
+                for storage in graph.storages(task).tolist():
+                    self._uses.setdefault(storage, []).append(task)
+
+    def hand_on(self, memory: Allocations) -> Allocations:
+        """`memory` of the edited graph."""
+        kept, producers, releases = [], [], []
+        rows = zip(
+            memory.producer.tolist(), memory.release.tolist(), memory.storage.tolist(), strict=True
+        )
+        for a, (producer, release, storage) in enumerate(rows):
+            if producer in self._removed and not self._needed(producer, release, storage):
+                continue
+            made = self._after(producer) if producer in self._removed else self._new(producer)
+            freed = self._before(release) if release in self._removed else self._new(release)
+            kept.append(a)
+            producers.append(made)
+            releases.append(max(freed, made) if release >= 0 else -1)
+        found = memory.take(np.array(kept, np.int64))
+        return replace(
+            found,
+            producer=np.array(producers, np.int32),
+            release=np.array(releases, np.int32),
+        )
+
+    def _needed(self, producer: int, release: int, storage: int) -> bool:
+        """Whether a kept task uses what the removed `producer` allocates."""
+        if release < 0:
+            return True
+        if storage < 0:
+            return release not in self._removed and release != producer
+        uses = self._uses.get(storage, ())
+        # A storage's number is used again once it is freed: only uses while it lives count.
+        return any(producer <= task <= release for task in uses)
+
+    def _new(self, task: int) -> int:
+        return int(self._new_index[task]) if task >= 0 else -1
+
+    def _after(self, task: int) -> int:
+        """The first task of the edited graph at or after `task` on its lane; else the last."""
+        lane = np.flatnonzero(self._lane == self._graph.tasks.lane[task])
+        place = int(np.searchsorted(self._anchor[lane], task, side="left"))
+        return int(lane[min(place, len(lane) - 1)]) if len(lane) else -1
+
+    def _before(self, task: int) -> int:
+        """The last task of the edited graph at or before `task` on its lane; else the first."""
+        lane = np.flatnonzero(self._lane == self._graph.tasks.lane[task])
+        place = int(np.searchsorted(self._anchor[lane], task, side="right")) - 1
+        return int(lane[max(place, 0)]) if len(lane) else -1
 
 
 _Edge = tuple[int, int, int, float, int]

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from slipstream.errors import GraphError
 from slipstream.graph.call import Call
 from slipstream.graph.graph import TASK_DTYPES, Edges, Edit, Graph, Tasks
+from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations
 
-SCHEMA = 1
+SCHEMA = 2
 _ALIGNMENT = 64
 _DATE = (1980, 1, 1, 0, 0, 0)
 _EDGE_DTYPES: dict[str, Any] = {
@@ -31,6 +32,7 @@ _EDGE_DTYPES: dict[str, Any] = {
 _ARRAY_DTYPES: dict[str, Any] = {
     "operand_start": np.int64, "operands": np.int32, "parameters": np.int32,
 }  # fmt: skip
+_FIRST_WITH_MEMORY = 2
 _LOCAL_HEADER_BYTES = 30
 _LARGEST_META_BYTES = 1 << 30
 
@@ -48,11 +50,14 @@ def save(graph: Graph, path: Path) -> None:
         arrays[f"edges/{name}"] = getattr(graph.edges, name)
     for name in _ARRAY_DTYPES:
         arrays[name] = getattr(graph, name)
+    for name, column in graph.memory.columns().items():
+        arrays[f"memory/{name}"] = column
     meta = {
         "format": "slipgraph",
         "schema": SCHEMA,
         "strings": list(graph.strings),
         "calls": [call.to_json() for call in graph.calls],
+        "shrunk": [None if call is None else call.to_json() for call in graph.shrunk],
         "lanes": list(graph.lanes),
         "samples": graph.samples,
         "meta": dict(graph.meta),
@@ -163,6 +168,10 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
             remedy="upgrade slipstream",
         )
     try:
+        memory = Allocations.none()
+        if schema >= _FIRST_WITH_MEMORY:
+            columns = {name: array(f"memory/{name}", t) for name, t in ALLOCATION_DTYPES.items()}
+            memory = Allocations(**columns)
         graph = Graph(
             tasks=Tasks(**{name: array(f"tasks/{name}", t) for name, t in TASK_DTYPES.items()}),
             edges=Edges(**{name: array(f"edges/{name}", t) for name, t in _EDGE_DTYPES.items()}),
@@ -172,6 +181,10 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
             samples=int(meta["samples"]),
             meta=dict(meta["meta"]),
             edits=tuple(Edit(_text(a), _text(b), int(c)) for a, b, c in meta["edits"]),
+            memory=memory,
+            shrunk=tuple(
+                None if call is None else Call.from_json(call) for call in meta.get("shrunk", ())
+            ),
             **{name: array(name, t) for name, t in _ARRAY_DTYPES.items()},
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
 from slipstream.graph.call import Call
+from slipstream.graph.memory import Allocations
 from slipstream.provenance import Provenance
 
 PROVENANCES = tuple(Provenance)
@@ -160,6 +161,10 @@ class Graph:
         samples: samples per step; 0 if unknown.
         meta: schema, machine, thread count, calibration, contention (JSON).
         edits: what was done to the recorded graph, oldest first.
+        memory: what the step allocates and frees; none when that was not recorded.
+        shrunk: beside each of `calls` the same call in a step of ``meta["shrunk"]["samples"]``
+            samples, while `calls` are those of ``meta["shrunk"]["of"]``; None for a call that was
+            put in or changed by an edit. Empty when no second size was recorded.
     """
 
     tasks: Tasks
@@ -173,6 +178,8 @@ class Graph:
     samples: int
     meta: Mapping[str, Any] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
+    memory: Allocations = field(default_factory=Allocations.none)
+    shrunk: tuple[Call | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -225,6 +232,11 @@ class Graph:
             raise GraphError("the operand table does not match the tasks")
         if starts[0] != 0 or starts[-1] != len(self.operands):
             raise GraphError("the operand table does not match the tasks")
+        self.memory.check(n)
+        if self.shrunk and len(self.shrunk) != len(self.calls):
+            raise GraphError(
+                f"{len(self.shrunk)} calls at another number of samples for {len(self.calls)}"
+            )
 
 
 def _in_range(column: NDArray[Any], low: int, high: int, name: str) -> None:

@@ -43,6 +43,29 @@ class Timeline:
         return np.asarray(self.schedule.end_ns[0])
 
     @cached_property
+    def memory(self) -> native.MemoryTimeline:
+        """When each of `Graph.memory` lives during the first step, and what that adds up to."""
+        start, end = self.start_ns, self.end_ns
+        # Frees come before allocations at equal times: a task of no length still has to hold
+        # its workspace for a moment.
+        end = np.maximum(end, np.nextafter(start, np.inf))
+        # One more task, at the step's end, uses what outlives the step.
+        last = end.max(initial=0.0)
+        start, end = np.append(start, last)[None], np.append(end, last)[None]
+        return native.memory_timeline(_tensors(self.graph), start, end)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most that is allocated at once during the step; 0 when memory was not recorded."""
+        return int(self.memory.peak_bytes.max(initial=0))
+
+    def memory_curve(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Times float64 [k], ascending, and the bytes allocated from each until the next."""
+        if not len(self.graph.memory):
+            return np.empty(0), np.empty(0, np.int64)
+        return self.memory.curve()
+
+    @cached_property
     def lane_busy_ns(self) -> NDArray[np.float64]:
         """float64 [lanes], time per step each lane runs tasks; gaps left out."""
         busy: NDArray[np.float64] = self.schedule.lane_busy_ns / _STEPS
@@ -62,6 +85,18 @@ def lower(graph: Graph, steps: int = _STEPS) -> native.Program:
         ),
         steps=steps,
         names=[graph.strings[name] for name in graph.tasks.name],
+    )
+
+
+def _tensors(graph: Graph) -> native.Tensors:
+    """The engine's form of `Graph.memory`; task ``len(graph)`` stands for the end of the step."""
+    memory = graph.memory
+    return native.Tensors(
+        nbytes=memory.nbytes,
+        producer=memory.producer,
+        consumer_offset=np.arange(len(memory) + 1),
+        consumer_task=np.where(memory.release < 0, len(graph), memory.release),
+        persistent=(memory.producer < 0) & (memory.release < 0),
     )
 
 

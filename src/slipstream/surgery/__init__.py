@@ -1,1 +1,19 @@
-"""Module surgery: find modules that belong together, and replace them."""
+"""Module surgery: find modules that belong together, change them, see that they stay the same."""
+
+from slipstream.surgery.attention import NotRewrittenError, attend, with_attention
+from slipstream.surgery.check import difference, outputs_of
+from slipstream.surgery.pairs import Pair, consecutive_pairs, place
+from slipstream.surgery.sites import Site, callers
+
+__all__ = [
+    "NotRewrittenError",
+    "Pair",
+    "Site",
+    "attend",
+    "callers",
+    "consecutive_pairs",
+    "difference",
+    "outputs_of",
+    "place",
+    "with_attention",
+]

@@ -10,11 +10,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Edges, Edit, Graph, StepPhase, StringTable, TensorSpec
+from slipstream.graph import (
+    Allocations,
+    Call,
+    Edges,
+    Edit,
+    Graph,
+    Role,
+    StepPhase,
+    StringTable,
+    TensorSpec,
+)
 from slipstream.graph.graph import PROVENANCES
 from slipstream.provenance import Provenance
+from slipstream.source import accumulate
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 
 if TYPE_CHECKING:
@@ -88,6 +100,7 @@ class Accumulation(Settings):
             operand_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             operands=np.concatenate(operands).astype(np.int32),
             samples=graph.samples * self.batches,
+            memory=_memory(graph, begin, before, repeated, after, self.batches),
             edits=(
                 *graph.edits,
                 Edit(str(self), f"{self.batches} batches per update", n - len(tasks)),
@@ -124,8 +137,63 @@ class Accumulation(Settings):
         return Quality(QualityKind.NEEDS_TRAINING, "the effective batch grows")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No automatic edit yet."""
-        return None
+        """One update for several batches in a script's own loop."""
+        n = self.batches
+        return CodeChange.of(
+            workload,
+            lambda where: accumulate(where, n),
+            by_hand=f"(loss / {n}).backward()\nif (step + 1) % {n} == 0:\n"
+            "    optimizer.step()\n    optimizer.zero_grad()",
+            note=f"it trains as a batch {n} times as large: learning rate and schedule have to "
+            f"follow; fewer than {n} batches, left over when a pass ends, make no update of their "
+            "own",
+        )
+
+
+def _memory(
+    graph: Graph,
+    begin: NDArray[np.int64],
+    before: NDArray[np.int64],
+    repeated: NDArray[np.int64],
+    after: NDArray[np.int64],
+    batches: int,
+) -> Allocations:
+    """The allocations of the tasks in the order `Accumulation.predict` gives them.
+
+    The first pass allocates the gradients, which stay; those of later passes are added to them
+    and freed. Whatever else a pass leaves behind makes way for the next one's.
+    """
+    memory = graph.memory
+    once = np.concatenate([begin, before])
+    place = np.full(len(graph) + 1, -1, np.int64)
+    place[once] = np.arange(len(once))
+    # After the passes comes the task that stands for the additions.
+    place[after] = len(once) + batches * len(repeated) + 1 + np.arange(len(after))
+    within = np.zeros(len(graph) + 1, bool)
+    within[repeated] = True
+    parts = []
+    for k in range(batches):
+        first = len(once) + k * len(repeated)
+        last = first + len(repeated) - 1
+        place[repeated] = first + np.arange(len(repeated))
+        chosen = within[memory.producer] | (k == batches - 1)
+        part = memory.take(np.flatnonzero(chosen))
+        made, stays = within[part.producer], part.release < 0
+        gradient = made & stays & (part.role == Role.GRADIENT)
+        producer, release = place[part.producer], place[part.release]
+        # What outlives its own pass.
+        leaves = made & ~within[part.release]
+        if k < batches - 1:
+            release[leaves] = last
+        if k > 0:
+            release[gradient] = producer[gradient]
+        else:
+            release[gradient] = -1
+        parts.append(
+            replace(part, producer=producer.astype(np.int32), release=release.astype(np.int32))
+        )
+    columns = [[getattr(part, name) for part in parts] for name in memory.columns()]
+    return Allocations(*(np.concatenate(column) for column in columns))
 
 
 def _gradients(graph: Graph) -> list[TensorSpec]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from slipstream.graph import SCALAR_TYPE, Call, Graph, StepPhase, TensorSpec, cast
+from slipstream.techniques.dataflow import is_view
 
 Category = Literal["lower", "float32", "widest"]
 
@@ -304,11 +305,16 @@ class AutocastPlan:
         changed: by task: the call in its new dtypes.
         casts: (task, before it or after it, the cast), in program order.
         lowered: how many operators run in the lower precision.
+        cast_storages: of each cast: the storage it copies, and whether the copy stands in for it
+            from then on.
+        through: by task: storages of which it reads a copy in another dtype.
     """
 
     changed: dict[int, Call] = field(default_factory=dict)
     casts: list[tuple[int, bool, Call]] = field(default_factory=list)
     lowered: int = 0
+    cast_storages: list[tuple[int, bool]] = field(default_factory=list)
+    through: dict[int, set[int]] = field(default_factory=dict)
 
 
 def plan(graph: Graph, dtype: str, device: str = "cpu") -> AutocastPlan:
@@ -401,8 +407,7 @@ class _Interpreter:
         storages = self._graph.storages(forward[-1])[-len(outputs) :] if outputs else ()
         for spec, storage in zip(outputs, storages, strict=True):
             if int(storage) in self._lowered and spec.dtype == _FULL:
-                self._cast(forward[-1], spec.as_dtype(self._low), _FULL, before=False)
-                self._lowered.discard(int(storage))
+                self._replace(forward[-1], spec, int(storage), before=False)
 
     def _inside(self, t: int) -> bool:
         module = self._graph.string(int(self._graph.tasks.module[t]))
@@ -415,14 +420,14 @@ class _Interpreter:
         rule = category([*self._scope(t), call.name], self._device)
         dtypes = self._dtypes(call, inputs)
         cast_in: list[TensorSpec] = []
-        if _is_view(call, inputs, outputs):
+        if is_view(call, inputs, outputs):
             # Costs the same in every dtype; the copy it looks at is made where it is used.
             rule = None
         elif rule == "lower":
             for spec, storage, dtype in zip(call.inputs, inputs, dtypes, strict=True):
                 if dtype != _FULL or storage in self._cached:
                     continue
-                self._cast(t, spec, self._low, before=True)
+                self._cast(t, spec, self._low, storage, before=True)
                 if storage in self._differentiable:
                     cast_in.append(spec)
                 if storage in self._parameters:
@@ -430,9 +435,9 @@ class _Interpreter:
             dtypes = [self._low if dtype == _FULL else dtype for dtype in dtypes]
             self._plan.lowered += 1
         elif rule == "float32" or (rule == "widest" and _FULL in dtypes):
-            for spec, dtype in zip(call.inputs, dtypes, strict=True):
+            for spec, storage, dtype in zip(call.inputs, inputs, dtypes, strict=True):
                 if dtype == self._low and spec.dtype == _FULL:
-                    self._cast(t, spec.as_dtype(self._low), _FULL, before=True)
+                    self._cast(t, spec.as_dtype(self._low), _FULL, storage, before=True)
             dtypes = [_FULL if dtype == self._low else dtype for dtype in dtypes]
         differentiable = not self._differentiable.isdisjoint(inputs)
         self._change(t, call, dtypes, inputs, outputs)
@@ -455,8 +460,7 @@ class _Interpreter:
         """Not under autocast: the model's outputs arrive as float32, each cast once."""
         for spec, storage in zip(call.inputs, inputs, strict=True):
             if storage in self._lowered and spec.dtype == _FULL:
-                self._cast(t, spec.as_dtype(self._low), _FULL, before=True)
-                self._lowered.discard(storage)
+                self._replace(t, spec, storage, before=True)
         self._forget(inputs, outputs)
 
     def _backward(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
@@ -476,11 +480,11 @@ class _Interpreter:
                     if node.value not in copies and not sums_up:
                         # The gradient comes from a float32 consumer of a value in lower
                         # precision; autograd casts it on the way.
-                        self._cast(t, spec, self._low, before=True)
+                        self._cast(t, spec, self._low, storage, before=True)
                         copies.add(node.value)
                     if node.value in copies:
                         dtypes[i] = self._low
-        if _is_view(call, inputs, outputs):
+        if is_view(call, inputs, outputs):
             return
         self._change(t, call, dtypes, inputs, outputs)
         for spec, storage in zip(call.outputs, outputs, strict=True):
@@ -496,9 +500,8 @@ class _Interpreter:
             node.cast.remove(same)
             if storage not in self._lowered:
                 # An operator that gives float32 all the same: it must match the copy first.
-                self._cast(t, spec, self._low, before=False)
-            self._cast(t, spec.as_dtype(self._low), _FULL, before=False)
-            self._lowered.discard(storage)
+                self._cast(t, spec, self._low, storage, before=False)
+            self._replace(t, spec, storage, before=False)
 
     def _dtypes(self, call: Call, inputs: list[int]) -> list[str]:
         return [
@@ -506,8 +509,15 @@ class _Interpreter:
             for spec, storage in zip(call.inputs, inputs, strict=True)
         ]
 
-    def _cast(self, t: int, spec: TensorSpec, dtype: str, *, before: bool) -> None:
+    def _cast(self, t: int, spec: TensorSpec, dtype: str, storage: int, *, before: bool) -> None:
         self._plan.casts.append((t, before, cast(spec, dtype)))
+        self._plan.cast_storages.append((storage, False))
+
+    def _replace(self, t: int, spec: TensorSpec, storage: int, *, before: bool) -> None:
+        """From here on a float32 copy stands for what `storage` holds in the lower precision."""
+        self._plan.casts.append((t, before, cast(spec.as_dtype(self._low), _FULL)))
+        self._plan.cast_storages.append((storage, True))
+        self._lowered.discard(storage)
 
     def _forget(self, inputs: list[int], outputs: list[int]) -> None:
         """New tensors lie in `outputs`, but for those that were `inputs` already."""
@@ -523,8 +533,12 @@ class _Interpreter:
     ) -> None:
         """Note the call's new dtypes, and what its fresh outputs would hold."""
         self._forget(inputs, outputs)
-        if _is_view(call, inputs, outputs):
+        if is_view(call, inputs, outputs):
             return
+        held = self._dtypes(call, inputs)
+        copied = {s for s, is_, has in zip(inputs, dtypes, held, strict=True) if is_ != has}
+        if copied:
+            self._plan.through[t] = copied
         low = self._follows(call, dtypes)
         full = _FULL_OUTPUTS.get(call.name, ())
         results = [
@@ -556,13 +570,3 @@ class _Interpreter:
             dtype for spec, dtype in zip(call.inputs, dtypes, strict=True) if len(spec.shape) > 0
         ]
         return _FULL not in shaped
-
-
-def _is_view(call: Call, inputs: list[int], outputs: list[int]) -> bool:
-    """Whether the call only looks at its first input's storage and writes nothing."""
-    return (
-        bool(inputs)
-        and bool(outputs)
-        and "!" not in call.op
-        and all(storage == inputs[0] for storage in outputs)
-    )

@@ -6,6 +6,7 @@ Modelled as in Daydream (Zhu et al., ATC 2020, section 5.2): the update's tasks 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
+from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.provenance import Provenance
+from slipstream.source import NotPlacedError, Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ _FOREACH = (
     "Rprop", "SGD",
 )  # fmt: skip
 _STEP = "Optimizer.step#"
+_SMALL = 4096
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,14 @@ class FusedOptimizer(Settings):
             # step; the ratio carries that over.
             duration = before * new.nanoseconds / old.nanoseconds
             provenance, spread = new.provenance, math.hypot(old.spread, new.spread)
-        edit.insert(
+        update = edit.insert(
             int(tasks[-1]), f"{self.kind} update", duration, provenance,
             spread=spread, call=_update(graph, self._flags()),
         )  # fmt: skip
+        if len(graph.memory):
+            # The fused kernel works in place; foreach holds a temporary for all at once.
+            nbytes = 0 if self.kind == "fused" else _foreach_bytes(_update(graph, self._flags()))
+            edit.allocate(nbytes, Role.TEMPORARY, update, update)
         return edit.apply(f"{len(tasks)} operators of the update in one")
 
     def apply(self, built: Built) -> None:
@@ -101,8 +108,24 @@ class FusedOptimizer(Settings):
         return Quality(QualityKind.ROUNDING, "the same update; sums may round differently")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No automatic edit yet: give ``fused=True`` where the optimizer is made."""
-        return None
+        """``fused=True`` (or ``foreach=True``) where the optimizer is made."""
+        return CodeChange.of(
+            workload,
+            self._edit,
+            by_hand=f"optimizer = torch.optim.AdamW(model.parameters(), {self.kind}=True)",
+        )
+
+    def _edit(self, where: Places) -> Source:
+        made = where.optimizer
+        if made.kind not in (_FUSED if self.kind == "fused" else _FOREACH):
+            raise NotPlacedError(
+                f"torch has no {self.kind} form of {made.kind or 'this optimizer'}",
+                where=where.source.line(made.call),
+            )
+        # The two exclude each other; the one that is not wanted is named only where it was.
+        given = {keyword.arg for keyword in made.call.keywords}
+        flags = {k: str(v) for k, v in self._flags().items() if v or k in given}
+        return where.source.set_keywords(made.call, **flags)
 
     def _flags(self) -> dict[str, bool]:
         return {"fused": self.kind == "fused", "foreach": self.kind == "foreach"}
@@ -127,3 +150,30 @@ def _update(graph: Graph, flags: dict[str, bool]) -> Call:
         for name, value in sorted(settings.items())
     )
     return Call("slipstream::optimizer_step()", (described["class"], pairs, specs))
+
+
+def _foreach_bytes(update: Call) -> int:
+    """The most temporary memory of a foreach update: so many copies of the tensors of a dtype."""
+    kind, settings, specs = update.arguments
+    by_dtype: dict[str, int] = {}
+    for spec in specs:
+        by_dtype[spec.dtype] = by_dtype.get(spec.dtype, 0) + spec.nbytes
+    return round(_foreach_copies(kind, settings) * max(by_dtype.values(), default=0))
+
+
+@functools.cache
+def _foreach_copies(kind: str, settings: tuple[tuple[str, Any], ...]) -> float:
+    """Temporary bytes per byte of parameters, from the update of one small tensor."""
+    import inspect
+
+    import torch
+
+    from slipstream.techniques._temporaries import most_temporary_bytes
+
+    parameter = torch.nn.Parameter(torch.ones(_SMALL))
+    parameter.grad = torch.ones(_SMALL)
+    make = getattr(torch.optim, kind)
+    accepted = inspect.signature(make).parameters
+    optimizer = make([parameter], **{name: v for name, v in settings if name in accepted})
+    optimizer.step()
+    return most_temporary_bytes(optimizer.step) / parameter.nbytes

@@ -5,6 +5,7 @@ Source: PyTorch's memory formats (``torch.channels_last``); the logical shape st
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from slipstream.durations import questions, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
+from slipstream.source import AlreadyThereError, Places, Source, value_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
 _CLONE = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
 _CONTIGUOUS = 0
+_FORMAT = "channels_last"
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,32 @@ class ChannelsLast(Settings):
         return Quality(QualityKind.ROUNDING, "the same operators; sums may round differently")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No automatic edit yet: ``model.to(memory_format=torch.channels_last)``, inputs too."""
-        return None
+        """Conversions of the model once, and of its input on the way in."""
+        return CodeChange.of(
+            workload,
+            _edit,
+            by_hand="model = model.to(memory_format=torch.channels_last)\n"
+            "inputs = inputs.to(memory_format=torch.channels_last)",
+            note="the input has to be a batch of images, with four dimensions",
+        )
+
+
+def _edit(where: Places) -> Source:
+    where = where.with_named_model()
+    source, inputs = where.source, where.inputs
+    conversion = ".to(memory_format={torch}.channels_last)"
+    if _FORMAT not in source.segment(where.model.statement):
+        with contextlib.suppress(AlreadyThereError):
+            source = where.after_model("{model} = {model}" + conversion)
+    for one in inputs:
+        made = value_of(source, one)
+        if _FORMAT not in source.segment(one) + (source.segment(made) if made else ""):
+            source = source.surround(one, "", conversion.replace("{torch}", where.torch))
+    if source is where.source:
+        raise AlreadyThereError(
+            "model and input are in channels_last", where=source.line(where.model.statement)
+        )
+    return source.with_import("torch")
 
 
 def _plan(graph: Graph) -> tuple[dict[int, Call], dict[int, Call]]:

@@ -5,6 +5,7 @@ Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; ``torch.amp.
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,17 @@ from slipstream.durations import pace, questions, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.provenance import Provenance
+from slipstream.source import NotPlacedError, Places, Source, refuse_inside
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._autocast_memory import edit_memory
 from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
 _TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
+# Without any of these names in a file, its model stays on the CPU.
+_MOVES = frozenset({"cuda", "device", "to", "xpu", "mps", "set_default_device"})
 
 
 @dataclass(frozen=True)
@@ -64,20 +69,23 @@ class Amp(Settings):
         rescale(edit, graph, found.changed, context.durations)
         in_step = pace(graph, found.changed, context.durations)
         between = _between_operators_ns(graph)
+        handles = []
         for t, before, made in found.casts:
             gap_ns = between[StepPhase(graph.tasks.phase[t])]
             answer = context.durations.lookup(made)
             if answer is None:
                 size = made.inputs[0].nbytes + made.outputs[0].nbytes
-                edit.insert(
+                handle = edit.insert(
                     t, made.name, size / _ASSUMED_BYTES_PER_NS, Provenance.ASSUMED,
                     before=before, gap_ns=gap_ns, spread=0.5, call=made,
                 )  # fmt: skip
             else:
-                edit.insert(
+                handle = edit.insert(
                     t, made.name, answer.nanoseconds * in_step, answer.provenance,
                     before=before, gap_ns=gap_ns, spread=answer.spread, call=made,
                 )  # fmt: skip
+            handles.append(handle)
+        edit_memory(edit, graph, found, handles)
         return edit.apply(
             f"{found.lowered} forward operators in {self.dtype}, {len(found.casts)} casts"
         )
@@ -107,8 +115,44 @@ class Amp(Settings):
         )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No automatic edit yet; the two lines to write are in the technique's card."""
-        return None
+        """Autocast around the forward pass and the loss."""
+        dtype = _TORCH_DTYPE[self.dtype]
+        return CodeChange.of(
+            workload,
+            self._edit,
+            by_hand=f'with torch.autocast("cpu", dtype=torch.{dtype}):\n'
+            "    loss = loss_function(model(inputs), targets)\nloss.backward()",
+            note="the loss is computed under autocast too, which does it in float32 for the losses "
+            "of torch; in the trial the model's output is made float32 first",
+        )
+
+    def _edit(self, where: Places) -> Source:
+        if self.dtype == "fp16":
+            raise NotPlacedError("float16 needs loss scaling", where=str(where.source.path))
+        dtype = f"{where.torch}.{_TORCH_DTYPE[self.dtype]}"
+        # A model that may be moved says itself where it is.
+        moved = _MOVES & (where.source.names.used | where.source.names.attributes)
+        device = "next({model}.parameters()).device.type" if moved else '"cpu"'
+        autocast = f"{{torch}}.autocast({device}, dtype={dtype})"
+        if where.function is None:
+            for forward in where.step.forwards:
+                refuse_inside(where.source, forward, "autocast")
+            return where.wrap_forward(f"with {autocast}:")
+        where = where.with_named_model()
+        lines = [f"{{model}}.forward = {autocast}({{model}}.forward)"]
+        loss = where.returned.get("loss")
+        if loss is None:
+            return where.before_return(*lines)
+        if isinstance(loss, ast.Call):
+            # Made in its turn: what it draws at random stays what it was.
+            call = autocast.replace("{torch}", where.torch)
+            name = where.source.segment(where.returned.fields["model"])
+            return where.before_return(*lines).surround(
+                loss, call.replace("{model}", name) + "(", ")"
+            )
+        under = where.source.fresh_name("loss", "criterion", "loss_function")
+        lines.append(f"{under} = {autocast}({where.source.segment(loss)})")
+        return where.before_return(*lines).replace(loss, under)
 
     def _plan(self, graph: Graph) -> AutocastPlan:
         return plan(graph, _TORCH_DTYPE[self.dtype], str(graph.meta.get("device", "cpu")))

@@ -1,29 +1,183 @@
-"""advise: every technique that might help, ranked, with what does not apply and why."""
+"""advise: every technique and the combinations that help, and which of them are worth having.
+
+A combination grows from techniques that help on their own, a beam at a time: all of it is edits
+of one graph, so that a hundred of them cost seconds. What remains is the Pareto front over time
+per sample, memory and what happens to the numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from slipstream import technique
 from slipstream.durations import Durations
+from slipstream.errors import UsageError
 from slipstream.graph import Graph
+from slipstream.technique import QualityKind
+from slipstream.verbs._goals import Goal
 from slipstream.verbs._predict import Prediction, predict
+
+# A part of a combination must save this share of time or memory on its own.
+_USEFUL = 0.01
+# A larger combination must be better than a smaller one by this share to be worth its trouble.
+_WORTH_A_PART = 0.01
+_BEAM = 6
+_MOST_PARTS = 3
+_RISK = {kind: number for number, kind in enumerate(QualityKind)}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What might be done with a step.
+
+    Attributes:
+        predictions: of single techniques and combinations that apply, the cheapest sample first;
+            then what does not apply, with the reason.
+        front: names of those that nothing else beats in time per sample, memory and quality
+            at once.
+        best: the one to try first: of those that meet the goals the cheapest, or None when
+            none is worth it or the goals cannot be met.
+        needed: goals that the step does not meet as it is.
+        unmet: of these, those that nothing meets; all of them when no step meets all.
+    """
+
+    predictions: tuple[Prediction, ...]
+    front: frozenset[str]
+    best: Prediction | None
+    needed: tuple[Goal, ...] = ()
+    unmet: tuple[Goal, ...] = ()
 
 
 def advise(
     graph: Graph,
     *,
+    goals: Sequence[Goal] = (),
+    combinations: bool = True,
     durations: Durations | None = None,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> list[Prediction]:
-    """Predict every installed technique with its default settings; the fastest per sample first.
+) -> Advice:
+    """Predict every installed technique and the useful combinations of them.
 
-    Techniques that do not apply come last, with the reason.
+    Args:
+        goals: limits that the best must keep.
+        combinations: whether to look for them.
+        durations, widen, say: as `slipstream.verbs._predict.predict` takes them.
 
     Raises:
         SlipstreamError: an installed technique cannot be loaded.
     """
-    candidates = [kind() for kind in technique.registry().values()]
-    found = predict(graph, candidates, durations=durations, widen=widen, say=say)
-    return sorted(found, key=lambda p: (p.why_not is not None, p.ratio))
+    durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
+
+    def ask(names: Sequence[str]) -> list[Prediction]:
+        return predict(graph, names, durations=durations, widen=widen, say=say)
+
+    singles = ask(_singles())
+    found = {p.technique: p for p in singles if p.why_not is None}
+    if combinations:
+        _grow(found, ask, say)
+    applying = sorted(found.values(), key=lambda p: p.ratio)
+    front = frozenset(p.technique for p in applying if not _beaten(p, applying))
+    step_ns, peak_bytes = _as_it_is(singles)
+    needed = tuple(goal for goal in goals if not goal.met(step_ns, peak_bytes))
+    meeting = [p for p in applying if all(goal.met_by(p) for goal in goals)]
+    best = _best([p for p in meeting if p.technique in front], needed=bool(needed))
+    # Where each can be met, but no step meets them all, they all stand.
+    unmet = tuple(goal for goal in needed if not any(goal.met_by(p) for p in applying))
+    refused = [p for p in singles if p.why_not is not None]
+    return Advice((*applying, *refused), front, best, needed, unmet if unmet or meeting else needed)
+
+
+def _as_it_is(predictions: Sequence[Prediction]) -> tuple[float, int]:
+    """Step time and peak memory of the recorded step."""
+    peak = max((p.memory[0] for p in predictions), default=0)
+    return (predictions[0].baseline_ns if predictions else 0.0), peak
+
+
+def _singles() -> list[str]:
+    """Every technique with the settings worth trying."""
+    names = []
+    for kind in technique.registry().values():
+        variants = getattr(kind, "variants", ()) or (str(kind()),)
+        names += [technique.combination_name(technique.parse(text)) for text in variants]
+    return names
+
+
+def _grow(
+    found: dict[str, Prediction],
+    ask: Callable[[Sequence[str]], list[Prediction]],
+    say: Callable[[str], None],
+) -> None:
+    """Add combinations to `found`: useful parts, joined as long as the joint is better."""
+    parts = [name for name, p in found.items() if _saves(p)]
+    beam = list(parts)
+    for size in range(2, _MOST_PARTS + 1):
+        wanted = {
+            name: None
+            for one in beam
+            for part in parts
+            if (name := _joined(one, part)) is not None and name not in found
+        }
+        if not wanted:
+            return
+        say(f"{len(wanted)} combinations of {size}")
+        joined = [p for p in ask(list(wanted)) if p.why_not is None and _adds(p, found)]
+        found.update({p.technique: p for p in joined})
+        by_time = sorted(joined, key=lambda p: p.ratio)[:_BEAM]
+        by_memory = sorted(joined, key=lambda p: p.memory[1])[:_BEAM]
+        beam = list({p.technique: None for p in (*by_time, *by_memory)})
+
+
+def _joined(one: str, part: str) -> str | None:
+    """The combination's name; None where the two cannot stand together."""
+    try:
+        return technique.combination_name(technique.parse(f"{one}+{part}"))
+    except UsageError:
+        return None
+
+
+def _saves(p: Prediction) -> bool:
+    before, after = p.memory
+    return p.ratio < 1 - _USEFUL or after < before * (1 - _USEFUL)
+
+
+def _adds(p: Prediction, found: dict[str, Prediction]) -> bool:
+    """Whether the combination is better in something than each combination it contains."""
+    parts = set(p.technique.split("+"))
+    inside = [q for name, q in found.items() if set(name.split("+")) < parts]
+    return all(_better(p, q) for q in inside)
+
+
+def _better(p: Prediction, q: Prediction) -> bool:
+    return p.ratio < q.ratio * (1 - _WORTH_A_PART) or p.memory[1] < q.memory[1] * (
+        1 - _WORTH_A_PART
+    )
+
+
+def _beaten(p: Prediction, others: Iterable[Prediction]) -> bool:
+    """Whether another one, or the step as it is, is as good in everything and better in one."""
+    mine = (p.ratio, p.memory[1], _risk(p))
+    as_it_is = (1.0, p.memory[0], 0)
+    theirs = [(q.ratio, q.memory[1], _risk(q)) for q in others if q is not p]
+    return any(
+        all(a <= b for a, b in zip(one, mine, strict=True)) and one != mine
+        for one in (as_it_is, *theirs)
+    )
+
+
+def _risk(p: Prediction) -> int:
+    return _RISK[p.quality.kind] if p.quality is not None else max(_RISK.values())
+
+
+def _best(candidates: Sequence[Prediction], *, needed: bool) -> Prediction | None:
+    """The cheapest that is worth it and, if there is such a one, needs no training anew.
+
+    A limit that only a technique makes hold (`needed`) is reason enough for it, at some cost too.
+    """
+    safe = [p for p in candidates if _risk(p) < _RISK[QualityKind.NEEDS_TRAINING]]
+    for verdict in ("worth it", "undecided: prove it"):
+        for p in safe or candidates:
+            if p.verdict == verdict:
+                return p
+    return (safe or candidates)[0] if needed and candidates else None

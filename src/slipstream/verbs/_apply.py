@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream import technique
+from slipstream.source import AlreadyThereError, NotPlacedError, Source, locate
 from slipstream.technique import CodeChange, Technique
 from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.workload import Built, Workload
@@ -24,12 +25,22 @@ class Applied:
         before, after: the loss of each of the first steps, unmodified and transformed, from the
             same seed; None where the step returns no number.
         code: edits of the user's source that do the same, where there are such.
+        source: the user's file with all of these edits; None unless there is one for every
+            technique, so that it is never half of what ran.
     """
 
     workload: Workload
     before: tuple[float | None, ...]
     after: tuple[float | None, ...]
     code: tuple[CodeChange, ...]
+    source: Source | None = None
+
+    @property
+    def diff(self) -> str:
+        """All edits as one unified diff; where they do not make a whole, those there are."""
+        if self.source is not None:
+            return self.source.diff()
+        return "".join(change.diff for change in self.code)
 
     @property
     def difference(self) -> float | None:
@@ -68,12 +79,29 @@ def apply(
         workload = Workload.parse(workload)
     chosen = technique.parse(techniques) if isinstance(techniques, str) else (techniques,)
     transformed = workload.with_technique(*chosen)
+    # Before anything runs: a file that is edited meanwhile is not written.
+    code = tuple(change for one in chosen if (change := one.code(workload)) is not None)
+    source = _edited(workload, code) if len(code) == len(chosen) else None
     losses = []
     for recipe, label in ((workload, "as it is"), (transformed, "transformed")):
         say(f"running {steps} steps {label}")
         losses.append(trial_losses(recipe, steps, threads=threads, timeout_s=timeout_s))
-    code = tuple(change for one in chosen if (change := one.code(workload)) is not None)
-    return Applied(transformed, losses[0], losses[1], code)
+    return Applied(transformed, losses[0], losses[1], code, source)
+
+
+def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:
+    """The workload's file with every change, one after the other; None where one has no place."""
+    source = Source.read(workload.path)
+    for change in code:
+        if change.edit is None:
+            return None
+        try:
+            source = change.edit(locate(source, workload.function)).settled()
+        except AlreadyThereError:
+            continue
+        except NotPlacedError:
+            return None
+    return source
 
 
 def trial_losses(

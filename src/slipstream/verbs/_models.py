@@ -133,6 +133,12 @@ def conv_net(batch_size: int = 32) -> _TRAINED:
     return _classified(model, torch.randn(batch_size, 3, 32, 32))
 
 
+def conv_net_inference(batch_size: int = 32) -> tuple[nn.Module, Tensor]:
+    """The residual network of `conv_net`, without its update, in eval mode."""
+    model, (images, _), *_ = conv_net(batch_size)
+    return model.eval(), images
+
+
 def vision_transformer(batch_size: int = 32) -> _TRAINED:
     """A small vision transformer on 32 x 32 images, 64 patches each."""
     return _classified(_VisionTransformer(192, 4, 3, 4, 32), torch.randn(batch_size, 3, 32, 32))

@@ -11,7 +11,7 @@ import numpy as np
 
 from slipstream import technique
 from slipstream.durations import Durations
-from slipstream.graph import PROVENANCES, Graph, replay
+from slipstream.graph import PROVENANCES, Graph, Timeline, replay
 from slipstream.measure.records import PredictionRecord
 from slipstream.provenance import Provenance, weakest
 from slipstream.technique import Context, Quality, QualityKind, Technique
@@ -44,6 +44,8 @@ class Prediction:
         why_not: why it does not apply; then nothing else is predicted.
         quality: what it does to the model's numbers.
         edits: what was changed, in words.
+        memory: peak bytes of the step before and after; 0 if not recorded.
+        metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores.
         graph: the step as it would be.
     """
 
@@ -58,6 +60,8 @@ class Prediction:
     why_not: str | None = None
     quality: Quality | None = None
     edits: tuple[str, ...] = ()
+    memory: tuple[int, int] = (0, 0)
+    metric: str = "cpu"
     graph: Graph | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -88,7 +92,7 @@ class Prediction:
         return PredictionRecord(
             workload=workload,
             technique=self.technique,
-            metric="cpu",
+            metric=self.metric,
             ratio=self.ratio,
             low=self.low,
             high=self.high,
@@ -98,6 +102,7 @@ class Prediction:
             detail={
                 "baseline_ns": self.baseline_ns,
                 "step_ns": self.step_ns,
+                "peak_bytes": list(self.memory),
                 "shares": {str(key): share for key, share in self.shares.items()},
                 "edits": list(self.edits),
             },
@@ -129,32 +134,25 @@ def predict(
     """
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
     context = Context(durations)
-    baseline_ns = replay(graph).step_ns
+    baseline = replay(graph)
     combinations = [_combination(one) for one in techniques]
-    reasons = [_why_not(graph, combination) for combination in combinations]
-    questions = [
-        call
-        for combination, reason in zip(combinations, reasons, strict=True)
-        if reason is None
-        for one in combination
-        for call in one.questions(graph)
-    ]
-    durations.measure(questions, say)
     found = []
-    for combination, reason in zip(combinations, reasons, strict=True):
+    for combination, (edited, reason) in zip(
+        combinations, _fold(graph, combinations, context, say), strict=True
+    ):
         name = technique.combination_name(combination)
         quality = _quality(graph, combination)
         if reason is not None:
             nothing = math.nan
             found.append(
                 Prediction(
-                    name, baseline_ns, nothing, nothing, nothing, nothing,
+                    name, baseline.step_ns, nothing, nothing, nothing, nothing,
                     why_not=reason, quality=quality,
                 )
             )  # fmt: skip
             continue
-        edited = technique.combine(graph, combination, context)
-        found.append(_prediction(name, graph, edited, baseline_ns, quality, widen))
+        metric = technique.clock(combination)
+        found.append(_prediction(name, metric, baseline, edited, quality, widen))
     return found
 
 
@@ -163,15 +161,45 @@ def _combination(one: str | Technique | Sequence[Technique]) -> tuple[Technique,
         return technique.parse(one)
     if isinstance(one, Technique):
         return (one,)
-    return tuple(one)
+    return tuple(sorted(one, key=lambda technique: technique.stage))
 
 
-def _why_not(graph: Graph, combination: Sequence[Technique]) -> str | None:
-    for one in combination:
-        reason = one.why_not(graph)
-        if reason is not None:
-            return reason if len(combination) == 1 else f"{one.name}: {reason}"
-    return None
+def _fold(
+    graph: Graph,
+    combinations: Sequence[Sequence[Technique]],
+    context: Context,
+    say: Callable[[str], None],
+) -> list[tuple[Graph, str | None]]:
+    """For each combination its edited graph, and the reason where a part does not apply.
+
+    A technique is asked about, and asks its questions of, the step as the techniques before it
+    would have made it. All combinations advance together, so that what they ask is measured in
+    one go, where it is comparable; common beginnings are folded once.
+    """
+    made: dict[tuple[Technique, ...], Graph] = {(): graph}
+    reasons: dict[tuple[Technique, ...], str] = {}
+    for size in range(1, max(map(len, combinations), default=0) + 1):
+        heads = dict.fromkeys(tuple(one[:size]) for one in combinations if len(one) >= size)
+        possible = []
+        for head in heads:
+            before = made.get(head[:-1])
+            if before is None:
+                reasons[head] = reasons[head[:-1]]
+            elif (reason := head[-1].why_not(before)) is not None:
+                reasons[head] = f"{head[-1].name}: {reason}"
+            else:
+                possible.append((head, before))
+        questions = [call for head, before in possible for call in head[-1].questions(before)]
+        context.durations.measure(questions, say)
+        for head, before in possible:
+            made[head] = head[-1].predict(before, context)
+    folded = []
+    for one in map(tuple, combinations):
+        reason = reasons.get(one)
+        if reason is not None and len(one) == 1:
+            reason = reason.removeprefix(f"{one[0].name}: ")
+        folded.append((made.get(one, graph), reason))
+    return folded
 
 
 def _quality(graph: Graph, combination: Sequence[Technique]) -> Quality | None:
@@ -183,13 +211,14 @@ def _quality(graph: Graph, combination: Sequence[Technique]) -> Quality | None:
 
 def _prediction(
     name: str,
-    before: Graph,
+    metric: str,
+    baseline: Timeline,
     after: Graph,
-    baseline_ns: float,
     quality: Quality | None,
     widen: Callable[[float, float, float], tuple[float, float]] | None,
 ) -> Prediction:
-    step_ns = replay(after).step_ns
+    before, timeline = baseline.graph, replay(after)
+    baseline_ns, step_ns = baseline.step_ns, timeline.step_ns
     per_sample = before.samples / after.samples if before.samples and after.samples else 1.0
     ratio = step_ns / baseline_ns * per_sample
     half = _Z90 * _relative_error(after, step_ns)
@@ -207,6 +236,8 @@ def _prediction(
         _shares(after),
         quality=quality,
         edits=tuple(edit.what for edit in after.edits[len(before.edits) :]),
+        memory=(baseline.peak_bytes, timeline.peak_bytes),
+        metric=metric,
         graph=after,
     )
 

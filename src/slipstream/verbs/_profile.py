@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slipstream.capture import CaptureSettings, capture
-from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.capture import STATISTICS, CaptureSettings, capture
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.graph import Graph, load, save
 from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs._children import say as tell
@@ -23,6 +23,7 @@ def profile(
     steps: int = 24,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    needs: Collection[str] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Graph:
     """Record the dependency graph of one step of `workload`.
@@ -36,9 +37,11 @@ def profile(
         steps: profiled steps; each task keeps its minimum over them.
         threads: intra-op threads, 0 for what the workload sets.
         timeout_s: the child is stopped when it is silent for this long.
+        needs: statistics to record besides, such as "regions" (see `Technique.needs`).
         say: called with a short line whenever there is progress.
 
     Raises:
+        UnknownNameError: a statistic that cannot be recorded.
         WorkloadError: the user's code failed; names its file and line.
         ChildError: it hung, died, or ran out of memory.
         GraphError: its steps differ too much to be aligned.
@@ -46,9 +49,12 @@ def profile(
     for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("threads", threads, 0)):
         if value < least:
             raise InvalidArgumentError(name, f"{value} is less than {least}")
+    for name in needs:
+        if name not in STATISTICS:
+            raise UnknownNameError("statistic", name, STATISTICS)
     if isinstance(workload, str):
         workload = Workload.parse(workload)
-    settings = CaptureSettings(warmup, steps, threads)
+    settings = CaptureSettings(warmup, steps, threads, tuple(sorted(set(needs))))
     if workload.live is not None:
         return drive(workload, capture(settings, say), _never, keep_in=Path())
     with tempfile.TemporaryDirectory(prefix="slipstream-graph-") as folder:

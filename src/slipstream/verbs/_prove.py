@@ -91,10 +91,12 @@ def prove(
     budget_s = None if quality_budget is None else seconds(quality_budget, "quality_budget")
     recipes = {BASELINE: workload}
     changed = {}
+    clocks = set()
     for one in techniques:
         chosen = technique.parse(one) if isinstance(one, str) else (one,)
         name, recipe = technique.combination_name(chosen), workload.with_technique(*chosen)
         recipes[name], changed[name] = recipe, (recipe, quality_of(chosen))
+        clocks.add(technique.clock(chosen))
     checks = check_quality(
         workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s, say=say
     )
@@ -103,6 +105,7 @@ def prove(
         return compare(
             [WorkloadArm(name, recipe, threads, keep_in) for name, recipe in recipes.items()],
             metrics=("wall", "cpu", "peak_memory"),
+            primary="wall" if "wall" in clocks else None,
             target=target,
             budget=budget,
             timeout=timeout_s,

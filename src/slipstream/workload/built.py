@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from slipstream.errors import WorkloadError
+from slipstream.workload.batch import resized
 
+HIDDEN_BATCH = "the step hides its batch; return (model, batch, loss, optimizer)"
 _FIELDS = ("model", "batch", "loss", "optimizer", "step", "metric", "samples")
 
 
@@ -40,6 +42,7 @@ class Built:
         metric: quality after the steps so far, or None; lower is better.
         samples: samples per step, from the batch's first dimension unless given; 0 if unknown.
         name: the workload's, for messages.
+        reads_batch: whether `step` takes `batch` from here, so that another may be put there.
     """
 
     model: Any
@@ -50,11 +53,36 @@ class Built:
     metric: Callable[[], float] | None = None
     samples: int = 0
     name: str = ""
+    reads_batch: bool = False
 
     @property
     def training(self) -> bool:
         """Whether a step updates parameters."""
         return self.optimizer is not None
+
+    @property
+    def rows(self) -> int:
+        """How long the batch's first dimension is, which holds its samples; 0 if unknown."""
+        return _count_samples(self.batch)
+
+    def resize(self, samples: int) -> None:
+        """Replace the batch by one that makes a step of `samples`, cut off or repeated.
+
+        Raises:
+            WorkloadError: the step hides its batch, or `samples` are no whole number of its rows.
+        """
+        rows = self.rows
+        if not self.reads_batch or not rows or not self.samples:
+            raise WorkloadError(
+                HIDDEN_BATCH, remedy="the size of its batch is set where the step is made"
+            )
+        wanted, left = divmod(samples * rows, self.samples)
+        if left or wanted < 1:
+            raise WorkloadError(
+                f"{samples} samples are no whole batch: {rows} rows make {self.samples} samples"
+            )
+        self.batch = resized(self.batch, rows, wanted)
+        self.samples = samples
 
 
 def build_from(
@@ -152,7 +180,7 @@ def _with_step(built: Built, where: str | None) -> Built:
             with torch.no_grad():
                 return _forward(built.model, built.batch, built.loss)
 
-        built.step = infer
+        built.step, built.reads_batch = infer, True
         return built
     if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
         raise WorkloadError(
@@ -168,7 +196,7 @@ def _with_step(built: Built, where: str | None) -> Built:
         built.optimizer.step()
         return loss.detach()
 
-    built.step = train
+    built.step, built.reads_batch = train, True
     return built
 
 

@@ -22,6 +22,7 @@ from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, UnknownNameError, WorkloadError
 from slipstream.workload.built import Built, build_from
 from slipstream.workload.guard import FileGuard
+from slipstream.workload.prepare import prepare
 from slipstream.workload.recipe import Workload
 from slipstream.workload.script import run_script
 
@@ -96,6 +97,7 @@ def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    prepare(workload.techniques)
     torch.manual_seed(seed)
     spec.loader.exec_module(module)
     where = f"{path}:{workload.function}"

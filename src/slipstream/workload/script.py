@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
 from slipstream.workload.built import Built
+from slipstream.workload.prepare import prepare
 from slipstream.workload.recipe import Workload
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def run_script(
 
     register_optimizer_step_post_hook(discover)
     discovery.note_losses()
+    prepare(workload.techniques)
     torch.manual_seed(seed)
     sys.argv = [str(path), *workload.script_arguments]
     sys.path.insert(0, str(path.parent))

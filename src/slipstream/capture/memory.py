@@ -1,0 +1,346 @@
+"""What one step allocates and frees, tied to its tasks.
+
+PyTorch's profiler reports every allocation and free with its address, and for every operator the
+addresses of its inputs. It does not report the freeing of what was allocated before it started,
+so it runs over two steps and the second is read; what exists at its begin is known from the first
+one's allocations and from a walk over model, optimizer and batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.capture.align import is_whole, positions
+from slipstream.capture.events import MARKER
+from slipstream.capture.modules import PREFIX
+from slipstream.capture.trace import Node
+from slipstream.capture.units import Units
+from slipstream.graph import Allocations, Role, StepPhase
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built
+
+Held = dict[int, tuple[int, Role]]
+"""By address of a storage: its bytes and what it holds."""
+
+
+@dataclass(frozen=True)
+class MemoryRecord:
+    """What the profiler saw of the memory of one step.
+
+    Attributes:
+        names: operators and annotations of the e events in pre-order.
+        start_ns, end_ns: int64 [e].
+        inputs: by event: (address, bytes) of the storage of each input tensor.
+        changes: (time in ns, address, bytes; negative when freed), by time.
+        before: what exists when the step begins.
+        gradients: addresses of parameters' gradients when it ends.
+    """
+
+    names: tuple[str, ...]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    inputs: tuple[tuple[tuple[int, int], ...], ...]
+    changes: tuple[tuple[int, int, int], ...]
+    before: Held
+    gradients: frozenset[int]
+
+
+def held(built: Built) -> Held:
+    """The storages of a workload's parameters, gradients, buffers, optimizer state and batch."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    found: Held = {}
+
+    def add(tensors: Iterable[Any], role: Role) -> None:
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                if storage.nbytes():
+                    found.setdefault(storage.data_ptr(), (storage.nbytes(), role))
+
+    parameters = _parameters(built)
+    add(parameters, Role.PARAMETER)
+    add((parameter.grad for parameter in parameters), Role.GRADIENT)
+    for module in _modules(built):
+        add(module.buffers(), Role.BUFFER)
+    if built.optimizer is not None:
+        add(tree_leaves(dict(getattr(built.optimizer, "state", {}))), Role.OPTIMIZER)
+    add(tree_leaves(built.batch), Role.INPUT)
+    return found
+
+
+def gradients(built: Built) -> frozenset[int]:
+    """Addresses of the gradients that parameters have now."""
+    return frozenset(ptr for ptr, (_, role) in held(built).items() if role is Role.GRADIENT)
+
+
+def _modules(built: Built) -> list[Any]:
+    import torch
+
+    return [one for one in (built.model, built.loss) if isinstance(one, torch.nn.Module)]
+
+
+def _parameters(built: Built) -> list[Any]:
+    optimized = [
+        parameter
+        for group in getattr(built.optimizer, "param_groups", ())
+        for parameter in group["params"]
+    ]
+    return [*(p for module in _modules(built) for p in module.parameters()), *optimized]
+
+
+def memory_profiler() -> Any:
+    """A profiler that sees allocations; `read_memory` reads it."""
+    import torch
+
+    return torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True
+    )
+
+
+def read_memory(profiler: Any, before: Held, after: frozenset[int]) -> MemoryRecord | None:
+    """The step between the last two step markers; None when no allocation was seen in it."""
+    from torch._C._profiler import _EventType
+
+    operators: list[Any] = []
+    changes: list[tuple[int, int, int]] = []
+    for event in _pre_order(profiler.profiler.kineto_results.experimental_event_tree()):
+        if event.tag == _EventType.Allocation:
+            change = event.typed[1]
+            if change.device.type == "cpu":
+                changes.append((event.start_time_ns, change.ptr, change.alloc_size))
+        elif event.tag == _EventType.TorchOp:
+            operators.append(event)
+    marks = sorted((one for one in operators if one.name == MARKER), key=_start)
+    if len(marks) < 2:
+        return None
+    begin, end = marks[-2].end_time_ns, marks[-1].start_time_ns
+    own = [
+        one
+        for one in operators
+        if one.start_tid == marks[-1].start_tid
+        and begin <= one.start_time_ns < end
+        and not one.name.startswith(PREFIX)
+    ]
+    own.sort(key=lambda one: (one.start_time_ns, -one.end_time_ns))
+    changes.sort(key=lambda change: change[0])
+    inside = tuple(change for change in changes if begin <= change[0] < end)
+    if not inside:
+        return None
+    alive: dict[int, int] = {}
+    for time, ptr, size in changes:
+        if time < begin:
+            if size > 0:
+                alive[ptr] = size
+            else:
+                alive.pop(ptr, None)
+    # An address found by the walk keeps its role; what else is alive is the step's own.
+    others = {ptr: (size, Role.OTHER) for ptr, size in alive.items() if ptr not in before}
+    return MemoryRecord(
+        names=tuple(one.name for one in own),
+        start_ns=np.array([one.start_time_ns for one in own], np.int64),
+        end_ns=np.array([min(one.end_time_ns, end) for one in own], np.int64),
+        inputs=tuple(tuple(_storages(one.typed[1].inputs)) for one in own),
+        changes=inside,
+        before={**before, **others},
+        gradients=after,
+    )
+
+
+def _start(event: Any) -> int:
+    return int(event.start_time_ns)
+
+
+def _pre_order(roots: Sequence[Any]) -> Iterator[Any]:
+    stack = list(reversed(roots))
+    while stack:
+        event = stack.pop()
+        yield event
+        stack.extend(reversed(event.children))
+
+
+def _storages(inputs: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    for value in inputs:
+        if isinstance(value, (list, tuple)):
+            yield from _storages(value)
+        elif hasattr(value, "storage_data_ptr"):
+            extent = 0
+            if all(value.sizes):
+                steps = zip(value.sizes, value.strides, strict=False)
+                extent = 1 + sum((size - 1) * stride for size, stride in steps)
+            yield int(value.storage_data_ptr or 0), extent * value.dtype.itemsize
+
+
+def allocations(
+    record: MemoryRecord, trace: Sequence[Node], units: Units, parameters: Sequence[int]
+) -> Allocations:
+    """The allocations of the step whose tasks are its begin (0), then `units`.
+
+    Within a task, only the most that it needs at once counts, as its workspace; so the peak of
+    these allocations is that of the recorded step, exactly.
+    """
+    found = positions(units.events, record.names)
+    if not is_whole(found, len(record.names)):
+        return Allocations.none()
+    record = replace(
+        record,
+        names=units.events,
+        start_ns=record.start_ns[found],
+        end_ns=record.end_ns[found],
+        inputs=tuple(record.inputs[i] for i in found.tolist()),
+    )
+    sweep = _Sweep(record, trace, units)
+    sweep.run()
+    return sweep.allocations(set(parameters))
+
+
+@dataclass(eq=False)
+class _Row:
+    """One allocation on its way to a row of `Allocations`."""
+
+    nbytes: int
+    role: Role
+    producer: int
+    storage: int = -1
+    release: int = -1
+    segment: int = -1
+    ptr: int = 0
+    updated: bool = False
+    """Whether the optimizer reads or writes it."""
+    passing: bool = False
+    """Whether it is gone before the next task begins."""
+
+
+class _Sweep:
+    """Goes through the step in time order with what is alive at every address."""
+
+    def __init__(self, record: MemoryRecord, trace: Sequence[Node], units: Units) -> None:
+        self._record = record
+        self._units = units
+        events = [i for i, node in enumerate(trace) if not node.name.startswith(PREFIX)]
+        self._nodes = [trace[i] for i in events]
+        self._start = record.start_ns[units.first]
+        self._end = record.end_ns[units.first]
+        self._phase = np.concatenate([[StepPhase.OTHER], units.phase])
+        self._rows = [_Row(size, role, -1, ptr=ptr) for ptr, (size, role) in record.before.items()]
+        self._live = {row.ptr: row for row in self._rows}
+        tasks = len(units.nodes) + 1
+        self._peak = np.zeros(tasks, np.int64)
+        self._level = sum(row.nbytes for row in self._rows)
+        self._last_inside = -1
+        self._task = 0
+
+    def run(self) -> None:
+        record = self._record
+        self._peak[0] = self._level
+        operators = zip(record.start_ns.tolist(), range(len(record.names)), strict=True)
+        steps: list[tuple[int, int, Any]] = [(time, 0, event) for time, event in operators]
+        steps += [(change[0], 1, change) for change in record.changes]
+        steps.sort(key=lambda step: step[:2])
+        for time, kind, what in steps:
+            self._advance(time)
+            if kind == 0:
+                self._look(what)
+            elif what[2] > 0:
+                self._allocate(*what)
+            else:
+                self._free(time, what[1])
+        self._advance(int(self._end[-1]) + 1)
+
+    def _advance(self, time: int) -> None:
+        """Open every task that has begun by `time`."""
+        while self._task < len(self._start) and self._start[self._task] <= time:
+            self._task += 1
+            self._peak[self._task] = self._level
+
+    def _inside(self, time: int) -> bool:
+        return self._task > 0 and time < self._end[self._task - 1]
+
+    def _look(self, event: int) -> None:
+        """Learn from an operator's inputs which storage lies where."""
+        node = self._nodes[event]
+        inputs = self._record.inputs[event]
+        if node.call is None or len(node.call.inputs) != len(inputs):
+            return
+        for (ptr, nbytes), storage in zip(inputs, node.storages, strict=False):
+            row = self._live.get(ptr)
+            if row is None:
+                if not ptr or not nbytes:
+                    continue
+                # Nobody allocated it while we looked, and no walk found it.
+                row = self._live[ptr] = _Row(nbytes, Role.INPUT, -1, ptr=ptr)
+                self._rows.append(row)
+                self._level += nbytes
+                self._peak[: self._task + 1] += nbytes
+            if row.storage < 0:
+                row.storage = storage
+            row.updated |= bool(self._phase[self._task] == StepPhase.OPTIMIZER)
+
+    def _allocate(self, time: int, ptr: int, nbytes: int) -> None:
+        inside = self._inside(time)
+        # Between two tasks, it is the next one that finds it there.
+        producer = self._task if inside else min(self._task + 1, len(self._start))
+        row = _Row(nbytes, Role.OTHER, producer, segment=self._task, ptr=ptr)
+        self._live[ptr] = row
+        self._rows.append(row)
+        self._level += nbytes
+        self._peak[self._task] = max(self._peak[self._task], self._level)
+        if inside:
+            self._last_inside = self._task
+
+    def _free(self, time: int, ptr: int) -> None:
+        row = self._live.pop(ptr, None)
+        if row is None:
+            return
+        self._level -= row.nbytes
+        if row.segment == self._task:
+            row.passing = True
+            return
+        row.release = self._task
+        if self._inside(time) and self._last_inside != self._task and row.producer < self._task:
+            row.release -= 1  # gone before the task allocates anything
+
+    def allocations(self, parameters: set[int]) -> Allocations:
+        """The rows, and the workspace of every task that needs more for a while."""
+        rows = [
+            (r.nbytes, r.storage, self._role(r, parameters), r.producer, r.release)
+            for r in self._rows
+            if not r.passing
+        ]
+        tasks = len(self._peak)
+        change = np.zeros(tasks + 1, np.int64)
+        for nbytes, _, _, producer, release in rows:
+            change[max(producer, 0)] += nbytes
+            change[release + 1 if release >= 0 else tasks] -= nbytes
+        excess = self._peak - np.cumsum(change)[:tasks]
+        rows += [
+            (int(excess[task]), -1, Role.TEMPORARY, task, task)
+            for task in np.flatnonzero(excess > 0).tolist()
+        ]
+        return Allocations.of(*zip(*rows, strict=True))
+
+    def _role(self, row: _Row, parameters: set[int]) -> Role:
+        if row.producer < 0:
+            if row.role is Role.INPUT and row.storage in parameters:
+                return Role.PARAMETER
+            if row.role is Role.INPUT and row.updated:
+                return Role.OPTIMIZER
+            return row.role
+        made = self._phase[row.producer]
+        freed = self._phase[row.release] if row.release >= 0 else None
+        if made == StepPhase.BACKWARD and (
+            row.updated or (freed is None and row.ptr in self._record.gradients)
+        ):
+            return Role.GRADIENT
+        if freed is None:
+            return Role.OPTIMIZER if made == StepPhase.OPTIMIZER else Role.OTHER
+        if made == StepPhase.FORWARD and freed != StepPhase.FORWARD:
+            return Role.ACTIVATION
+        return Role.TEMPORARY

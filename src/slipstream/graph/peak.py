@@ -1,0 +1,90 @@
+"""The moment a step holds most memory, and what lives then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
+from slipstream.graph.graph import Graph
+from slipstream.graph.memory import Role
+from slipstream.graph.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a step holds when it holds most.
+
+    Attributes:
+        nbytes: all of it.
+        at_ns: since the step's begin.
+        task: the task that reaches it.
+        before_bytes: what exists before the step and outlives it.
+        by_role, by_module: bytes then alive, largest first. What exists before the step belongs
+            to the module that uses it first; ``(role)`` where none is known.
+    """
+
+    nbytes: int
+    at_ns: float
+    task: int
+    before_bytes: int
+    by_role: tuple[tuple[Role, int], ...]
+    by_module: tuple[tuple[str, int], ...]
+
+
+def find_peak(timeline: Timeline) -> Peak:
+    """The peak of the simulated step.
+
+    Raises:
+        GraphError: memory was not recorded.
+    """
+    graph, memory = timeline.graph, timeline.graph.memory
+    if not len(memory):
+        raise GraphError(
+            "memory was not recorded",
+            remedy="record the step again: slipstream profile WORKLOAD -o run.slipgraph",
+        )
+    found = timeline.memory
+    at_ns = float(found.peak_time_ns[0])
+    lasting = (memory.producer < 0) & (memory.release < 0)
+    alive = lasting | ((found.birth_ns[0] <= at_ns) & (at_ns < found.death_ns[0]))
+    begun = np.where(timeline.start_ns <= at_ns, timeline.start_ns, -1.0)
+    # Of several that begin at once, the last in program order.
+    task = len(begun) - 1 - int(begun[::-1].argmax())
+    nbytes = memory.nbytes[alive]
+    roles = np.bincount(memory.role[alive], nbytes, minlength=len(Role))
+    names = [*graph.strings, *(f"({role.name.lower()})" for role in Role)]
+    module = _modules(graph)
+    module = np.where(module > 0, module, len(graph.strings) + memory.role.astype(np.int64))
+    modules = np.bincount(module[alive], nbytes, minlength=len(names))
+    return Peak(
+        timeline.peak_bytes,
+        at_ns,
+        task,
+        int(memory.nbytes[lasting].sum()),
+        tuple((Role(r), n) for r, n in _largest_first(roles)),
+        tuple((names[m], n) for m, n in _largest_first(modules)),
+    )
+
+
+def _largest_first(totals: NDArray[Any]) -> list[tuple[int, int]]:
+    order = np.argsort(-totals, kind="stable")
+    return [(int(i), int(totals[i])) for i in order if totals[i] > 0]
+
+
+def _modules(graph: Graph) -> NDArray[np.int32]:
+    """int32 [allocations], the string of the module each belongs to."""
+    first: dict[int, int] = {}
+    for task in range(len(graph)):
+        module = int(graph.tasks.module[task])
+        if module:
+            for storage in graph.storages(task).tolist():
+                first.setdefault(storage, module)
+    memory = graph.memory
+    found: NDArray[np.int32] = graph.tasks.module[memory.producer].copy()
+    for i in np.flatnonzero(memory.producer < 0).tolist():
+        found[i] = first.get(int(memory.storage[i]), 0)
+    return found

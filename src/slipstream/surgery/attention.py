@@ -1,0 +1,313 @@
+"""Attention that is written out, found in a module's forward and put into one call.
+
+The forward of a module is traced symbolically with everything it calls kept whole; in the trace
+``softmax(q @ k^T * s + mask) @ v``, in its usual spellings, makes way for
+``torch.nn.functional.scaled_dot_product_attention``. The module stays what it is: parameters,
+buffers, names and hooks; only its ``forward`` is another.
+
+Source: Reed et al., "torch.fx: Practical Program Capture and Transformation for Deep Learning in
+Python", MLSys 2022; the kernel: Dao et al., "FlashAttention", NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+# What stands for minus infinity in masks: from here on exp gives no more than rounding.
+_MASKED = -1e4
+_LAST_TWO = ((-2, -1), (-1, -2), (2, 3), (3, 2))
+
+
+class NotRewrittenError(Exception):
+    """Why a module's forward stays as it is; caught by whoever asks for a rewrite."""
+
+
+def attend(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    masked: Any = None,
+    scale: Sequence[tuple[str, Any]] = (),
+    drop: Any = None,
+    dropout: tuple[float, bool] = (0.0, False),
+) -> Any:
+    """``softmax(query @ key^T * scale + mask) @ value`` as one call.
+
+    Args:
+        query, key, value: [..., length, width], with one or two dimensions before.
+        mask: added where it holds numbers; where it holds booleans, what is True is kept.
+        masked: boolean: what is True is not attended to.
+        scale: what scores are multiplied with (``"mul"``) or divided by (``"div"``).
+        drop: the ``nn.Dropout`` of the weights, if any.
+        dropout: its probability, and whether it is on, where a function drops out.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    factor = 1.0
+    for kind, number in scale:
+        if getattr(number, "requires_grad", False):
+            raise NotRewrittenError("its scale is learned")
+        factor = factor * float(number) if kind == "mul" else factor / float(number)
+    if masked is not None:
+        mask = masked.logical_not()
+    rate, on = dropout if drop is None else (drop.p, drop.training)
+    batched = query.dim() == 3
+    if batched:
+        # The fused kernels want heads.
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+        mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+    if mask is not None and mask.dim() != query.dim():
+        mask = mask[(None,) * (query.dim() - mask.dim())]
+    found = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=rate if on else 0.0, scale=factor
+    )
+    return found.squeeze(1) if batched else found
+
+
+def with_attention(module: Any, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """A forward for `module` in which written-out attention is one call.
+
+    Args:
+        arguments: what the forward is called with, by name: those that are no tensors are taken
+            as constants.
+
+    Raises:
+        NotRewrittenError: with the reason: it cannot be traced, or the pattern is not in it.
+    """
+    import torch
+
+    training, other = (_trace(module, arguments, mode) for mode in (True, False))
+    graph, other = (training, other) if module.training else (other, training)
+    tied = _tied_to_training(graph, other)
+    found = [
+        match
+        for node in list(graph.nodes)
+        if _is(node, "softmax", torch.nn.Softmax, module)
+        for match in [_match(node, module)]
+    ]
+    if not found:
+        raise NotRewrittenError("its forward calls no softmax that a trace can see")
+    for match in found:
+        _replace(graph, match, tied)
+    code = torch.fx.GraphModule(module, graph)
+    # Bound to the module itself, not to the copy that was traced: its parameters, buffers and
+    # children are looked up where they are, whatever becomes of them.
+    return types.MethodType(type(code).forward, module)
+
+
+@dataclass
+class _Match:
+    """The nodes of one attention and what they were given."""
+
+    product: Any
+    query: Any = None
+    key: Any = None
+    value: Any = None
+    transposed: bool = True
+    mask: Any = None
+    masked: Any = None
+    scale: list[tuple[str, Any]] = field(default_factory=list)
+    drop: Any = None
+
+
+def _trace(module: Any, arguments: Mapping[str, Any], training: bool) -> Any:
+    import torch
+
+    class Tracer(torch.fx.Tracer):
+        # A buffer may be sliced by what is only known when it runs.
+        proxy_buffer_attributes = True
+
+        def is_leaf_module(self, m: Any, module_qualified_name: str) -> bool:
+            return True
+
+    constants = {
+        name: value
+        for name, value in arguments.items()
+        if value is None or isinstance(value, (bool, int, float, str))
+    }
+    before = module.training
+    module.training = training
+    try:
+        graph = Tracer().trace(module, concrete_args=constants)
+    except Exception as error:
+        raise NotRewrittenError(
+            f"its forward cannot be traced ({type(error).__name__}: {str(error).splitlines()[0]})"
+            if str(error)
+            else f"its forward cannot be traced ({type(error).__name__})"
+        ) from error
+    finally:
+        module.training = before
+    names = iter(arguments)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            # Constants get other names in a trace; callers use the original ones.
+            name = next(names, None)
+            if name is not None and not str(node.target).startswith("*"):
+                node.target = name
+    return graph
+
+
+def _tied_to_training(one: Any, other: Any) -> set[Any]:
+    """The functional dropouts of `one` that follow ``self.training``.
+
+    Raises:
+        NotRewrittenError: something else depends on it.
+    """
+    tied = set()
+    if len(one.nodes) != len(other.nodes):
+        raise NotRewrittenError("its forward differs between training and evaluation")
+    for a, b in zip(one.nodes, other.nodes, strict=True):
+        if (a.op, a.target) != (b.op, b.target):
+            raise NotRewrittenError("its forward differs between training and evaluation")
+        if str((a.args, a.kwargs)) != str((b.args, b.kwargs)):
+            if not _is(a, "dropout"):
+                raise NotRewrittenError("its forward differs between training and evaluation")
+            tied.add(a)
+    return tied
+
+
+def _is(node: Any, name: str, kind: type | None = None, module: Any = None) -> bool:
+    """Whether `node` calls the function or method `name`, or a module of class `kind`."""
+    if node.op == "call_method":
+        return str(node.target).removesuffix("_") == name
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", "")).removesuffix("_") == name
+    if node.op == "call_module" and kind is not None:
+        return type(module.get_submodule(node.target)) is kind
+    return False
+
+
+def _match(softmax: Any, module: Any) -> _Match:
+    import torch
+
+    dim = softmax.kwargs.get("dim", softmax.args[1] if len(softmax.args) > 1 else None)
+    if softmax.op == "call_module":
+        dim = module.get_submodule(softmax.target).dim
+    if dim not in (-1, 2, 3) or softmax.kwargs.get("dtype") is not None:
+        raise NotRewrittenError("its softmax is not over the last dimension in its own dtype")
+    weights = _only_user(softmax)
+    drop = None
+    if _is(weights, "dropout", torch.nn.Dropout, module):
+        drop, weights = weights, _only_user(weights)
+    last = drop or softmax
+    if weights.op == "call_module" and type(module.get_submodule(weights.target)) is (
+        torch.nn.Identity
+    ):
+        last, weights = weights, _only_user(weights)
+    left, value = _product(weights) or (None, None)
+    if left is not last:
+        raise NotRewrittenError("its weights are not multiplied with values by a matmul or bmm")
+    match = _Match(weights, value=value, drop=drop)
+    node = softmax.args[0] if softmax.args else softmax.kwargs["input"]
+    while True:
+        if len(node.users) > 1:
+            raise NotRewrittenError("its scores are used elsewhere too")
+        found = _product(node)
+        if found is not None:
+            match.query, match.key = found
+            break
+        node = _towards_product(node, match)
+    if _is(match.key, "transpose") and tuple(match.key.args[1:]) in _LAST_TWO:
+        match.key, match.transposed = match.key.args[0], False
+    return match
+
+
+def _only_user(node: Any) -> Any:
+    users = list(node.users)
+    if len(users) != 1:
+        raise NotRewrittenError("its weights are used elsewhere too")
+    return users[0]
+
+
+def _product(node: Any) -> tuple[Any, Any] | None:
+    if not any(_is(node, name) for name in ("matmul", "bmm")) or len(node.args) != 2:
+        return None
+    return node.args[0], node.args[1]
+
+
+def _towards_product(node: Any, match: _Match) -> Any:
+    """The node whose scores `node` scales or masks; notes in `match` with what."""
+    import torch
+
+    args = node.args
+    for kind, names in (("mul", ("mul", "imul")), ("div", ("div", "truediv", "itruediv"))):
+        if any(_is(node, name) for name in names) and len(args) == 2:
+            scores, number = args
+            if kind == "mul" and not _leads_to_product(scores):
+                scores, number = number, scores
+            if _leads_to_product(scores):
+                match.scale.append((kind, number))
+                return scores
+    taken = match.mask is not None or match.masked is not None
+    if any(_is(node, name) for name in ("add", "iadd")) and len(args) == 2:
+        scores, mask = args if _leads_to_product(args[0]) else (args[1], args[0])
+        if _leads_to_product(scores) and not taken and not match.scale:
+            match.mask = mask
+            return scores
+        raise NotRewrittenError("its mask is scaled, or there are several")
+    if _is(node, "masked_fill") and len(args) == 3 and not taken:
+        if not isinstance(args[2], (int, float)) or args[2] > _MASKED:
+            raise NotRewrittenError("it fills masked scores with something else than -inf")
+        match.masked = args[1]
+        return args[0]
+    if _is(node, "where") and node.target is torch.where and len(args) == 3 and not taken:
+        if not isinstance(args[2], (int, float)) or args[2] > _MASKED:
+            raise NotRewrittenError("it fills masked scores with something else than -inf")
+        match.mask = args[0]
+        return args[1]
+    raise NotRewrittenError(f"its scores go through '{node.name}', which one call cannot do")
+
+
+def _leads_to_product(node: Any) -> bool:
+    """Whether scores come out of `node`: a product, perhaps scaled or masked already."""
+    names = ("mul", "imul", "div", "truediv", "itruediv", "add", "iadd", "masked_fill")
+    while hasattr(node, "op"):
+        if _product(node) is not None:
+            return True
+        if not any(_is(node, name) for name in names) or not node.args:
+            return False
+        first, *rest = node.args
+        if any(_leads_to_product(one) for one in rest):
+            return True
+        node = first
+    return False
+
+
+def _replace(graph: Any, match: _Match, tied: set[Any]) -> None:
+    kwargs: dict[str, Any] = {}
+    with graph.inserting_before(match.product):
+        key = match.key
+        if match.transposed:
+            key = graph.call_method("transpose", (key, -2, -1))
+        for name in ("mask", "masked"):
+            if getattr(match, name) is not None:
+                kwargs[name] = getattr(match, name)
+        if match.scale:
+            kwargs["scale"] = tuple(match.scale)
+        drop = match.drop
+        if drop is not None and drop.op == "call_module":
+            kwargs["drop"] = graph.create_node("get_attr", drop.target)
+        elif drop is not None:
+            rate = drop.kwargs.get("p", drop.args[1] if len(drop.args) > 1 else 0.5)
+            on = drop.kwargs.get("training", drop.args[2] if len(drop.args) > 2 else True)
+            if drop in tied:
+                on = graph.create_node("get_attr", "training")
+            kwargs["dropout"] = (rate, on)
+        made = graph.call_function(attend, (match.query, key, match.value), kwargs)
+    match.product.replace_all_uses_with(made)
+    _erase(graph, match.product)
+
+
+def _erase(graph: Any, node: Any) -> None:
+    """Take away `node` and what only it used; whatever else has no reader may have effects."""
+    if node.users or node.op in ("placeholder", "output"):
+        return
+    inputs = node.all_input_nodes
+    graph.erase_node(node)
+    for one in inputs:
+        _erase(graph, one)

@@ -1,0 +1,80 @@
+"""Does a changed model still compute the same? Asked of its outputs, on the user's own batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def outputs_of(model: Any, run: Callable[[], object]) -> list[Any]:
+    """What each call of `model` returns while `run` runs, in eval mode and without autograd.
+
+    Dropout is off and batch statistics are left alone, so that two runs can be compared.
+    """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    found: list[Any] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        found.append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), output))
+
+    hook = model.register_forward_hook(keep)
+    try:
+        with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            run()
+    finally:
+        hook.remove()
+    return found
+
+
+def difference(before: Any, after: Any) -> str | None:
+    """None when two outputs are equal up to rounding, else where they part, in words.
+
+    Rounding is what another order of summation makes of a value: 1e-3 of the largest in 16 bits,
+    1e-4 in float32, 1e-8 in float64.
+    """
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    ours, kind = tree_flatten(before)
+    theirs, other = tree_flatten(after)
+    if kind != other:
+        return "the outputs are structured differently"
+    if not any(isinstance(value, torch.Tensor) for value in ours):
+        return "the model returned no tensor to compare"
+    for number, (one, two) in enumerate(zip(ours, theirs, strict=True)):
+        if not isinstance(one, torch.Tensor):
+            continue
+        if not isinstance(two, torch.Tensor) or one.shape != two.shape:
+            return f"output {number} has another shape"
+        if not one.is_floating_point():
+            if not torch.equal(one, two):
+                return f"output {number} differs"
+            continue
+        tolerance = _TOLERANCE.get(str(one.dtype), 1e-3)
+        finite = one[one.isfinite()]
+        scale = float(finite.abs().max()) if finite.numel() else 1.0
+        if not torch.allclose(
+            one, two, rtol=tolerance, atol=tolerance * max(scale, 1e-12), equal_nan=True
+        ):
+            worst = float((one - two).abs().nan_to_num(float("inf")).max())
+            return f"output {number} differs by up to {worst:.3g}, at values up to {scale:.3g}"
+    return None
+
+
+_TOLERANCE = {"torch.float64": 1e-8, "torch.float32": 1e-4}
+
+
+@contextlib.contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """`model` in eval mode within; every module gets its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,148 @@
+"""What autocast does to a step's memory: results in 16 bits, and the copies that casts make.
+
+A copy is saved for the backward pass in place of what it copies, so that the original goes as
+soon as nothing else needs it. Copies of parameters are kept until the region ends, and as long as
+the backward pass needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from slipstream.graph import ITEM_BYTES, Call, Editor, Graph, Role, StepPhase
+from slipstream.techniques.autocast import ROOT, AutocastPlan
+
+
+def edit_memory(edit: Editor, graph: Graph, plan: AutocastPlan, handles: Sequence[int]) -> None:
+    """Resize, shorten and add allocations; `handles` stand for the plan's casts in `edit`."""
+    if len(graph.memory):
+        _Copies(edit, graph, plan, handles).run()
+
+
+def _nbytes(call: Call) -> int:
+    return sum((spec.nbytes for spec in (*call.inputs, *call.outputs)), 0)
+
+
+class _Copies:
+    def __init__(
+        self, edit: Editor, graph: Graph, plan: AutocastPlan, handles: Sequence[int]
+    ) -> None:
+        self._edit, self._graph, self._plan, self._handles = edit, graph, plan, handles
+        self._memory = graph.memory
+        self._by_storage: dict[int, list[int]] = {}
+        for a, storage in enumerate(self._memory.storage.tolist()):
+            if storage >= 0:
+                self._by_storage.setdefault(storage, []).append(a)
+        self._uses: dict[int, list[int]] = {}
+        for t in range(len(graph)):
+            for storage in set(graph.storages(t).tolist()):
+                self._uses.setdefault(storage, []).append(t)
+        tasks = graph.tasks
+        backward = np.flatnonzero(tasks.phase == StepPhase.BACKWARD)
+        # A later task of the same operator overwrites an earlier one.
+        self._node_end: dict[int, int] = dict(
+            zip(tasks.sequence[backward].tolist(), backward.tolist(), strict=True)
+        )
+        inside = [
+            graph.string(int(m)).partition(".")[0] == ROOT and phase == StepPhase.FORWARD
+            for m, phase in zip(tasks.module, tasks.phase, strict=True)
+        ]
+        self._region_end = int(np.flatnonzero(inside)[-1]) if any(inside) else 0
+
+    def run(self) -> None:
+        """Make all changes."""
+        self._lower_results()
+        self._shorten_originals()
+        parameters = set(self._graph.parameters.tolist())
+        for (t, _, made), (storage, replaces), handle in zip(
+            self._plan.casts, self._plan.cast_storages, self._handles, strict=True
+        ):
+            size = made.outputs[0].nbytes
+            a = self._at(storage, t)
+            if replaces and a is not None:
+                release = int(self._memory.release[a])
+                role = Role(int(self._memory.role[a]))
+                self._edit.release_after(a, handle)
+                self._edit.allocate(size, role, handle, release, storage)
+            else:
+                release = self._last_reader(t, storage, storage in parameters)
+                backward = self._graph.tasks.phase[[t, release]] == StepPhase.BACKWARD
+                role = Role.ACTIVATION if backward[1] and not backward[0] else Role.TEMPORARY
+                self._edit.allocate(size, role, handle, release if release > t else t)
+
+    def _lower_results(self) -> None:
+        graph, memory = self._graph, self._memory
+        own = (memory.producer == memory.release) & (memory.storage < 0)
+        workspace = {int(memory.producer[a]): a for a in np.flatnonzero(own).tolist()}
+        for t, call in self._plan.changed.items():
+            recorded = graph.calls[graph.tasks.call[t]]
+            outputs = graph.storages(t)[len(recorded.inputs) :].tolist()
+            for new, old, storage in zip(call.outputs, recorded.outputs, outputs, strict=True):
+                a = self._at(storage, t)
+                shrinks = ITEM_BYTES[new.dtype] < ITEM_BYTES[old.dtype]
+                if shrinks and a is not None and memory.producer[a] == t:
+                    ratio = ITEM_BYTES[new.dtype] / ITEM_BYTES[old.dtype]
+                    self._edit.resize(a, round(int(memory.nbytes[a]) * ratio))
+            if t in workspace:
+                # Copies of its tensors, in the order its kernel likes.
+                ratio = _nbytes(call) / max(_nbytes(recorded), 1)
+                a = workspace[t]
+                self._edit.resize(a, round(int(memory.nbytes[a]) * ratio))
+
+    def _shorten_originals(self) -> None:
+        """Free what the backward pass no longer reads itself after its last direct use."""
+        memory, phase = self._memory, self._graph.tasks.phase
+        for a in np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0)).tolist():
+            release = int(memory.release[a])
+            if release < 0 or phase[release] != StepPhase.BACKWARD:
+                continue
+            made = int(memory.producer[a])
+            if phase[made] == StepPhase.BACKWARD:
+                continue
+            storage = int(memory.storage[a])
+            direct, copied = made, False
+            for t in self._lifetime_uses(storage, made, release):
+                if storage not in self._plan.through.get(t, ()):
+                    direct = self._end_of(t)
+                elif phase[t] == StepPhase.BACKWARD:
+                    copied = True
+                else:
+                    direct = max(direct, t)
+            if copied and direct < release:
+                self._edit.release_after(a, direct)
+
+    def _last_reader(self, t: int, storage: int, kept: bool) -> int:
+        """The last task that needs the copy made at `t`."""
+        tasks = self._graph.tasks
+        last = max(t, self._region_end) if kept else t
+        until = len(self._graph) - 1
+        a = self._at(storage, t)
+        if a is not None and self._memory.release[a] >= 0:
+            until = int(self._memory.release[a])
+        for u in self._lifetime_uses(storage, t, until):
+            if storage in self._plan.through.get(u, ()) and (
+                kept or tasks.sequence[u] == tasks.sequence[t]
+            ):
+                last = max(last, self._end_of(u))
+        return last
+
+    def _end_of(self, t: int) -> int:
+        """When what `t` reads can be freed: autograd frees what it saved after a whole node."""
+        tasks = self._graph.tasks
+        if tasks.phase[t] != StepPhase.BACKWARD or tasks.sequence[t] < 0:
+            return t
+        return max(t, self._node_end[int(tasks.sequence[t])])
+
+    def _lifetime_uses(self, storage: int, first: int, last: int) -> Iterator[int]:
+        return (t for t in self._uses.get(storage, ()) if first <= t <= last)
+
+    def _at(self, storage: int, t: int) -> int | None:
+        """The allocation that has the storage's number at `t`."""
+        memory = self._memory
+        for a in self._by_storage.get(storage, ()):
+            release = memory.release[a]
+            if memory.producer[a] <= t and (release < 0 or t <= release):
+                return a
+        return None

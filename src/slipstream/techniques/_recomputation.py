@@ -1,0 +1,248 @@
+"""Blocks of a recorded step whose forward could run again, and what that does to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slipstream.graph import Editor, Graph, Role, StepPhase
+
+
+@dataclass
+class Block:
+    """One forward pass through a module, and its backward.
+
+    Attributes:
+        forward: its forward tasks, in order.
+        again: those of them that run again: up to the last one that saves something.
+        resume: the first backward task that reads what was saved; the block runs again before it.
+        end: the last backward task that reads what was saved.
+        saved: how many tensors are saved, one that two operators save counted twice.
+    """
+
+    module: str
+    forward: list[int]
+    again: list[int] = field(default_factory=list)
+    resume: int = -1
+    end: int = -1
+    saved: int = 0
+
+
+def find_blocks(graph: Graph, modules: Sequence[str]) -> list[Block]:
+    """The passes through `modules` that save something for the backward pass, in order."""
+    passes = _passes(graph)
+    ends = _node_tasks(graph, passes)
+    found = []
+    for block in _forward_runs(graph, modules, passes):
+        _complete(graph, block, passes, ends)
+        if block.again:
+            found.append(block)
+    return found
+
+
+def _passes(graph: Graph) -> list[int]:
+    """By task: how many backward passes are over."""
+    phase, number, backward = graph.tasks.phase, 0, False
+    found = []
+    for one in phase.tolist():
+        if one == StepPhase.FORWARD and backward:
+            number, backward = number + 1, False
+        backward = backward or one == StepPhase.BACKWARD
+        found.append(number)
+    return found
+
+
+def _node_tasks(graph: Graph, passes: Sequence[int]) -> dict[tuple[int, int], list[int]]:
+    """Backward tasks by pass and autograd's number."""
+    tasks = graph.tasks
+    found: dict[tuple[int, int], list[int]] = {}
+    for t in np.flatnonzero(tasks.phase == StepPhase.BACKWARD).tolist():
+        if tasks.sequence[t] >= 0:
+            found.setdefault((passes[t], int(tasks.sequence[t])), []).append(t)
+    return found
+
+
+def _forward_runs(graph: Graph, modules: Sequence[str], passes: Sequence[int]) -> list[Block]:
+    """Unbroken runs of forward tasks within one of `modules`."""
+    tasks = graph.tasks
+    owner: dict[int, str] = {}
+    for number in set(tasks.module.tolist()):
+        name = graph.string(number)
+        inside = (one for one in modules if name == one or name.startswith(f"{one}."))
+        owner[number] = next(inside, "")
+    found: list[Block] = []
+    current = ("", -1)
+    for t in np.flatnonzero(tasks.phase == StepPhase.FORWARD).tolist():
+        key = (owner[int(tasks.module[t])], passes[t])
+        if key[0]:
+            if key == current:
+                found[-1].forward.append(t)
+            else:
+                found.append(Block(key[0], [t]))
+        current = key
+    return found
+
+
+def _complete(
+    graph: Graph,
+    block: Block,
+    passes: Sequence[int],
+    nodes: Mapping[tuple[int, int], list[int]],
+) -> None:
+    """Find what the block saves, and so which of its tasks run again, and when."""
+    tasks = graph.tasks
+    last = -1
+    readers: list[int] = []
+    seen: set[int] = set()
+    until: dict[int, int] = {}
+    for i, t in enumerate(block.forward):
+        seen.update(graph.storages(t).tolist())
+        until[int(tasks.sequence[t])] = i
+    for sequence, i in until.items():
+        backward = nodes.get((passes[block.forward[0]], sequence), ()) if sequence >= 0 else ()
+        t = block.forward[i]
+        call = tasks.call[t]
+        inputs = len(graph.calls[call].inputs) if call >= 0 else 0
+        made = set(graph.storages(t)[inputs:].tolist()) - set(graph.storages(t)[:inputs].tolist())
+        fresh: set[int] = set()
+        saved: set[int] = set()
+        for u in backward:
+            call = tasks.call[u]
+            count = len(graph.calls[call].inputs) if call >= 0 else 0
+            inputs_of = graph.storages(u)[:count].tolist()
+            read = set(inputs_of) - fresh
+            # Numbers of storages are used again: what the backward pass made is none of ours.
+            known = read & seen - _made_between(graph, block.forward[-1], u, read & seen)
+            block.saved += sum(storage in known for storage in inputs_of)
+            saved |= known
+            fresh |= set(graph.storages(u)[count:].tolist())
+        if not saved:
+            continue
+        readers += backward
+        # A result is saved once it is there; of inputs alone the last operator need not run.
+        last = max(last, i + 1 if saved & made else i)
+    if last > 0:
+        block.again = block.forward[:last]
+        block.resume, block.end = min(readers), max(readers)
+
+
+def _made_between(graph: Graph, first: int, last: int, storages: set[int]) -> set[int]:
+    """Those of `storages` whose number stands for something made after `first`, before `last`."""
+    memory = graph.memory
+    if not storages or not len(memory):
+        return set()
+    chosen = (memory.producer > first) & (memory.producer <= last)
+    return storages & set(memory.storage[chosen].tolist())
+
+
+def edit_memory(
+    edit: Editor, graph: Graph, blocks: Sequence[Block], handles: Sequence[Mapping[int, int]]
+) -> None:
+    """Free what blocks save after their forward; allocate it again when they run again.
+
+    Args:
+        handles: of each block: by task that runs again, what `Editor.repeat` gave for it.
+    """
+    if len(graph.memory):
+        _Lifetimes(edit, graph, blocks, handles).run()
+
+
+class _Lifetimes:
+    def __init__(
+        self,
+        edit: Editor,
+        graph: Graph,
+        blocks: Sequence[Block],
+        handles: Sequence[Mapping[int, int]],
+    ) -> None:
+        self._edit, self._graph, self._blocks, self._handles = edit, graph, blocks, handles
+        self._block_of = {t: b for b, block in enumerate(blocks) for t in block.forward}
+        passes = _passes(graph)
+        self._nodes = _node_tasks(graph, passes)
+        self._passes = passes
+        tasks = graph.tasks
+        for b, block in enumerate(blocks):
+            for t in block.forward:
+                key = (passes[t], int(tasks.sequence[t]))
+                for u in self._nodes.get(key, ()):
+                    self._block_of[u] = b
+        self._uses: dict[int, list[int]] = {}
+        for t in range(len(graph)):
+            for storage in set(graph.storages(t).tolist()):
+                self._uses.setdefault(storage, []).append(t)
+
+    def run(self) -> None:
+        """Go through the allocations made in the forward pass."""
+        memory, phase = self._graph.memory, self._graph.tasks.phase
+        for a in np.flatnonzero(memory.producer >= 0).tolist():
+            made = int(memory.producer[a])
+            if phase[made] == StepPhase.FORWARD:
+                self._again(a, made)
+                release = int(memory.release[a])
+                if release >= 0 and phase[release] == StepPhase.BACKWARD:
+                    self._shorten(a, made, release)
+
+    def _uses_of(self, a: int) -> list[int]:
+        memory = self._graph.memory
+        made, release = int(memory.producer[a]), int(memory.release[a])
+        until = release if release >= 0 else len(self._graph)
+        uses = self._uses.get(int(memory.storage[a]), ()) if memory.storage[a] >= 0 else ()
+        return [t for t in uses if made <= t <= until]
+
+    def _node_end(self, t: int) -> int:
+        """Autograd frees what it saved after a whole node."""
+        sequence = int(self._graph.tasks.sequence[t])
+        return max(self._nodes.get((self._passes[t], sequence), [t]))
+
+    def _again(self, a: int, made: int) -> None:
+        """Allocate `a` once more where its block runs again."""
+        b = self._block_of.get(made, -1)
+        if b < 0 or made not in self._handles[b]:
+            return
+        memory, phase = self._graph.memory, self._graph.tasks.phase
+        again, block = self._handles[b], self._blocks[b]
+        release, storage = int(memory.release[a]), int(memory.storage[a])
+        uses = self._uses_of(a)
+        saved = [
+            t for t in uses if phase[t] == StepPhase.BACKWARD and self._block_of.get(t, -1) == b
+        ]
+        if saved:
+            until = max(self._node_end(t) for t in saved)
+        elif storage < 0 and release >= block.resume:
+            until = min(release, block.end)
+        elif release in again:
+            until = again[release]
+        elif release in block.forward:
+            until = again[block.again[-1]]
+        else:
+            # It leaves the block, or nothing but a name of Python's keeps it.
+            used = [t for t in uses if t in again]
+            until = again[used[-1] if used else made]
+        role = Role.ACTIVATION if saved else Role.TEMPORARY
+        self._edit.allocate(int(memory.nbytes[a]), role, again[made], until, storage)
+
+    def _shorten(self, a: int, made: int, release: int) -> None:
+        """What only checkpointed blocks keep for the backward pass goes when they let go of it."""
+        phase = self._graph.tasks.phase
+        home = self._block_of.get(made, -1)
+        uses = self._uses_of(a)
+        if home < 0 and not any(t in self._block_of for t in uses):
+            return
+        if int(self._graph.memory.storage[a]) < 0:
+            if home >= 0 and release <= self._blocks[home].end:
+                self._edit.release_after(a, made)
+            return
+        until = made
+        for t in uses:
+            b = self._block_of.get(t, -1)
+            if b == home and b >= 0:
+                if phase[t] == StepPhase.FORWARD:
+                    until = max(until, t)
+            elif b >= 0:
+                # An input of another block: kept until that one has run again and is done.
+                until = max(until, self._blocks[b].end)
+            else:
+                until = max(until, t if phase[t] == StepPhase.FORWARD else self._node_end(t))
+        self._edit.release_after(a, until)

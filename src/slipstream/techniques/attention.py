@@ -1,0 +1,386 @@
+"""Written-out attention in a recorded step, and the fused call that does the same.
+
+Followed from every softmax by data dependence: up through scaling and masks to the product of
+queries and keys, down through dropout to the product with the values; the backward pass by
+autograd's numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.techniques.dataflow import Dataflow
+
+_FORWARD = (
+    "aten::scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
+    "Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, *, float? scale=None, "
+    "bool enable_gqa=False) -> Tensor"
+)
+_BACKWARD = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward(Tensor grad_out, Tensor query, "
+    "Tensor key, Tensor value, Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, "
+    "Tensor? attn_mask=None, float? scale=None) -> "
+    "(Tensor grad_query, Tensor grad_key, Tensor grad_value)"
+)
+_NOT = "aten::logical_not(Tensor self) -> Tensor"
+_PRODUCTS = ("aten::bmm", "aten::baddbmm")
+_SCALES = ("aten::mul", "aten::mul_", "aten::div", "aten::div_")
+_SUMS = ("aten::add", "aten::add_")
+_FILLS = ("aten::masked_fill", "aten::masked_fill_")
+_INSIDE = "aten::scaled_dot_product_attention"
+_MATMUL = "aten::matmul"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention that is written out.
+
+    Attributes:
+        forward: tasks that make way for the fused call, in program order; the last one is where it
+            comes.
+        backward: the same of the backward pass; the first one is where its gradient comes.
+        work: those of them that compute something; the others only look at what is there.
+        call: the fused call, as torch's users write it.
+        backward_call: its gradient; None in an inference.
+        keep: the negation of the mask, which fused attention wants the other way round, if any.
+        refusal: why it cannot be fused; then only `forward` is known.
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    work: tuple[int, ...]
+    call: Call
+    backward_call: Call | None
+    keep: Call | None
+    refusal: str | None = None
+
+
+def find_attention(graph: Graph) -> list[Attention]:
+    """The attentions of a step that are not fused yet, in program order."""
+    flow = Dataflow(graph)
+    learned = _learned(graph, flow)
+    found = []
+    for t in range(len(graph)):
+        call = flow.call(t)
+        if call is None or call.name != "aten::_softmax":
+            continue
+        scope = graph.string(int(graph.tasks.scope[t]))
+        if graph.tasks.phase[t] == StepPhase.FORWARD and _INSIDE not in scope:
+            one = _Finder(graph, flow, learned, t).find()
+            if one is not None:
+                found.append(one)
+    return found
+
+
+class _Finder:
+    """Follows the data from one softmax."""
+
+    def __init__(self, graph: Graph, flow: Dataflow, learned: set[int], softmax: int) -> None:
+        self._graph = graph
+        self._flow = flow
+        self._learned = learned
+        self._softmax = softmax
+        self._chain = [softmax]
+        self._mask: TensorSpec | None = None
+        self._keep: Call | None = None
+        self._refusal: str | None = None
+
+    def find(self) -> Attention | None:
+        """The attention, or None where this softmax is something else."""
+        scores = self._up()
+        product = self._down() if scores is not None else None
+        if scores is None or product is None:
+            return None
+        first, left, right = self._operands(scores)
+        second, _, value = self._operands(product)
+        query, key = left, _swapped(right)
+        forward = {*self._chain, *first, *second, *self._dead_ends()}
+        forward |= self._transpose_of(min(first), scores, right)
+        specs = [_with_heads(spec) for spec in (query, key, value)]
+        query, key, value = specs
+        if value.shape[-1] != query.shape[-1]:
+            self._refuse("values are of another width than keys, which no fused kernel takes")
+        output = _like(query)
+        forward |= self._copy_of(product, output)
+        mask = None if self._mask is None else _broadcast(self._mask, query, key)
+        call = Call(_FORWARD, (query, key, value, mask, 0.0, False, None, False), (output,))
+        backward = self._backward(forward)
+        gradient = _gradient(query, key, value, output, mask) if backward else None
+        flow = self._flow
+        work = [
+            t
+            for t in (*sorted(forward), *backward)
+            if flow.call(t) is not None and t not in flow.looks
+        ]
+        return Attention(
+            tuple(sorted(forward)), backward, tuple(work), call, gradient, self._keep, self._refusal
+        )
+
+    def _refuse(self, reason: str) -> None:
+        self._refusal = self._refusal or reason
+
+    def _readers(self, task: int) -> list[int]:
+        phase = self._graph.tasks.phase
+        return [t for t in self._flow.readers[task] if phase[t] == StepPhase.FORWARD]
+
+    def _up(self) -> int | None:
+        """The product of queries and keys; notes what lies between and the mask."""
+        flow = self._flow
+        call = flow.call(self._softmax)
+        assert call is not None
+        dims = len(call.inputs[0].shape)
+        if dims < 3 or call.arguments[1] not in (-1, dims - 1):
+            return None
+        scores, t = call.inputs[0].shape, flow.makers[self._softmax][0]
+        while t >= 0:
+            call = flow.call(t)
+            if call is None or self._graph.tasks.phase[t] != StepPhase.FORWARD:
+                return None
+            if self._readers(t) != [self._chain[-1]]:
+                self._refuse("its scores are used elsewhere too")
+            if call.name in _PRODUCTS:
+                if call.name == "aten::baddbmm" and call.arguments[3] != 0:
+                    self._set_mask(call.inputs[0], flow.makers[t][0], flow.operands(t)[0][0])
+                return t
+            self._chain.append(t)
+            place = self._through(t, call, scores)
+            if place is None:
+                return None
+            t = flow.makers[t][place]
+        return None
+
+    def _through(self, t: int, call: Call, scores: tuple[int, ...]) -> int | None:
+        """Which input of a task that scales or masks holds the scores; None for other tasks."""
+        makers, operands = self._flow.makers[t], self._flow.operands(t)[0]
+        if call.name in _SCALES and all(spec.numel == 1 for spec in call.inputs[1:]):
+            return 0
+        if call.name in _SUMS and len(call.inputs) == 2:
+            place = next((i for i in (0, 1) if self._is_scores(makers[i])), None)
+            if place is not None and call.inputs[place].numel == math.prod(scores):
+                self._set_mask(call.inputs[1 - place], makers[1 - place], operands[1 - place])
+                return place
+        if call.name in _FILLS and len(call.inputs) >= 2 and _is_masked(call.arguments[2]):
+            self._set_mask(call.inputs[1], makers[1], operands[1])
+            self._keep = Call(_NOT, (call.inputs[1],), (call.inputs[1],))
+            return 0
+        if call.name == "aten::where" and len(call.inputs) == 3 and call.inputs[2].numel == 1:
+            self._set_mask(call.inputs[0], makers[0], operands[0])
+            return 1
+        return None
+
+    def _is_scores(self, maker: int) -> bool:
+        """Whether `maker` is a product, or scales or masks one."""
+        seen = 0
+        while maker >= 0 and seen < len(_SCALES) + len(_FILLS):
+            call = self._flow.call(maker)
+            if call is None:
+                return False
+            if call.name in _PRODUCTS:
+                return True
+            if call.name not in (*_SCALES, *_SUMS, *_FILLS):
+                return False
+            maker, seen = self._flow.makers[maker][0], seen + 1
+        return False
+
+    def _set_mask(self, spec: TensorSpec, maker: int, storage: int) -> None:
+        if self._mask is not None:
+            self._refuse("it has several masks")
+        if maker in self._learned or storage in set(self._graph.parameters.tolist()):
+            self._refuse("its mask is learned, which the fused kernel has no gradient for")
+        self._mask = spec
+
+    def _down(self) -> int | None:
+        """The product with the values; notes dropout and other readers of the weights."""
+        task, graph = self._softmax, self._graph
+        readers = self._readers(task)
+        drops = [t for t in readers if "dropout" in _name_and_scope(graph, t)]
+        if drops:
+            self._refuse("it drops out weights, which the fused kernel of a CPU does not")
+            # The first ones make the random mask, the last one applies it.
+            task = drops[-1]
+            self._chain += [t for t in drops if t not in self._chain]
+            readers = self._readers(task)
+        products = [t for t in readers if self._name(t) == "aten::bmm"]
+        if len(products) != 1 or task not in self._flow.makers[products[0]][:1]:
+            return None
+        return products[0]
+
+    def _name(self, task: int) -> str:
+        call = self._flow.call(task)
+        return call.name if call is not None else ""
+
+    def _dead_ends(self) -> set[int]:
+        """Readers of the weights that nobody reads in turn, such as their mean over heads."""
+        found: set[int] = set()
+        readers = [t for t in self._readers(self._softmax) if t not in self._chain]
+        for t in readers:
+            if self._name(t) == "aten::bmm":
+                continue
+            if self._readers(t):
+                self._refuse("its weights are used elsewhere too")
+            else:
+                found |= {t, *self._flow.views[t]}
+        views = (t for one in self._chain for t in self._flow.views[one])
+        return found | {t for t in views if self._graph.tasks.phase[t] == StepPhase.FORWARD}
+
+    def _operands(self, product: int) -> tuple[set[int], TensorSpec, TensorSpec]:
+        """The tasks of one matmul and the two tensors it was called with."""
+        flow, tasks = self._flow, self._graph.tasks
+        call = flow.call(product)
+        assert call is not None
+        group, left, right = {product}, *call.inputs[-2:]
+        scope = self._graph.string(int(tasks.scope[product]))
+        if scope.rpartition("/")[2] != _MATMUL:
+            return group, left, right
+        expands: list[int] = []
+        t = product - 1
+        while t > 0 and len(expands) < 2 and self._belongs(t, product, scope):
+            group.add(t)
+            if self._name(t) == "aten::expand":
+                expands.append(t)
+            t -= 1
+        for t in range(product + 1, len(self._graph)):
+            if t not in flow.looks or tasks.scope[t] != tasks.scope[product]:
+                break
+            group.add(t)
+            if flow.makers[t][0] == product:
+                break
+        if len(expands) == 2:
+            specs = [flow.call(t) for t in expands]
+            right, left = (one.inputs[0] for one in specs if one is not None)
+        return group, left, right
+
+    def _belongs(self, t: int, product: int, scope: str) -> bool:
+        inside = self._graph.string(int(self._graph.tasks.scope[t]))
+        same = self._graph.tasks.module[t] == self._graph.tasks.module[product]
+        helper = t in self._flow.looks or self._name(t) == "aten::clone"
+        return same and helper and (inside == scope or inside.startswith(scope + "/"))
+
+    def _transpose_of(self, begin: int, product: int, right: TensorSpec) -> set[int]:
+        """The view right before a product that makes the keys' transpose."""
+        for t in range(begin - 1, max(begin - 4, 0), -1):
+            call = self._flow.call(t)
+            if t not in self._flow.looks or call is None or call.name != "aten::transpose":
+                continue
+            if call.outputs[0] == right and call.inputs[0] == _swapped(right):
+                return {t}
+        return set()
+
+    def _copy_of(self, product: int, output: TensorSpec) -> set[int]:
+        """The copy that puts heads side by side, where the fused output has them so already."""
+        flow = self._flow
+        readers = self._readers(product)
+        if len(readers) != 1 or self._name(readers[0]) != "aten::clone":
+            return set()
+        call = flow.call(readers[0])
+        assert call is not None
+        spec = call.inputs[0]
+        if len(spec.shape) != 4 or spec.shape != tuple(output.shape[i] for i in (0, 2, 1, 3)):
+            return set()
+        dense = _dense(spec.shape)
+        return {readers[0]} if tuple(output.strides[i] for i in (0, 2, 1, 3)) == dense else set()
+
+    def _backward(self, forward: set[int]) -> tuple[int, ...]:
+        """Tasks of the backward pass of `forward`.
+
+        Operators that autograd does not follow carry the number of the next one that it does: a
+        number belongs to the last operator that has it.
+        """
+        tasks = self._graph.tasks
+        owner = {
+            int(tasks.sequence[t]): t
+            for t in range(len(tasks))
+            if tasks.phase[t] == StepPhase.FORWARD and tasks.sequence[t] >= 0
+        }
+        numbers = {number for number, t in owner.items() if t in forward}
+        return tuple(
+            t
+            for t in range(len(tasks))
+            if tasks.phase[t] == StepPhase.BACKWARD and int(tasks.sequence[t]) in numbers
+        )
+
+
+def _name_and_scope(graph: Graph, task: int) -> str:
+    name, scope = graph.tasks.name[task], graph.tasks.scope[task]
+    return f"{graph.string(int(name))} {graph.string(int(scope))}"
+
+
+def _learned(graph: Graph, flow: Dataflow) -> set[int]:
+    """Tasks that parameters have gone into, in a step that has a backward pass."""
+    if not (graph.tasks.phase == StepPhase.BACKWARD).any():
+        return set()
+    parameters = set(graph.parameters.tolist())
+    found: set[int] = set()
+    for t in range(len(graph)):
+        inputs, _ = flow.operands(t)
+        if not parameters.isdisjoint(inputs) or not found.isdisjoint(flow.makers[t]):
+            found.add(t)
+    return found
+
+
+def _is_masked(value: object) -> bool:
+    """Whether a fill is as good as minus infinity; a tensor's value is not recorded."""
+    return isinstance(value, TensorSpec) or (isinstance(value, (int, float)) and value <= -1e4)
+
+
+def _swapped(spec: TensorSpec) -> TensorSpec:
+    shape, strides = list(spec.shape), list(spec.strides)
+    shape[-2:], strides[-2:] = shape[:-3:-1], strides[:-3:-1]
+    return TensorSpec(spec.dtype, tuple(shape), tuple(strides), spec.device)
+
+
+def _with_heads(spec: TensorSpec) -> TensorSpec:
+    """[batch, length, width] as one head; what has heads stays."""
+    if len(spec.shape) != 3:
+        return spec
+    (b, s, e), (sb, ss, se) = spec.shape, spec.strides
+    return TensorSpec(spec.dtype, (b, 1, s, e), (sb, sb, ss, se), spec.device)
+
+
+def _dense(shape: Iterable[int]) -> tuple[int, ...]:
+    strides, size = [], 1
+    for extent in reversed(tuple(shape)):
+        strides.append(size)
+        size *= extent
+    return tuple(reversed(strides))
+
+
+def _like(spec: TensorSpec) -> TensorSpec:
+    """What ``empty_like`` gives: dense, dimensions in the order they lie in memory."""
+    order = sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
+    dense = _dense(spec.shape[i] for i in order)
+    strides = [0] * len(order)
+    for i, stride in zip(order, dense, strict=True):
+        strides[i] = stride
+    return TensorSpec(spec.dtype, spec.shape, tuple(strides), spec.device)
+
+
+def _broadcast(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> TensorSpec:
+    """A mask as the fused call takes it, with a dimension for heads."""
+    if len(mask.shape) in (2, 4):
+        return mask
+    shape, strides = mask.shape, mask.strides
+    if len(shape) == 3:
+        # One for every batch of a single head, or for every head.
+        heads = shape[0] not in (1, query.shape[0])
+        place = 0 if heads else 1
+        shape = (*shape[:place], 1, *shape[place:])
+        strides = (*strides[:place], strides[0], *strides[place:])
+    else:
+        shape, strides = (1, *shape), (0, *strides)
+    return TensorSpec(mask.dtype, shape, strides, mask.device)
+
+
+def _gradient(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, output: TensorSpec,
+    mask: TensorSpec | None,
+) -> Call:  # fmt: skip
+    batch, heads, length, _ = query.shape
+    sums = TensorSpec("float32", (batch, heads, length), (length * heads, 1, heads), query.device)
+    if mask is not None and mask.dtype == "bool":
+        mask = TensorSpec(query.dtype, mask.shape, _dense(mask.shape), mask.device)
+    arguments = (output, query, key, value, output, sums, 0.0, False, mask, None)
+    return Call(_BACKWARD, arguments, (query, key, value))

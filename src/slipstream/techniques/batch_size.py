@@ -1,0 +1,201 @@
+"""Another number of samples per step: fixed costs are shared by more of them.
+
+Predicted from one profile, which keeps the form of every call at a second batch size; see
+`slipstream.graph.resize`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.durations import questions, rescale
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Call, Editor, Graph, StepPhase
+from slipstream.graph.resize import Resize
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._grown_memory import moved, resized_memory
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_NOT_RECORDED = "the profile has the step at one batch size only; profile it again"
+_SETTING = re.compile(r"(x?)([0-9]+(?:\.[0-9]+)?)")
+# Operators that read a buffer another one filled, of a size that only their library knows.
+_READS_BUFFER = "aten::mkldnn_rnn_layer_backward"
+_SPARE_BYTES = 1 << 16
+# Calls of a batch of micro-benchmarks, with as much again left free.
+_HELD_AT_ONCE = 48
+_LARGEST = 1e7
+_UNKNOWN_SPREAD = 0.5
+
+
+@dataclass(frozen=True)
+class BatchSize(Settings):
+    """Steps of ``batch_size:64`` samples, or of ``batch_size:x2`` times as many as now."""
+
+    samples: str = "x2"
+
+    name: ClassVar[str] = "batch_size"
+    stage: ClassVar[int] = Stage.BATCH
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        found = _SETTING.fullmatch(self.samples)
+        number = float(found[2]) if found else 0.0
+        whole = found is not None and (bool(found[1]) or number.is_integer())
+        if not whole or not 0 < number <= _LARGEST:
+            raise InvalidArgumentError(
+                "batch_size:samples",
+                f"'{self.samples}' is neither a number of samples nor how many times as many",
+                remedy="as batch_size:64 or batch_size:x2",
+            )
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why the step cannot be told at another number of samples."""
+        recorded: Any = graph.meta.get("shrunk")
+        if isinstance(recorded, dict) and recorded.get("reason"):
+            return str(recorded["reason"])
+        if not _has_two_sizes(graph):
+            return _NOT_RECORDED
+        wanted = self._of(graph.samples)
+        if wanted.denominator != 1:
+            return f"{self.samples[1:]} times {graph.samples} samples is not a whole number"
+        if wanted == graph.samples:
+            return f"the step has {graph.samples} samples already"
+        if (wanted * recorded["of"] / graph.samples).denominator != 1:
+            return f"{wanted} samples are no whole batch: a step has {graph.samples} samples"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Every operator that depends on the batch, as it is and at the new size."""
+        import psutil
+
+        # They are held all at once; what is left out goes by its bytes.
+        largest = psutil.virtual_memory().available // _HELD_AT_ONCE
+        changed = _resized_tasks(graph, self._calls(graph))
+        return questions(graph, {t: call for t, call in changed.items() if moved(call) <= largest})
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Scale each operator by its micro-benchmarked ratio; gaps and the update stay."""
+        calls, durations = self._calls(graph), context.durations
+        changed = _resized_tasks(graph, calls)
+        edit = Editor(graph, str(self))
+        rescale(edit, graph, changed, durations)
+        factor = self._resize(graph).factor
+        for t, call in changed.items():
+            recorded = graph.calls[graph.tasks.call[t]]
+            if durations.lookup(recorded) is None or durations.lookup(call) is None:
+                edit.scale(t, moved(call) / max(moved(recorded), 1), Provenance.ASSUMED)
+        for t in range(len(graph)):
+            if _is_unknown(graph, calls, t):
+                longer = float(graph.tasks.duration_ns[t]) * factor
+                edit.set_duration(t, longer, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
+        wanted = int(self._of(graph.samples))
+        edited = edit.apply(f"{wanted} samples per step: {len(changed)} operators resized")
+        shrunk: Any = graph.meta["shrunk"]
+        return replace(
+            edited,
+            # Each in its own place, so that its other form stays beside it.
+            tasks=replace(edited.tasks, call=graph.tasks.call),
+            calls=tuple(
+                _roomy(new) if new else old for new, old in zip(calls, graph.calls, strict=True)
+            ),
+            shrunk=graph.shrunk,
+            memory=resized_memory(graph, calls, factor),
+            samples=wanted,
+            meta={**graph.meta, "shrunk": {**shrunk, "of": self._resize(graph).wanted}},
+        )
+
+    def apply(self, built: Built) -> None:
+        """Repeat or cut the batch's samples.
+
+        Raises:
+            WorkloadError: the step hides its batch, or that many samples make no whole batch.
+        """
+        wanted = self._of(built.samples)
+        if wanted.denominator != 1:
+            raise WorkloadError(
+                f"{self.samples[1:]} times {built.samples} samples is not a whole number"
+            )
+        built.resize(int(wanted))
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """In training the learning rate has to follow."""
+        if graph is not None and not graph.meta.get("training", True):
+            return Quality(QualityKind.EXACT, "each sample is computed as before")
+        return Quality(QualityKind.NEEDS_TRAINING, "another batch size needs another learning rate")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No edit: the number is set where the data is loaded."""
+        number = f"{self.samples[1:]} * N" if self.samples.startswith("x") else self.samples
+        return CodeChange(
+            "",
+            "the batch comes from your data; where it is loaded, write: "
+            f"DataLoader(..., batch_size={number}), and tune the learning rate again",
+        )
+
+    def _of(self, samples: int) -> Fraction:
+        """How many samples a step of `samples` shall have."""
+        times = self.samples.startswith("x")
+        return Fraction(self.samples.removeprefix("x")) * (samples if times else 1)
+
+    def _resize(self, graph: Graph) -> Resize:
+        recorded: Any = graph.meta["shrunk"]
+        wanted = self._of(graph.samples) * recorded["of"] / graph.samples
+        return Resize(recorded["of"], recorded["samples"], int(wanted))
+
+    def _calls(self, graph: Graph) -> list[Call | None]:
+        """By number in ``graph.calls``: the call at the new size; None where that is unknown."""
+        resize = self._resize(graph)
+        return [
+            None if other is None else resize.call(call, other)
+            for call, other in zip(graph.calls, graph.shrunk, strict=True)
+        ]
+
+
+def _has_two_sizes(graph: Graph) -> bool:
+    recorded: Any = graph.meta.get("shrunk")
+    if not graph.shrunk or not graph.samples or not isinstance(recorded, dict):
+        return False
+    sizes = [recorded.get(key) for key in ("samples", "of")]
+    # A file may say anything.
+    return all(type(size) is int and size > 0 for size in sizes) and sizes[0] != sizes[1]
+
+
+def _resized_tasks(graph: Graph, calls: Sequence[Call | None]) -> dict[int, Call]:
+    """By task: its call at the new size, where that differs."""
+    found: dict[int, Call] = {}
+    for t, number in enumerate(graph.tasks.call.tolist()):
+        call = calls[number] if number >= 0 else None
+        if call is not None and call is not graph.calls[number]:
+            found[t] = _roomy(call)
+    return found
+
+
+def _roomy(call: Call) -> Call:
+    """`call` such that running it is safe: a buffer of bytes may need more than a linear rule says.
+
+    oneDNN rounds the parts of its workspaces up, and reads past the end of one that is too short.
+    """
+    if call.name != _READS_BUFFER:
+        return call
+    return call.with_inputs(
+        [
+            replace(spec, shape=(spec.numel * 3 // 2 + _SPARE_BYTES,))
+            if spec.dtype == "uint8" and len(spec.shape) == 1
+            else spec
+            for spec in call.inputs
+        ]
+    )
+
+
+def _is_unknown(graph: Graph, calls: Sequence[Call | None], task: int) -> bool:
+    """Whether nothing tells how `task`, outside of the update, depends on the batch."""
+    number, phase = graph.tasks.call[task], graph.tasks.phase[task]
+    return number >= 0 and calls[number] is None and phase != StepPhase.OPTIMIZER

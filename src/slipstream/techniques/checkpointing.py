@@ -1,0 +1,168 @@
+"""Activation checkpointing: forget what a block computed, and compute it again for its gradient.
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv 1604.06174);
+in PyTorch ``torch.utils.checkpoint`` without reentrance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.durations.recomputation import CHECKPOINT
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph, Kind, StepPhase
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._recomputation import Block, edit_memory, find_blocks
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_ROOT = "model"
+# They only hold others, and are not what repeats.
+_CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
+# Within a step its Python runs cold, and leaves cycles to the garbage collector.
+_SPREAD = 0.5
+
+
+@dataclass(frozen=True)
+class Checkpointing(Settings):
+    """Keep only the inputs of some modules; run their forward again in the backward pass.
+
+    By default those are the repeated blocks of a network: siblings of one class that have
+    submodules, as a transformer's layers. ``only`` and ``except`` choose by qualified name.
+    """
+
+    only: str | None = None
+    except_: str | None = None
+
+    name: ClassVar[str] = "checkpointing"
+    # What is computed again is what the precision techniques have made of it.
+    stage: ClassVar[int] = Stage.PRECISION + 5
+    conflicts: ClassVar[frozenset[str]] = frozenset({"compile", "cuda_graphs"})
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":none,", ":").removesuffix(":none")
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why there is nothing to compute again."""
+        if not (graph.tasks.phase == StepPhase.BACKWARD).any():
+            return "the step has no backward pass"
+        classes: Mapping[str, str] = graph.meta.get("modules") or {}
+        if not classes:
+            return "the graph does not know the model's modules; record the step with its model"
+        chosen = self._choose(classes)
+        if not chosen and self.only is not None:
+            return f"no module is called '{self.only}'"
+        if not chosen:
+            return "no block repeats in the model; choose modules with only=GLOB"
+        if not find_blocks(graph, chosen):
+            return "the chosen modules save nothing for the backward pass"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """What checkpointing itself costs a block that saves so many tensors."""
+        return [_overhead(block) for block in self._blocks(graph)]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Before a block's backward, its forward again; what it saved lives from there on."""
+        edit = Editor(graph, str(self))
+        blocks = self._blocks(graph)
+        handles: list[dict[int, int]] = []
+        for block in blocks:
+            answer = context.durations.lookup(_overhead(block))
+            edit.insert(
+                block.resume, "checkpoint", answer.nanoseconds if answer else 0.0,
+                answer.provenance if answer else Provenance.ASSUMED,
+                before=True, spread=_SPREAD, kind=Kind.HOST,
+            )  # fmt: skip
+            handles.append({t: edit.repeat(t, block.resume, before=True) for t in block.again})
+        edit_memory(edit, graph, blocks, handles)
+        again = sum(len(block.again) for block in blocks)
+        return edit.apply(f"{again} operators of {len(blocks)} blocks run again in the backward")
+
+    def apply(self, built: Built) -> None:
+        """Checkpoint the forward of the chosen modules.
+
+        Raises:
+            WorkloadError: the step hides its model, or no module is chosen.
+        """
+        if built.model is None:
+            raise WorkloadError(
+                "checkpointing needs the model, and this workload's step hides it",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        modules = {
+            f"{_ROOT}.{name}" if name else _ROOT: module
+            for name, module in built.model.named_modules()
+        }
+        chosen = self._choose({name: type(module).__name__ for name, module in modules.items()})
+        if not chosen:
+            raise WorkloadError(
+                "no module to checkpoint", remedy="choose some: checkpointing:only=blocks.*"
+            )
+        for name in chosen:
+            modules[name].forward = _checkpointed(modules[name].forward)
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same operators on the same numbers, random ones included."""
+        return Quality(QualityKind.EXACT, "the same operators on the same numbers")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No automatic edit yet: ``torch.utils.checkpoint.checkpoint`` where a block is called."""
+        return None
+
+    def _blocks(self, graph: Graph) -> list[Block]:
+        return find_blocks(graph, self._choose(graph.meta.get("modules") or {}))
+
+    def _choose(self, classes: Mapping[str, str]) -> list[str]:
+        """Names of the outermost modules to checkpoint, by their classes."""
+        if self.only is None:
+            wanted = _repeated(classes)
+        else:
+            wanted = {name for name in classes if _matches(name, self.only)}
+        if self.except_ is not None:
+            wanted = {name for name in wanted if not _matches(name, self.except_)}
+        return [
+            name
+            for name in classes
+            if name in wanted and not any(name.startswith(f"{one}.") for one in wanted)
+        ]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name != _ROOT and fnmatchcase(name.removeprefix(f"{_ROOT}."), pattern)
+
+
+def _repeated(classes: Mapping[str, str]) -> set[str]:
+    """Siblings of one class that have submodules."""
+    parents = {name.rpartition(".")[0] for name in classes}
+    families: dict[tuple[str, str], list[str]] = {}
+    for name, kind in classes.items():
+        if name in parents and kind not in _CONTAINERS:
+            families.setdefault((name.rpartition(".")[0], kind), []).append(name)
+    return {name for family in families.values() if len(family) > 1 for name in family}
+
+
+def _overhead(block: Block) -> Call:
+    return Call(f"{CHECKPOINT}(int saved)", (block.saved,))
+
+
+def _checkpointed(forward: Any) -> Any:
+    """`forward`, keeping only its inputs where gradients are wanted."""
+    import functools
+
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return wrapped

@@ -1,0 +1,173 @@
+"""torch.compile: the model's operators in a few compiled functions, fused where that saves memory
+traffic.
+
+Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode
+Transformation and Graph Compilation", ASPLOS 2024; ``torch.compile`` with its Inductor backend.
+Predicted from compiled regions that a profile measured on request (`slipstream.capture.regions`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.capture import covered_tasks, repeats, use_compiled
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph, Kind, Role
+from slipstream.provenance import Provenance
+from slipstream.source import Places, Source
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.units import format_duration
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+# Where other techniques changed the operators that a region was compiled from.
+_SCALED_SPREAD = 0.15
+_UNCHANGED = 1e-6
+
+
+@dataclass(frozen=True)
+class Compile(Settings):
+    """Compile the model; ``mode`` is that of ``torch.compile``, with underscores."""
+
+    mode: Literal["default", "reduce_overhead", "max_autotune"] = "default"
+
+    name: ClassVar[str] = "compile"
+    stage: ClassVar[int] = Stage.COMPILE
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset({"regions"})
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why the compiled step is not known or not possible."""
+        if self.mode == "reduce_overhead":
+            return "reduce_overhead saves launches of GPU kernels; on a CPU it is compile:default"
+        recorded: Any = graph.meta.get("regions")
+        if recorded is None:
+            return "compiled regions are not recorded; slipstream profile --record regions"
+        if recorded.get("reason"):
+            remedy = recorded.get("remedy")
+            return str(recorded["reason"]) + (f"; {remedy}" if remedy else "")
+        if self.mode != recorded["mode"]:
+            return f"regions are recorded for compile:{recorded['mode']} alone; prove measures it"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """None: the profile has measured what is needed."""
+        return []
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """The model's tasks make way for the compiled regions and what calling them costs."""
+        recorded: Any = graph.meta["regions"]
+        covered = covered_tasks(graph, {(module, name) for module, name in recorded["stays"]})
+        passes = repeats(graph, covered["forward"]) // recorded["repeats"]
+        edit = Editor(graph, str(self))
+        handles: dict[str, list[int]] = {}
+        for phase, tasks in covered.items():
+            for task in tasks:
+                edit.remove(int(task))
+            if not len(tasks):
+                continue
+            first = int(tasks[0])
+            if phase == "forward" and recorded["overhead_ns"]:
+                edit.insert(
+                    first, "guards and wrappers", passes * recorded["overhead_ns"],
+                    Provenance.MICROBENCHMARK, before=True, kind=Kind.HOST,
+                )  # fmt: skip
+            factor = _factor(graph, tasks, recorded["covered_ns"][phase])
+            regions = [region for region in recorded["regions"] if region["phase"] == phase]
+            for number, region in enumerate(regions):
+                spread, provenance = region["spread"], Provenance.MICROBENCHMARK
+                if factor != 1.0:
+                    spread, provenance = math.hypot(spread, _SCALED_SPREAD), Provenance.ASSUMED
+                handle = edit.insert(
+                    first, f"compiled {phase} {number}", factor * region["ns"], provenance,
+                    before=True, spread=spread,
+                )  # fmt: skip
+                handles.setdefault(phase, []).append(handle)
+        if len(graph.memory):
+            share = 1.0
+            if graph.samples and recorded["samples"] and passes:
+                share = graph.samples / recorded["samples"] / passes
+            self._save(edit, recorded, share, handles)
+        return edit.apply(_words(recorded, sum(map(len, covered.values()))))
+
+    @staticmethod
+    def _save(
+        edit: Editor, recorded: dict[str, Any], share: float, handles: dict[str, list[int]]
+    ) -> None:
+        """Let each forward region keep what its backward needs, for `share` of the samples."""
+        if not handles.get("forward") or not handles.get("backward"):
+            return
+        regions = [region for region in recorded["regions"] if region["phase"] == "forward"]
+        for handle, region in zip(handles["forward"], regions, strict=True):
+            # Compiled backward functions run in reverse; the first one's is the last to free.
+            edit.allocate(
+                round(region["saved_bytes"] * share), Role.ACTIVATION, handle,
+                handles["backward"][-1],
+            )  # fmt: skip
+
+    def apply(self, built: Built) -> None:
+        """Let every call of the model go through torch.compile; it compiles in the first step.
+
+        Raises:
+            WorkloadError: the step hides its model, or the model is compiled already.
+        """
+        if built.model is None:
+            raise WorkloadError(
+                "compile needs the model, and this workload's step hides it",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        use_compiled(built.model, mode=self._mode)
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same arithmetic in another order."""
+        return Quality(
+            QualityKind.ROUNDING, "the same operators, fused: sums may round differently"
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """One line after the model is made."""
+        mode = "" if self.mode == "default" else f', mode="{self._mode}"'
+
+        def edit(where: Places) -> Source:
+            return where.with_named_model().after_model(
+                f"{{model}} = {{torch}}.compile({{model}}{mode})"
+            )
+
+        return CodeChange.of(workload, edit, by_hand=f"model = torch.compile(model{mode})")
+
+    @property
+    def _mode(self) -> str:
+        return self.mode.replace("_", "-")
+
+
+def _factor(graph: Graph, tasks: NDArray[np.int64], recorded_ns: float) -> float:
+    """How much more work than when it was recorded the covered tasks are, after earlier edits."""
+    if not recorded_ns:
+        return 1.0
+    factor = float(graph.tasks.duration_ns[tasks].sum()) / recorded_ns
+    return 1.0 if abs(factor - 1) < _UNCHANGED else factor
+
+
+def _words(recorded: dict[str, Any], removed: int) -> str:
+    """What becomes of the step, and when compiling has paid for itself."""
+    regions, breaks = len(recorded["regions"]), len(recorded["breaks"])
+    what = f"{removed} operators in {regions} compiled region{'s' * (regions != 1)}"
+    if breaks:
+        what += f" ({breaks} graph break{'s' * (breaks != 1)})"
+    took = format_duration(recorded["compile_s"] * 1e9)
+    what += f"; compiling took {took} of CPU time" + (
+        " with a warm cache" if recorded["cached"] else ""
+    )
+    saved_ns = recorded["eager_ns"] - recorded["compiled_ns"]
+    if saved_ns <= 0:
+        return what + ", which never pays back here"
+    return (
+        what + f", which pays back after {math.ceil(recorded['compile_s'] * 1e9 / saved_ns)} steps"
+    )

@@ -1,0 +1,302 @@
+"""conv_bn_fold: batch norm of an inference folded into the layer before it.
+
+In eval mode a batch norm multiplies and adds constants, channel by channel; so does the layer
+before it, if its weights are multiplied once and for all.
+
+Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", CVPR 2018, section 3.2; ``torch.nn.utils.fusion``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from slipstream.durations import questions, rescale
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
+from slipstream.surgery import consecutive_pairs, difference, outputs_of, place
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.dataflow import Dataflow
+
+if TYPE_CHECKING:
+    from slipstream.source import Places, Source
+    from slipstream.workload import Built, Workload
+
+_NORMS = {"aten::native_batch_norm": 5, "aten::cudnn_batch_norm": 5}
+"""Batch norms by name, with the place of the argument that says whether they train."""
+_EVALUATED = ("aten::_native_batch_norm_legit_no_training",)
+_CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
+_TRANSPOSED = 6
+_ADDMM = (
+    "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+)
+_IMPORT = "from torch.fx.experimental.optimization import fuse"
+_TRAINS = "batch statistics are needed while training"
+
+
+@dataclass(frozen=True)
+class ConvBnFold(Settings):
+    """Inference with every batch norm that follows a convolution or linear layer folded into it."""
+
+    name: ClassVar[str] = "conv_bn_fold"
+    stage: ClassVar[int] = Stage.MODEL
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no batch norm can be folded."""
+        norms = [call for call in graph.calls if call.name in (*_NORMS, *_EVALUATED)]
+        if not norms:
+            return "the step has no batch norm"
+        if (graph.tasks.phase == StepPhase.BACKWARD).any():
+            return _TRAINS
+        if not any(map(_evaluates, norms)):
+            return f"{_TRAINS}; for inference call model.eval()"
+        if not _foldable(graph):
+            return "no batch norm follows a convolution or linear layer whose output only it reads"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Every layer that gets a bias, without and with it."""
+        return questions(graph, _biased(graph, _foldable(graph)))
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Take the batch norms out; layers without a bias get one."""
+        found = _foldable(graph)
+        biased = _biased(graph, found)
+        edit = Editor(_rewired(graph, found, biased), str(self))
+        rescale(edit, graph, biased, context.durations)
+        for fold in found:
+            for task in fold.removed:
+                edit.remove(task)
+        return edit.apply(f"{len(found)} batch norms folded, {len(biased)} layers get a bias")
+
+    def apply(self, built: Built) -> None:
+        """Fold the modules themselves, and see that the outputs stay.
+
+        Raises:
+            WorkloadError: the step trains or hides its model, nothing can be folded, or the folded
+                model computes something else; then it is left as it was.
+        """
+        from torch import nn
+
+        if built.training:
+            raise WorkloadError(f"conv_bn_fold is for inference: {_TRAINS}")
+        if built.model is None:
+            raise WorkloadError(
+                "conv_bn_fold needs the model, and this workload's step hides it",
+                remedy="return (model, batch)",
+            )
+        model = built.model
+        layers = (*_plain_layers(), *_transposed_layers())
+        norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        before = outputs_of(model, built.step)
+        pairs = [
+            pair
+            for pair in consecutive_pairs(model, built.step, layers, norms)
+            if _why_kept(model, pair.first, pair.second) is None
+        ]
+        if not pairs:
+            raise WorkloadError(
+                "no batch norm of the model can be folded",
+                where=_first_reason(model, norms),
+                remedy="fold layers that stand right before a batch norm in eval mode",
+            )
+        undo = []
+        for pair in pairs:
+            layer, norm = model.get_submodule(pair.first), model.get_submodule(pair.second)
+            undo.append((pair, layer, norm))
+            place(model, pair.first, _folded(layer, norm))
+            place(model, pair.second, nn.Identity())
+        after = outputs_of(model, built.step)
+        wrong = difference(before, after)
+        if wrong is not None:
+            for pair, layer, norm in reversed(undo):
+                place(model, pair.second, norm)
+                place(model, pair.first, layer)
+            raise WorkloadError(
+                f"folded, the model computes something else: {wrong}",
+                where=", ".join(pair.second for pair in pairs[:3]),
+                remedy="is the layer's output used elsewhere too, or does the model replace "
+                "its weights while it runs?",
+            )
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same function; products are rounded at another place."""
+        return Quality(
+            QualityKind.ROUNDING, "the same constants, multiplied into the weights beforehand"
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """Torch's own fold before the model is returned, when its weights are loaded."""
+
+        def edit(where: Places) -> Source:
+            here = where.with_named_model()
+            name = here.model.name
+            return here.before_return(_IMPORT, f"{name} = fuse({name}.eval())")
+
+        return CodeChange.of(
+            workload,
+            edit,
+            by_hand=f"{_IMPORT}\nmodel = fuse(model.eval())",
+            note="it folds convolutions, in models that torch.fx can trace; fold linear layers "
+            "with torch.nn.utils.fusion.fuse_linear_bn_eval",
+        )
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """A batch norm's tasks that go, the task that takes its work over, and the norm's bias."""
+
+    layer: int
+    norm: int
+    removed: tuple[int, ...]
+
+
+def _evaluates(call: Call) -> bool:
+    if call.name in _EVALUATED:
+        return True
+    place_ = _NORMS.get(call.name)
+    return place_ is not None and not call.arguments[place_]
+
+
+def _foldable(graph: Graph) -> list[_Fold]:
+    """Batch norms in eval mode that read what one layer made and nobody else reads."""
+    flow = Dataflow(graph)
+    found = []
+    for norm in range(len(graph)):
+        call = flow.call(norm)
+        if call is None or not _evaluates(call):
+            continue
+        layer = flow.makers[norm][0]
+        if layer < 0 or flow.readers[layer] != [norm] or flow.views[layer]:
+            continue
+        made = flow.call(layer)
+        if made is None or not _is_layer(made, flow.operands(layer)[0], graph):
+            continue
+        found.append(_Fold(layer, norm, (*_served(graph, norm), norm)))
+    return found
+
+
+def _is_layer(call: Call, inputs: list[int], graph: Graph) -> bool:
+    """Whether the call is one of a layer: its weight is a parameter."""
+    parameters = set(graph.parameters.tolist())
+    if call.name in _CONVOLUTIONS:
+        return not parameters or inputs[1] in parameters
+    if call.name == "aten::addmm":
+        return inputs[0] in parameters and inputs[2] in parameters
+    return call.name == "aten::mm" and inputs[1] in parameters
+
+
+def _served(graph: Graph, norm: int) -> list[int]:
+    """Tasks right before `norm` that are part of the same batch norm."""
+    tasks, found, t = graph.tasks, [], norm - 1
+    while (
+        t > 0
+        and tasks.scope[t] == tasks.scope[norm]
+        and tasks.module[t] == tasks.module[norm]
+        and "aten::batch_norm" in graph.string(int(tasks.scope[t]))
+    ):
+        found.append(t)
+        t -= 1
+    return found
+
+
+def _biased(graph: Graph, found: Sequence[_Fold]) -> dict[int, Call]:
+    """By task: the call of a layer that has no bias yet, with one."""
+    changed = {}
+    for fold in found:
+        call = graph.calls[graph.tasks.call[fold.layer]]
+        output = call.outputs[0]
+        bias = TensorSpec(output.dtype, (output.shape[1],), (1,), output.device)
+        if call.name == "aten::mm":
+            changed[fold.layer] = Call(_ADDMM, (bias, *call.arguments, 1, 1), call.outputs)
+        elif call.name in _CONVOLUTIONS and call.arguments[2] is None:
+            arguments = (*call.arguments[:2], bias, *call.arguments[3:])
+            changed[fold.layer] = Call(call.op, arguments, call.outputs)
+    return changed
+
+
+def _rewired(graph: Graph, found: Sequence[_Fold], biased: dict[int, Call]) -> Graph:
+    """`graph` with the layers reading the norms' biases and writing what the norms wrote.
+
+    Techniques that come after see whole calls, and follow the numbers as they do in any step.
+    """
+    operands = [graph.storages(t).tolist() for t in range(len(graph))]
+    for fold in found:
+        norm, layer = operands[fold.norm], operands[fold.layer]
+        inputs = len(graph.calls[graph.tasks.call[fold.norm]].inputs)
+        # A norm without weights has no bias of its own: its running mean stands for it.
+        bias = norm[min(2, inputs - 1)]
+        between = {s for t in range(fold.layer + 1, fold.norm) for s in operands[t]}
+        if norm[inputs] not in between:
+            layer[-1] = norm[inputs]
+        if fold.layer in biased:
+            name = graph.calls[graph.tasks.call[fold.layer]].name
+            layer.insert(0 if name == "aten::mm" else 2, bias)
+    counts = [len(one) for one in operands]
+    return replace(
+        graph,
+        operand_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        operands=np.array([s for one in operands for s in one], np.int32),
+    )
+
+
+def _plain_layers() -> tuple[type, ...]:
+    from torch import nn
+
+    return nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear
+
+
+def _transposed_layers() -> tuple[type, ...]:
+    from torch import nn
+
+    return nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+
+
+def _folded(layer: Any, norm: Any) -> Any:
+    """A copy of `layer` that does the work of `norm` too."""
+    import copy
+
+    import torch
+    from torch import nn
+    from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+    if norm.weight is None:
+        norm = copy.deepcopy(norm)
+        norm.weight = nn.Parameter(torch.ones_like(norm.running_mean))
+        norm.bias = nn.Parameter(torch.zeros_like(norm.running_mean))
+    if isinstance(layer, nn.Linear):
+        return fuse_linear_bn_eval(layer, norm)
+    return fuse_conv_bn_eval(layer, norm, transpose=isinstance(layer, _transposed_layers()))
+
+
+def _why_kept(model: Any, layer_name: str, norm_name: str) -> str | None:
+    """None, or why this batch norm is not folded into this layer."""
+    layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
+    if norm.training or layer.training:
+        return f"{norm_name} is in training mode"
+    if norm.running_mean is None:
+        return f"{norm_name} keeps no running statistics"
+    for name, module in ((layer_name, layer), (norm_name, norm)):
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"{name} has hooks, which would see something else"
+    if getattr(layer, "groups", 1) != 1 and isinstance(layer, _transposed_layers()):
+        return f"{layer_name} is transposed and grouped"
+    weight = layer.weight
+    holders = [m for m in model.modules() if any(p is weight for p in m._parameters.values())]
+    return f"{layer_name} shares its weight" if len(holders) > 1 else None
+
+
+def _first_reason(model: Any, norms: tuple[type, ...]) -> str | None:
+    """What stands in the way of the model's first batch norm, if one module can say."""
+    for name, module in model.named_modules():
+        if type(module) in norms:
+            if module.training:
+                return f"{name} is in training mode"
+            return f"{name}: is it called once, with nothing but a layer's output?"
+    return "the model has no batch norm"

@@ -1,0 +1,236 @@
+"""CUDA graphs: the kernels of a pass recorded once, and launched all together from then on.
+
+Source: CUDA graphs; ``torch.cuda.make_graphed_callables``. Host work and launches go away, kernels
+stay as they are: a step gains as much as its device waits for its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.durations import common_spread
+from slipstream.errors import WorkloadError
+from slipstream.graph import (
+    Dependency,
+    Edges,
+    Editor,
+    Graph,
+    Kind,
+    StepPhase,
+    StringTable,
+    replace_tasks,
+    replay,
+)
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.gpu import need_gpu, not_on_gpu
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_LAUNCH = "cudaGraphLaunch"
+# Below, what a graph saves is what replaying it costs: copies of its inputs to where it reads them.
+_FEWEST_LAUNCHES = 10
+# On top of one launch, for each kernel that is launched with it.
+_ASSUMED_NS_PER_KERNEL = 200.0
+_SPREAD = 0.5
+# Of what is saved: whether each stretch can be captured, only a run can tell.
+_DOUBT = 0.25
+_PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD)
+
+
+@dataclass(frozen=True)
+class CudaGraphs(Settings):
+    """Replay forward and backward from CUDA graphs; the optimizer's step is launched as before."""
+
+    name: ClassVar[str] = "cuda_graphs"
+    stage: ClassVar[int] = Stage.COMPILE + 1
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no stretch of the step can be captured."""
+        reason = not_on_gpu(graph, "CUDA graphs exist only on NVIDIA GPUs")
+        if reason is not None or _stretches(graph):
+            return reason
+        if any(graph.string(int(name)) == _LAUNCH for name in np.unique(graph.tasks.name)):
+            return "what can be captured of the step is launched from CUDA graphs already"
+        waits = int((graph.tasks.kind == Kind.WAIT).sum())
+        return (
+            f"no {_FEWEST_LAUNCHES} launches of a pass follow one another without one that cannot "
+            f"be captured; the step waits for the GPU {waits} times (.item(), .cpu(), print)"
+        )
+
+    def questions(self, graph: Graph) -> Sequence[Any]:
+        """Nothing: what is launched stays, what goes away is recorded."""
+        return []
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """One launch for each stretch of a pass that can be captured; its kernels wait for that."""
+        # The edges are not bridged one task at a time: each stretch becomes one point.
+        edit = Editor(replace(graph, edges=Edges.none()), str(self))
+        stretches = _stretches(graph)
+        owner = np.arange(len(graph))
+        launched = 0
+        for first, rest, launches in stretches:
+            launched += launches
+            own = float(graph.tasks.duration_ns[first])
+            edit.set_duration(
+                first, own + launches * _ASSUMED_NS_PER_KERNEL, Provenance.ASSUMED, spread=_SPREAD
+            )
+            for task in rest:
+                edit.remove(task)
+            owner[rest] = first
+        waits = int((graph.tasks.kind == Kind.WAIT).sum())
+        edited = edit.apply(
+            f"{launched} launches in {len(stretches)} graphs"
+            + (f", around {waits} calls that wait for the GPU" if waits else "")
+        )
+        strings = StringTable(edited.strings)
+        name, gap_ns = edited.tasks.name.copy(), edited.tasks.gap_ns.copy()
+        place = np.cumsum(owner == np.arange(len(graph))) - 1
+        for first, rest, _ in stretches:
+            name[place[first]] = strings.add(_LAUNCH)
+            # What the host does between the last launch and what follows is not captured.
+            gap_ns[place[first]] = graph.tasks.gap_ns[rest[-1]]
+        renamed = replace_tasks(edited, name=name, gap_ns=gap_ns)
+        edges = _contracted(graph.edges, owner, place)
+        after = replace(renamed, strings=strings.freeze(), edges=edges)
+        return _uncertain(graph, after, place[[first for first, _, _ in stretches]])
+
+    def apply(self, built: Built) -> None:
+        """Have the model's forward and backward captured and replayed.
+
+        Raises:
+            WorkloadError: there is no NVIDIA GPU, the step hides its model, its inputs are named,
+                or it does something that cannot be captured.
+        """
+        import torch
+
+        need_gpu(built, self.name)
+        inputs = _inputs(built)
+        try:
+            torch.cuda.make_graphed_callables(built.model, inputs)
+        except RuntimeError as error:
+            raise WorkloadError(
+                f"the model cannot be captured as a whole: {str(error).splitlines()[0]}",
+                remedy="a pass that waits for the GPU (.item(), .cpu(), print) ends a capture; "
+                "capture the parts between with torch.cuda.make_graphed_callables",
+            ) from error
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same kernels in the same order."""
+        return Quality(QualityKind.EXACT, "the same kernels on the same numbers")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """The line to write by hand: only you know inputs of the shape that all batches have."""
+        return CodeChange(
+            "",
+            "no edit of your file; by hand, with one batch's inputs on the GPU:\n"
+            "    model = torch.cuda.make_graphed_callables(model, (inputs,))",
+        )
+
+
+def _stretches(graph: Graph) -> list[tuple[int, list[int], int]]:
+    """Of each stretch that can be captured: its first launch, what goes, and the launches in all.
+
+    A stretch is within one pass on one host thread. What waits for the device or for another
+    thread, copies to or from the host and communication end it.
+    """
+    tasks = graph.tasks
+    device = np.isin(tasks.kind, (Kind.KERNEL, Kind.COPY, Kind.COMMUNICATION))
+    links = graph.edges.kind == Dependency.LAUNCH
+    resumed = graph.edges.kind == Dependency.THREAD_TO_THREAD
+    resumes = set(graph.edges.target[resumed].tolist())
+    launched: dict[int, list[int]] = {}
+    for source, target in zip(
+        graph.edges.source[links].tolist(), graph.edges.target[links].tolist(), strict=True
+    ):
+        launched.setdefault(source, []).append(target)
+    found = []
+    for lane in np.unique(tasks.lane[~device]):
+        stretch: list[int] = []
+        launches: list[int] = []
+        for task in [*np.flatnonzero(tasks.lane == lane).tolist(), -1]:
+            ends = task < 0 or _ends(graph, task, launched.get(task, []))
+            moves = bool(stretch) and task >= 0 and tasks.phase[task] != tasks.phase[stretch[0]]
+            if (ends or moves or task in resumes) and stretch:
+                if len(launches) >= _FEWEST_LAUNCHES:
+                    rest = [one for one in stretch if launches[0] < one <= launches[-1]]
+                    found.append((launches[0], rest, len(launches)))
+                stretch, launches = [], []
+            if not ends:
+                stretch.append(task)
+                if task in launched:
+                    launches.append(task)
+    return found
+
+
+def _uncertain(before: Graph, after: Graph, launches: NDArray[np.int64]) -> Graph:
+    """`after` with a share of the gain as the uncertainty of the graphs' launches."""
+    gain = max(replay(before).step_ns - replay(after).step_ns, 0.0)
+    own = float(after.tasks.duration_ns[launches].sum())
+    spread = after.tasks.spread.copy()
+    spread[launches] = np.maximum(
+        spread[launches], common_spread(after, launches.tolist(), _DOUBT * gain / max(own, 1.0))
+    )
+    return replace_tasks(after, spread=spread)
+
+
+def _contracted(edges: Edges, owner: NDArray[np.int64], place: NDArray[np.int64]) -> Edges:
+    """The edges where each task stands for its `owner`, and has the number `place` of that.
+
+    A launch that waited for a place in the queue behind kernels of its own stretch no longer does.
+    """
+    source, target = owner[edges.source], owner[edges.target]
+    launches = edges.kind == Dependency.LAUNCH
+    launcher = np.full(len(owner), -1)
+    launcher[edges.target[launches]] = source[launches]
+    merged = (target != edges.target) | np.isin(target, owner[owner != np.arange(len(owner))])
+    keep = (source != target) & ~(merged & (launcher[edges.source] == target))
+    return Edges(
+        place[source[keep]].astype(np.int32),
+        place[target[keep]].astype(np.int32),
+        edges.kind[keep],
+        edges.delay_ns[keep],
+        edges.lag[keep],
+    )
+
+
+def _ends(graph: Graph, task: int, launched: Sequence[int]) -> bool:
+    """Whether `task` cannot be part of a capture."""
+    tasks = graph.tasks
+    if tasks.phase[task] not in _PASSES or tasks.kind[task] == Kind.WAIT:
+        return True
+    if graph.string(int(tasks.name[task])) == _LAUNCH:
+        return True
+    return any(
+        tasks.kind[one] == Kind.COMMUNICATION or _leaves_device(graph.string(int(tasks.name[one])))
+        for one in launched
+    )
+
+
+def _leaves_device(name: str) -> bool:
+    return name.startswith(("Memcpy HtoD", "Memcpy DtoH"))
+
+
+def _inputs(built: Built) -> tuple[Any, ...]:
+    """What the model is called with, by position.
+
+    Raises:
+        WorkloadError: it is not known, or given by name.
+    """
+    batch = built.batch
+    if built.model is None or batch is None or isinstance(batch, Mapping):
+        raise WorkloadError(
+            "cuda_graphs needs the model and its inputs by position",
+            remedy="return (model, (inputs, targets), loss, optimizer)",
+        )
+    if built.loss is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:
+        batch = batch[0]
+    return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)

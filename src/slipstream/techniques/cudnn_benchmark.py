@@ -1,0 +1,84 @@
+"""Let cuDNN try its convolution algorithms on the first step and keep the fastest.
+
+Source: ``torch.backends.cudnn.benchmark``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.durations import common_spread
+from slipstream.graph import Editor, Graph
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu, texts
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+# Relative. Which algorithms there are for a shape, and how fast they are, cuDNN alone can tell.
+_SPREAD = 0.3
+
+
+@dataclass(frozen=True)
+class CudnnBenchmark(Settings):
+    """Choose convolution algorithms by trying them, in place of by rules."""
+
+    name: ClassVar[str] = "cudnn_benchmark"
+    stage: ClassVar[int] = Stage.COMPILE
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why there is nothing to try."""
+        reason = not_on_gpu(graph, "cuDNN chooses algorithms only on NVIDIA GPUs")
+        if reason is None and not _convolutions(graph):
+            reason = "the step has no convolution by cuDNN"
+        return reason
+
+    def questions(self, graph: Graph) -> Sequence[Any]:
+        """Nothing: the algorithms cannot be timed without the GPU."""
+        return []
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """The step as it is: what trying would find is not known; it is uncertain, not faster."""
+        chosen = _convolutions(graph)
+        spread = common_spread(graph, chosen, _SPREAD)
+        edit = Editor(graph, str(self))
+        for task in chosen:
+            now = float(graph.tasks.duration_ns[task])
+            edit.set_duration(task, now, Provenance.ASSUMED, spread=spread)
+        return edit.apply(
+            f"{len(chosen)} kernels of convolutions may be others; which, only a run can tell"
+        )
+
+    def apply(self, built: Built) -> None:
+        """Set torch's flag in this process.
+
+        Raises:
+            WorkloadError: there is no NVIDIA GPU, or the model is not on it.
+        """
+        import torch
+
+        need_gpu(built, self.name)
+        torch.backends.cudnn.benchmark = True
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Another algorithm rounds differently; each run may choose another one."""
+        return Quality(QualityKind.ROUNDING, "the same convolutions; runs may differ in rounding")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """The flag, after the imports."""
+        flag = "backends.cudnn.benchmark = True"
+        return CodeChange.of(
+            workload, lambda where: where.at_top(f"{{torch}}.{flag}"), by_hand=f"torch.{flag}"
+        )
+
+
+def _convolutions(graph: Graph) -> list[int]:
+    """Kernels that an operator of convolution launched."""
+    tasks = kernels(graph)
+    scopes = texts(graph, graph.tasks.scope, tasks)
+    return [t for t, scope in zip(tasks.tolist(), scopes, strict=True) if "convolution" in scope]

@@ -1,0 +1,291 @@
+"""Load data in worker processes, ahead of the step that needs it.
+
+Source: ``num_workers`` of PyTorch's ``torch.utils.data.DataLoader``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.durations import Question, usable_cores
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import (
+    PROVENANCES,
+    Call,
+    Dependency,
+    Edges,
+    Editor,
+    Graph,
+    Kind,
+    Tasks,
+    TensorSpec,
+)
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+# What torch annotates ``__next__`` of its two kinds of loader with.
+_SINGLE = "enumerate(DataLoader)#_SingleProcess"
+_SEVERAL = "enumerate(DataLoader)#_MultiProcessing"
+_TAKE = "take a batch from a worker"
+# Where a batch's tensors are not known: an ordinary core's rate of touching fresh pages.
+_ASSUMED_BYTES_PER_NS = 4.0
+_ASSUMED_TAKE_NS = 200_000.0
+# Workers with a core of their own still share caches and memory with the step.
+_SPREAD = 0.1
+# Where lanes outnumber cores, who runs when is the system's choice.
+_CROWDED_SPREAD = 0.4
+_PREPARED = "prepared"
+_KINDS = {True: "given workers", False: "left alone"}
+_seen: Counter[str] = Counter()
+"""What became of the loaders that this process has made since `DataLoader.prepare`."""
+
+
+@dataclass(frozen=True)
+class DataLoader(Settings):
+    """Give every loader that loads in the step's own process this many worker processes."""
+
+    workers: int = 2
+
+    name: ClassVar[str] = "dataloader"
+    stage: ClassVar[int] = Stage.COMPILE + 4
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+    clock: ClassVar[str] = "wall"
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise InvalidArgumentError("dataloader:workers", f"{self.workers} is less than 1")
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why there is no loading to move to workers."""
+        if workload is not None and workload.live is not None:
+            return "a loader that exists already gets no workers; name a file.py:function"
+        scopes = [graph.string(int(scope)) for scope in np.unique(graph.tasks.scope)]
+        if any(scope.startswith(_SEVERAL) for scope in scopes):
+            return "its DataLoader has workers already"
+        if not any(scope.startswith(_SINGLE) for scope in scopes):
+            return "the step takes its batches from no torch DataLoader"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Question]:
+        """Taking a batch of these tensors from a worker that has it ready."""
+        specs = _batch(graph, _loading(graph))
+        return [_take(specs)] if specs else []
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Move the loading to lanes of its own, one step ahead; the step takes a batch from there.
+
+        Every worker lane does its share of each batch: in the long run that is what `workers`
+        processes with a batch each come to. The step waits where all of them together are slower
+        than the rest of it.
+        """
+        loading = _loading(graph)
+        edit = Editor(graph, str(self))
+        duration, provenance, spread = self._taking(graph, loading, context)
+        for task in loading.tolist():
+            edit.remove(task)
+        edit.insert(
+            int(loading[0]), _TAKE, duration, provenance, before=True, spread=spread,
+            gap_ns=float(graph.tasks.gap_ns[loading].sum()), kind=Kind.WAIT,
+        )  # fmt: skip
+        work_ns = float(graph.tasks.duration_ns[loading].sum())
+        edited = edit.apply(f"{work_ns / 1e6:.3g} ms of data loading in {self.workers} workers")
+        return self._with_workers(edited, graph, loading, duration)
+
+    def apply(self, built: Built) -> None:
+        """Check that `prepare` found a loader: this cannot be put in later.
+
+        Raises:
+            WorkloadError: `prepare` was not called, no loader was made, or none that may have
+                workers.
+        """
+        if not _seen[_PREPARED]:
+            raise WorkloadError(
+                "a DataLoader that exists already gets no workers",
+                remedy="name a script or a file.py:function; it is run with workers from the start",
+            )
+        if _seen[_KINDS[True]]:
+            return
+        if _seen[_KINDS[False]]:
+            raise WorkloadError(
+                "no DataLoader of this workload can be given workers: "
+                "they have some, or read an IterableDataset, which every worker would repeat",
+                remedy="let the dataset read worker_info, and give num_workers= in the code",
+            )
+        if built.step.__module__ == type(built).__module__:
+            # A step of the user's own may yet make one.
+            raise WorkloadError(
+                f"{built.name} has made no torch DataLoader since it was started",
+                remedy="name a script that trains from one, or a file.py:function whose step "
+                "takes its batches from one",
+            )
+
+    def prepare(self) -> None:
+        """Have every loader that the user's code makes from now on use workers."""
+        import torch.utils.data
+
+        loader: Any = torch.utils.data.DataLoader
+        loader.__init__ = _with_workers(loader.__init__, self.workers)
+        _seen.clear()
+        _seen[_PREPARED] = 1
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same batches; random augmentation draws from each worker's own seed."""
+        return Quality(
+            QualityKind.SAME_DISTRIBUTION,
+            "the same order of samples; what the dataset draws at random comes from other seeds",
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """``num_workers=N, persistent_workers=True`` where the loader is made."""
+        return CodeChange.of(
+            workload,
+            lambda where: where.set_call(
+                "torch.utils.data.DataLoader",
+                num_workers=str(self.workers),
+                persistent_workers="True",
+            ),
+            by_hand=f"DataLoader(..., num_workers={self.workers}, persistent_workers=True)",
+            note="where processes are spawned (Windows, macOS, Python 3.14), a script has to keep "
+            "what it does under `if __name__ == '__main__':`",
+        )
+
+    def _taking(
+        self, graph: Graph, loading: NDArray[np.int64], context: Context
+    ) -> tuple[float, Provenance, float]:
+        """What the step itself still does for a batch: ns, where that is from, its spread."""
+        specs = _batch(graph, loading)
+        answer = context.durations.lookup(_take(specs)) if specs else None
+        if answer is not None:
+            return answer.nanoseconds, answer.provenance, answer.spread
+        size = sum(spec.nbytes for spec in specs)
+        return _ASSUMED_TAKE_NS + size / _ASSUMED_BYTES_PER_NS, Provenance.ASSUMED, 1.0
+
+    def _with_workers(
+        self, edited: Graph, graph: Graph, loading: NDArray[np.int64], taking_ns: float
+    ) -> Graph:
+        """`edited` with the tasks `loading` of `graph` on lanes of their own behind it."""
+        n, each, first_lane = len(edited), len(loading), len(edited.lanes)
+        stretch, spread = self._crowding(graph, loading, taking_ns)
+        order = np.tile(loading, self.workers)
+        moved = graph.tasks.take(order)
+        moved = replace(
+            moved,
+            lane=(first_lane + np.repeat(np.arange(self.workers), each)).astype(np.int32),
+            duration_ns=moved.duration_ns * stretch / self.workers,
+            gap_ns=np.zeros(len(order)),
+            spread=np.maximum(moved.spread, spread),
+            provenance=np.full(len(order), PROVENANCES.index(Provenance.SIMULATED), np.uint8),
+        )
+        ours, theirs = edited.tasks.columns(), moved.columns()
+        take = next(t for t in range(n) if edited.string(int(ours["name"][t])) == _TAKE)
+        ends = n + each * np.arange(1, self.workers + 1) - 1
+        operands = [graph.storages(int(task)) for task in order]
+        counts = np.array([len(storages) for storages in operands], np.int64)
+        return replace(
+            edited,
+            tasks=Tasks(**{name: np.concatenate([ours[name], theirs[name]]) for name in ours}),
+            edges=_joined(edited.edges, ends, take),
+            lanes=(*edited.lanes, *(f"loader {worker}" for worker in range(self.workers))),
+            operand_start=np.concatenate(
+                [edited.operand_start, edited.operand_start[-1] + np.cumsum(counts)]
+            ),
+            operands=np.concatenate([edited.operands, *operands]).astype(np.int32),
+        )
+
+    def _crowding(
+        self, graph: Graph, loading: NDArray[np.int64], taking_ns: float
+    ) -> tuple[float, float]:
+        """How much longer loading takes where lanes outnumber cores, and the spread of that.
+
+        In one step the cores can do no more than all of the step's threads and all of the workers
+        ask of them.
+        """
+        threads, cores = int(graph.meta.get("threads", 1)), usable_cores()
+        crowded = threads + self.workers > cores or bool(graph.meta.get("contended"))
+        total = float(graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum())
+        work = float(graph.tasks.duration_ns[loading].sum())
+        alone = work / self.workers
+        shared = ((total - work + taking_ns) * threads + work) / cores
+        if not crowded or not alone:
+            return 1.0, _SPREAD
+        return max(1.0, shared / alone), _CROWDED_SPREAD
+
+
+def _loading(graph: Graph) -> NDArray[np.int64]:
+    """Tasks that load data in the step's own process."""
+    inside = np.array([text.startswith(_SINGLE) for text in graph.strings])
+    return np.flatnonzero(inside[graph.tasks.scope])
+
+
+def _batch(graph: Graph, loading: NDArray[np.int64]) -> tuple[TensorSpec, ...]:
+    """The tensors that loading makes and the rest of the step reads; none where it shows none."""
+    made: set[int] = set()
+    for task in loading.tolist():
+        if graph.tasks.call[task] >= 0:
+            inputs = len(graph.calls[graph.tasks.call[task]].inputs)
+            made.update(graph.storages(task)[inputs:].tolist())
+    made.discard(-1)
+    found: dict[int, TensorSpec] = {}
+    for task in range(int(loading[-1]) + 1, len(graph)):
+        if graph.tasks.call[task] < 0:
+            continue
+        call = graph.calls[graph.tasks.call[task]]
+        storages = graph.storages(task).tolist()
+        for spec, storage in zip(call.inputs, storages, strict=False):
+            if storage in made:
+                found.setdefault(storage, spec)
+        # What a number stands for once it is written anew is another tensor.
+        made.difference_update(set(storages[len(call.inputs) :]) - set(found))
+    return tuple(found.values())
+
+
+def _take(specs: tuple[TensorSpec, ...]) -> Question:
+    return Question(Call("slipstream::take_batch()", specs))
+
+
+def _joined(edges: Edges, ends: NDArray[np.int64], take: int) -> Edges:
+    """`edges`, and one from each worker's last task to the next step's taking of a batch."""
+    count = len(ends)
+    return Edges(
+        np.concatenate([edges.source, ends.astype(np.int32)]),
+        np.concatenate([edges.target, np.full(count, take, np.int32)]),
+        np.concatenate([edges.kind, np.full(count, Dependency.DATA, np.uint8)]),
+        np.concatenate([edges.delay_ns, np.zeros(count)]),
+        np.concatenate([edges.lag, np.ones(count, np.uint8)]),
+    )
+
+
+def _with_workers(make: Callable[..., None], workers: int) -> Callable[..., None]:
+    """``DataLoader.__init__`` that gives workers to loaders that may have some and have none."""
+    from torch.utils.data import IterableDataset
+
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind_partial(*args, **kwargs).arguments
+        may = not given.get("num_workers") and not isinstance(given["dataset"], IterableDataset)
+        _seen[_KINDS[may]] += 1
+        if may:
+            given["num_workers"] = workers
+            given["persistent_workers"] = True
+            if sys.platform == "linux" and "fork" in multiprocessing.get_all_start_methods():
+                # A dataset defined in a script cannot be found by a process that starts afresh.
+                given.setdefault("multiprocessing_context", "fork")
+        make(**given)
+
+    return made

@@ -1,0 +1,52 @@
+"""What techniques for NVIDIA GPUs share: is there one, and which kernels does a step launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import WorkloadError
+from slipstream.graph import Graph, Kind
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built
+
+
+def not_on_gpu(graph: Graph, what: str) -> str | None:
+    """Why `what` cannot matter where no kernel ran on a GPU; None where one did."""
+    if (graph.tasks.kind == Kind.KERNEL).any():
+        return None
+    return f"{what}; this step ran on the {str(graph.meta.get('device', 'cpu')).upper()}"
+
+
+def kernels(graph: Graph) -> NDArray[np.int64]:
+    """Tasks that compute on a GPU."""
+    return np.flatnonzero(graph.tasks.kind == Kind.KERNEL)
+
+
+def texts(graph: Graph, column: NDArray[np.int32], tasks: NDArray[np.int64]) -> list[str]:
+    """The strings of `column` at `tasks`."""
+    return [graph.string(int(index)) for index in column[tasks]]
+
+
+def need_gpu(built: Built, name: str) -> None:
+    """Check that `built` lives on an NVIDIA GPU.
+
+    Raises:
+        WorkloadError: this torch sees none, or the model is elsewhere.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise WorkloadError(
+            f"{name} needs an NVIDIA GPU, and torch sees none here",
+            remedy="run it where torch.cuda.is_available() is True",
+        )
+    first = next(built.model.parameters(), None) if built.model is not None else None
+    if first is not None and first.device.type != "cuda":
+        raise WorkloadError(
+            f"{name} needs the model on the GPU; it is on the device '{first.device}'",
+            remedy="move model and batch with .cuda()",
+        )

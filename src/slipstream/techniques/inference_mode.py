@@ -1,0 +1,224 @@
+"""inference_mode: an inference step without autograd's book-keeping.
+
+Source: ``torch.inference_mode`` (PyTorch RFC 0011, "InferenceMode"): operators neither make nodes
+of a graph, as under ``torch.no_grad``, nor track views and versions of tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph, Role, StepPhase, replace_tasks
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.dataflow import Dataflow
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_IN_MODE = "slipstream::in_mode()"
+# What is left of an operator at least: its own work is never autograd's.
+_WORK = 0.1
+_ALREADY = "the step runs under inference_mode already"
+
+
+@dataclass(frozen=True)
+class InferenceMode(Settings):
+    """Run the step under ``torch.inference_mode``."""
+
+    name: ClassVar[str] = "inference_mode"
+    stage: ClassVar[int] = Stage.MODEL
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why autograd is needed, or not there."""
+        phases = graph.tasks.phase
+        if graph.meta.get("training") or (phases >= StepPhase.BACKWARD).any():
+            return "the step trains: autograd is needed"
+        if graph.meta.get("inference_mode"):
+            return _ALREADY
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """The smallest call of every operator in the mode it ran in, and in inference mode."""
+        asked = _representatives(graph, _modes(graph)).values()
+        return [call for pair in asked for call in pair]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Take off every operator what autograd costs it; activations are freed after use.
+
+        What an operator saves does not depend on its size, so that the difference is measured on
+        its smallest call, where it stands out most.
+        """
+        modes = _modes(graph)
+        asked = _representatives(graph, modes)
+        saved: dict[_Key, tuple[float, float]] = {}
+        for key, (now, then) in asked.items():
+            old, new = context.durations.lookup(now), context.durations.lookup(then)
+            if old is not None and new is not None:
+                difference = max(old.nanoseconds - new.nanoseconds, 0.0)
+                error = math.hypot(old.spread * old.nanoseconds, new.spread * new.nanoseconds)
+                saved[key] = difference, error
+        gaps = graph.tasks.gap_ns.copy()
+        edits = []
+        for task, key in modes.items():
+            if key not in saved or not saved[key][0]:
+                continue
+            difference, error = saved[key]
+            long = float(graph.tasks.duration_ns[task])
+            taken = min(difference, long * (1 - _WORK))
+            # Nodes are unmade between operators.
+            gaps[task] = max(gaps[task] - (difference - taken), 0.0)
+            spread = max(float(graph.tasks.spread[task]), error / max(long, 1.0))
+            edits.append((task, long - taken, min(spread, 0.5)))
+        edit = Editor(replace_tasks(graph, gap_ns=gaps), str(self))
+        for task, duration, spread in edits:
+            answer = context.durations.lookup(asked[modes[task]][1])
+            assert answer is not None
+            edit.set_duration(task, duration, answer.provenance, spread=spread)
+        freed = _free_early(graph, edit) if _records_autograd(graph) else 0
+        what = f"{len(edits)} operators without autograd"
+        return edit.apply(
+            what + (f", {freed} activations freed after their last use" * bool(freed))
+        )
+
+    def apply(self, built: Built) -> None:
+        """Run the step under ``torch.inference_mode``.
+
+        Raises:
+            WorkloadError: the step trains.
+        """
+        import torch
+
+        if built.training:
+            raise WorkloadError("inference_mode: the step trains, it needs autograd")
+        step = built.step
+
+        @functools.wraps(step)
+        def inferring() -> Any:
+            with torch.inference_mode():
+                return step()
+
+        built.step = inferring
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same operators on the same numbers."""
+        return Quality(QualityKind.EXACT, "the same operators run; only book-keeping is left out")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """One line after the model is made."""
+        line = "{model}.forward = {torch}.inference_mode()({model}.forward)"
+        return CodeChange.of(
+            workload,
+            lambda where: where.after_model(line),
+            by_hand="with torch.inference_mode():\n    output = model(inputs)",
+        )
+
+
+_Key = tuple[str, str, tuple[str, ...]]
+"""The mode an operator ran in, its schema, and what its tensors are."""
+
+
+def _modes(graph: Graph) -> dict[int, _Key]:
+    """Of every task whose cost depends on the mode, in which it ran and on what.
+
+    Operators that write to their inputs are left out: autograd would make their benchmark's graph
+    longer with every repetition.
+    """
+    flow = Dataflow(graph)
+    parameters = set(graph.parameters.tolist())
+    numbers = graph.tasks.sequence
+    tracing = _records_autograd(graph)
+    made: set[int] = set()
+    found: dict[int, _Key] = {}
+    for t in range(len(graph)):
+        call = flow.call(t)
+        if call is None:
+            continue
+        inputs, outputs = flow.operands(t)
+        roles = tuple(
+            "parameter" if s in parameters else "activation" if s in made else "other"
+            for s in inputs
+        )
+        traced = any(role != "other" for role in roles)
+        made.difference_update(outputs)
+        if traced:
+            made.update(s for s in outputs if s not in parameters)
+        mode = "grad" if tracing and traced and numbers[t] >= 0 else "no_grad"
+        if call.inputs and "!" not in call.op:
+            found[t] = (mode, call.op, roles)
+    return found
+
+
+def _records_autograd(graph: Graph) -> bool:
+    """Whether operators of the step made nodes for a backward pass: their numbers go up."""
+    numbers = graph.tasks.sequence[graph.tasks.phase == StepPhase.FORWARD]
+    return len(np.unique(numbers[numbers >= 0])) > 1
+
+
+def _representatives(graph: Graph, modes: dict[int, _Key]) -> dict[_Key, tuple[Call, Call]]:
+    """For every key its smallest call, in the mode it ran in and in inference mode."""
+    smallest: dict[_Key, Call] = {}
+    for task, key in modes.items():
+        call = graph.calls[graph.tasks.call[task]]
+        if key not in smallest or _size(call) < _size(smallest[key]):
+            smallest[key] = call
+    return {
+        key: (_in_mode(key[0], call, key[2]), _in_mode("inference", call, key[2]))
+        for key, call in smallest.items()
+    }
+
+
+def _size(call: Call) -> int:
+    return sum(spec.nbytes for spec in (*call.inputs, *call.outputs))
+
+
+def _in_mode(mode: str, call: Call, roles: tuple[str, ...]) -> Call:
+    return Call(_IN_MODE, (mode, call.op, call.arguments, roles), call.outputs)
+
+
+def _free_early(graph: Graph, edit: Editor) -> int:
+    """Let what autograd holds on to be freed after the last task that uses it; how many are.
+
+    The nodes of a graph live as long as the step's output. What they kept is still there in the
+    next step until that output is replaced; it is taken away there too.
+    """
+    memory = graph.memory
+    uses: dict[int, list[int]] = {}
+    for task in range(len(graph)):
+        for storage in graph.storages(task).tolist():
+            uses.setdefault(storage, []).append(task)
+    output = set(Dataflow(graph).operands(len(graph) - 1)[1])
+    left: Counter[int] = Counter()
+    freed = 0
+    for a in np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0)).tolist():
+        begin, end = int(memory.producer[a]), int(memory.release[a])
+        last = max(
+            (
+                t
+                for t in uses.get(int(memory.storage[a]), ())
+                if begin <= t <= (end if end >= 0 else len(graph))
+            ),
+            default=begin,
+        )
+        outlives = end < 0
+        returned = outlives and last == len(graph) - 1 and int(memory.storage[a]) in output
+        if last == end or returned:
+            continue
+        edit.release_after(a, last)
+        freed += 1
+        left[int(memory.nbytes[a])] += outlives
+    inherited = (memory.producer < 0) & (memory.release >= 0) & (memory.role == Role.OTHER)
+    for a in np.flatnonzero(inherited).tolist():
+        if left[int(memory.nbytes[a])] > 0:
+            left[int(memory.nbytes[a])] -= 1
+            edit.resize(a, 0)
+    return freed

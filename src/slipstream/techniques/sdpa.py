@@ -1,0 +1,244 @@
+"""sdpa: attention written as matmul, softmax, matmul put into one fused call.
+
+``torch.nn.functional.scaled_dot_product_attention`` computes softmax(q k^T s + mask) v block by
+block: the matrix of scores, quadratic in the sequence's length, is never stored.
+
+Source: Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness",
+NeurIPS 2022; Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.durations import pace
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph
+from slipstream.provenance import Provenance
+from slipstream.surgery import (
+    NotRewrittenError,
+    Site,
+    callers,
+    difference,
+    outputs_of,
+    with_attention,
+)
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.attention import Attention, find_attention
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_FUSED = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention")
+_SCOPE = "aten::scaled_dot_product_attention"
+_REMEDY = (
+    "write F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, scale=s) "
+    "in place of the two matmuls and the softmax"
+)
+
+
+@dataclass(frozen=True)
+class Sdpa(Settings):
+    """Every attention that is written out as one ``scaled_dot_product_attention``."""
+
+    name: ClassVar[str] = "sdpa"
+    stage: ClassVar[int] = Stage.MODEL
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no attention can be fused."""
+        found = find_attention(graph)
+        if any(one.refusal is None for one in found):
+            return None
+        if found:
+            return "its attention cannot be fused: " + str(found[0].refusal)
+        if any(call.name.startswith(_FUSED) for call in graph.calls) or any(
+            _SCOPE in graph.string(int(scope)) for scope in set(graph.tasks.scope.tolist())
+        ):
+            return "its attention runs through scaled_dot_product_attention already"
+        return "no attention is written out in the step (matmul, softmax, matmul)"
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """What goes beside the fused call that comes, forward and backward."""
+        asked: list[Call] = []
+        for one in _fusible(graph):
+            asked += [graph.calls[graph.tasks.call[t]] for t in one.work]
+            asked += [call for call in (one.call, one.backward_call, one.keep) if call is not None]
+        return asked
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """One task in place of each attention's, one in place of its backward pass."""
+        found = _fusible(graph)
+        edit = Editor(graph, str(self))
+        replaced = {t: graph.calls[graph.tasks.call[t]] for one in found for t in one.work}
+        in_step = pace(graph, replaced, context.durations)
+
+        def put(task: int, gap_from: int, call: Call, old: Sequence[int]) -> None:
+            answer = context.durations.lookup(call)
+            if answer is None:
+                duration = float(graph.tasks.duration_ns[list(old)].sum())
+                provenance, spread = Provenance.ASSUMED, 0.5
+            else:
+                duration, provenance = answer.nanoseconds * in_step, answer.provenance
+                spread = answer.spread
+            edit.insert(
+                task, call.name, duration, provenance, before=True,
+                gap_ns=float(graph.tasks.gap_ns[gap_from]), spread=spread, call=call,
+            )  # fmt: skip
+
+        for one in found:
+            if one.keep is not None:
+                answer = context.durations.lookup(one.keep)
+                if answer is not None:
+                    edit.insert(
+                        one.forward[-1], one.keep.name, answer.nanoseconds * in_step,
+                        answer.provenance, before=True, spread=answer.spread, call=one.keep,
+                    )  # fmt: skip
+            put(one.forward[-1], one.forward[-1], one.call, one.forward)
+            if one.backward and one.backward_call is not None:
+                put(one.backward[0], one.backward[-1], one.backward_call, one.backward)
+            for task in (*one.forward, *one.backward):
+                edit.remove(task)
+        removed = sum(len(one.forward) + len(one.backward) for one in found)
+        return edit.apply(f"{removed} operators of {len(found)} attentions in one kernel each")
+
+    def apply(self, built: Built) -> None:
+        """Change the forward of the modules that write attention out, and see that it stays.
+
+        Raises:
+            WorkloadError: the step hides its model or its batch, no module could be rewritten, or
+                the rewritten model computes something else; then it is left as it was.
+        """
+        if built.model is None:
+            raise WorkloadError(
+                "sdpa needs the model, and this workload's step hides it",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        run = _forward_of(built)
+        before = outputs_of(built.model, run)
+        if not before:
+            raise WorkloadError(
+                "sdpa cannot be checked: the step does not call its model", remedy=_REMEDY
+            )
+        undo = _by_library(built.model) or _by_rewriting(built.model, run)
+        try:
+            wrong = difference(before, outputs_of(built.model, run))
+        except Exception as error:
+            wrong = f"it fails with {type(error).__name__}: {error}"
+        if wrong is not None:
+            undo()
+            raise WorkloadError(
+                f"with scaled_dot_product_attention the model computes something else: {wrong}",
+                remedy=_REMEDY,
+            )
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same function; sums are taken in another order."""
+        return Quality(
+            QualityKind.ROUNDING, "Dao et al. 2022: exact attention, other order of sums"
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No automatic edit, for it belongs inside the model's forward; the line to write."""
+        return CodeChange("", note=_REMEDY)
+
+
+def _fusible(graph: Graph) -> list[Attention]:
+    return [one for one in find_attention(graph) if one.refusal is None]
+
+
+def _forward_of(built: Built) -> Callable[[], object]:
+    """One forward pass of the built model, without an update.
+
+    Raises:
+        WorkloadError: the step trains and hides its batch.
+    """
+    from slipstream.workload.built import training_loss
+
+    if not built.training:
+        return built.step
+    if built.batch is None:
+        raise WorkloadError(
+            "sdpa needs a batch to check the rewritten model with, and this step hides it",
+            remedy="return (model, batch, loss, optimizer)",
+        )
+    return lambda: training_loss(built)
+
+
+def _by_library(model: Any) -> Callable[[], None] | None:
+    """Let a model that offers it (Hugging Face's do) choose its own sdpa; how to go back."""
+    choose = getattr(model, "set_attn_implementation", None)
+    chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if not callable(choose) or chosen in (None, "sdpa"):
+        return None
+    try:
+        choose("sdpa")
+    except (ValueError, ImportError):
+        # The architecture has none; its modules may be rewritten like anybody's.
+        return None
+    return lambda: choose(chosen)
+
+
+def _by_rewriting(model: Any, run: Callable[[], object]) -> Callable[[], None]:
+    """Give every module that writes attention out another forward; how to go back.
+
+    Raises:
+        WorkloadError: not one could be rewritten.
+    """
+    from torch import nn
+
+    sites: list[Site] = []
+
+    def look() -> None:
+        sites.extend(callers(model, run, ("softmax",), (nn.MultiheadAttention,)))
+
+    outputs_of(model, look)
+    changed: list[Any] = []
+    reasons: list[str] = []
+    for site in sites:
+        if "forward" in vars(site.module):
+            reasons.append(f"{site.name or 'the model'}: its forward was replaced already")
+            continue
+        try:
+            if isinstance(site.module, nn.MultiheadAttention):
+                forward = _without_weights(site)
+            else:
+                forward = with_attention(site.module, site.arguments)
+        except NotRewrittenError as reason:
+            reasons.append(f"{site.name or 'the model'}: {reason}")
+            continue
+        site.module.forward = forward
+        changed.append(site.module)
+    if not changed:
+        raise WorkloadError(
+            "no module's attention could be rewritten",
+            where="; ".join(dict.fromkeys(reasons)) or "no module of the model calls softmax",
+            remedy=_REMEDY,
+        )
+
+    def undo() -> None:
+        for module in changed:
+            del module.forward
+
+    return undo
+
+
+def _without_weights(site: Site) -> Callable[..., Any]:
+    """A forward of an ``nn.MultiheadAttention`` that does not average weights nobody reads."""
+    if not site.arguments.get("need_weights", True):
+        raise NotRewrittenError("it is called with need_weights=False already")
+    forward = site.module.forward
+    signature = inspect.signature(forward)
+
+    @functools.wraps(forward)
+    def lean(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments["need_weights"] = False
+        return forward(*bound.args, **bound.kwargs)
+
+    return lean

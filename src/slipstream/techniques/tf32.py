@@ -1,0 +1,118 @@
+"""TensorFloat-32: float32 matrix products on tensor cores, with ten bits of mantissa inside.
+
+Source: NVIDIA, "NVIDIA A100 Tensor Core GPU Architecture", 2020; in PyTorch
+``torch.backends.cuda.matmul.allow_tf32`` and ``torch.backends.cudnn.allow_tf32``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.durations import common_spread
+from slipstream.graph import Editor, Graph
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu, texts
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+# Kernels of cuBLAS, CUTLASS and cuDNN say in their names what they multiply with.
+_FLOAT32 = re.compile(r"sgemm|ffma|simt_s|scudnn|f32f32_f32f32_f32")
+_TENSOR_CORES = re.compile(r"tf32|s884|s1688|s16816|h884|h1688|h16816|tensorop|hmma|gmma|wgmma")
+_BEFORE_AMPERE = re.compile(r"\b(maxwell|pascal|volta|turing)_|sm[567]\d_")
+# An A100's data sheet: 156 and 19.5 Tflop/s. What is bound by memory gains nothing.
+_AT_MOST = 156 / 19.5
+_SPREAD = 1.1
+"""Of the assumed factor; so wide that a 90 % interval reaches from no gain to the most."""
+
+
+@dataclass(frozen=True)
+class Tf32(Settings):
+    """Allow TensorFloat-32 in float32 matrix products and convolutions."""
+
+    name: ClassVar[str] = "tf32"
+    stage: ClassVar[int] = Stage.PRECISION
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no kernel of the step would change."""
+        reason = not_on_gpu(
+            graph, "TensorFloat-32 exists only on NVIDIA GPUs from Ampere (2020) on"
+        )
+        if reason is not None:
+            return reason
+        names = texts(graph, graph.tasks.name, kernels(graph))
+        if any(_BEFORE_AMPERE.search(name) for name in names):
+            return "the step ran on a GPU older than Ampere (2020), which has no TensorFloat-32"
+        if not _float32(graph):
+            if any(_TENSOR_CORES.search(name) for name in names):
+                return "its matrix products run on tensor cores already"
+            return "no kernel of the step is known to multiply float32 matrices"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Any]:
+        """Nothing: the other kernel cannot be timed without the GPU."""
+        return []
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Scale float32 matrix products by an assumed factor: between none and the data sheet's."""
+        chosen = _float32(graph)
+        factor = 1 / math.sqrt(_AT_MOST)
+        spread = common_spread(graph, chosen, _SPREAD)
+        edit = Editor(graph, str(self))
+        for task in chosen:
+            now = float(graph.tasks.duration_ns[task])
+            edit.set_duration(task, now * factor, Provenance.ASSUMED, spread=spread)
+        return edit.apply(
+            f"{len(chosen)} float32 matrix products in TensorFloat-32, assumed "
+            f"{1 / factor:.2g} times as fast (1 to {_AT_MOST:.0f})"
+        )
+
+    def apply(self, built: Built) -> None:
+        """Set torch's two flags in this process.
+
+        Raises:
+            WorkloadError: there is no NVIDIA GPU, or the model is not on it.
+        """
+        import torch
+
+        need_gpu(built, self.name)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Rounding: inputs of products are cut to ten bits of mantissa, as in float16."""
+        return Quality(
+            QualityKind.ROUNDING, "float32's range, ten bits of mantissa in products, float32 sums"
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """The flag of matrix products, after the imports; that of cuDNN is set by default."""
+        flag = "backends.cuda.matmul.allow_tf32 = True"
+        return CodeChange.of(
+            workload, lambda where: where.at_top(f"{{torch}}.{flag}"), by_hand=f"torch.{flag}"
+        )
+
+
+def _float32(graph: Graph) -> list[int]:
+    """Kernels that multiply float32 matrices without tensor cores.
+
+    Not those of convolutions: PyTorch allows TensorFloat-32 there by default, so where cuDNN chose
+    another kernel it was for a reason that the flag does not change.
+    """
+    tasks = kernels(graph)
+    names, scopes = (texts(graph, c, tasks) for c in (graph.tasks.name, graph.tasks.scope))
+    return [
+        task
+        for task, name, scope in zip(tasks.tolist(), names, scopes, strict=True)
+        if _FLOAT32.search(name)
+        and not _TENSOR_CORES.search(name)
+        and "conv" not in scope.lower()
+        and "cudnn" not in name
+    ]

@@ -1,0 +1,136 @@
+"""More intra-op threads: each operator spreads its loop over several cores.
+
+Source: PyTorch's intra-op parallelism (``torch.set_num_threads``). Amdahl's law holds twice: small
+operators do not gain, and Python and dispatch between operators do not either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from slipstream.durations import Durations, Question, common_spread, usable_cores
+from slipstream.errors import InvalidArgumentError
+from slipstream.graph import Editor, Graph
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_UNKNOWN_SPREAD = 0.5
+
+
+@dataclass(frozen=True)
+class Threads(Settings):
+    """Run operators on `count` threads; 0 for one per physical core this process may use."""
+
+    count: int = 0
+
+    name: ClassVar[str] = "threads"
+    # After whatever changes the operators: their new forms are what is timed on several threads.
+    stage: ClassVar[int] = Stage.COMPILE + 6
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+    clock: ClassVar[str] = "wall"
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise InvalidArgumentError("threads:count", f"{self.count} is negative")
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why another number of threads is not possible or the same."""
+        device = str(graph.meta.get("device", "cpu"))
+        if device != "cpu":
+            return f"the step's operators run on the device '{device}', not on the processor"
+        cores = usable_cores()
+        if cores == 1:
+            return "this process may use one core only"
+        if self._threads == _now(graph):
+            return f"the step runs on {_now(graph)} threads already"
+        if self._threads > cores:
+            return f"this process may use {cores} cores; more threads than that wait for each other"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Question]:
+        """Every operator with the threads it has and with those it would have, by one clock."""
+        return [
+            Question(graph.calls[call], threads, wall=True)
+            for call in dict.fromkeys(graph.tasks.call[_operators(graph)].tolist())
+            for threads in (_now(graph), self._threads)
+        ]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Scale each operator by its own ratio; gaps between operators stay as they are.
+
+        The ratio compares the best of many repetitions, which had the cores to themselves. In a
+        step whose threads wait for a core that another program has, all operators take longer
+        alike: how much the repetitions differed goes into the interval as one common error.
+        """
+        edit = Editor(graph, str(self))
+        ratios = {}
+        for task in _operators(graph):
+            found = _ratio(graph, task, self._threads, context.durations)
+            if found is not None:
+                ratios[task] = found
+        weights = graph.tasks.duration_ns[list(ratios)]
+        noise = float(np.dot(weights, [spread for _, spread in ratios.values()]))
+        common = common_spread(graph, ratios, noise / max(float(weights.sum()), 1.0))
+        for task in _operators(graph):
+            now = float(graph.tasks.duration_ns[task])
+            if task in ratios:
+                ratio, spread = ratios[task]
+                edit.set_duration(
+                    task, now * ratio, Provenance.MICROBENCHMARK, spread=max(common, spread)
+                )
+            else:
+                edit.set_duration(task, now, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
+        return edit.apply(f"{len(ratios)} operators on {self._threads} threads")
+
+    def apply(self, built: Built) -> None:
+        """Set torch's number of threads in this process."""
+        import torch
+
+        torch.set_num_threads(self._threads)
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same operators; sums that are split over threads round differently."""
+        return Quality(QualityKind.ROUNDING, "the same operators; sums may be split differently")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """``torch.set_num_threads(N)`` after the imports."""
+        line = f"set_num_threads({self._threads})"
+        return CodeChange.of(
+            workload,
+            lambda where: where.at_top(f"{{torch}}.{line}"),
+            by_hand=f"torch.{line}",
+        )
+
+    @property
+    def _threads(self) -> int:
+        return self.count or usable_cores()
+
+
+def _now(graph: Graph) -> int:
+    return int(graph.meta.get("threads", 1))
+
+
+def _operators(graph: Graph) -> list[int]:
+    """Tasks of the main lane whose call is known; loader processes have one thread each."""
+    return np.flatnonzero((graph.tasks.call >= 0) & (graph.tasks.lane == 0)).tolist()
+
+
+def _ratio(
+    graph: Graph, task: int, threads: int, durations: Durations
+) -> tuple[float, float] | None:
+    """New duration over old, and its relative spread; None when either is not known."""
+    call = graph.calls[graph.tasks.call[task]]
+    old = durations.lookup(Question(call, _now(graph), wall=True))
+    new = durations.lookup(Question(call, threads, wall=True))
+    if old is None or new is None or not old.nanoseconds:
+        return None
+    return new.nanoseconds / old.nanoseconds, math.hypot(old.spread, new.spread)

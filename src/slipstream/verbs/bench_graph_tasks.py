@@ -1,0 +1,170 @@
+"""What the capture rows of ``slipstream bench graph`` run in child processes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from statistics import median
+from typing import Any
+
+from slipstream.capture import CaptureSettings, capture, program
+from slipstream.capture.events import MARKER
+from slipstream.graph import Graph, replay
+from slipstream.verbs._children import run_program
+from slipstream.verbs._children import say as tell
+
+_Program = Generator[None, Any, Any]
+
+
+def build_times(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
+    """CPU seconds a capture takes between its steps: its own, and of that the profiler's.
+
+    Left out are collecting garbage before steps are profiled, and the step that is run once more
+    at another size.
+    """
+    import gc
+
+    import torch
+
+    def timed(built: Any) -> _Program:
+        stopping = _clock(torch.profiler.profile, "stop")
+        left_out = (_clock(gc, "collect"), _clock(program, "record_other_size"))
+        running = capture(CaptureSettings(steps=steps, threads=1), tell)(built)
+        between = 0.0
+        while True:
+            begin = time.process_time()
+            try:
+                running.send(None)
+            except StopIteration as end:
+                between += time.process_time() - begin
+                graph: Graph = end.value
+                break
+            between += time.process_time() - begin
+            yield
+        return {
+            "events": graph.meta["events_per_step"] * graph.meta["aligned_steps"],
+            "tasks": len(graph),
+            "profiler_s": stopping(),
+            "build_s": between - stopping() - sum(spent() for spent in left_out),
+        }
+
+    return run_program(workload, keep_in, timed)
+
+
+def _clock(owner: Any, name: str) -> Callable[[], float]:
+    """Let `owner`'s function `name` add up its CPU seconds; this process does nothing else."""
+    function, spent = getattr(owner, name), [0.0]
+
+    def timed(*arguments: Any, **keywords: Any) -> Any:
+        begin = time.process_time()
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            spent[0] += time.process_time() - begin
+
+    setattr(owner, name, timed)
+    return lambda: spent[0]
+
+
+def captures(workload: dict[str, Any], keep_in: str, steps: int, repeats: int, hogs: int) -> Any:
+    """In turn: plain steps, a capture, and (with `hogs`) a capture beside busy processes.
+
+    The plain steps are others than those a capture is calibrated on.
+    """
+
+    def alternating(built: Any) -> _Program:
+        settings = CaptureSettings(steps=steps, threads=1)
+        quiet: list[float] = []
+        found: list[dict[str, Any]] = []
+        yield from capture(CaptureSettings(steps=3, threads=1))(built)
+        quiet.append((yield from _plain(steps)))
+        for number in range(repeats):
+            tell(f"capture {number + 1} of {repeats}")
+            idle = yield from capture(settings)(built)
+            quiet.append((yield from _plain(steps)))
+            one = {"idle": _summary(idle), "plain_ns": (quiet[-2], quiet[-1])}
+            if hogs:
+                with _busy(hogs):
+                    loaded = yield from capture(settings)(built)
+                one["loaded"] = _summary(loaded)
+            found.append(one)
+        return found
+
+    return run_program(workload, keep_in, alternating)
+
+
+def _plain(steps: int) -> Generator[None, Any, float]:
+    """The least CPU nanoseconds of that many steps without a profiler."""
+    times = []
+    for _ in range(steps):
+        begin = time.thread_time_ns()
+        yield
+        times.append(time.thread_time_ns() - begin)
+    return float(min(times))
+
+
+def _summary(graph: Graph) -> dict[str, float]:
+    meta = graph.meta
+    return {
+        "step_ns": replay(graph).step_ns,
+        "wall_ns": meta["step_ns"]["wall_median"],
+        "events": meta["events_per_step"],
+        "per_event_ns": meta["profiler_ns_per_event"],
+        "scale": meta["residual_scale"],
+    }
+
+
+@contextlib.contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Processes that never rest."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def allocator_peak(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
+    """The allocator's own count of bytes at its highest, in each of the last of `steps` steps.
+
+    The profiler runs from before the model is built, so that the count holds all there is.
+    """
+    import torch
+    from torch._C._profiler import _EventType
+
+    def stepping(built: Any) -> _Program:
+        torch.set_num_threads(1)
+        for _ in range(steps):
+            yield
+            with torch.profiler.record_function(MARKER):
+                pass
+        return None
+
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiler:
+        run_program(workload, keep_in, stepping)
+    marks: list[int] = []
+    counts: list[tuple[int, int]] = []
+    stack = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while stack:
+        event = stack.pop()
+        stack.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            counts.append((event.start_time_ns, event.typed[1].total_allocated))
+        elif event.name == MARKER:
+            marks.append(event.start_time_ns)
+    marks.sort()
+    # The first step makes the optimizer's state.
+    peaks = [
+        max(total for when, total in counts if begin <= when < end)
+        for begin, end in itertools.pairwise(marks)
+    ]
+    return {"peaks": peaks, "peak_bytes": int(median(peaks))}

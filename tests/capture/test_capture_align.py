@@ -1,0 +1,104 @@
+"""Events of one step found in another."""
+
+from __future__ import annotations
+
+import random
+from difflib import SequenceMatcher
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.capture.align import align, positions
+from slipstream.capture.events import Step
+from slipstream.errors import GraphError
+
+WORDS = st.lists(st.sampled_from("abcd"), max_size=12)
+
+
+def longest(a: list[str], b: list[str]) -> int:
+    """Length of a longest common subsequence, by the textbook table."""
+    row = [0] * (len(b) + 1)
+    for one in a:
+        before = row.copy()
+        for j, other in enumerate(b, 1):
+            row[j] = before[j - 1] + 1 if one == other else max(before[j], row[j - 1])
+    return row[-1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(WORDS, WORDS)
+def test_as_many_events_are_found_as_there_can_be(a: list[str], b: list[str]) -> None:
+    found = positions(a, b)
+    matched = np.flatnonzero(found >= 0)
+    assert len(matched) == longest(a, b)
+    assert (np.diff(found[matched]) > 0).all()
+    assert [a[i] for i in matched] == [b[j] for j in found[matched]]
+
+
+def test_equal_steps_are_equal() -> None:
+    events = [f"op{i % 7}" for i in range(1000)]
+    assert positions(events, events).tolist() == list(range(1000))
+
+
+def test_a_branch_taken_in_one_step_only_is_absent_in_the_other() -> None:
+    plain = ["a", "b", "c", "d", "e"]
+    branch = ["a", "b", "x", "y", "c", "d", "e"]
+    assert positions(branch, plain).tolist() == [0, 1, -1, -1, 2, 3, 4]
+    assert positions(plain, branch).tolist() == [0, 1, 4, 5, 6]
+
+
+def test_a_long_step_with_scattered_differences() -> None:
+    rng = random.Random(0)
+    events = [f"op{rng.randrange(20)}" for _ in range(4000)]
+    other = list(events)
+    for _ in range(40):
+        other.insert(rng.randrange(len(other)), f"op{rng.randrange(20)}")
+        del other[rng.randrange(len(other))]
+    found = positions(events, other)
+    matcher = SequenceMatcher(None, events[:500], other[:500], autojunk=False)
+    assert (found >= 0).sum() >= len(events) - 40
+    assert (found[:500] >= 0).sum() >= sum(m.size for m in matcher.get_matching_blocks()) - 45
+
+
+def test_steps_with_nothing_in_common() -> None:
+    assert positions(["a"] * 50, ["b"] * 50, most_differences=20).tolist() == [-1] * 50
+    assert positions([], ["b"]).tolist() == []
+
+
+def step(names: str, length: int = 10) -> Step:
+    """One event of `length` ns after the other."""
+    starts = np.arange(len(names), dtype=np.int64) * length
+    return Step(tuple(names), starts, starts + length // 2, len(names) * length)
+
+
+def test_operators_that_an_error_ended_are_left_out() -> None:
+    reference = "abcdefghijklmnopqrstuvwxyz"
+    found = align(reference, [step(reference[:5] + "!" + reference[5:])])
+    assert found.unaligned == 0
+    assert not found.others.any()
+    assert found.start_ns[0].tolist() == [*range(0, 50, 10), *range(60, 270, 10)]
+
+
+def test_whole_steps_are_enough_where_most_are_whole() -> None:
+    found = align("abcd", [step("abcd", 10), step("abcd", 20), step("abxd")])
+    assert found.unaligned == 0
+    assert found.length_ns.tolist() == [40, 80]
+
+
+def test_parts_of_steps_count_where_few_are_whole() -> None:
+    found = align("abcd", [step("abcd"), step("abxcd"), step("abd"), step("abd")])
+    assert len(found.length_ns) == 4
+    assert np.isnan(found.start_ns[2:, 2]).all()
+    assert np.isfinite(found.start_ns[:, [0, 1, 3]]).all()
+    # Between b and c stands an x in the second step; b and d are neighbours in the third.
+    assert found.others[1].tolist() == [False, False, True, False, False]
+    assert 0 < found.unaligned < 0.2
+
+
+def test_steps_with_little_in_common_are_refused_with_the_place() -> None:
+    with pytest.raises(GraphError, match="operator 1 is b in one and x in another") as caught:
+        align("abcd", [step("axyz"), step("axyz")])
+    assert "only 25 %" in caught.value.what
+    assert caught.value.remedy

@@ -1,0 +1,98 @@
+"""Loading as a task: laid out before the operators inside of it, and counted apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch.utils.data
+
+from slipstream.capture.loading import LoadingClock, count_events, lay_out, share_out
+from slipstream.capture.overhead import LoadingTime, StepTimes
+from slipstream.capture.trace import Node
+from slipstream.capture.units import LOADING, Units, find_units
+from slipstream.graph import Call, StepPhase, TensorSpec
+
+_SPEC = TensorSpec("float32", (2, 2), (2, 1))
+_MM = Call("aten::mm(Tensor self, Tensor mat2) -> Tensor", (_SPEC,), (_SPEC,))
+_NEXT = LOADING + "_SingleProcessDataLoaderIter.__next__"
+
+
+def units() -> Units:
+    """An operator, a loading with two operators inside (one in a composite), an operator."""
+    nodes = [
+        Node("aten::mm", -1, -1, _MM, ()), Node(_NEXT, -1, -1, None, ()),
+        Node("aten::mm", 1, -1, _MM, ()), Node("annotation", 1, -1, None, ()),
+        Node("aten::mm", 3, -1, _MM, ()), Node("aten::copy_", 4, -1, _MM, ()),
+        Node("aten::mm", -1, -1, _MM, ()),
+    ]  # fmt: skip
+    return find_units(nodes)
+
+
+def test_a_loading_is_a_unit_and_so_are_the_operators_inside() -> None:
+    found = units()
+    assert found.loading.tolist() == [-1, 1, 1, 1, -1]
+    assert found.last.tolist() == [0, 5, 2, 5, 6]
+    assert found.phase[1:4].tolist() == [StepPhase.OTHER] * 3
+    assert found.scope[1] == _NEXT
+    assert found.scope[3] == f"{_NEXT}/annotation"
+
+
+def test_what_is_inside_follows_and_nothing_is_lost() -> None:
+    start = np.array([[0, 10, 20, 50, 120], [0, 10, 30, 60, 150]])
+    end = np.array([[5, 100, 30, 70, 130], [5, 140, 50, 70, 155]])
+    begins, ends = lay_out(units(), start, end)
+    assert begins.tolist() == [[0, 10, 70, 80, 120], [0, 10, 110, 130, 150]]
+    assert ends.tolist() == [[5, 70, 80, 100, 130], [5, 110, 130, 140, 155]]
+
+
+def test_events_inside_are_counted_once() -> None:
+    inner, between = count_events(units())
+    # Of the loading: its two operators' own records and the annotation; the copy is an operator's.
+    assert inner.tolist() == [0, 3, 0, 1, 0]
+    assert between.tolist() == [1, 1, 0, 0, 1, 0]
+
+
+def test_recorded_times_share_out_what_was_measured() -> None:
+    shares = share_out(np.array([[300, 100], [600, 120]]), 1000.0)
+    assert shares.tolist() == [750.0, 250.0]
+
+
+class Slow(torch.utils.data.IterableDataset[int]):
+    """Works, then waits."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            begin = time.thread_time_ns()
+            while time.thread_time_ns() - begin < 3_000_000:
+                pass
+            time.sleep(0.004)
+            yield 1
+
+
+def test_the_clock_tells_work_from_waiting_and_leaves_torch_as_it_was() -> None:
+    batches = iter(torch.utils.data.DataLoader(Slow(), None))
+    before = type(batches).__next__
+    with LoadingClock() as clock:
+        next(batches)
+        next(batches)
+    next(batches)
+    assert 6_000_000 <= clock.time.cpu_ns < 60_000_000
+    assert clock.time.waiting_ns >= 7_500_000
+    assert type(batches).__next__ is before
+
+
+def test_waiting_belongs_to_the_quiet_step_and_the_queue_does_not() -> None:
+    loading = (LoadingTime(30, 20), LoadingTime(32, 15))
+    times = StepTimes((200, 900), (70, 75), loading)
+    assert times.quiet_ns(threads=1) == (40.0, 47.0)
+    assert times.quiet_ns(threads=2) == (153.0, 47.0)
+    assert StepTimes((200, 900), (70, 75)).quiet_ns(threads=1) == (70.0, 0.0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_without_loading_is_its_least_time(threads: int) -> None:
+    outside, within = StepTimes((9, 8), (7, 6)).quiet_ns(threads)
+    assert (outside, within) == ((6.0, 0.0) if threads == 1 else (8.0, 0.0))

@@ -1,0 +1,252 @@
+"""Allocations: their checks, their simulated lifetimes, and what edits do to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_graphs import graph_of
+
+from slipstream.errors import GraphError
+from slipstream.graph import Allocations, Editor, Graph, Role, find_peak, load, replay, save
+from slipstream.provenance import Provenance
+from tiny_models import same
+
+MICRO = Provenance.MICROBENCHMARK
+Row = tuple[int, int, int, int, int]
+"""bytes, storage, role, producer, release"""
+
+
+def with_memory(graph: Graph, *rows: Row) -> Graph:
+    made = replace(graph, memory=Allocations.of(*zip(*rows, strict=True)))
+    made.check()
+    return made
+
+
+def chain(n: int, **changes: Any) -> Graph:
+    return graph_of([(0, 10, 1)] * n, **changes)
+
+
+def rows(graph: Graph) -> list[tuple[int, ...]]:
+    return list(zip(*(column.tolist() for column in graph.memory.columns().values()), strict=True))
+
+
+@st.composite
+def allocations(draw: st.DrawFn, n: int) -> list[Row]:
+    ends = st.tuples(st.integers(-1, n - 1), st.integers(-1, n - 1))
+    found = []
+    for _ in range(draw(st.integers(1, 12))):
+        producer, release = draw(ends)
+        if 0 <= release < producer:
+            producer, release = release, producer
+        found.append((draw(st.integers(0, 1000)), draw(st.integers(-1, 5)), 7, producer, release))
+    return found
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_the_peak_is_the_most_that_any_task_finds_alive(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 8))
+    found = data.draw(allocations(n))
+    graph = with_memory(chain(n), *found)
+    alive = [
+        sum(
+            size
+            for size, _, _, producer, release in found
+            if producer <= t and (release < 0 or t <= release)
+        )
+        for t in range(n)
+    ]
+    line = replay(graph)
+    assert line.peak_bytes == max(alive)
+    times, level = line.memory_curve()
+    changes = np.searchsorted(times, line.start_ns + 5, side="right")
+    held = np.concatenate([[0], level])[changes]
+    assert held.tolist() == alive
+
+
+def test_a_workspace_counts_even_where_its_task_takes_no_time() -> None:
+    graph = with_memory(graph_of([(0, 10, 0), (0, 0, 5)]), (7, -1, 0, -1, -1), (100, -1, 7, 1, 1))
+    assert replay(graph).peak_bytes == 107
+
+
+def test_times_of_the_simulation_decide_across_lanes() -> None:
+    """Two lanes hold 100 bytes each: at once, or after one another when one waits."""
+    memory = (100, -1, 7, 0, 0), (100, -1, 7, 1, 1)
+    together = with_memory(graph_of([(0, 10, 0), (1, 10, 0)]), *memory)
+    waiting = with_memory(graph_of([(0, 10, 0), (1, 10, 0)], [(0, 1)]), *memory)
+    assert replay(together).peak_bytes == 200
+    assert replay(waiting).peak_bytes == 100
+
+
+def test_without_a_record_there_is_no_peak() -> None:
+    line = replay(chain(2))
+    assert line.peak_bytes == 0
+    assert [len(part) for part in line.memory_curve()] == [0, 0]
+    with pytest.raises(GraphError, match="not recorded"):
+        find_peak(line)
+
+
+def test_the_peak_knows_its_task_roles_and_modules() -> None:
+    graph = chain(
+        3,
+        strings=("", "task 0", "task 1", "task 2", "encoder", "head"),
+        operand_start=np.array([0, 0, 1, 1]),
+        operands=np.array([9], np.int32),
+    )
+    graph.tasks.module[:] = [0, 4, 5]
+    graph = with_memory(
+        graph,
+        (50, 9, Role.PARAMETER, -1, -1),
+        (8, 3, Role.OPTIMIZER, -1, -1),
+        (20, -1, Role.ACTIVATION, 1, 2),
+        (30, -1, Role.TEMPORARY, 2, 2),
+    )
+    peak = find_peak(replay(graph))
+    assert (peak.nbytes, peak.task, peak.before_bytes) == (108, 2, 58)
+    assert peak.by_role == (
+        (Role.PARAMETER, 50), (Role.TEMPORARY, 30), (Role.ACTIVATION, 20), (Role.OPTIMIZER, 8),
+    )  # fmt: skip
+    assert peak.by_module == (("encoder", 70), ("head", 30), ("(optimizer)", 8))
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ((-1, 0, 0, 0, 0), "nbytes"),
+        ((1, -2, 0, 0, 0), "storage"),
+        ((1, 0, 8, 0, 0), "role"),
+        ((1, 0, 0, 2, 0), "producer"),
+        ((1, 0, 0, 0, -2), "release"),
+        ((1 << 62, 0, 0, 0, 0), "nbytes"),
+    ],
+)
+def test_an_impossible_allocation_is_named(row: Row, word: str) -> None:
+    with pytest.raises(GraphError, match=f"allocation 0: {word}"):
+        with_memory(chain(2), row)
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    memory = replace(Allocations.of([1], [0], [0], [0], [0]), release=np.zeros(2, np.int32))
+    with pytest.raises(GraphError, match="release"):
+        replace(chain(1), memory=memory).check()
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_memory_is_kept_in_the_file(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    graph = with_memory(chain(4), *data.draw(allocations(4)))
+    path = tmp_path_factory.mktemp("graph") / "m.slipgraph"
+    save(graph, path)
+    assert same(load(path), graph)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_insert_then_remove_restores_memory(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 6))
+    graph = with_memory(chain(n), *data.draw(allocations(n)))
+    task, before = data.draw(st.integers(0, n - 1)), data.draw(st.booleans())
+    edit = Editor(graph, "one")
+    new = edit.insert(task, "new", 5.0, MICRO, before=before)
+    edit.allocate(77, Role.TEMPORARY, new, new)
+    longer = edit.apply("put in")
+    longer.check()
+    assert (77, -1, Role.TEMPORARY, *[task + (not before)] * 2) in rows(longer)
+    undo = Editor(longer, "two")
+    undo.remove(task + (not before))
+    assert rows(undo.apply("take out")) == rows(graph)
+
+
+def test_changes_of_size_and_lifetime() -> None:
+    graph = with_memory(chain(3), (10, 1, 6, 0, 2), (20, 2, 6, 0, 2))
+    edit = Editor(graph, "t")
+    new = edit.insert(1, "cast", 1.0, MICRO)
+    edit.resize(0, 5)
+    edit.release_after(0, new)
+    late = edit.allocate(4, Role.ACTIVATION, new, 2, storage=9)
+    edit.release_after(late, -1)
+    edited = edit.apply("changed")
+    assert rows(edited) == [(5, 1, 6, 0, 2), (20, 2, 6, 0, 3), (4, 9, 6, 2, -1)]
+    assert rows(graph) == [(10, 1, 6, 0, 2), (20, 2, 6, 0, 2)]
+
+
+def test_what_only_removed_tasks_use_goes_with_them() -> None:
+    operands = {"operand_start": np.array([0, 1, 2, 3, 4]), "operands": np.array([1, 2, 2, 3])}
+    graph = with_memory(chain(4, **operands), (10, 2, 7, 1, 2), (5, -1, 7, 1, 1))
+    edit = Editor(graph, "t")
+    edit.remove(1)
+    edit.remove(2)
+    assert rows(edit.apply("gone")) == []
+
+
+def test_what_a_kept_task_uses_is_allocated_by_the_next_one() -> None:
+    operands = {"operand_start": np.array([0, 0, 1, 2, 2]), "operands": np.array([2, 2])}
+    graph = with_memory(chain(4, **operands), (10, 2, 7, 1, 3), (6, 4, 3, 1, -1))
+    edit = Editor(graph, "t")
+    edit.remove(1)
+    assert rows(edit.apply("gone")) == [(10, 2, 7, 1, 2), (6, 4, 3, 1, -1)]
+
+
+def test_what_a_removed_task_freed_is_freed_by_the_one_before_or_in_its_place() -> None:
+    graph = with_memory(chain(4), (10, 2, 7, 0, 2))
+    edit = Editor(graph, "t")
+    edit.remove(2)
+    assert rows(edit.apply("gone")) == [(10, 2, 7, 0, 1)]
+    edit = Editor(graph, "t")
+    edit.remove(2)
+    edit.insert(2, "instead", 1.0, MICRO)
+    assert rows(edit.apply("replaced")) == [(10, 2, 7, 0, 2)]
+
+
+def test_a_repeated_task_has_the_operands_of_the_first() -> None:
+    operands = {"operand_start": np.array([0, 1, 1, 1]), "operands": np.array([8])}
+    edit = Editor(chain(3, **operands), "t")
+    edit.scale(0, 2.0, MICRO)
+    edit.repeat(0, 2, before=True)
+    edited = edit.apply("again")
+    edited.check()
+    assert edited.string(edited.tasks.name[2]) == "task 0"
+    assert edited.storages(2).tolist() == [8]
+    assert edited.tasks.duration_ns.tolist() == [20, 10, 20, 10]
+
+
+@pytest.mark.parametrize("task", [-2, 4])
+def test_references_to_nothing_are_refused(task: int) -> None:
+    edit = Editor(with_memory(chain(3), (10, 1, 6, 0, 2)), "t")
+    edit.insert(0, "new", 1.0, MICRO)
+    for change in (
+        lambda: edit.allocate(1, Role.OTHER, task, 0),
+        lambda: edit.allocate(1, Role.OTHER, 0, task),
+        lambda: edit.release_after(0, task),
+        lambda: edit.release_after(1, 0),
+        lambda: edit.resize(1, 1),
+        lambda: edit.resize(0, -1),
+        lambda: edit.allocate(-1, Role.OTHER, 0, 0),
+    ):
+        with pytest.raises(GraphError):
+            change()
+
+
+def test_a_graph_of_schema_one_loads_without_memory(tmp_path: Path) -> None:
+    import json
+    import zipfile
+
+    path, old = tmp_path / "new.slipgraph", tmp_path / "old.slipgraph"
+    graph = chain(2)
+    save(with_memory(graph, (1, 0, 0, 0, 0)), path)
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(old, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "meta.json":
+                content = json.dumps({**json.loads(content), "schema": 1}).encode()
+            if not name.startswith("memory/"):
+                target.writestr(name, content)
+    assert same(load(old), graph)

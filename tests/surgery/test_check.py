@@ -1,0 +1,48 @@
+"""Outputs are compared up to rounding, in eval mode, leaving the model as it was."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from slipstream.surgery import difference, outputs_of
+
+
+def test_dropout_is_off_and_statistics_stay() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3))
+    model[1].eval()
+    x = torch.randn(8, 3)
+    before = model[1].running_mean.clone()
+    (one,), (two,) = (outputs_of(model, lambda: model(x)) for _ in range(2))
+    assert torch.equal(one, two)
+    assert torch.equal(model[1].running_mean, before)
+    assert [m.training for m in (model, model[0], model[1])] == [True, True, False]
+
+
+def test_random_numbers_of_the_caller_go_on() -> None:
+    model = nn.Linear(2, 2)
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    outputs_of(model, lambda: model(torch.randn(1, 2)))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_rounding_is_no_difference() -> None:
+    x = torch.randn(50)
+    assert difference([{"a": x}], [{"a": x * (1 + 1e-6)}]) is None
+
+
+def test_differences_are_told_in_words() -> None:
+    x = torch.ones(3)
+    assert "differs by up to" in str(difference([x], [x + 0.1]))
+    assert "shape" in str(difference([x], [torch.ones(4)]))
+    assert "structured" in str(difference([x], [(x, x)]))
+    assert "differs" in str(difference([torch.tensor([1])], [torch.tensor([2])]))
+    assert "no tensor" in str(difference([None], [None]))
+
+
+def test_a_nan_where_there_was_none_is_a_difference() -> None:
+    x = torch.ones(3)
+    assert difference([x], [torch.tensor([1.0, float("nan"), 1.0])]) is not None
+    assert difference([x / 0], [x / 0]) is None

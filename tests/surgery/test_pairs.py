@@ -1,0 +1,91 @@
+"""Pairs of modules in a row are found by running them, and only where nobody else listens."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from slipstream.surgery import Pair, consecutive_pairs, place
+
+LAYERS, NORMS = (nn.Linear, nn.Conv2d), (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+class Two(nn.Module):
+    """A layer and a norm; subclasses use them in their own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x))
+
+
+class Residual(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y + self.norm(y)
+
+
+class Twice(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(self.norm(self.layer(x))))
+
+
+class Between(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x).relu())
+
+
+class Looks(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        assert y.shape[0] == y.size(0)
+        return self.norm(y)
+
+
+class InPlace(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        y += 1
+        return self.norm(y)
+
+
+def found(model: nn.Module) -> list[Pair]:
+    model.eval()
+    return consecutive_pairs(model, lambda: model(torch.randn(3, 4)), LAYERS, NORMS)
+
+
+def test_a_norm_right_after_a_layer_is_a_pair() -> None:
+    assert found(Two()) == [Pair("layer", "norm")]
+
+
+def test_asking_for_a_shape_is_no_use() -> None:
+    assert found(Looks()) == [Pair("layer", "norm")]
+
+
+def test_an_output_that_is_read_elsewhere_too_is_none() -> None:
+    assert found(Residual()) == []
+
+
+def test_an_output_changed_on_the_way_is_none() -> None:
+    assert found(InPlace()) == []
+    assert found(Between()) == []
+
+
+def test_modules_that_are_called_twice_are_none() -> None:
+    assert found(Twice()) == []
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    model = Two()
+    found(model)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_module_is_replaced_wherever_it_is() -> None:
+    shared = nn.ReLU()
+    model = nn.Sequential(shared, nn.Sequential(shared, nn.Tanh()))
+    place(model, "0", nn.Identity())
+    assert not any(isinstance(m, nn.ReLU) for m in model.modules())
+    assert isinstance(model.get_submodule("1.0"), nn.Identity)

@@ -1,0 +1,169 @@
+"""Checkpointing: which blocks, what runs again, how much memory that leaves, the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import build, graph_of, inference, mlp
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from slipstream.capture import CaptureSettings, capture
+from slipstream.durations import Durations
+from slipstream.errors import WorkloadError
+from slipstream.graph import Graph, Role, StepPhase, replay
+from slipstream.technique import Context, combine, parse
+from slipstream.techniques.accumulation import Accumulation
+from slipstream.techniques.checkpointing import Checkpointing
+from slipstream.workload import Built
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+def blocks() -> Any:
+    """Four residual blocks; activations outweigh parameters."""
+    model = nn.Sequential(nn.Linear(8, 32), *(Block() for _ in range(4)), nn.Linear(32, 4))
+    batch = (torch.randn(512, 8), torch.randint(0, 4, (512,)))
+    return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+def predicted(graph: Graph, folder: Path, *techniques: Any) -> Graph:
+    durations = Durations(threads=1, path=folder / "durations.db")
+    after = combine(graph, techniques, Context(durations))
+    after.check()
+    return after
+
+
+def recorded(*techniques: Any) -> Graph:
+    built = build(blocks, *techniques)
+    running = capture(CaptureSettings(warmup=1, steps=2, threads=1))(built)
+    value = None
+    while True:
+        try:
+            running.send(value)
+        except StopIteration as end:
+            graph: Graph = end.value
+            return graph
+        value = built.step()
+
+
+@pytest.mark.parametrize(
+    "techniques",
+    [(Checkpointing(),), (Checkpointing(only="[12]"),), (Accumulation(2), Checkpointing())],
+    ids=["all", "two", "accumulated"],
+)
+def test_the_predicted_peak_is_that_of_the_real_step(
+    techniques: tuple[Any, ...], tmp_path: Path
+) -> None:
+    graph = graph_of(blocks)
+    after, real = predicted(graph, tmp_path, *techniques), recorded(*techniques)
+    peak = replay(after).peak_bytes
+    assert peak == pytest.approx(replay(real).peak_bytes, rel=0.05)
+    assert peak < 0.9 * replay(graph).peak_bytes or len(techniques) > 1
+
+
+def test_a_block_runs_again_before_its_own_backward(tmp_path: Path) -> None:
+    graph = graph_of(blocks)
+    after = predicted(graph, tmp_path, Checkpointing())
+    names = [after.string(int(name)) for name in after.tasks.name]
+    modules = [after.string(int(module)) for module in after.tasks.module]
+    begins = [t for t, name in enumerate(names) if name == "checkpoint"]
+    assert len(begins) == 4
+    assert (after.tasks.phase[begins] == StepPhase.BACKWARD).all()
+    for t, block in zip(begins, ("4", "3", "2", "1"), strict=True):
+        assert modules[t + 1].startswith(f"model.{block}")
+    # What the last linear layer gives is not needed for any gradient: it does not run again.
+    again = names.count("aten::addmm") - [graph.string(int(n)) for n in graph.tasks.name].count(
+        "aten::addmm"
+    )
+    assert again == 8
+    assert len(after) > len(graph)
+
+
+def test_other_tasks_keep_their_times(tmp_path: Path) -> None:
+    graph = graph_of(blocks)
+    after = predicted(graph, tmp_path, Checkpointing())
+    update = after.tasks.phase == StepPhase.OPTIMIZER
+    before = graph.tasks.phase == StepPhase.OPTIMIZER
+    assert after.tasks.duration_ns[update].tolist() == graph.tasks.duration_ns[before].tolist()
+    assert replay(after).step_ns > replay(graph).step_ns
+
+
+def test_what_checkpointing_itself_costs_is_measured(tmp_path: Path) -> None:
+    technique, graph = Checkpointing(), graph_of(blocks)
+    durations = Durations(threads=1, path=tmp_path / "durations.db")
+    durations.measure(technique.questions(graph))
+    answers = [durations.lookup(call) for call in technique.questions(graph)]
+    assert all(answer is not None and answer.nanoseconds > 0 for answer in answers)
+
+
+def test_activations_are_fewer_when_the_backward_begins(tmp_path: Path) -> None:
+    def kept(graph: Graph) -> int:
+        memory = graph.memory
+        first = int((graph.tasks.phase == StepPhase.BACKWARD).argmax())
+        alive = (memory.producer < first) & (memory.release >= first)
+        return int(memory.nbytes[alive & (memory.role == Role.ACTIVATION)].sum())
+
+    graph = graph_of(blocks)
+    assert kept(predicted(graph, tmp_path, Checkpointing())) < 0.4 * kept(graph)
+
+
+def test_real_steps_give_the_same_numbers_dropout_included() -> None:
+    plain, checkpointed = build(blocks), build(blocks, Checkpointing())
+    for _ in range(3):
+        torch.manual_seed(7)
+        expected = plain.step()
+        torch.manual_seed(7)
+        assert torch.equal(checkpointed.step(), expected)
+    for ours, theirs in zip(plain.model.parameters(), checkpointed.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_blocks_are_chosen_by_name() -> None:
+    graph = graph_of(blocks)
+
+    def chosen(text: str) -> set[str]:
+        (technique,) = parse(text)
+        assert isinstance(technique, Checkpointing)
+        return {block.module for block in technique._blocks(graph)}
+
+    assert chosen("checkpointing") == {f"model.{i}" for i in range(1, 5)}
+    assert chosen("checkpointing:[12]") == {"model.1", "model.2"}
+    assert chosen("checkpointing:except=1") == {"model.2", "model.3", "model.4"}
+    assert chosen("checkpointing:only=2.*,except=2.n*") == {
+        "model.2.up", "model.2.down", "model.2.drop",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["checkpointing", "checkpointing:1", "checkpointing:except=1"])
+def test_settings_are_written_as_they_are_read(text: str) -> None:
+    (technique,) = parse(text)
+    assert str(technique) == text
+    assert parse(str(technique)) == (technique,)
+
+
+def test_where_it_does_not_apply_it_says_why() -> None:
+    assert "no backward" in (Checkpointing().why_not(graph_of(inference)) or "")
+    assert "no block repeats" in (Checkpointing().why_not(graph_of(mlp)) or "")
+    assert "nowhere" in (Checkpointing("nowhere").why_not(graph_of(blocks)) or "")
+    opaque = replace(graph_of(blocks), meta={})
+    assert "modules" in (Checkpointing().why_not(opaque) or "")
+
+
+def test_an_opaque_step_cannot_be_checkpointed() -> None:
+    with pytest.raises(WorkloadError, match="hides"):
+        Checkpointing().apply(Built(None, step=lambda: None))
+    with pytest.raises(WorkloadError, match="no module"):
+        build(mlp, Checkpointing())

@@ -1,0 +1,317 @@
+"""sdpa: the pattern is found in real steps, replaced in real models, and refused with reasons."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from recorded import build, graph_of, mlp
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
+
+from slipstream.durations import Answer
+from slipstream.durations.microbenchmark import run
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Graph, StepPhase
+from slipstream.provenance import Provenance
+from slipstream.technique import Context, QualityKind
+from slipstream.techniques.attention import find_attention
+from slipstream.techniques.sdpa import Sdpa
+from slipstream.workload import Workload
+
+VOCABULARY, WIDTH, LENGTH, HEADS, BATCH = 31, 16, 12, 2, 3
+
+
+class Attention(nn.Module):
+    """Causal attention written out, as in many language models."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.rate = rate
+        self.register_buffer("mask", torch.ones(LENGTH, LENGTH).tril())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, t, d = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, HEADS, d // HEADS).permute(2, 0, 3, 1, 4)
+        return self.out(self.mixed(q, k, v, t).transpose(1, 2).reshape(n, t, d))
+
+    def mixed(self, q: Any, k: Any, v: Any, t: Any) -> Any:
+        scores = q @ k.transpose(-2, -1) / math.sqrt(WIDTH // HEADS)
+        weights = scores.masked_fill(self.mask[:t, :t] == 0, float("-inf")).softmax(-1)
+        return (dropout(weights, self.rate, self.training) if self.rate else weights) @ v
+
+
+class Fused(Attention):
+    """The same, as it should be written."""
+
+    def mixed(self, q: Any, k: Any, v: Any, t: Any) -> Any:
+        return scaled_dot_product_attention(q, k, v, attn_mask=self.mask[:t, :t] != 0)
+
+
+class Shown(Attention):
+    """Keeps its weights for others to look at."""
+
+    def mixed(self, q: Any, k: Any, v: Any, t: Any) -> Any:
+        weights = (q @ k.transpose(-2, -1)).softmax(-1)
+        return weights @ v + weights.mean()
+
+
+class Biased(Attention):
+    """A learned bias on the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(HEADS, LENGTH, LENGTH))
+
+    def mixed(self, q: Any, k: Any, v: Any, t: Any) -> Any:
+        return (q @ k.transpose(-2, -1) + self.bias).softmax(-1) @ v
+
+
+class Averaging(nn.Module):
+    """Torch's own attention, asked for weights that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x)[0]
+
+
+def language_model(make: Callable[[], nn.Module], trained: bool = True) -> Any:
+    attention = [make(), make()]
+    model = nn.Sequential(
+        nn.Embedding(VOCABULARY, WIDTH), *attention, nn.Linear(WIDTH, VOCABULARY), nn.Flatten(0, 1)
+    )
+    tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    if not trained:
+        return model.eval(), tokens
+    targets = torch.randint(0, VOCABULARY, (BATCH * LENGTH,))
+    return model, (tokens, targets), cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def written_out() -> Any:
+    return language_model(Attention)
+
+
+def written_out_inference() -> Any:
+    return language_model(Attention, trained=False)
+
+
+def fused() -> Any:
+    return language_model(Fused)
+
+
+def fused_inference() -> Any:
+    return language_model(Fused, trained=False)
+
+
+def dropping_out() -> Any:
+    return language_model(functools.partial(Attention, 0.1))
+
+
+def shown() -> Any:
+    return language_model(Shown)
+
+
+def biased() -> Any:
+    return language_model(Biased)
+
+
+def averaging() -> Any:
+    return language_model(Averaging)
+
+
+class Table:
+    """Micro-benchmarks that take as long as told: the fused calls less than the others."""
+
+    def __init__(self, fused_ns: float | None = 100.0) -> None:
+        self._fused_ns = fused_ns
+        self.looked: set[str] = set()
+
+    def lookup(self, call: Call) -> Answer | None:
+        self.looked.add(call.key)
+        nanoseconds = self._fused_ns if "scaled_dot_product" in call.name else 1000.0
+        return nanoseconds and Answer(nanoseconds, 0.01, Provenance.MICROBENCHMARK)  # type: ignore[return-value]
+
+
+def predicted(graph: Graph, table: Table) -> Graph:
+    return Sdpa().predict(graph, Context(durations=table))  # type: ignore[arg-type]
+
+
+def names(graph: Graph, phase: StepPhase) -> list[str]:
+    """Operators that are no views, whichever way the fused call is recorded."""
+    return [
+        graph.string(int(graph.tasks.name[t]))
+        for t in range(len(graph))
+        if graph.tasks.phase[t] == phase
+    ]
+
+
+@pytest.mark.parametrize("make", [written_out, written_out_inference, averaging])
+def test_every_attention_is_found(make: Callable[[], Any]) -> None:
+    graph = graph_of(make)
+    found = find_attention(graph)
+    assert len(found) == 2
+    assert [one.refusal for one in found] == [None, None]
+    assert Sdpa().why_not(graph) is None
+    trained = (graph.tasks.phase == StepPhase.BACKWARD).any()
+    assert all(bool(one.backward) == trained == (one.backward_call is not None) for one in found)
+
+
+def test_the_fused_call_is_the_one_a_rewritten_model_makes() -> None:
+    """Shapes and strides of queries, keys, values and the output, against a real fused step."""
+    ours = find_attention(graph_of(written_out))
+    real = [
+        call
+        for call in graph_of(fused).calls
+        if call.name == "aten::_scaled_dot_product_flash_attention_for_cpu"
+    ]
+    assert {one.call.inputs[:3] for one in ours} == {call.inputs[:3] for call in real}
+    assert {one.call.outputs[0] for one in ours} == {call.outputs[0] for call in real}
+    backward = [
+        call
+        for call in graph_of(fused).calls
+        if call.name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    ]
+    wanted = {call.inputs[1:6] for call in backward}
+    assert {one.backward_call.inputs[1:6] for one in ours if one.backward_call} == wanted
+
+
+def test_nothing_of_the_pattern_is_left() -> None:
+    for make, fused_one in ((written_out, fused), (written_out_inference, fused_inference)):
+        ours, real = predicted(graph_of(make), Table()), graph_of(fused_one)
+        ours.check()
+        for phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
+            for name in ("aten::_softmax", "aten::bmm", "aten::_softmax_backward_data"):
+                assert names(ours, phase).count(name) == names(real, phase).count(name) == 0
+        # What a mask costs before the call differs: the fused one was written by hand.
+        assert abs(len(names(ours, StepPhase.BACKWARD)) - len(names(real, StepPhase.BACKWARD))) <= 2
+
+
+def test_the_predicted_step_keeps_no_matrix_of_scores() -> None:
+    graph = graph_of(written_out)
+    size = BATCH * HEADS * LENGTH * LENGTH * 4
+    before = int((graph.memory.nbytes == size).sum())
+    after = int((predicted(graph, Table()).memory.nbytes == size).sum())
+    assert before >= 4
+    assert after < before
+
+
+def test_a_faster_kernel_is_a_faster_step_and_none_is_assumed() -> None:
+    graph = graph_of(written_out)
+    fast, slow = predicted(graph, Table(100.0)), predicted(graph, Table(1e6))
+    assert fast.tasks.duration_ns.sum() < slow.tasks.duration_ns.sum()
+    unknown = predicted(graph, Table(None))
+    assert unknown.tasks.spread.max() >= 0.5
+
+
+def test_its_questions_are_all_it_looks_up_and_can_be_measured() -> None:
+    graph, table = graph_of(written_out), Table()
+    predicted(graph, table)
+    asked = Sdpa().questions(graph)
+    assert table.looked == {call.key for call in asked}
+    found = run([call.to_json() for call in asked if "scaled_dot" in call.op], threads=1)
+    assert [one.get("error") for one in found] == [None] * len(found)
+
+
+@pytest.mark.parametrize("make", [written_out, averaging, dropping_out, biased])
+def test_a_real_model_trains_the_same(make: Callable[[], Any]) -> None:
+    """Dropout included: both ways draw the same random numbers."""
+    losses = []
+    for techniques in ((), (Sdpa(),)):
+        built = build(make, *techniques)
+        torch.manual_seed(1)
+        losses.append([float(built.step()) for _ in range(3)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_real_model_runs_the_fused_kernel() -> None:
+    def converted() -> Any:
+        return build(written_out_inference, Sdpa())
+
+    called = {call.name for call in graph_of(converted).calls}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in called
+    assert "aten::_softmax" not in called
+    assert "already" in str(Sdpa().why_not(graph_of(converted)))
+
+
+def test_parameters_and_names_stay() -> None:
+    plain, changed = build(written_out), build(written_out, Sdpa())
+    assert list(plain.model.state_dict()) == list(changed.model.state_dict())
+    assert [type(m) for m in plain.model.modules()] == [type(m) for m in changed.model.modules()]
+    assert all(m.training for m in changed.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (mlp, "no attention"),
+        (fused, "already"),
+        (dropping_out, "drops out"),
+        (shown, "used elsewhere"),
+        (biased, "learned"),
+    ],
+)
+def test_it_says_why_not(make: Callable[[], Any], reason: str) -> None:
+    assert reason in str(Sdpa().why_not(graph_of(make)))
+
+
+def test_what_cannot_be_rewritten_says_what_to_write() -> None:
+    with pytest.raises(WorkloadError, match="could be rewritten") as caught:
+        build(shown, Sdpa())
+    assert "used elsewhere" in str(caught.value.where)
+    assert "F.scaled_dot_product_attention" in str(caught.value.remedy)
+
+
+def test_weights_that_are_read_are_given_back() -> None:
+    """Without its weights the model fails or computes something else; then nothing is changed."""
+
+    class Reads(Averaging):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mixed, weights = self.attention(x, x, x)
+            return mixed + weights.mean()
+
+    model = nn.Sequential(Reads()).eval()
+    with pytest.raises(WorkloadError, match="computes something else"):
+        build(lambda: (model, torch.randn(2, 5, WIDTH)), Sdpa())
+    assert "forward" not in vars(model[0].attention)
+
+
+def test_a_model_with_a_switch_of_its_own_uses_it() -> None:
+    """A stand-in with the two attributes Hugging Face models have; the library is not needed."""
+
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain, self.fused = Attention(), Fused()
+            self.fused.load_state_dict(self.plain.state_dict())
+            self.config = SimpleNamespace(_attn_implementation="eager")
+
+        def set_attn_implementation(self, name: str) -> None:
+            self.config._attn_implementation = name
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            eager = self.config._attn_implementation == "eager"
+            return self.plain(x) if eager else self.fused(x)
+
+    built = build(lambda: (Switched().eval(), torch.randn(2, LENGTH, WIDTH)), Sdpa())
+    assert built.model.config._attn_implementation == "sdpa"
+    assert "forward" not in vars(built.model.plain)
+
+
+def test_it_rounds() -> None:
+    assert Sdpa().quality().kind is QualityKind.ROUNDING
+
+
+def test_its_code_is_a_line_to_write_by_hand() -> None:
+    change = Sdpa().code(Workload.of(nn.Linear(2, 2), torch.ones(1, 2)))
+    assert change is not None
+    assert change.diff == ""
+    assert "F.scaled_dot_product_attention(" in change.note

@@ -1,0 +1,133 @@
+"""Predicted peaks against those of the really transformed steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import build, graph_of, images
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from slipstream.capture import CaptureSettings, capture
+from slipstream.durations import Durations
+from slipstream.graph import Allocations, Graph, Role, StepPhase, replay
+from slipstream.technique import Context, parse
+
+
+def wide(make: Any = torch.optim.AdamW, **settings: Any) -> Any:
+    """Parameters outweigh activations."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 4))
+    batch = (torch.randn(8, 64), torch.randint(0, 4, (8,)))
+    return model, batch, cross_entropy, make(model.parameters(), lr=1e-2, **settings)
+
+
+def deep() -> Any:
+    """Activations outweigh parameters; norm, attention-free, with a residual connection."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 128), nn.Linear(128, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+    model = nn.Sequential(*(Residual() for _ in range(3)), nn.Linear(64, 4))
+    batch = (torch.randn(2048, 64), torch.randint(0, 4, (2048,)))
+    return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+def adagrad() -> Any:
+    return wide(torch.optim.Adagrad)
+
+
+def rmsprop() -> Any:
+    return wide(torch.optim.RMSprop, momentum=0.9, weight_decay=0.1)
+
+
+def real(make: Any, text: str) -> Graph:
+    built = build(make, *parse(text))
+    running = capture(CaptureSettings(warmup=1, steps=2, threads=1))(built)
+    value = None
+    while True:
+        try:
+            running.send(value)
+        except StopIteration as end:
+            graph: Graph = end.value
+            return graph
+        value = built.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (wide, "fused_optimizer:fused"),
+        (wide, "fused_optimizer:foreach"),
+        (adagrad, "fused_optimizer:foreach"),
+        (rmsprop, "fused_optimizer:foreach"),
+        (wide, "accumulation:3"),
+        (deep, "accumulation:3"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_the_predicted_peak_is_that_of_the_real_step(make: Any, text: str, tmp_path: Path) -> None:
+    (technique,) = parse(text)
+    graph = graph_of(make)
+    durations = Durations(threads=1, path=tmp_path / "durations.db")
+    after = technique.predict(graph, Context(durations))
+    after.check()
+    peak = replay(after).peak_bytes
+    assert peak == pytest.approx(replay(real(make, text)).peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("make", [deep, images])
+def test_autocast_saves_what_the_real_step_saves(make: Any, tmp_path: Path) -> None:
+    """Without workspaces: those of kernels in 16 bits are the processor's own affair."""
+    (technique,) = parse("amp:bf16")
+    context = Context(Durations(threads=1, path=tmp_path / "durations.db"))
+    predicted, truth = technique.predict(graph_of(make), context), real(make, "amp:bf16")
+    predicted.check()
+    assert saved(predicted) == pytest.approx(saved(truth), rel=0.02)
+    assert saved(predicted) < 0.8 * saved(graph_of(make))
+
+
+def saved(graph: Graph) -> int:
+    """Bytes from the forward pass that live when the backward pass begins."""
+    memory = graph.memory
+    first = int((graph.tasks.phase == StepPhase.BACKWARD).argmax())
+    made_before = (memory.producer >= 0) & (memory.producer < first)
+    return int(memory.nbytes[made_before & (memory.release >= first)].sum())
+
+
+def test_sixteen_bits_lower_the_peak(tmp_path: Path) -> None:
+    graph = graph_of(deep)
+    (technique,) = parse("amp:bf16")
+    after = technique.predict(graph, Context(Durations(threads=1, path=tmp_path / "d.db")))
+    assert replay(after).peak_bytes < 0.8 * replay(graph).peak_bytes
+
+
+def test_gradients_stay_while_batches_are_accumulated(tmp_path: Path) -> None:
+    graph = graph_of(wide)
+    (technique,) = parse("accumulation:3")
+    after = technique.predict(graph, Context(Durations(threads=1, path=tmp_path / "d.db")))
+
+    def left(one: Graph) -> int:
+        memory = one.memory
+        return int(memory.nbytes[(memory.role == Role.GRADIENT) & (memory.release < 0)].sum())
+
+    assert left(after) == left(graph)
+    added = after.memory.role == Role.GRADIENT
+    assert added.sum() > (graph.memory.role == Role.GRADIENT).sum()
+
+
+def test_a_graph_without_memory_gets_none(tmp_path: Path) -> None:
+    bare = replace(graph_of(deep), memory=Allocations.none())
+    context = Context(Durations(threads=1, path=tmp_path / "d.db"))
+    for text in ("fused_optimizer:foreach", "accumulation:2", "amp:bf16", "checkpointing"):
+        (technique,) = parse(text)
+        if technique.why_not(bare) is None:
+            assert len(technique.predict(bare, context).memory) == 0

@@ -1,0 +1,138 @@
+"""Which techniques and combinations advise shows, and what it recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from slipstream.technique import Quality, QualityKind
+from slipstream.verbs import _advise
+from slipstream.verbs._advise import Advice, advise
+from slipstream.verbs._goals import Goal
+from slipstream.verbs._predict import Prediction
+
+MB = 2**20
+
+
+def predicted(
+    name: str, ratio: float, megabytes: int = 100, kind: QualityKind = QualityKind.EXACT
+) -> Prediction:
+    """One that is sure of its ratio, of a step of 1 ms and 100 MB."""
+    return Prediction(
+        name, 1e6, 1e6 * ratio, ratio, ratio * 0.99, ratio * 1.01,
+        memory=(100 * MB, megabytes * MB), quality=Quality(kind, "made up"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Advice over a table of what is predicted; names of real techniques, so that they join."""
+
+    def run(*table: Prediction, **options: Any) -> Advice:
+        known = {p.technique: p for p in table}
+
+        def predict(graph: Any, names: Sequence[str], **_: Any) -> list[Prediction]:
+            return [known[name] for name in names if name in known]
+
+        monkeypatch.setattr(_advise, "predict", predict)
+        singles = [name for name in known if "+" not in name]
+        monkeypatch.setattr(_advise, "_singles", lambda: singles)
+        return advise(None, durations=object(), **options)  # type: ignore[arg-type]
+
+    return run
+
+
+def names(advice: Advice) -> list[str]:
+    return [p.technique for p in advice.predictions]
+
+
+def test_useful_parts_are_joined_and_ranked(advised: Any) -> None:
+    found = advised(
+        predicted("amp:bf16", 0.7),
+        predicted("channels_last", 0.9),
+        predicted("fused_optimizer:fused", 1.05),
+        predicted("channels_last+amp:bf16", 0.6),
+        predicted("fused_optimizer:fused+amp:bf16", 0.5),
+    )
+    assert names(found)[0] == "channels_last+amp:bf16"
+    # A part that does not help on its own is not tried with others.
+    assert "fused_optimizer:fused+amp:bf16" not in names(found)
+    assert found.best is not None
+    assert found.best.technique == "channels_last+amp:bf16"
+    assert "fused_optimizer:fused" not in found.front
+
+
+def test_a_combination_no_better_than_its_part_is_left_out(advised: Any) -> None:
+    found = advised(
+        predicted("amp:bf16", 0.7),
+        predicted("channels_last", 0.9),
+        predicted("channels_last+amp:bf16", 0.7),
+    )
+    assert names(found) == ["amp:bf16", "channels_last"]
+
+
+def test_combinations_can_be_left_out(advised: Any) -> None:
+    found = advised(
+        predicted("amp:bf16", 0.7),
+        predicted("channels_last", 0.9),
+        predicted("channels_last+amp:bf16", 0.6),
+        combinations=False,
+    )
+    assert names(found) == ["amp:bf16", "channels_last"]
+
+
+def test_the_front_keeps_what_is_best_in_time_memory_or_numbers(advised: Any) -> None:
+    found = advised(
+        predicted("amp:bf16", 0.7, 90, QualityKind.ROUNDING),
+        predicted("channels_last", 0.9, 100),
+        predicted("accumulation:4", 0.95, 100, QualityKind.NEEDS_TRAINING),
+        combinations=False,
+    )
+    assert found.front == {"amp:bf16", "channels_last"}
+
+
+def test_what_needs_training_anew_is_not_recommended_before_what_does_not(advised: Any) -> None:
+    found = advised(
+        predicted("accumulation:4", 0.5, 100, QualityKind.NEEDS_TRAINING),
+        predicted("channels_last", 0.9),
+        combinations=False,
+    )
+    assert found.best is not None
+    assert found.best.technique == "channels_last"
+
+
+def test_a_limit_that_needs_a_technique_is_met_at_some_cost(advised: Any) -> None:
+    goal = Goal("memory", 60 * MB)
+    table = (predicted("channels_last", 0.9, 100), predicted("accumulation:4", 1.2, 50))
+    found = advised(*table, goals=[goal], combinations=False)
+    assert found.needed == (goal,)
+    assert found.unmet == ()
+    assert found.best is not None
+    assert found.best.technique == "accumulation:4"
+
+
+def test_a_limit_that_nothing_meets_is_named(advised: Any) -> None:
+    goal = Goal("memory", 10 * MB)
+    found = advised(predicted("channels_last", 0.9), goals=[goal], combinations=False)
+    assert found.unmet == (goal,)
+    assert found.best is None
+
+
+def test_a_limit_that_holds_already_recommends_nothing_that_does_not_pay(advised: Any) -> None:
+    goal = Goal("memory", 200 * MB)
+    found = advised(predicted("channels_last", 1.1), goals=[goal], combinations=False)
+    assert found.needed == ()
+    assert found.best is None
+
+
+def test_limits_that_only_hold_one_at_a_time_are_all_named(advised: Any) -> None:
+    goals = [Goal("memory", 60 * MB), Goal("latency", 0.8e6)]
+    found = advised(
+        predicted("amp:bf16", 0.7, 90),
+        predicted("accumulation:4", 1.2, 50),
+        goals=goals,
+        combinations=False,
+    )
+    assert found.unmet == tuple(goals)

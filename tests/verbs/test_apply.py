@@ -1,0 +1,168 @@
+"""apply carries the edit of the user's source that does the same, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.errors import WorkloadError
+from slipstream.technique import CodeChange, parse
+from slipstream.verbs import _apply
+from slipstream.verbs._apply import apply
+from slipstream.workload import Workload
+
+_TEXT = """\
+import torch
+
+def make():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, (torch.randn(4, 3), torch.randn(4, 2)), torch.nn.functional.mse_loss, optimizer
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A workload; its trial in a child is left out, as it is tested elsewhere."""
+    monkeypatch.setattr(_apply, "trial_losses", lambda *_, **__: (1.0,))
+    (tmp_path / "train.py").write_text(_TEXT)
+    return f"{tmp_path / 'train.py'}:make"
+
+
+def test_a_combination_is_one_edit(target: str) -> None:
+    applied = apply(target, "fused_optimizer+amp")
+    assert applied.source is not None
+    assert applied.diff == applied.source.diff()
+    assert "fused=True" in applied.diff
+    assert "model.forward = torch.autocast" in applied.diff
+    assert [change.diff.count("\n+") - 1 for change in applied.code] == [1, 3]
+
+
+@pytest.mark.parametrize("technique", ["amp+accumulation:2", "amp:fp16+fused_optimizer"])
+def test_half_an_edit_is_none(target: str, technique: str) -> None:
+    applied = apply(target, technique)
+    assert applied.source is None
+    # What there is, is shown, and why the rest is not.
+    assert applied.diff
+    notes = [change.note for change in applied.code if not change.diff]
+    assert len(notes) == 1
+    assert notes[0].startswith("no edit of your file")
+    assert "by hand:\n    " in notes[0]
+
+
+def test_what_is_there_already_is_said_and_completes_the_edit(target: str) -> None:
+    path = Path(target.removesuffix(":make"))
+    path.write_text(_TEXT.replace("lr=0.1", "lr=0.1, fused=True"))
+    applied = apply(target, "fused_optimizer")
+    assert applied.source is not None
+    assert not applied.source.changed
+    assert applied.code[0].note.startswith("already so: fused=True is there")
+    assert apply(target, "fused_optimizer+amp").source is not None
+
+
+def test_an_edit_of_another_kind_is_shown_and_not_written(target: str) -> None:
+    technique = parse("fused_optimizer")[0]
+
+    class Foreign:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(technique, name)
+
+        def code(self, workload: Workload) -> CodeChange:
+            return CodeChange("--- a\n+++ b\n")
+
+    applied = apply(target, Foreign())  # type: ignore[arg-type]
+    assert applied.source is None
+    assert applied.diff == "--- a\n+++ b\n"
+
+
+def test_live_objects_have_no_source() -> None:
+    import torch
+
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(4, 3), torch.randn(4, 2)
+    live = Workload.of(model, batch, torch.nn.functional.mse_loss, optimizer)
+    applied = apply(live, "fused_optimizer")
+    assert applied.code == ()
+    assert applied.source is None
+    assert applied.diff == ""
+    assert applied.after == pytest.approx(applied.before, rel=1e-5)
+
+
+def _command(*arguments: str) -> None:
+    """``slipstream apply`` in this process."""
+    import typer
+
+    from slipstream.cli import apply as command
+
+    app = typer.Typer()
+    app.command()(command.command)
+    app(list(arguments), standalone_mode=False)
+
+
+def test_write_edits_the_file_and_undo_takes_it_back(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(target.removesuffix(":make"))
+    _command(target, "-t", "fused_optimizer", "--json", "--write")
+    found = json.loads(capsys.readouterr().out)
+    assert found["written"] == str(path)
+    assert found["backup"] == f"{path}.orig"
+    assert "+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)" in (
+        found["diff"].splitlines()
+    )
+    assert path.read_text() == _TEXT.replace("lr=0.1", "lr=0.1, fused=True")
+    _command(target, "-t", "fused_optimizer", "--write")
+    shown = capsys.readouterr()
+    assert "already so" in shown.out
+    assert "your file is as it was" in shown.err
+    _command(str(path), "--undo", "--json")
+    assert json.loads(capsys.readouterr().out)["restored"] == str(path)
+    assert path.read_text() == _TEXT
+
+
+def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
+    path = Path(target.removesuffix(":make"))
+    with pytest.raises(WorkloadError, match="nothing was written") as caught:
+        _command(target, "-t", "fused_optimizer+accumulation:2", "--write")
+    assert "make() has no training loop of its own" in str(caught.value.remedy)
+    assert "(loss / 2).backward()" in str(caught.value.remedy)
+    assert path.read_text() == _TEXT
+    assert os.listdir(path.parent) == ["train.py"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_writing(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_apply, "trial_losses", lambda *_, **__: (float("nan"),))
+    path = Path(target.removesuffix(":make"))
+    with pytest.raises(WorkloadError, match="not finite"):
+        _command(target, "-t", "fused_optimizer", "--write")
+    assert path.read_text() == _TEXT
+    assert os.listdir(path.parent) == ["train.py"]
+
+
+@pytest.mark.parametrize(("terminal", "coloured"), [(True, True), (False, False)])
+def test_the_diff_is_coloured_on_a_terminal_only(
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    terminal: bool,
+    coloured: bool,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+    else:
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+    _command(target, "-t", "fused_optimizer")
+    shown = capsys.readouterr().out
+    added = "+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)"
+    # Never folded: whoever pipes it into patch needs every line whole.
+    assert (f"\x1b[32m{added}\x1b[0m" if coloured else f"\n{added}\n") in shown
+    assert ("\x1b[" in shown) == coloured

@@ -1,0 +1,118 @@
+"""Batches of another size, in all the forms that batches have."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slipstream.errors import WorkloadError
+from slipstream.workload import Built, build_from
+from slipstream.workload.batch import resized
+
+Pair = namedtuple("Pair", "inputs targets")
+
+
+@dataclass
+class Record:
+    tokens: torch.Tensor
+    name: str
+
+
+def tokens(rows: int = 4) -> torch.Tensor:
+    return torch.arange(rows * 6).view(rows, 6)
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 4, 7, 8])
+def test_samples_are_cut_off_or_come_over_again(wanted: int) -> None:
+    found = resized(tokens(), 4, wanted)
+    assert [row[0].item() // 6 for row in found] == [i % 4 for i in range(wanted)]
+
+
+def test_every_kind_of_nesting_stays_what_it_is() -> None:
+    mask = torch.ones(3, 3)
+    batch: dict[str, Any] = {
+        "a": [tokens(), (tokens().float(), 7)],
+        "b": Pair(tokens(), "text"),
+        "c": Record(tokens(), "one"),
+        "d": UserDict(ids=tokens()),
+        "mask": mask,
+        "scalar": torch.tensor(3.0),
+    }
+    found = resized(batch, 4, 2)
+    assert found["a"][0].shape == found["a"][1][0].shape == (2, 6)
+    assert found["a"][1][1] == 7
+    assert type(found["b"]) is Pair
+    assert found["b"].inputs.shape == (2, 6)
+    assert found["b"].targets == "text"
+    assert found["c"].tokens.shape == (2, 6)
+    assert type(found["d"]) is UserDict
+    assert found["d"]["ids"].shape == (2, 6)
+    assert found["mask"] is mask
+    assert found["scalar"] is batch["scalar"]
+    assert batch["d"]["ids"].shape == (4, 6)
+
+
+def test_flattened_targets_go_with_their_tokens() -> None:
+    inputs, targets = resized((tokens(), tokens().reshape(-1)), 4, 6)
+    torch.testing.assert_close(inputs.reshape(-1), targets)
+
+
+def test_flattened_pixels_go_with_their_images() -> None:
+    images, pixels = torch.randn(4, 3, 5, 2), torch.zeros(4 * 5 * 2)
+    assert resized((images, pixels), 4, 2)[1].shape == (2 * 5 * 2,)
+
+
+def test_a_multiple_that_is_no_flattened_tensor_is_kept() -> None:
+    positions = torch.zeros(8)
+    assert resized((tokens(), positions), 4, 2)[1] is positions
+
+
+def test_strides_are_those_of_a_batch_made_as_large() -> None:
+    padded = torch.randn(4, 7)[:, :-1]
+    assert resized(padded, 4, 2).stride() == torch.randn(2, 7)[:, :-1].stride()
+    time_first = torch.randn(5, 4, 3).transpose(0, 1)
+    found = resized(time_first, 4, 8)
+    assert found.stride() == torch.randn(5, 8, 3).transpose(0, 1).stride()
+    torch.testing.assert_close(found[4:], time_first)
+    pictures = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+    assert resized(pictures, 4, 2).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_inputs_that_are_differentiated_stay_leaves() -> None:
+    found = resized(torch.randn(4, 2, requires_grad=True), 4, 2)
+    assert found.requires_grad
+    assert found.is_leaf
+
+
+def built(samples: int = 0) -> Built:
+    model = nn.Linear(6, 1)
+    batch = (tokens().float(), torch.randn(4, 1))
+    result = Built(model, batch, nn.functional.mse_loss, None, samples=samples)
+    return build_from(result, (), 0, "test")
+
+
+def test_a_resized_workload_runs_on_as_many_samples() -> None:
+    one = built()
+    one.resize(6)
+    assert one.samples == one.rows == 6
+    assert one.batch[1].shape == (6, 1)
+    assert one.step().shape == ()
+
+
+def test_several_samples_a_row_stay_several() -> None:
+    one = built(samples=16)
+    one.resize(8)
+    assert (one.samples, one.rows) == (8, 2)
+    with pytest.raises(WorkloadError, match="no whole batch"):
+        one.resize(9)
+
+
+def test_a_step_of_the_users_own_hides_its_batch() -> None:
+    one = build_from({"step": lambda: None, "batch": tokens()}, (), 0, "test")
+    with pytest.raises(WorkloadError, match="hides its batch"):
+        one.resize(8)
