@@ -7,7 +7,7 @@ known, so that a killed ``--full`` run keeps what it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -54,7 +54,7 @@ class BenchOptions:
 
     full: bool = False
     only: str = ""
-    done: frozenset[str] = frozenset()
+    done: Mapping[str, Bar] = field(default_factory=dict)
     progress: Callable[[str], None] = field(default=lambda line: None)
 
     def wants(self, bar: str) -> bool:

@@ -54,7 +54,7 @@ def bench(
     recorded = read_results(path)
     if full:
         kept = [bar for bar in recorded if bar.commit == commit] if not only else recorded
-        done = frozenset(bar.bar for bar in kept) if not only else frozenset()
+        done = {} if only else {bar.bar: bar for bar in kept}
         options = BenchOptions(full=True, only=only, done=done, progress=progress)
         rows = {bar.bar: bar for bar in kept}
         yield from (replace(bar, source="recorded") for bar in rows.values() if not only)
