@@ -204,27 +204,25 @@ def prediction_table(
 ) -> Table:
     """One row a technique: step time, speed-up, interval, what it rests on, the verdict.
 
-    The names in `marked` carry a star, which a note should explain.
+    What does not apply follows below, with its reason. The names in `marked` carry a star, which
+    a note should explain.
     """
     from slipstream.units import format_bytes, format_duration, format_percent
 
-    rows = []
-    for p in predictions:
-        if p.why_not is not None:
-            rows.append((p.technique, "-", "-", "-", "-", "-", "-", f"does not apply: {p.why_not}"))
-            continue
-        rows.append(
-            (
-                p.technique + (" *" if p.technique in marked else ""),
-                format_duration(p.step_ns),
-                f"{p.speedup:.2f}x",
-                f"[{1 / p.high:.2f}, {1 / p.low:.2f}]",
-                _memory(p),
-                p.quality.kind.value if p.quality else "-",
-                ", ".join(f"{format_percent(s)} {k}" for k, s in p.shares.items()),
-                p.verdict,
-            )
+    rows = [
+        (
+            p.technique + (" *" if p.technique in marked else ""),
+            f"{p.speedup:.2f}x",
+            f"[{1 / p.high:.2f}, {1 / p.low:.2f}]",
+            _memory(p),
+            format_duration(p.step_ns),
+            p.quality.kind.value if p.quality else "-",
+            ", ".join(f"{format_percent(s)} {k}" for k, s in p.shares.items()),
+            p.verdict,
         )
+        for p in predictions
+        if p.why_not is None
+    ]
     step_ns = predictions[0].baseline_ns if predictions else 0.0
     peak = max((p.memory[0] for p in predictions), default=0)
     lines = [
@@ -236,13 +234,14 @@ def prediction_table(
     ]
     if graph.meta.get("contended"):
         lines.append("the machine was busy while the step was recorded; minima were taken")
+    lines += [f"{p.technique} does not apply: {p.why_not}" for p in predictions if p.why_not]
     return Table(
         [
             Column("technique"),
-            Column("step", "right"),
             Column("speed-up", "right"),
             Column("90 % interval", "right"),
-            Column("memory", "right", optional=True),
+            Column("memory", "right"),
+            Column("step", "right", optional=True),
             Column("numbers", optional=True),
             Column("rests on", optional=True),
             Column("verdict"),

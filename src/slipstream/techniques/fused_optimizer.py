@@ -43,6 +43,7 @@ class FusedOptimizer(Settings):
     stage: ClassVar[int] = Stage.OPTIMIZER
     conflicts: ClassVar[frozenset[str]] = frozenset()
     needs: ClassVar[frozenset[str]] = frozenset()
+    variants: ClassVar[tuple[str, ...]] = ("fused_optimizer:fused", "fused_optimizer:foreach")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why this optimizer cannot be fused."""

@@ -79,6 +79,8 @@ def advise(
         _grow(found, ask, say)
     applying = sorted(found.values(), key=lambda p: p.ratio)
     front = frozenset(p.technique for p in applying if not _beaten(p, applying))
+    # A technique is always shown, a combination only when nothing beats it.
+    applying = [p for p in applying if p.technique in front or "+" not in p.technique]
     step_ns, peak_bytes = _as_it_is(singles)
     needed = tuple(goal for goal in goals if not goal.met(step_ns, peak_bytes))
     meeting = [p for p in applying if all(goal.met_by(p) for goal in goals)]
@@ -150,20 +152,28 @@ def _adds(p: Prediction, found: dict[str, Prediction]) -> bool:
 
 
 def _better(p: Prediction, q: Prediction) -> bool:
-    return p.ratio < q.ratio * (1 - _WORTH_A_PART) or p.memory[1] < q.memory[1] * (
-        1 - _WORTH_A_PART
-    )
+    """Whether `p` saves time or memory against `q` that is worth another part."""
+    return any(a < b * (1 - _WORTH_A_PART) for a, b in zip(_costs(p), _costs(q), strict=True))
 
 
 def _beaten(p: Prediction, others: Iterable[Prediction]) -> bool:
-    """Whether another one, or the step as it is, is as good in everything and better in one."""
-    mine = (p.ratio, p.memory[1], _risk(p))
-    as_it_is = (1.0, p.memory[0], 0)
-    theirs = [(q.ratio, q.memory[1], _risk(q)) for q in others if q is not p]
-    return any(
-        all(a <= b for a, b in zip(one, mine, strict=True)) and one != mine
-        for one in (as_it_is, *theirs)
-    )
+    """Whether another one, or the step as it is, is about as good in everything.
+
+    And better in something; where two are about equal, the one of fewer parts stays.
+    """
+    if p.ratio >= 1 and p.memory[1] >= p.memory[0]:
+        return True
+    for q in others:
+        if q is p or _risk(q) > _risk(p) or _better(p, q):
+            continue
+        simpler = q.technique.count("+") - p.technique.count("+")
+        if _better(q, p) or (simpler, _risk(q), q.ratio) < (0, _risk(p), p.ratio):
+            return True
+    return False
+
+
+def _costs(p: Prediction) -> tuple[float, float]:
+    return p.ratio, float(p.memory[1])
 
 
 def _risk(p: Prediction) -> int:
