@@ -82,6 +82,23 @@ def at_most(
     return Bar(bar, value, unit, f"<= {target:g}", value <= target, n, detail)
 
 
+def for_all_seeds(
+    bar: str, holds: Callable[[int], bool], count: int, *, full: int, detail: str
+) -> Bar:
+    """A row that holds when a property does for each of the seeds 0 to `count` - 1.
+
+    Args:
+        full: how many seeds a full run takes.
+        detail: what is made from a seed.
+    """
+    failed = [seed for seed in range(count) if not holds(seed)]
+    if failed:
+        detail = f"fails for seeds {failed[:5]}"
+    elif count < full:
+        detail += f"; quick: {count} instead of {full}"
+    return Bar(bar, count - len(failed), f"of {count}", f"= {count}", not failed, count, detail)
+
+
 def not_judged(bar: str, unit: str, target: str, reason: str) -> Bar:
     """A row that cannot be measured here, and why."""
     return Bar(bar, None, unit, target, None, 0, reason)

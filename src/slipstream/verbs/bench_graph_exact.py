@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream import native
-from slipstream.bars import Bar, BenchOptions
+from slipstream.bars import Bar, BenchOptions, for_all_seeds
 from slipstream.errors import GraphError
 from slipstream.graph import (
     PROVENANCES,
@@ -61,14 +61,13 @@ def rows(options: BenchOptions) -> Iterator[Bar]:
         if not options.wants(bar):
             continue
         options.progress(bar)
-        failed = [seed for seed in range(count) if not holds(np.random.default_rng(seed))]
-        detail = "random graphs: lanes, gaps, delays, lags, calls, allocations"
-        if failed:
-            detail = f"fails for seeds {failed[:5]}"
-        elif not options.full:
-            detail += f"; quick: {count} instead of {_FULL}"
-        passed = count - len(failed)
-        yield Bar(bar, passed, f"of {count}", f"= {count}", not failed, count, detail)
+        yield for_all_seeds(
+            bar,
+            lambda seed, holds=holds: holds(np.random.default_rng(seed)),  # type: ignore[misc]
+            count,
+            full=_FULL,
+            detail="random graphs: lanes, gaps, delays, lags, calls, allocations",
+        )
 
 
 def graph_of(program: native.Program, names: int = 5) -> Graph:
