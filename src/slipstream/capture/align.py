@@ -54,7 +54,9 @@ def align(reference: Sequence[str], steps: Sequence[Step]) -> Aligned:
     Raises:
         GraphError: the steps have less than half of their events in common.
     """
-    found = [positions(reference, step.names) for step in steps]
+    # Steps hardly differ in their names: each way through the model is compared once.
+    ways = {names: positions(reference, names) for names in {step.names for step in steps}}
+    found = [ways[step.names] for step in steps]
     whole = [n for n, one in enumerate(found) if is_whole(one, len(steps[n].names))]
     if len(whole) >= _MOSTLY_WHOLE * len(steps):
         return _gathered(reference, [steps[n] for n in whole], [found[n] for n in whole], 0.0)

@@ -156,7 +156,9 @@ def _graph(
             others += [there] if there else []
         call_of[t] = calls[key]
         operands.append(node.storages)
-    lower, middle, upper = np.nanpercentile(durations, [25, 50, 75], axis=0)
+    # NumPy goes through columns that may lack values one by one, in Python.
+    percentile = np.nanpercentile if np.isnan(durations).any() else np.percentile
+    lower, middle, upper = percentile(durations, [25, 50, 75], axis=0)
     spread = np.concatenate([[0.0], (upper - lower) / 2 / np.maximum(middle, 1.0)])
     # Task 0 stands for the begin of the step: no work, then the first gap.
     tasks = Tasks(

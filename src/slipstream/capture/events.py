@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,40 +32,45 @@ class Step:
 
 def steps_of(events: Iterable[Any]) -> list[Step]:
     """Split Kineto events at the step markers; only the thread that set them is kept."""
+    # Each field is a call into the profiler, most of what this costs: none is read twice.
     rows = [
-        (event.start_ns(), event.end_ns(), event.name(), event.start_thread_id())
+        (start, end, event.start_thread_id(), name)
         for event in events
-        if event.name() not in _NOT_OPERATORS and event.duration_ns() >= 0
+        if (name := event.name()) not in _NOT_OPERATORS
+        and (end := event.end_ns()) >= (start := event.start_ns())
     ]
-    marks = sorted((row for row in rows if row[2] == MARKER), key=lambda row: row[0])
+    marks = sorted((row for row in rows if row[3] == MARKER), key=lambda row: row[0])
     if len(marks) < 2:
         return []
-    thread = marks[0][3]
-    own = [row for row in rows if row[3] == thread and row[2] != MARKER]
+    thread = marks[0][2]
+    own = [row for row in rows if row[2] == thread and row[3] != MARKER]
+    start, end = (np.array([row[side] for row in own], np.int64) for side in (0, 1))
     # Parents first among events that begin in the same nanosecond.
-    own.sort(key=lambda row: (row[0], -row[1]))
-    starts = np.array([row[0] for row in own], np.int64)
+    order = np.lexsort((-end, start))
+    start, end = start[order], end[order]
+    names = [own[i][3] for i in order.tolist()]
     found = []
-    for begin, end in itertools.pairwise(marks):
+    for before, after in itertools.pairwise(marks):
         # The next step begins when the marker itself has been written.
-        low, high = begin[1], end[0]
-        first, last = np.searchsorted(starts, [low, high])
-        found.append(_step(own[first:last], low, high))
+        low, high = before[1], after[0]
+        inside = slice(*np.searchsorted(start, [low, high]))
+        found.append(_step(tuple(names[inside]), start[inside] - low, end[inside] - low, high - low))
     return found
 
 
-def _step(rows: Sequence[tuple[int, int, str, int]], low: int, high: int) -> Step:
-    names = tuple(row[2] for row in rows)
-    start = [row[0] - low for row in rows]
-    # An event still open at the marker (a script's Optimizer.step, whose hook sets it) is cut.
-    end = [min(row[1], high) - low for row in rows]
+def _step(
+    names: tuple[str, ...], start: NDArray[np.int64], end: NDArray[np.int64], length_ns: int
+) -> Step:
     # Rounding may end a child after its parent by a nanosecond; clamp it, or it would seem
-    # to lie beside the parent rather than inside.
-    open_events: list[int] = []
-    for i, begin in enumerate(start):
-        while open_events and end[open_events[-1]] <= begin:
-            open_events.pop()
-        if open_events and end[i] > end[open_events[-1]]:
-            end[i] = end[open_events[-1]]
-        open_events.append(i)
-    return Step(names, np.array(start, np.int64), np.array(end, np.int64), high - low)
+    # to lie beside the parent rather than inside. The outermost events' parent is the step: one
+    # still open at the marker (a script's Optimizer.step, whose hook sets it) is cut there.
+    clamped: list[int] = []
+    open_until = [length_ns]
+    for begins, ends in zip(start.tolist(), end.tolist(), strict=True):
+        while open_until[-1] <= begins:
+            open_until.pop()
+        if ends > open_until[-1]:
+            ends = open_until[-1]
+        open_until.append(ends)
+        clamped.append(ends)
+    return Step(names, start, np.array(clamped, np.int64), length_ns)

@@ -25,6 +25,7 @@ from slipstream.graph import Allocations, Role, StepPhase
 if TYPE_CHECKING:
     from slipstream.workload import Built
 
+_OPTIMIZER = int(StepPhase.OPTIMIZER)
 Held = dict[int, tuple[int, Role]]
 """By address of a storage: its bytes and what it holds."""
 
@@ -109,27 +110,27 @@ def read_memory(profiler: Any, before: Held, after: frozenset[int]) -> MemoryRec
     """The step between the last two step markers; None when no allocation was seen in it."""
     from torch._C._profiler import _EventType
 
-    operators: list[Any] = []
+    # Each field is a call into the profiler: none is read twice.
+    operators: list[tuple[int, int, str, Any]] = []
     changes: list[tuple[int, int, int]] = []
     for event in _pre_order(profiler.profiler.kineto_results.experimental_event_tree()):
-        if event.tag == _EventType.Allocation:
+        tag = event.tag
+        if tag == _EventType.TorchOp:
+            operators.append((event.start_time_ns, event.end_time_ns, event.name, event))
+        elif tag == _EventType.Allocation:
             change = event.typed[1]
             if change.device.type == "cpu":
                 changes.append((event.start_time_ns, change.ptr, change.alloc_size))
-        elif event.tag == _EventType.TorchOp:
-            operators.append(event)
-    marks = sorted((one for one in operators if one.name == MARKER), key=_start)
+    marks = sorted((one for one in operators if one[2] == MARKER), key=lambda one: one[0])
     if len(marks) < 2:
         return None
-    begin, end = marks[-2].end_time_ns, marks[-1].start_time_ns
+    begin, end, thread = marks[-2][1], marks[-1][0], marks[-1][3].start_tid
     own = [
         one
         for one in operators
-        if one.start_tid == marks[-1].start_tid
-        and begin <= one.start_time_ns < end
-        and not one.name.startswith(PREFIX)
+        if begin <= one[0] < end and one[3].start_tid == thread and not one[2].startswith(PREFIX)
     ]
-    own.sort(key=lambda one: (one.start_time_ns, -one.end_time_ns))
+    own.sort(key=lambda one: (one[0], -one[1]))
     changes.sort(key=lambda change: change[0])
     inside = tuple(change for change in changes if begin <= change[0] < end)
     if not inside:
@@ -144,18 +145,14 @@ def read_memory(profiler: Any, before: Held, after: frozenset[int]) -> MemoryRec
     # An address found by the walk keeps its role; what else is alive is the step's own.
     others = {ptr: (size, Role.OTHER) for ptr, size in alive.items() if ptr not in before}
     return MemoryRecord(
-        names=tuple(one.name for one in own),
-        start_ns=np.array([one.start_time_ns for one in own], np.int64),
-        end_ns=np.array([min(one.end_time_ns, end) for one in own], np.int64),
-        inputs=tuple(tuple(_storages(one.typed[1].inputs)) for one in own),
+        names=tuple(name for _, _, name, _ in own),
+        start_ns=np.array([start for start, _, _, _ in own], np.int64),
+        end_ns=np.array([min(until, end) for _, until, _, _ in own], np.int64),
+        inputs=tuple(tuple(_storages(event.typed[1].inputs)) for _, _, _, event in own),
         changes=inside,
         before={**before, **others},
         gradients=after,
     )
-
-
-def _start(event: Any) -> int:
-    return int(event.start_time_ns)
 
 
 def _pre_order(roots: Sequence[Any]) -> Iterator[Any]:
@@ -171,9 +168,9 @@ def _storages(inputs: Iterable[Any]) -> Iterator[tuple[int, int]]:
         if isinstance(value, (list, tuple)):
             yield from _storages(value)
         elif hasattr(value, "storage_data_ptr"):
-            extent = 0
-            if all(value.sizes):
-                steps = zip(value.sizes, value.strides, strict=False)
+            extent, sizes = 0, value.sizes
+            if all(sizes):
+                steps = zip(sizes, value.strides, strict=False)
                 extent = 1 + sum((size - 1) * stride for size, stride in steps)
             yield int(value.storage_data_ptr or 0), extent * value.dtype.itemsize
 
@@ -226,9 +223,10 @@ class _Sweep:
         self._units = units
         events = [i for i, node in enumerate(trace) if not node.name.startswith(PREFIX)]
         self._nodes = [trace[i] for i in events]
-        self._start = record.start_ns[units.first]
-        self._end = record.end_ns[units.first]
-        self._phase = np.concatenate([[StepPhase.OTHER], units.phase])
+        # Lists: one element at a time is read of them.
+        self._start: list[int] = record.start_ns[units.first].tolist()
+        self._end: list[int] = record.end_ns[units.first].tolist()
+        self._phase: list[int] = [StepPhase.OTHER, *units.phase.tolist()]
         self._rows = [_Row(size, role, -1, ptr=ptr) for ptr, (size, role) in record.before.items()]
         self._live = {row.ptr: row for row in self._rows}
         tasks = len(units.nodes) + 1
@@ -252,7 +250,7 @@ class _Sweep:
                 self._allocate(*what)
             else:
                 self._free(time, what[1])
-        self._advance(int(self._end[-1]) + 1)
+        self._advance(self._end[-1] + 1)
 
     def _advance(self, time: int) -> None:
         """Open every task that has begun by `time`."""
@@ -269,6 +267,7 @@ class _Sweep:
         inputs = self._record.inputs[event]
         if node.call is None or len(node.call.inputs) != len(inputs):
             return
+        updating = self._phase[self._task] == _OPTIMIZER
         for (ptr, nbytes), storage in zip(inputs, node.storages, strict=False):
             row = self._live.get(ptr)
             if row is None:
@@ -281,7 +280,7 @@ class _Sweep:
                 self._peak[: self._task + 1] += nbytes
             if row.storage < 0:
                 row.storage = storage
-            row.updated |= bool(self._phase[self._task] == StepPhase.OPTIMIZER)
+            row.updated |= updating
 
     def _allocate(self, time: int, ptr: int, nbytes: int) -> None:
         inside = self._inside(time)

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,8 @@ def _argument(
     return value
 
 
-def _split_kinds(text: str) -> list[str]:
+@cache
+def _split_kinds(text: str) -> tuple[str, ...]:
     """Split at commas outside brackets."""
     kinds: list[str] = []
     depth, begin = 0, 0
@@ -186,7 +188,7 @@ def _split_kinds(text: str) -> list[str]:
         if letter == "," and depth == 0:
             kinds.append(text[begin:i])
             begin = i + 1
-    return [*kinds, text[begin:]] if text else kinds
+    return (*kinds, text[begin:]) if text else ()
 
 
 def _flat(values: Sequence[Any]) -> list[TensorSpec]:

@@ -149,8 +149,13 @@ class Source:
         return Source(self.path, self.original, self.encoding, self.text) if self._edits else self
 
     def diff(self) -> str:
-        """A unified diff from the file as read, as ``patch -p1`` and ``git apply`` take it."""
-        name = self.path.as_posix().lstrip("/")
+        """A unified diff from the file as read, as ``patch -p1`` and ``git apply`` take it.
+
+        The file is named as seen from the current folder, where it lies below that.
+        """
+        path, here = self.path.resolve(), Path.cwd()
+        path = path.relative_to(here) if path.is_relative_to(here) else self.path
+        name = path.as_posix().lstrip("/")
         lines = difflib.unified_diff(
             _lines(self.original.decode(self.encoding)),
             _lines(self.text),
