@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from slipstream.capture.align import align, positions
 from slipstream.capture.events import Step
@@ -95,6 +97,20 @@ def test_parts_of_steps_count_where_few_are_whole() -> None:
     # Between b and c stands an x in the second step; b and d are neighbours in the third.
     assert found.others[1].tolist() == [False, False, True, False, False]
     assert 0 < found.unaligned < 0.2
+
+
+def test_each_way_through_the_model_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[str, ...]] = []
+
+    def counted(reference: Sequence[str], other: Sequence[str]) -> NDArray[np.int64]:
+        compared.append(tuple(other))
+        return positions(reference, other)
+
+    monkeypatch.setattr("slipstream.capture.align.positions", counted)
+    ways = ["abc", "ac"] * 4
+    found = align("abc", [step(names) for names in ways])
+    assert sorted(compared) == [("a", "b", "c"), ("a", "c")]
+    assert len(found.length_ns) == 4
 
 
 def test_steps_with_little_in_common_are_refused_with_the_place() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -107,3 +109,37 @@ def test_events_nest_or_lie_apart(found: list[tuple[int, int]]) -> None:
         for j in range(i + 1, len(step.names)):
             apart = step.end_ns[i] <= step.start_ns[j]
             assert apart or step.end_ns[j] <= step.end_ns[i]
+
+
+@given(intervals)
+def test_an_event_ends_with_what_it_lies_in_at_the_latest(found: list[tuple[int, int]]) -> None:
+    """Against the definition, applied one event after the other."""
+    events = [Event(f"e{i}", begin, length) for i, (begin, length) in enumerate(found)]
+    (step,) = steps_of([Event(MARKER, 0, 0), *events, Event(MARKER, 100, 1)])
+    ends: list[int] = []
+    rows = sorted(events, key=lambda event: (event.begin, -event.end_ns()))
+    for row in rows:
+        around = [end for end in ends if end > row.begin]
+        ends.append(min([row.end_ns(), step.length_ns, *around]))
+    assert step.names == tuple(row.label for row in rows)
+    assert step.start_ns.tolist() == [row.begin for row in rows]
+    assert step.end_ns.tolist() == ends
+
+
+class Counted(Event):
+    """Counts how often each of its fields is read: that is what reading a real one costs."""
+
+    def __getattribute__(self, field: str) -> Any:
+        if field in ("name", "start_ns", "end_ns", "start_thread_id"):
+            reads[field] += 1
+        return super().__getattribute__(field)
+
+
+reads: Counter[str] = Counter()
+
+
+def test_no_field_of_an_event_is_read_twice() -> None:
+    reads.clear()
+    labels = [MARKER, "a", "b", MARKER, "a", MARKER]
+    steps_of([Counted(label, 10 * i, 5) for i, label in enumerate(labels)])
+    assert reads == dict.fromkeys(("name", "start_ns", "end_ns", "start_thread_id"), len(labels))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -230,6 +230,58 @@ def test_an_error_of_the_step_comes_through_and_leaves_all_as_it_was(step: int) 
     assert not torch.nn.modules.module._global_forward_pre_hooks
     graph = profile(workload("mlp"), warmup=1, steps=3, threads=1)
     assert len(graph.parameters) == 6
+
+
+class Watching(nn.Module):
+    """Notes of each of its steps whether garbage is collected; for their numbers see `Fickle`."""
+
+    # Of the class: a capture runs a copy of the model.
+    collecting: ClassVar[list[bool]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.collecting.append(gc.isenabled())
+        return x + 1
+
+
+def test_no_garbage_is_collected_in_steps_with_the_profiler() -> None:
+    Watching.collecting.clear()
+    profile(Workload.of(Watching(), torch.randn(2)), warmup=1, steps=3, threads=1)
+    plain, profiled, memory = (Watching.collecting[i:j] for i, j in ((2, 5), (5, 8), (8, 10)))
+    assert plain == [True] * 3
+    assert profiled + memory == [False] * 5
+    assert gc.isenabled()
+
+
+def test_a_capture_collects_once_and_leaves_frozen_objects_frozen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collections = 0
+    collect = gc.collect
+
+    def counted(*arguments: int) -> int:
+        nonlocal collections
+        collections += 1
+        return collect(*arguments)
+
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        monkeypatch.setattr(gc, "collect", counted)
+        profile(workload("mlp"), warmup=1, steps=9, threads=1)
+        assert collections == 1
+        # Some of them may have been freed, but none was handed back to the collector.
+        assert 0.9 * frozen < gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_who_keeps_garbage_keeps_it() -> None:
+    gc.disable()
+    try:
+        profile(workload("mlp"), warmup=1, steps=3, threads=1)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_measured_times_are_real() -> None:

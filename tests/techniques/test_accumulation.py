@@ -9,10 +9,11 @@ import torch
 from recorded import build, graph_of, inference, mlp
 
 from slipstream.durations import Durations
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import StepPhase
 from slipstream.technique import Context
 from slipstream.techniques.accumulation import Accumulation
+from slipstream.workload import build_from
 
 
 @pytest.mark.parametrize("batches", [2, 3])
@@ -45,3 +46,14 @@ def test_inference_has_nothing_to_accumulate() -> None:
 def test_one_batch_is_no_accumulation() -> None:
     with pytest.raises(InvalidArgumentError, match="batches"):
         Accumulation(1)
+
+
+def test_a_step_of_ones_own_is_not_replaced() -> None:
+    model, batch, loss, optimizer = mlp()
+
+    def step() -> torch.Tensor:
+        return torch.zeros(())
+
+    parts = {"model": model, "batch": batch, "loss": loss, "optimizer": optimizer, "step": step}
+    with pytest.raises(WorkloadError, match="your own"):
+        build_from(parts, [Accumulation(2)], 0, "own step")

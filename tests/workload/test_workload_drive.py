@@ -132,3 +132,30 @@ def test_live_objects_are_driven_in_this_process() -> None:
 
     workload = Workload.of(lambda: 2.5)
     assert drive(workload, losses, unused, keep_in=Path("unused")) == [2.5, 2.5, 2.5]
+
+
+_DISTRIBUTED = """
+import torch
+from torch import distributed, nn
+
+def make():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    return model, torch.randn(3, 2), lambda out: out.sum(), torch.optim.SGD(model.parameters(), 0.1)
+"""
+
+
+def test_a_function_that_joins_a_process_group_can_be_built_again(
+    fork: Callable[[Callable[[], Any]], Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "replicas.py"
+    path.write_text(_DISTRIBUTED)
+    workload = Workload.parse(f"{path}:make")
+
+    def leave(result: Any) -> Any:
+        raise AssertionError("a function returns its result")
+
+    def twice() -> list[int]:
+        return [len(drive(workload, losses, leave, keep_in=tmp_path)) for _ in range(2)]
+
+    assert fork(twice).result == [3, 3]

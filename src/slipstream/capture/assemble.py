@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.capture.align import Aligned, align
+from slipstream.capture.baseline import describe_baseline
 from slipstream.capture.events import Step
 from slipstream.capture.loading import count_events, lay_out, share_out
 from slipstream.capture.memory import MemoryRecord, allocations
@@ -194,6 +195,7 @@ def _graph(
         meta={
             **_meta(built, calibration, times, threads, units, aligned),
             "inference_mode": names.inference_mode,
+            "baseline": describe_baseline(built, trace, names.autocast),
             "shrunk": other.meta,
         },
         shrunk=tuple(others),
@@ -253,7 +255,9 @@ def _meta(
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "optimizer": describe_optimizer(built.optimizer),
-        "parameters": sum(p.numel() for p in built.model.parameters()) if built.model else 0,
+        "parameters": 0
+        if built.model is None
+        else sum(p.numel() for p in built.model.parameters()),
         "modules": module_classes(built.model),
         "step_ns": {
             "wall_median": float(np.median(wall)),

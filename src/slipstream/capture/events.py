@@ -54,7 +54,9 @@ def steps_of(events: Iterable[Any]) -> list[Step]:
         # The next step begins when the marker itself has been written.
         low, high = before[1], after[0]
         inside = slice(*np.searchsorted(start, [low, high]))
-        found.append(_step(tuple(names[inside]), start[inside] - low, end[inside] - low, high - low))
+        found.append(
+            _step(tuple(names[inside]), start[inside] - low, end[inside] - low, high - low)
+        )
     return found
 
 

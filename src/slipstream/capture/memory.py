@@ -118,7 +118,7 @@ def read_memory(profiler: Any, before: Held, after: frozenset[int]) -> MemoryRec
         if tag == _EventType.TorchOp:
             operators.append((event.start_time_ns, event.end_time_ns, event.name, event))
         elif tag == _EventType.Allocation:
-            change = event.typed[1]
+            change = event.extra_fields
             if change.device.type == "cpu":
                 changes.append((event.start_time_ns, change.ptr, change.alloc_size))
     marks = sorted((one for one in operators if one[2] == MARKER), key=lambda one: one[0])
@@ -148,7 +148,7 @@ def read_memory(profiler: Any, before: Held, after: frozenset[int]) -> MemoryRec
         names=tuple(name for _, _, name, _ in own),
         start_ns=np.array([start for start, _, _, _ in own], np.int64),
         end_ns=np.array([min(until, end) for _, until, _, _ in own], np.int64),
-        inputs=tuple(tuple(_storages(event.typed[1].inputs)) for _, _, _, event in own),
+        inputs=tuple(tuple(_storages(event.extra_fields.inputs)) for _, _, _, event in own),
         changes=inside,
         before={**before, **others},
         gradients=after,

@@ -25,6 +25,7 @@ class ModuleNames:
     Attributes:
         sources: by NAME: the user's ``file.py:line`` that called it first, as the file's name only.
         inference_mode: whether a module ran under ``torch.inference_mode``.
+        autocast: the dtype of the autocast a module ran under, such as ``bfloat16``; else empty.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -36,6 +37,7 @@ class ModuleNames:
         self._hooks: list[Any] = []
         self.sources: dict[str, str] = {}
         self.inference_mode = False
+        self.autocast = ""
 
     def __enter__(self) -> ModuleNames:
         import torch
@@ -56,16 +58,22 @@ class ModuleNames:
     def _before(self, module: torch.nn.Module, inputs: Any) -> None:
         import torch
 
+        if torch.compiler.is_compiling():
+            return  # a region that is compiled has no modules inside
+
         name = self._names.get(id(module), type(module).__name__)
         if name not in self.sources:
             self.sources[name] = _user_line()
         self.inference_mode |= torch.is_inference_mode_enabled()
+        self.autocast = self.autocast or _autocast()
         annotation: Any = torch.profiler.record_function(PREFIX + name)
         annotation.__enter__()
         self._open.append(annotation)
 
     def _after(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if self._open:
+        import torch
+
+        if self._open and not torch.compiler.is_compiling():
             self._open.pop().__exit__(None, None, None)
 
 
@@ -77,6 +85,16 @@ def module_classes(model: torch.nn.Module | None) -> dict[str, str]:
         f"{ROOT}.{name}" if name else ROOT: type(module).__name__
         for name, module in model.named_modules()
     }
+
+
+def _autocast() -> str:
+    """The dtype of the autocast that is on, as torch names it; empty when none is."""
+    import torch
+
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    return ""
 
 
 def _user_line() -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.capture.assemble import assemble
+from slipstream.capture.compiling import compiled_already
 from slipstream.capture.events import MARKER, Step, steps_of
 from slipstream.capture.loading import LoadingClock
 from slipstream.capture.memory import gradients, held, memory_profiler, read_memory
@@ -79,6 +80,8 @@ def capture(
             # The profiler's own first start is slow and allocates.
             yield
         per_step_s = (time.perf_counter() - started) / (settings.warmup + 1)
+        # Of building and warming up; afterwards the workload's own pace of collecting is enough.
+        gc.collect()
         # A slow step needs fewer repetitions: its tasks are long against the noise.
         affordable = int(_LONGEST_CAPTURE_S / 2 / max(per_step_s, 1e-9))
         steps = max(min(settings.steps, affordable), min(_FEWEST_STEPS, settings.steps))
@@ -96,23 +99,29 @@ def capture(
                     cpus.append(time.thread_time_ns() - cpu)
                     walls.append(time.perf_counter_ns() - wall)
                 loading.append(loader.time)
-            with _no_collection(), _profiler() as profiler:
-                _mark()
-                for _ in range(window):
-                    yield
+            with _no_collection():
+                with _profiler() as profiler:
                     _mark()
-            profiled += steps_of(profiler.profiler.kineto_results.events())
+                    for _ in range(window):
+                        yield
+                        _mark()
+                profiled += steps_of(profiler.profiler.kineto_results.events())
         say("recording memory")
-        with _no_collection(), memory_profiler() as profiler:
-            yield
-            before = held(built)
-            _mark()
-            yield
-            _mark()
-            after = gradients(built)
-        memory = read_memory(profiler, before, after)
+        with _no_collection():
+            with memory_profiler() as profiler:
+                yield
+                before = held(built)
+                _mark()
+                yield
+                _mark()
+                after = gradients(built)
+            memory = read_memory(profiler, before, after)
         say("recording arguments")
         names = ModuleNames(built.model)
+        if built.model is None or compiled_already(built.model):
+            # Hooks make torch.compile compile again; not in the step that is recorded.
+            with names:
+                yield
         with tempfile.TemporaryDirectory(prefix="slipstream-trace-") as folder:
             path = Path(folder) / "trace.json"
             with names, recorded(path):
@@ -125,7 +134,10 @@ def capture(
         other = record_other_size(built, trace)
         times = StepTimes(tuple(walls), tuple(cpus), tuple(loading))
         threads = torch.get_num_threads()
-        graph = assemble(built, trace, parameters, names, profiled, times, threads, other, memory)
+        with _no_collection():
+            graph = assemble(
+                built, trace, parameters, names, profiled, times, threads, other, memory
+            )
         if "regions" in settings.needs:
             regions = yield from record_regions(built, graph, settings.steps, say)
             graph = replace(graph, meta={**graph.meta, "regions": regions})
@@ -136,9 +148,11 @@ def capture(
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage is collected within: a collection would land in an arbitrary task."""
+    """No garbage is collected within: a collection would land in an arbitrary task.
+
+    Nor while records are read: they are many small objects, none of them garbage.
+    """
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +177,7 @@ def _argument(
     return value
 
 
-@cache
-def _split_kinds(text: str) -> tuple[str, ...]:
+def _split_kinds(text: str) -> list[str]:
     """Split at commas outside brackets."""
     kinds: list[str] = []
     depth, begin = 0, 0
@@ -188,7 +186,7 @@ def _split_kinds(text: str) -> tuple[str, ...]:
         if letter == "," and depth == 0:
             kinds.append(text[begin:i])
             begin = i + 1
-    return (*kinds, text[begin:]) if text else ()
+    return [*kinds, text[begin:]] if text else kinds
 
 
 def _flat(values: Sequence[Any]) -> list[TensorSpec]:

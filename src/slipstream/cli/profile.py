@@ -109,6 +109,20 @@ def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:
     return sorted(rows, key=lambda row: -row[3])
 
 
+def _already(meta: Any) -> str:
+    """In words: what of the usual techniques the recorded step has already."""
+    baseline = meta.get("baseline") or {}
+    parts = []
+    if baseline.get("amp"):
+        parts.append(f"autocast ({baseline['amp']})")
+    if baseline.get("compiled"):
+        parts.append("torch.compile, which hides the operators of its regions")
+    if distributed := baseline.get("distributed"):
+        ranks = distributed["ranks"]
+        parts.append(f"{distributed['wrapper']} over {ranks} rank{'s' * (ranks != 1)}")
+    return "; ".join(parts)
+
+
 def summary(graph: Graph) -> Table:
     """Where the step's time goes, by operator."""
     from slipstream.graph import replay
@@ -144,6 +158,8 @@ def summary(graph: Graph) -> Table:
         f"{meta['aligned_steps']} steps each; profiler's cost of "
         f"{meta['profiler_ns_per_event']:.0f} ns per event taken off",
     ]
+    if already := _already(meta):
+        notes.append(f"already there: {already}")
     if meta.get("unaligned_share"):
         share = format_percent(meta["unaligned_share"])
         notes.append(f"the steps differ: {share} of their operators are not in all of them")

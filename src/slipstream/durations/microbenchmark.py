@@ -85,7 +85,10 @@ def run(
             middle = ordered[len(ordered) // 2]
             quarter = len(ordered) // 4
             spread = (ordered[-1 - quarter] - ordered[quarter]) / 2 / max(middle, 1e-9)
-            results[i] = {"nanoseconds": ordered[0], "spread": spread}
+            # The least of differences would be the one with the most noise in what is taken off.
+            difference = str(calls[i][0]).startswith(CHECKPOINT)
+            nanoseconds = middle if difference else ordered[0]
+            results[i] = {"nanoseconds": nanoseconds, "spread": spread}
     return results
 
 
@@ -273,14 +276,28 @@ def random_tensor(spec: TensorSpec, bound: int = 1) -> Any:
     if spec.numel:
         extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
     if dtype.is_floating_point or dtype.is_complex:
-        # Positive and away from zero: no denormals, no domain errors in sqrt, log or division.
-        base = torch.rand(extent, dtype=torch.float32).mul_(0.1).add_(0.01).to(dtype)
+        base = _random_numbers(extent).to(dtype, copy=True)
     elif dtype is torch.bool:
         base = torch.rand(extent) < 0.5
     else:
         limit = min(max(bound, 1), 2 ** (8 * ITEM_BYTES[spec.dtype] - 1))
         base = torch.randint(0, limit, (extent,), dtype=dtype)
     return torch.as_strided(base, spec.shape, spec.strides)
+
+
+_kept_numbers: list[Any] = []
+
+
+def _random_numbers(count: int) -> Any:
+    """float32 [count], to be copied: making them takes ten times as long as copying them.
+
+    Positive and away from zero: no denormals, no domain errors in sqrt, log or division.
+    """
+    import torch
+
+    if not _kept_numbers or len(_kept_numbers[0]) < count:
+        _kept_numbers[:] = [torch.rand(count, dtype=torch.float32).mul_(0.1).add_(0.01)]
+    return _kept_numbers[0][:count]
 
 
 def _index_bound(call: Call) -> int:

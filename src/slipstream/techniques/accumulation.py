@@ -28,6 +28,7 @@ from slipstream.graph.graph import PROVENANCES
 from slipstream.provenance import Provenance
 from slipstream.source import accumulate
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.workload.built import HIDDEN_BATCH
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -56,6 +57,9 @@ class Accumulation(Settings):
             return "the step has no backward pass"
         if not (graph.tasks.phase == StepPhase.OPTIMIZER).any():
             return "the step has no optimizer"
+        if not graph.samples:
+            # Four times the work for four times the samples would look like a loss.
+            return HIDDEN_BATCH
         return None
 
     def questions(self, graph: Graph) -> Sequence[Call]:
@@ -119,6 +123,11 @@ class Accumulation(Settings):
             raise WorkloadError(
                 "accumulation needs the model, the batch and the optimizer",
                 remedy="return (model, batch, loss, optimizer)",
+            )
+        if built.own_step:
+            raise WorkloadError(
+                "accumulation: the step is your own and makes one update",
+                remedy="return (model, batch, loss, optimizer) without it",
             )
 
         def step() -> Any:

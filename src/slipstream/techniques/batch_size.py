@@ -18,6 +18,7 @@ from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.graph.resize import Resize
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._grown_memory import moved, resized_memory
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class BatchSize(Settings):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why the step cannot be told at another number of samples."""
+        if (reason := already_compiled(graph)) is not None:
+            return reason
         recorded: Any = graph.meta.get("shrunk")
         if isinstance(recorded, dict) and recorded.get("reason"):
             return str(recorded["reason"])

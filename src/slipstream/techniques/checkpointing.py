@@ -16,6 +16,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Kind, StepPhase
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Block, edit_memory, find_blocks
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 _ROOT = "model"
 # They only hold others, and are not what repeats.
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
-# Within a step its Python runs cold, and leaves cycles to the garbage collector.
-_SPREAD = 0.5
+# How cold the caches are in which its Python runs differs from model to model.
+_SPREAD = 0.25
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Checkpointing(Settings):
         """None, or why there is nothing to compute again."""
         if not (graph.tasks.phase == StepPhase.BACKWARD).any():
             return "the step has no backward pass"
+        if (reason := already_compiled(graph)) is not None:
+            return reason
         classes: Mapping[str, str] = graph.meta.get("modules") or {}
         if not classes:
             return "the graph does not know the model's modules; record the step with its model"

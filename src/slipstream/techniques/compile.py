@@ -22,6 +22,7 @@ from slipstream.graph import Call, Editor, Graph, Kind, Role
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._baseline import is_compiled
 from slipstream.units import format_duration
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Compile(Settings):
         """None, or why the compiled step is not known or not possible."""
         if self.mode == "reduce_overhead":
             return "reduce_overhead saves launches of GPU kernels; on a CPU it is compile:default"
+        if is_compiled(graph):
+            return "the model is compiled already"
         recorded: Any = graph.meta.get("regions")
         if recorded is None:
             return "compiled regions are not recorded; slipstream profile --record regions"

@@ -20,6 +20,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.surgery import consecutive_pairs, difference, outputs_of, place
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.dataflow import Dataflow
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class ConvBnFold(Settings):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no batch norm can be folded."""
+        if (reason := already_compiled(graph)) is not None:
+            return reason
         norms = [call for call in graph.calls if call.name in (*_NORMS, *_EVALUATED)]
         if not norms:
             return "the step has no batch norm"

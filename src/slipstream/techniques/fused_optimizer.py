@@ -48,6 +48,8 @@ class FusedOptimizer(Settings):
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why this optimizer cannot be fused."""
         described: Any = graph.meta.get("optimizer")
+        if not described and (graph.tasks.phase == StepPhase.OPTIMIZER).any():
+            return "the step hides its optimizer; return (model, batch, loss, optimizer)"
         if not described or not len(_update_tasks(graph)):
             return "the step has no optimizer"
         known = _FUSED if self.kind == "fused" else _FOREACH
@@ -98,6 +100,11 @@ class FusedOptimizer(Settings):
         Raises:
             WorkloadError: there is no optimizer, or it has no such form.
         """
+        if built.optimizer is None:
+            raise WorkloadError(
+                "fused_optimizer needs the optimizer, and this workload has or shows none",
+                remedy="return (model, batch, loss, optimizer)",
+            )
         kind = type(built.optimizer).__name__
         if kind not in (_FUSED if self.kind == "fused" else _FOREACH):
             raise WorkloadError(f"there is no {self.kind} form of {kind}")

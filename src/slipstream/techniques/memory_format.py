@@ -15,6 +15,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.source import AlreadyThereError, Places, Source, value_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._baseline import already_compiled
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -36,6 +37,8 @@ class ChannelsLast(Settings):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why the format of the step's tensors does not matter."""
+        if (reason := already_compiled(graph)) is not None:
+            return reason
         images = [
             call
             for call in graph.calls

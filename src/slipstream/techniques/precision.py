@@ -20,6 +20,7 @@ from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, refuse_inside
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 from slipstream.techniques._autocast_memory import edit_memory
+from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Amp(Settings):
         """None, or why autocast cannot help this step."""
         if self.dtype == "fp16":
             return "fp16 needs loss scaling and a GPU; use amp:bf16"
+        if (reason := already_autocast(graph) or already_compiled(graph)) is not None:
+            return reason
         names = {graph.string(int(module)) for module in graph.tasks.module}
         if not any(name.partition(".")[0] == ROOT for name in names):
             return "the step hides its model; return (model, batch, loss, optimizer)"

@@ -28,6 +28,7 @@ from slipstream.surgery import (
     with_attention,
 )
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.attention import Attention, find_attention
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Sdpa(Settings):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no attention can be fused."""
+        if (reason := already_compiled(graph)) is not None:
+            return reason
         found = find_attention(graph)
         if any(one.refusal is None for one in found):
             return None

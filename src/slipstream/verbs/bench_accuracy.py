@@ -51,7 +51,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         left = [one for one in techniques if one not in recorded and options.only in family]
         if not left:
             continue
-        budget = "100s" if options.full else "25s"
+        budget = "60s" if options.full else "25s"
         for cell in measure_cells(family, left, budget, options.progress):
             cells.append(cell)
             yield cell.to_row()

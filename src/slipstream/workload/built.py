@@ -61,6 +61,11 @@ class Built:
         return self.optimizer is not None
 
     @property
+    def own_step(self) -> bool:
+        """Whether `step` is the user's function; a plain script has none that can be called."""
+        return self.step is not _no_step and not self.reads_batch
+
+    @property
     def rows(self) -> int:
         """How long the batch's first dimension is, which holds its samples; 0 if unknown."""
         return _count_samples(self.batch)

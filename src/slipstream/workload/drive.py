@@ -86,6 +86,7 @@ def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
     """What the user's function makes, and the function's place."""
     import torch
 
+    _leave_process_group()
     path = workload.path.resolve()
     # As `python file.py` would: its own folder first, so that its imports work.
     sys.path.insert(0, str(path.parent))
@@ -116,6 +117,14 @@ def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
     torch.manual_seed(seed)
     result = function(**workload.arguments)
     return build_from(result, workload.techniques, seed, workload.name, where), where
+
+
+def _leave_process_group() -> None:
+    """So that the user's code may join one again: a workload is built once for every seed."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _check_arguments(function: Any, workload: Workload, where: str) -> None:

@@ -1,0 +1,33 @@
+"""What a recorded step has already, in the words of a technique that therefore does not apply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.graph import Graph
+
+
+def already_compiled(graph: Graph) -> str | None:
+    """Why nothing can be said of the model's operators: torch.compile has fused them already."""
+    if not _baseline(graph).get("compiled"):
+        return None
+    return (
+        "the model is compiled already, which hides its operators; profile it without torch.compile"
+    )
+
+
+def already_autocast(graph: Graph) -> str | None:
+    """Under which dtype the step's autocast runs, in words; None when it runs under none."""
+    dtype = _baseline(graph).get("amp")
+    return f"the step runs under autocast ({dtype}) already" if dtype else None
+
+
+def is_compiled(graph: Graph) -> bool:
+    """Whether parts of the step went through torch.compile."""
+    return bool(_baseline(graph).get("compiled"))
+
+
+def _baseline(graph: Graph) -> dict[str, Any]:
+    # A graph that was imported, or recorded before this was, says nothing.
+    found: Any = graph.meta.get("baseline")
+    return found if isinstance(found, dict) else {}
