@@ -153,8 +153,9 @@ def _cell(family: str, p: Prediction, result: Comparison | None, note: str = "")
             family, p.technique, *predicted,
             note=claim.reason or "the baseline differs from itself",
         )  # fmt: skip
-    if claim.high / claim.low - 1 > 2 * _WIDEST:
-        wide = f"measured too widely: [{1 / claim.high:.3f}, {1 / claim.low:.3f}]"
+    # Few blocks give an interval from nothing to infinity.
+    if not claim.low or claim.high / claim.low - 1 > 2 * _WIDEST:
+        wide = f"measured too widely: time ratio [{claim.low:.3f}, {claim.high:.3f}]"
         return Cell(family, p.technique, *predicted, note=wide)
     per_sample = p.samples[1] / p.samples[0] if all(p.samples) else 1.0
     return Cell(
