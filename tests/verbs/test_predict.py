@@ -281,3 +281,11 @@ def test_a_part_that_no_longer_applies_is_named() -> None:
     alone, together = predict(captured("mlp"), [(Later(),), both], durations=durations)
     assert alone.why_not is None
     assert together.why_not == "later: too many samples"
+
+
+def test_steps_that_differ_widen_the_interval() -> None:
+    mlp = captured("mlp")
+    differing = replace(mlp, meta={**mlp.meta, "unaligned_share": 0.2})
+    plain, wide = one(mlp, Faster()), one(differing, Faster())
+    assert wide.high / wide.low > 1.5 * plain.high / plain.low
+    assert wide.ratio == plain.ratio

@@ -234,6 +234,9 @@ def prediction_table(
     ]
     if graph.meta.get("contended"):
         lines.append("the machine was busy while the step was recorded; minima were taken")
+    if graph.meta.get("unaligned_share"):
+        share = format_percent(graph.meta["unaligned_share"])
+        lines.append(f"the steps differ in {share} of their operators; one of them was recorded")
     lines += [f"{p.technique} does not apply: {p.why_not}" for p in predictions if p.why_not]
     return Table(
         [

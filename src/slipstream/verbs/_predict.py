@@ -258,7 +258,9 @@ def _relative_error(after: Graph, step_ns: float) -> float:
         by_call[key] = by_call.get(key, 0.0) + error
     variance = sum(error**2 for error in by_call.values())
     variance += (_PACE * float(tasks.duration_ns[changed].sum())) ** 2
-    return math.hypot(_FLOOR, math.sqrt(variance) / max(step_ns, 1.0))
+    # Where the steps differ, the recorded one stands for the others only so far.
+    differing = float(after.meta.get("unaligned_share", 0.0))
+    return math.hypot(_FLOOR, differing, math.sqrt(variance) / max(step_ns, 1.0))
 
 
 def _shares(graph: Graph) -> dict[Provenance, float]:
