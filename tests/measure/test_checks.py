@@ -21,8 +21,9 @@ from slipstream.measure.checks import (
     judge,
 )
 from slipstream.measure.claims import claims, headline
+from slipstream.measure.page import comparison_html
 from slipstream.measure.records import Event, Verdict
-from slipstream.measure.render import comparison_html, comparison_rows, comparison_table
+from slipstream.measure.render import comparison_rows, comparison_table
 from slipstream.measure.render import rows_payload as payload_of
 from slipstream.measure.store import Store
 

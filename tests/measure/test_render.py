@@ -14,10 +14,10 @@ from made_up import claim, environment, experiment, prediction, series
 from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.claims import claims
 from slipstream.measure.history import steps
+from slipstream.measure.page import comparison_html
 from slipstream.measure.records import Event, Phase, Settings, Verdict
 from slipstream.measure.render import (
     compare_experiments,
-    comparison_html,
     comparison_rows,
     comparison_table,
     format_value,

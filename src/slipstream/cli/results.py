@@ -100,6 +100,7 @@ def show(
     """
     from slipstream.cli._output import emit, note
     from slipstream.measure import render
+    from slipstream.measure.page import comparison_html
 
     with _open(store) as opened:
         experiment = opened.load(experiment_id)
@@ -108,7 +109,7 @@ def show(
             opened.recompute(experiment_id)
             note(f"{len(claims)} claims recomputed from the samples: the same to the last digit")
     if html is not None:
-        _write(html, render.comparison_html(experiment, claims))
+        _write(html, comparison_html(experiment, claims))
     table = render.comparison_table(experiment, claims)
     if markdown and not as_json:
         print(table.to_markdown(), end="")

@@ -515,13 +515,3 @@ def _notes(
         found = sum(len(s.values) for s in experiment.series.values())
         notes.append(f"This experiment is {experiment.status}: {found} samples so far.")
     return notes
-
-
-def comparison_html(
-    experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
-) -> str:
-    """One self-contained HTML file: the table, the intervals drawn, the environment."""
-    from slipstream.measure._html import page
-
-    rows = comparison_rows(experiment, claims, predictions)
-    return page(experiment, rows, comparison_table(experiment, claims, predictions).notes)

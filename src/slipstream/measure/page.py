@@ -6,8 +6,16 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from slipstream.measure.records import Experiment
-from slipstream.measure.render import ComparisonRow, is_guard, quality_rows, rows_table
+from slipstream.measure.records import Claim, Experiment
+from slipstream.measure.render import (
+    ComparisonRow,
+    Predictions,
+    comparison_rows,
+    comparison_table,
+    is_guard,
+    quality_rows,
+    rows_table,
+)
 from slipstream.tables import Table
 
 _STYLE = """
@@ -34,13 +42,12 @@ svg text { fill: var(--ink); }
 _WIDTH, _LABELS, _ROW, _TOP = 900, 260, 34, 26
 
 
-def page(experiment: Experiment, rows: Sequence[ComparisonRow], notes: Sequence[str]) -> str:
-    """The whole file.
-
-    Args:
-        rows: of `render.comparison_rows`.
-        notes: as under the table.
-    """
+def comparison_html(
+    experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
+) -> str:
+    """One self-contained HTML file: the table, the intervals drawn, the environment."""
+    rows = comparison_rows(experiment, claims, predictions)
+    notes = comparison_table(experiment, claims, predictions).notes
     shown = [row for row in rows if not is_guard(row)]
     title = escape(experiment.title)
     facts = "".join(
