@@ -108,3 +108,10 @@ def test_pairs_are_judged_apart(rows: object) -> None:
     assert found["error of predicted speed-up, maximum"].holds
     assert found["error of predicted pairs, maximum"].n == 5
     assert found["error of predicted pairs, median"].value == pytest.approx(100 * 0.1 / 1.1)
+
+
+def test_cells_are_named_as_predictions_are() -> None:
+    grid = bench_accuracy._grid(True)
+    assert "compile:default" in grid["perceptron"]
+    assert "batch_size:x2+checkpointing" in grid["perceptron"]
+    assert len(grid) >= 7

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import median
 
+from slipstream import technique
 from slipstream.bars import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream.verbs import _models
 from slipstream.verbs._accuracy import Cell, measure_cells
@@ -62,14 +63,17 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _grid(full: bool) -> dict[str, tuple[str, ...]]:
-    """Techniques by family."""
-    if not full:
-        return dict(_QUICK)
-    found = {}
-    for make in _models.FAMILIES:
-        family = make.__name__
-        found[family] = _TRAINING + (_PAIRS if family in _PAIRED else ())
-    return {**found, _INFERRING: _INFERENCE}
+    """Techniques by family, named as predictions name them: recorded rows are found by that."""
+    if full:
+        families = [make.__name__ for make in _models.FAMILIES]
+        grid = {one: _TRAINING + (_PAIRS if one in _PAIRED else ()) for one in families}
+        grid[_INFERRING] = _INFERENCE
+    else:
+        grid = dict(_QUICK)
+    return {
+        family: tuple(technique.combination_name(technique.parse(text)) for text in names)
+        for family, names in grid.items()
+    }
 
 
 def _judged(cells: Sequence[Cell]) -> Iterator[Bar]:
