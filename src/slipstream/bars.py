@@ -7,7 +7,7 @@ known, so that a killed ``--full`` run keeps what it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -83,20 +83,33 @@ def at_most(
 
 
 def for_all_seeds(
-    bar: str, holds: Callable[[int], bool], count: int, *, full: int, detail: str
-) -> Bar:
-    """A row that holds when a property does for each of the seeds 0 to `count` - 1.
+    options: BenchOptions,
+    prefix: str,
+    properties: Sequence[tuple[str, Callable[[int], bool]]],
+    *,
+    quick: int,
+    full: int,
+    detail: str,
+) -> Iterator[Bar]:
+    """A row a property, that holds when the property does for each of the seeds.
 
     Args:
-        full: how many seeds a full run takes.
+        prefix: of the rows' names.
+        quick, full: how many seeds, from 0 on, each kind of run takes.
         detail: what is made from a seed.
     """
-    failed = [seed for seed in range(count) if not holds(seed)]
-    if failed:
-        detail = f"fails for seeds {failed[:5]}"
-    elif count < full:
-        detail += f"; quick: {count} instead of {full}"
-    return Bar(bar, count - len(failed), f"of {count}", f"= {count}", not failed, count, detail)
+    count = full if options.full else quick
+    for name, holds in properties:
+        bar = f"{prefix}: {name}"
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+        failed = [seed for seed in range(count) if not holds(seed)]
+        said = detail if options.full else f"{detail}; quick: {count} instead of {full}"
+        if failed:
+            said = f"fails for seeds {failed[:5]}"
+        passed = count - len(failed)
+        yield Bar(bar, passed, f"of {count}", f"= {count}", not failed, count, said)
 
 
 def not_judged(bar: str, unit: str, target: str, reason: str) -> Bar:

@@ -159,12 +159,15 @@ class Settings:
     """Base of technique dataclasses: writes them back in the grammar they are read from.
 
     Attributes:
+        conflicts, needs: as in the protocol; nothing unless a technique says so.
         variants: settings worth trying on paper, in the grammar; the default one when empty.
         clock: ``wall`` for what moves work to other cores or processes, whose CPU time does not
             fall; else ``cpu``, which a busy machine does not disturb.
     """
 
     name: ClassVar[str]
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
     variants: ClassVar[tuple[str, ...]] = ()
     clock: ClassVar[str] = "cpu"
 
@@ -232,6 +235,14 @@ def combine(graph: Graph, techniques: Sequence[Technique], context: Context) -> 
     for technique in sorted(techniques, key=lambda technique: technique.stage):
         graph = technique.predict(graph, context)
     return graph
+
+
+def quality_of(techniques: Sequence[Technique], graph: Graph | None = None) -> Quality:
+    """What the combination does to the numbers: the most consequential of its parts."""
+    order = list(QualityKind)
+    nothing = Quality(QualityKind.EXACT, "nothing is changed")
+    parts = [technique.quality(graph) for technique in techniques]
+    return max(parts, key=lambda quality: order.index(quality.kind), default=nothing)
 
 
 def clock(techniques: Sequence[Technique]) -> str:

@@ -11,8 +11,8 @@ import torch
 from slipstream import technique
 from slipstream.errors import WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
-from slipstream.technique import QualityKind
-from slipstream.verbs._quality import _one_trial, _trial, check_quality, quality_of
+from slipstream.technique import QualityKind, quality_of
+from slipstream.verbs._quality import _one_trial, _trial, check_quality
 from slipstream.workload import Built, Workload
 from tiny_models import parts
 

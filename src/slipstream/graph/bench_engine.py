@@ -27,7 +27,7 @@ from slipstream.native import (
     quantize_ns,
     why_no_library,
 )
-from slipstream.native._samples import large_program, random_program
+from slipstream.native._samples import large_program, random_program, seeded
 
 _TASKS = 10**6
 _EXACT_FULL, _EXACT_QUICK = 1000, 200
@@ -240,7 +240,6 @@ def _bandwidth_row(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _exact_rows(options: BenchOptions) -> Iterator[Bar]:
-    count = _EXACT_FULL if options.full else _EXACT_QUICK
     properties: list[tuple[str, Callable[[np.random.Generator], bool]]] = [
         ("(a) identity edit gives byte-equal timeline", identity_edit_changes_nothing),
         ("(b) makespan >= longest path and busy time", makespan_is_bounded_below),
@@ -250,18 +249,14 @@ def _exact_rows(options: BenchOptions) -> Iterator[Bar]:
         ("native equals Python to the bit", native_equals_python),
         ("re-simulation equals a full pass to the bit", resimulation_equals_full_pass),
     ]
-    for name, holds in properties:
-        bar = f"exact: {name}"
-        if not options.wants(bar):
-            continue
-        options.progress(bar)
-        yield for_all_seeds(
-            bar,
-            lambda seed, holds=holds: holds(np.random.default_rng(seed)),  # type: ignore[misc]
-            count,
-            full=_EXACT_FULL,
-            detail="random programs: all policies, lags, delays, gaps, resources, memory",
-        )
+    yield from for_all_seeds(
+        options,
+        "exact",
+        [(name, seeded(holds)) for name, holds in properties],
+        quick=_EXACT_QUICK,
+        full=_EXACT_FULL,
+        detail="random programs: all policies, lags, delays, gaps, resources, memory",
+    )
 
 
 def _same_bits(a: Schedule, b: Schedule) -> bool:

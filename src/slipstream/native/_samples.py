@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from slipstream.native._program import Edges, Float64s, Policy, Program, Resources, Tensors
 from slipstream.native.engine import quantize_ns
+
+
+def seeded(holds: Callable[[np.random.Generator], bool]) -> Callable[[int], bool]:
+    """A property of what a generator makes, as one of its seed."""
+    return lambda seed: holds(np.random.default_rng(seed))
 
 
 def large_program(

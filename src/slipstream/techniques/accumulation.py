@@ -44,8 +44,6 @@ class Accumulation(Settings):
 
     name: ClassVar[str] = "accumulation"
     stage: ClassVar[int] = Stage.OPTIMIZER + 5
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if self.batches < 2:

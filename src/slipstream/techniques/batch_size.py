@@ -43,8 +43,6 @@ class BatchSize(Settings):
 
     name: ClassVar[str] = "batch_size"
     stage: ClassVar[int] = Stage.BATCH
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         found = _SETTING.fullmatch(self.samples)

@@ -44,7 +44,6 @@ class Checkpointing(Settings):
     # What is computed again is what the precision techniques have made of it.
     stage: ClassVar[int] = Stage.PRECISION + 5
     conflicts: ClassVar[frozenset[str]] = frozenset({"compile", "cuda_graphs"})
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __str__(self) -> str:
         return super().__str__().replace(":none,", ":").removesuffix(":none")

@@ -41,7 +41,6 @@ class Compile(Settings):
 
     name: ClassVar[str] = "compile"
     stage: ClassVar[int] = Stage.COMPILE
-    conflicts: ClassVar[frozenset[str]] = frozenset()
     needs: ClassVar[frozenset[str]] = frozenset({"regions"})
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:

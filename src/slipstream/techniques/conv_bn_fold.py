@@ -45,8 +45,6 @@ class ConvBnFold(Settings):
 
     name: ClassVar[str] = "conv_bn_fold"
     stage: ClassVar[int] = Stage.MODEL
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no batch norm can be folded."""

@@ -50,8 +50,6 @@ class CudaGraphs(Settings):
 
     name: ClassVar[str] = "cuda_graphs"
     stage: ClassVar[int] = Stage.COMPILE + 1
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no stretch of the step can be captured."""

@@ -28,8 +28,6 @@ class CudnnBenchmark(Settings):
 
     name: ClassVar[str] = "cudnn_benchmark"
     stage: ClassVar[int] = Stage.COMPILE
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is nothing to try."""

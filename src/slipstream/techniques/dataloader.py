@@ -61,8 +61,6 @@ class DataLoader(Settings):
 
     name: ClassVar[str] = "dataloader"
     stage: ClassVar[int] = Stage.COMPILE + 4
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
     clock: ClassVar[str] = "wall"
 
     def __post_init__(self) -> None:

@@ -41,8 +41,6 @@ class FusedOptimizer(Settings):
 
     name: ClassVar[str] = "fused_optimizer"
     stage: ClassVar[int] = Stage.OPTIMIZER
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
     variants: ClassVar[tuple[str, ...]] = ("fused_optimizer:fused", "fused_optimizer:foreach")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:

@@ -35,8 +35,6 @@ class InferenceMode(Settings):
 
     name: ClassVar[str] = "inference_mode"
     stage: ClassVar[int] = Stage.MODEL
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why autograd is needed, or not there."""

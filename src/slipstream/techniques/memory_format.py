@@ -32,8 +32,6 @@ class ChannelsLast(Settings):
 
     name: ClassVar[str] = "channels_last"
     stage: ClassVar[int] = Stage.MODEL
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why the format of the step's tensors does not matter."""

@@ -42,8 +42,6 @@ class Amp(Settings):
 
     name: ClassVar[str] = "amp"
     stage: ClassVar[int] = Stage.PRECISION
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why autocast cannot help this step."""

@@ -48,8 +48,6 @@ class Sdpa(Settings):
 
     name: ClassVar[str] = "sdpa"
     stage: ClassVar[int] = Stage.MODEL
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no attention can be fused."""

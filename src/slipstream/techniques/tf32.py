@@ -37,8 +37,6 @@ class Tf32(Settings):
 
     name: ClassVar[str] = "tf32"
     stage: ClassVar[int] = Stage.PRECISION
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no kernel of the step would change."""

@@ -34,8 +34,6 @@ class Threads(Settings):
     name: ClassVar[str] = "threads"
     # After whatever changes the operators: their new forms are what is timed on several threads.
     stage: ClassVar[int] = Stage.COMPILE + 6
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
     clock: ClassVar[str] = "wall"
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from slipstream.durations import Durations
 from slipstream.graph import PROVENANCES, Graph, Timeline, replay
 from slipstream.measure.records import PredictionRecord
 from slipstream.provenance import Provenance, weakest
-from slipstream.technique import Context, Quality, QualityKind, Technique
+from slipstream.technique import Context, Quality, Technique
 
 # Half-width, relative to the step, that no prediction here is better than: what re-measuring the
 # same unmodified step differs by.
@@ -141,7 +141,7 @@ def predict(
         combinations, _fold(graph, combinations, context, say), strict=True
     ):
         name = technique.combination_name(combination)
-        quality = _quality(graph, combination)
+        quality = technique.quality_of(combination, graph) if combination else None
         if reason is not None:
             nothing = math.nan
             found.append(
@@ -200,13 +200,6 @@ def _fold(
             reason = reason.removeprefix(f"{one[0].name}: ")
         folded.append((made.get(one, graph), reason))
     return folded
-
-
-def _quality(graph: Graph, combination: Sequence[Technique]) -> Quality | None:
-    """The most consequential of the parts'."""
-    order = list(QualityKind)
-    parts = [one.quality(graph) for one in combination]
-    return max(parts, key=lambda quality: order.index(quality.kind), default=None)
 
 
 def _prediction(

@@ -23,7 +23,7 @@ from slipstream.verbs._children import (
     memory_limit_bytes,
     run_program,
 )
-from slipstream.verbs._quality import check_quality, quality_of
+from slipstream.verbs._quality import check_quality
 from slipstream.workload import Built, Workload, kept_files, restore_files
 
 BASELINE = "as it is"
@@ -95,7 +95,7 @@ def prove(
     for one in techniques:
         chosen = technique.parse(one) if isinstance(one, str) else (one,)
         name, recipe = technique.combination_name(chosen), workload.with_technique(*chosen)
-        recipes[name], changed[name] = recipe, (recipe, quality_of(chosen))
+        recipes[name], changed[name] = recipe, (recipe, technique.quality_of(chosen))
         clocks.add(technique.clock(chosen))
     checks = check_quality(
         workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s, say=say

@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
-from slipstream.technique import Quality, QualityKind, Technique
+from slipstream.technique import Quality, QualityKind
 from slipstream.verbs._apply import _number
 from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
 from slipstream.workload import Built, Workload
@@ -27,14 +27,6 @@ _MOST_STEPS = 50
 _FEWEST_STEPS = 2
 # Of an output; larger ones are sampled evenly. A megabyte for each seed.
 _MOST_VALUES = 1 << 17
-
-
-def quality_of(techniques: Sequence[Technique]) -> Quality:
-    """What a combination does to the numbers: the most consequential of its parts."""
-    order = list(QualityKind)
-    parts = [one.quality(None) for one in techniques]
-    nothing = Quality(QualityKind.EXACT, "nothing is changed")
-    return max(parts, key=lambda quality: order.index(quality.kind), default=nothing)
 
 
 def check_quality(

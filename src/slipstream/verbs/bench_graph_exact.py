@@ -37,7 +37,7 @@ from slipstream.graph import (
     write_chakra,
 )
 from slipstream.graph.bench_engine import longest_path_ns
-from slipstream.native._samples import random_program
+from slipstream.native._samples import random_program, seeded
 from slipstream.provenance import Provenance
 
 _FULL, _QUICK = 1000, 100
@@ -47,7 +47,6 @@ _CALL = Call("aten::relu(Tensor self) -> Tensor", (_SPEC,), (_SPEC,))
 
 def rows(options: BenchOptions) -> Iterator[Bar]:
     """A row a property; 1,000 random graphs each, 100 in a quick run."""
-    count = _FULL if options.full else _QUICK
     properties: list[tuple[str, Callable[[np.random.Generator], bool]]] = [
         ("(a) an edit of nothing gives a byte-equal timeline", identity_edit_changes_nothing),
         ("(b) step >= longest path and busy time of each lane", step_is_bounded_below),
@@ -56,18 +55,14 @@ def rows(options: BenchOptions) -> Iterator[Bar]:
         ("(e) slipgraph and Chakra round trips are equal", round_trips_are_equal),
         ("(f) acyclic, or a cycle is named", acyclic_or_named_cycle),
     ]
-    for name, holds in properties:
-        bar = f"exact, graphs: {name}"
-        if not options.wants(bar):
-            continue
-        options.progress(bar)
-        yield for_all_seeds(
-            bar,
-            lambda seed, holds=holds: holds(np.random.default_rng(seed)),  # type: ignore[misc]
-            count,
-            full=_FULL,
-            detail="random graphs: lanes, gaps, delays, lags, calls, allocations",
-        )
+    yield from for_all_seeds(
+        options,
+        "exact, graphs",
+        [(name, seeded(holds)) for name, holds in properties],
+        quick=_QUICK,
+        full=_FULL,
+        detail="random graphs: lanes, gaps, delays, lags, calls, allocations",
+    )
 
 
 def graph_of(program: native.Program, names: int = 5) -> Graph:
