@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NATIVE := $(shell find native CMakeLists.txt -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format bench clean
+.PHONY: help install demo test test-all lint format bench results docs page clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,16 @@ test-all: lint  ## and the long loops: fuzzing, kill loops, sanitizers
 
 bench: $(STAMP)  ## measure every bar, quickly
 	$(BIN)/slipstream bench --quick
+
+results: $(STAMP)  ## make docs/results.md from the recorded benchmarks
+	$(BIN)/python docs/make_results.py
+
+docs: results  ## the same, and the API reference in build/docs/api
+	$(BIN)/python docs/make_reference.py build/docs/api
+
+page:  ## build the report's page from page/ (needs node; what it makes is committed)
+	npm --prefix page ci --silent
+	npm --prefix page run --silent build
 
 format: $(STAMP)  ## format and mend what can be mended
 	$(BIN)/ruff check --fix .

@@ -41,7 +41,7 @@ def require(feature: str, present: bool, reason: str) -> None:
     pytest.skip(reason)
 
 
-@pytest.fixture(name="require")
+@pytest.fixture(name="require", scope="session")
 def _require() -> Callable[[str, bool, str], None]:
     """The function `require`, for tests that prefer a fixture to an import."""
     return require

@@ -238,8 +238,9 @@ def test_without_write_access_it_can_still_be_read(tmp_path: Path) -> None:
     connection.execute("INSERT INTO number VALUES (3)")
     connection.close()
     # pytest's folders are its owner's alone; those above them are everybody's and stay so.
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_mode & 0o055 != 0o055:
+            folder.chmod(0o755)
     pid = os.fork()
     if pid == 0:
         nobody = 65534

@@ -62,6 +62,37 @@ def test_a_narrow_terminal_drops_optional_columns_and_says_which(
     assert "first, second" in " ".join(narrow.split())
 
 
+def test_rows_that_cannot_stand_side_by_side_stand_below_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = Table(
+        [Column("technique"), Column("speed-up", "right"), Column("verdict")],
+        [("channels_last+amp:bf16", "1.42x", "worth it"), ("threads:2", "0.98x", "")],
+        "predicted",
+        ["a note"],
+    )
+    assert _printed(table, monkeypatch, 30).splitlines() == [
+        "predicted",
+        "channels_last+amp:bf16",
+        "  speed-up 1.42x",
+        "  verdict worth it",
+        "threads:2",
+        "  speed-up 0.98x",
+        "a note",
+    ]
+    wide = _printed(table, monkeypatch, 60).splitlines()
+    assert wide[2].split() == ["channels_last+amp:bf16", "1.42x", "worth", "it"]
+
+
+def test_a_reader_that_left_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Table([Column("a")], [(1,)]).print(Left())
+
+
 def test_no_cell_is_lost_however_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = _printed(Table([Column("word")], [("abcdefghij" * 5,)]), monkeypatch, 20)
     assert "".join(shown.split()) == "word" + "abcdefghij" * 5

@@ -173,7 +173,7 @@ def same(one: Graph, other: Graph) -> bool:
         [c for part in (other.tasks, other.edges, other.memory) for c in vars(part).values()],
         strict=True,
     )
-    plain = ("strings", "calls", "shrunk", "lanes", "samples", "meta", "edits")
+    plain = ("strings", "calls", "shrunk", "lanes", "samples", "meta", "edits", "statistics")
     return (
         all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in arrays)
         and all(

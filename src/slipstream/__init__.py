@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slipstream import data, measure
     from slipstream.graph import Graph, load
+    from slipstream.report import write_report
     from slipstream.verbs._advise import advise
     from slipstream.verbs._apply import Applied, apply
     from slipstream.verbs._predict import Prediction, predict
     from slipstream.verbs._profile import profile
+    from slipstream.verbs._prove import prove
     from slipstream.workload import Built, Workload
 
 _HOMES = {
     "slipstream.graph": ("Graph", "load"),
+    "slipstream.report": ("write_report",),
     "slipstream.verbs._advise": ("advise",),
     "slipstream.verbs._apply": ("Applied", "apply"),
     "slipstream.verbs._predict": ("Prediction", "predict"),
@@ -48,6 +51,8 @@ __all__ = [
     "measure",
     "predict",
     "profile",
+    "prove",
+    "write_report",
 ]
 
 

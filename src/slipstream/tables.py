@@ -9,12 +9,62 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import IO, Any, Literal
+from html import escape
+from typing import IO, TYPE_CHECKING, Any, Literal
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Of the first column's width, how much may be folded before rows are stacked.
+_FOLDED = 1 / 3
 # What is piped or logged has no width of its own; wide enough for every column of ours.
 _PIPED_WIDTH = 160
 
 Align = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A cell that is drawn where that is possible, and `text` elsewhere."""
+
+    svg: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def interval(
+        cls, low: float, middle: float, high: float, ends: tuple[float, float], text: str
+    ) -> Drawing:
+        """An interval with its middle on a logarithmic axis from one of `ends` to the other.
+
+        A dashed line marks 1: no change.
+        """
+
+        def x(value: float) -> float:
+            share = math.log(value / ends[0]) / math.log(ends[1] / ends[0])
+            return 4 + 192 * min(max(share, 0.0), 1.0)
+
+        return cls(
+            f'<svg width="200" height="14" role="img" aria-label="{escape(text)}">'
+            f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="0" y2="14" stroke="currentColor" '
+            'stroke-dasharray="2 2" opacity="0.5"/>'
+            f'<line x1="{x(low):.1f}" x2="{x(high):.1f}" y1="7" y2="7" stroke="#c46a10" '
+            f'stroke-width="3"/><circle cx="{x(middle):.1f}" cy="7" r="4" fill="#c46a10"/></svg>',
+            text,
+        )
+
+    @classmethod
+    def share(cls, share: float, text: str) -> Drawing:
+        """A bar of that share of its cell."""
+        return cls(
+            f'<svg width="100" height="10" role="img" aria-label="{escape(text)}">'
+            '<rect width="100" height="10" rx="2" fill="currentColor" opacity="0.1"/>'
+            f'<rect width="{100 * min(max(share, 0.0), 1.0):.1f}" height="10" rx="2" '
+            f'fill="#4a90d9"/></svg> {escape(text)}',
+            text,
+        )
 
 
 @dataclass(frozen=True)
@@ -56,6 +106,28 @@ class Table:
             lines += ["", *self.notes]
         return "\n".join(lines) + "\n"
 
+    def to_html(self) -> str:
+        """A table element, the title as its caption and the notes below; no script, no style sheet.
+
+        What is in the cells is text, `Drawing` aside.
+        """
+
+        def cells(tag: str, values: Sequence[object]) -> str:
+            return "".join(
+                f'<{tag} class="{column.align}" style="text-align:{column.align}">'
+                f"{value.svg if isinstance(value, Drawing) else escape(_cell(value))}</{tag}>"
+                for column, value in zip(self.columns, values, strict=True)
+            )
+
+        caption = escape(self.title)
+        title = f'<caption style="text-align:left"><b>{caption}</b></caption>' if caption else ""
+        head = cells("th", [column.name for column in self.columns])
+        body = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
+        notes = "".join(
+            f'<p class="notes"><small>{escape(note)}</small></p>' for note in self.notes
+        )
+        return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+
     def to_records(self) -> list[dict[str, object]]:
         """One dictionary a row, keyed by column name, the cells as they are."""
         names = [column.name for column in self.columns]
@@ -68,7 +140,13 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        console = Console(file=file or sys.stdout, highlight=False, soft_wrap=False)
+        class Quiet(Console):
+            """Tells of a reader that left, in place of ending the process with an error."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
+        console = Quiet(file=file or sys.stdout, highlight=False, soft_wrap=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _PIPED_WIDTH
         columns = list(range(len(self.columns)))
@@ -81,17 +159,50 @@ class Table:
                 break
             dropped.insert(0, self.columns[optional[-1]].name)
             columns.remove(optional[-1])
+        excess = sum(widths[c] + 2 for c in columns) - console.width
+        if excess > widths[0] * _FOLDED and len(columns) > 1:
+            self._print_stacked(console, columns)
+            self._print_below(console, dropped)
+            return
         grid = RichTable(
             title=Text(self.title) if self.title else None, title_justify="left",
             title_style="bold", box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0),
         )  # fmt: skip
         for c in columns:
             grid.add_column(
-                Text(self.columns[c].name), justify=self.columns[c].align, overflow="fold"
-            )
+                Text(self.columns[c].name), justify=self.columns[c].align, overflow="fold",
+                no_wrap=c != columns[0] and excess > 0,
+            )  # fmt: skip
         for row in self.rows:
             grid.add_row(*(Text(_cell(row[c])) for c in columns))
         console.print(grid)
+        self._print_below(console, dropped)
+
+    def _print_stacked(self, console: Console, columns: list[int]) -> None:
+        """A row as a line of its own, the other cells below it, each with its heading."""
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        if self.title:
+            console.print(Text(self.title, style="bold"))
+        for row in self.rows:
+            console.print(Text(_cell(row[columns[0]]), overflow="fold"))
+            line = ""
+            for c in columns[1:]:
+                value = _cell(row[c]).strip()
+                if not value:
+                    continue
+                part = f"  {self.columns[c].name} {value}"
+                if line and cell_len(line + part) > console.width:
+                    console.print(Text(line, style="dim"))
+                    line = ""
+                line += part
+            if line:
+                console.print(Text(line, style="dim"))
+
+    def _print_below(self, console: Console, dropped: list[str]) -> None:
+        from rich.text import Text
+
         for note in self.notes:
             console.print(Text(note, style="dim"))
         if dropped:

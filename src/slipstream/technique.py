@@ -128,7 +128,8 @@ class Technique(Protocol):
         stage: its place in a combination.
         conflicts: names that cannot be combined with it.
         needs: statistics a profile must record for `predict`:
-            {"ids", "spectra", "grads", "regions", "sparsity"}.
+            {"ids", "spectra", "grads", "regions", "sparsity"}. `why_not` is asked without them,
+            too, and may leave it to `refusal` to say what is missing.
     """
 
     name: ClassVar[str]
@@ -163,6 +164,7 @@ class Settings:
         variants: settings worth trying on paper, in the grammar; the default one when empty.
         clock: ``wall`` for what moves work to other cores or processes, whose CPU time does not
             fall; else ``cpu``, which a busy machine does not disturb.
+        in_scripts: whether `apply` can put it on a plain script, which runs a loop of its own.
     """
 
     name: ClassVar[str]
@@ -170,6 +172,7 @@ class Settings:
     needs: ClassVar[frozenset[str]] = frozenset()
     variants: ClassVar[tuple[str, ...]] = ()
     clock: ClassVar[str] = "cpu"
+    in_scripts: ClassVar[bool] = True
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -243,6 +246,40 @@ def quality_of(techniques: Sequence[Technique], graph: Graph | None = None) -> Q
     nothing = Quality(QualityKind.EXACT, "nothing is changed")
     parts = [technique.quality(graph) for technique in techniques]
     return max(parts, key=lambda quality: order.index(quality.kind), default=nothing)
+
+
+def refusal(technique: Technique, graph: Graph) -> str | None:
+    """None when `technique` applies and the graph has the statistics it needs, else the reason.
+
+    For a statistic that was not recorded the reason names the command that records it.
+    """
+    return technique.why_not(graph) or _unrecorded(technique, graph)
+
+
+def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | None:
+    """Why one of `techniques` cannot be put on a plain script while it runs; None if all can."""
+    if workload.live is not None or workload.function is not None:
+        return None
+    for technique in techniques:
+        if not getattr(technique, "in_scripts", True):
+            return f"{technique.name} changes the loop, and {workload.path.name} runs its own"
+    return None
+
+
+def _unrecorded(technique: Technique, graph: Graph) -> str | None:
+    statistics = graph.statistics
+    for need in sorted(technique.needs):
+        if need == "regions" and "regions" in graph.meta:
+            continue
+        if need not in statistics.recorded:
+            wanted = ",".join(sorted(technique.needs))
+            return (
+                f"it needs the statistic '{need}', which was not recorded; "
+                f"slipstream profile WORKLOAD --record {wanted}"
+            )
+        if need in statistics.reasons:
+            return statistics.reasons[need]
+    return None
 
 
 def clock(techniques: Sequence[Technique]) -> str:

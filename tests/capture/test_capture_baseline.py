@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.nn.functional import cross_entropy
 
 from slipstream.capture import CaptureSettings, capture
-from slipstream.graph import Graph
+from slipstream.graph import Graph, Role
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.checkpointing import Checkpointing
@@ -110,6 +110,10 @@ def test_replicas_are_seen(one_rank: None, hidden: bool) -> None:
     graph = _recorded(_hidden(model) if hidden else _parts(model))
     wrapper = {"wrapper": "DistributedDataParallel", "ranks": 1}
     assert graph.meta["baseline"]["distributed"] == wrapper
+    # What other threads do is in the trace alone: it must not look like operators that differ.
+    assert graph.meta["unaligned_share"] == 0.0
+    assert len(graph.memory) > 0
+    assert Role.GRADIENT in graph.memory.role
 
 
 def test_a_step_that_hides_its_parts_says_so() -> None:

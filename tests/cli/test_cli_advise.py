@@ -35,3 +35,18 @@ def test_a_goal_that_is_none_is_refused_before_anything_runs(recorded: Any) -> N
     run = recorded.shell("advise", "no_such_file.py", "--goal", "memory")
     assert run.returncode == 2
     assert "memory<8GiB" in run.stderr
+
+
+def test_what_cannot_be_proved_on_a_script_is_said(slipstream: Any) -> None:
+    (slipstream.folder / "script.py").write_text(
+        "from train import make_workload\n"
+        "model, (inputs, targets), loss, optimizer = make_workload()\n"
+        "for _ in range(500):\n"
+        "    optimizer.zero_grad()\n"
+        "    loss(model(inputs), targets).backward()\n"
+        "    optimizer.step()\n"
+    )
+    run = slipstream("advise", "script.py", "--steps", 2, "--no-combinations")
+    assert run.returncode == 0, run.stderr
+    said = " ".join(run.stdout.split())
+    assert "prove needs a function for accumulation:4: a script runs its own loop" in said

@@ -86,3 +86,22 @@ def test_a_malformed_request_is_a_usage_error_with_a_remedy(
     assert said in run.stderr
     assert remedy in run.stderr
     assert run.stdout == ""
+
+
+def test_a_scripts_loop_is_edited_but_not_run_so(slipstream: Any) -> None:
+    (slipstream.folder / "script.py").write_text(
+        "from train import make_workload\n"
+        "import torch\n"
+        "model, (inputs, targets), loss_of, _ = make_workload()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(50):\n"
+        "    optimizer.zero_grad()\n"
+        "    loss = loss_of(model(inputs), targets)\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+    )
+    run = slipstream("apply", "script.py", "-t", "accumulation:4", "--write")
+    assert run.returncode == 0, run.stderr
+    assert "not run with it: accumulation changes the loop" in " ".join(run.stdout.split())
+    assert "losses differ" not in run.stdout
+    assert "(loss / 4).backward()" in (slipstream.folder / "script.py").read_text()

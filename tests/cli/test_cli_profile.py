@@ -74,3 +74,26 @@ def test_a_script_is_profiled_as_if_it_had_never_run(
     assert "per step of 4 samples" in run.stdout
     assert "standard" not in run.stdout + run.stderr
     # What the script started has ended: the fixture looks.
+
+
+def test_statistics_are_recorded_on_request_and_explained(slipstream: Any) -> None:
+    run = slipstream(
+        "profile", "train.py:make_workload", "--steps", 2, "--record", "ids,grads",
+        "--record", "sparsity,spectra", "-o", "run.slipgraph",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "explain run.slipgraph --statistics" in run.stderr
+    shown = slipstream("explain", "run.slipgraph", "--statistics", "--top", 1)
+    assert shown.returncode == 0, shown.stderr
+    for text in ("noise scale", "singular values", "exact zeros", "no embedding", "left out"):
+        assert text in shown.stdout
+    found = json.loads(slipstream("explain", "run.slipgraph", "--statistics", "--json").stdout)
+    graph = load(slipstream.folder / "run.slipgraph")
+    assert found["recorded"] == ["grads", "ids", "sparsity", "spectra"]
+    assert len(found["grads"]) == len(graph.statistics.grads) > 1
+
+
+def test_explain_says_how_to_record_statistics(recorded: Any) -> None:
+    run = recorded.shell("explain", recorded.path.name, "--statistics")
+    assert run.returncode == 1
+    assert "--record ids,spectra,grads,sparsity" in run.stderr

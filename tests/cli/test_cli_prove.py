@@ -78,3 +78,14 @@ def test_what_is_wrong_in_the_request_is_said_before_anything_runs(
     assert said in run.stderr
     assert remedy in run.stderr
     assert "importing" not in run.stderr
+
+
+def test_what_changes_the_loop_is_not_measured_on_a_script_that_runs_its_own(
+    slipstream: Any,
+) -> None:
+    (slipstream.folder / "script.py").write_text(_SCRIPT)
+    run = slipstream.briefly("prove", "script.py", "-t", "amp:bf16", "-t", "accumulation:4")
+    assert run.returncode == 1
+    said = " ".join(run.stderr.split())
+    assert "accumulation changes the loop, and script.py runs its own" in said
+    assert "slipstream apply script.py --technique accumulation:4 --write" in said

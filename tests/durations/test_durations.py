@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -318,3 +319,12 @@ def test_a_common_spread_makes_the_sum_as_uncertain_as_said() -> None:
     independent = sum((spread * duration) ** 2 for duration in by_call.values()) ** 0.5
     assert independent == pytest.approx(0.2 * sum(by_call.values()))
     assert common_spread(graph, [], 0.2) == 0.2
+
+
+def test_a_user_without_a_home_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert durations.cache_folder().is_relative_to(tempfile.gettempdir())

@@ -47,7 +47,11 @@ def build(make: Callable[[], Any], *techniques: Any) -> Built:
 @functools.cache
 def graph_of(make: Callable[[], Any]) -> Graph:
     """One recorded step."""
-    built = build(make)
+    return record(build(make))
+
+
+def record(built: Built) -> Graph:
+    """The graph of one step of `built`."""
     running = capture(CaptureSettings(warmup=1, steps=3, threads=1))(built)
     value = None
     while True:

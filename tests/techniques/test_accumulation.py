@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from recorded import build, graph_of, inference, mlp
+from recorded import build, graph_of, inference, mlp, record
+from torch import distributed, nn
 
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import StepPhase
+from slipstream.graph import Graph, StepPhase, replay
 from slipstream.technique import Context
 from slipstream.techniques.accumulation import Accumulation
-from slipstream.workload import build_from
+from slipstream.workload import Built, build_from
 
 
 @pytest.mark.parametrize("batches", [2, 3])
@@ -57,3 +61,42 @@ def test_a_step_of_ones_own_is_not_replaced() -> None:
     parts = {"model": model, "batch": batch, "loss": loss, "optimizer": optimizer, "step": step}
     with pytest.raises(WorkloadError, match="your own"):
         build_from(parts, [Accumulation(2)], 0, "own step")
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def replicated() -> Any:
+    """As `mlp`, exchanging gradients with replicas."""
+    model, batch, loss, _ = mlp()
+    model = nn.parallel.DistributedDataParallel(model)
+    return model, batch, loss, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+def exchanges(graph: Graph) -> int:
+    return sum(graph.string(int(name)) == "c10d::allreduce_" for name in graph.tasks.name)
+
+
+def test_replicas_exchange_gradients_once_per_update(one_rank: None, tmp_path: Path) -> None:
+    graph = record(build(replicated))
+    assert exchanges(graph) == 1
+    after = Accumulation(3).predict(graph, Context(Durations(threads=1, path=tmp_path / "d.db")))
+    after.check()
+    real = record(build(replicated, Accumulation(3)))
+    assert exchanges(after) == exchanges(real) == 1
+    names = [Counter(g.string(int(n)) for n in g.tasks.name) for g in (after, real)]
+    # Dividing the loss is not predicted; adding gradients is one task there.
+    for name in ("aten::addmm", "aten::mm", "aten::relu", "c10d::allreduce_", "aten::copy_"):
+        assert names[0][name] == names[1][name], name
+    peaks = [replay(g).peak_bytes for g in (after, real)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+
+
+def test_a_scripts_own_loop_is_not_replaced() -> None:
+    model, batch, _, optimizer = mlp()
+    with pytest.raises(WorkloadError, match="a script's loop is its own"):
+        Accumulation(2).apply(Built(model, batch=batch, optimizer=optimizer))

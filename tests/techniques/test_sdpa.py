@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import build, graph_of, mlp
+from recorded import build, graph_of, mlp, record
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
 
@@ -19,8 +19,9 @@ from slipstream.durations.microbenchmark import run
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Graph, StepPhase
 from slipstream.provenance import Provenance
-from slipstream.technique import Context, QualityKind
+from slipstream.technique import Context, QualityKind, combine, parse
 from slipstream.techniques.attention import find_attention
+from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.sdpa import Sdpa
 from slipstream.workload import Workload
 
@@ -315,3 +316,67 @@ def test_its_code_is_a_line_to_write_by_hand() -> None:
     assert change is not None
     assert change.diff == ""
     assert "F.scaled_dot_product_attention(" in change.note
+
+
+def bf16_attention(graph: Graph) -> list[Call]:
+    """Calls of attention, forward and backward, that take bfloat16."""
+    return [
+        graph.calls[number]
+        for number in graph.tasks.call
+        if number >= 0
+        and "scaled_dot_product" in graph.calls[number].name
+        and graph.calls[number].inputs[0].dtype == "bfloat16"
+    ]
+
+
+def casts(graph: Graph) -> int:
+    return sum(
+        graph.string(int(name)) == "aten::_to_copy" for name in graph.tasks.name[1:].tolist()
+    )
+
+
+@pytest.mark.parametrize("combination", ["sdpa+amp:bf16", "amp:bf16+sdpa"])
+@pytest.mark.parametrize("make", [written_out, written_out_inference, averaging])
+def test_amp_after_it_computes_attention_in_bfloat16(
+    make: Callable[[], Any], combination: str
+) -> None:
+    techniques, table = parse(combination), Table()
+    context: Any = Context(durations=table)  # type: ignore[arg-type]
+    after = combine(graph_of(make), techniques, context)
+    after.check()
+
+    def converted() -> Any:
+        return build(make, *techniques)
+
+    real = record(converted())
+    trained = (real.tasks.phase == StepPhase.BACKWARD).any()
+    found = bf16_attention(after)
+    assert len(found) == len(bf16_attention(real)) == (4 if trained else 2)
+    for call in found:
+        widths = {spec.dtype for spec in call.inputs[:3]}
+        assert widths == {"bfloat16"}
+        assert call.outputs[0].dtype == "bfloat16"
+        assert call.key in table.looked  # it is priced as what it has become
+    assert casts(after) == pytest.approx(casts(real), abs=3)
+    found = run([call.to_json() for call in found], threads=1)
+    assert [one.get("error") for one in found] == [None] * len(found)
+
+
+def test_the_fused_call_has_the_storages_of_what_it_replaces() -> None:
+    graph = graph_of(written_out)
+    after = predicted(graph, Table())
+    flow = Dataflow(after)
+    (first, _) = [
+        t for t in range(len(after)) if names_of(after, t) == "aten::scaled_dot_product_attention"
+    ]
+    # Queries, keys and values are parts of what one linear layer made.
+    makers = {names_of(after, t) for t in flow.makers[first][:3]}
+    assert makers == {"aten::addmm"}
+    assert [names_of(after, t) for t in flow.readers[first]]
+    back = next(t for t in range(len(after)) if "for_cpu_backward" in names_of(after, t))
+    assert after.tasks.sequence[back] in after.tasks.sequence[:back]
+    assert flow.readers[back]
+
+
+def names_of(graph: Graph, task: int) -> str:
+    return graph.string(int(graph.tasks.name[task]))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from recorded import build, graph_of, mlp
 
-from slipstream.durations import Answer, Durations, Question
+from slipstream import technique
+from slipstream.durations import Answer, Durations, Question, usable_cores
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Call, Graph
 from slipstream.provenance import Provenance
@@ -112,3 +113,9 @@ def test_the_edit_of_the_source_says_the_same(tmp_path: Path) -> None:
     change = Threads(2).code(Workload.parse(str(script)))
     assert change is not None
     assert "+torch.set_num_threads(2)" in change.diff
+
+
+def test_the_name_says_how_many_threads_zero_stands_for() -> None:
+    (one,) = technique.parse("threads:0")
+    assert str(one) == f"threads:{usable_cores()}"
+    assert technique.parse(str(one)) == technique.parse(f"threads:{usable_cores()}")

@@ -10,6 +10,7 @@ import pytest
 from slipstream.technique import Quality, QualityKind
 from slipstream.verbs import _advise
 from slipstream.verbs._advise import Advice, advise
+from slipstream.verbs._first_look import Outlook
 from slipstream.verbs._goals import Goal
 from slipstream.verbs._predict import Prediction
 
@@ -39,6 +40,8 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(_advise, "predict", predict)
         singles = [name for name in known if "+" not in name]
         monkeypatch.setattr(_advise, "_singles", lambda: singles)
+        looked = [Outlook(known[name]) for name in singles]
+        monkeypatch.setattr(_advise, "first_look", lambda *_: looked)
         return advise(None, durations=object(), **options)  # type: ignore[arg-type]
 
     return run

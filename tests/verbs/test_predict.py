@@ -20,7 +20,8 @@ from slipstream.provenance import Provenance
 from slipstream.technique import Context, Quality, QualityKind, Settings, Stage
 from slipstream.techniques.precision import Amp
 from slipstream.verbs._predict import WORTH_IT, Prediction, predict
-from tiny_models import captured
+from slipstream.verbs._profile import profile
+from tiny_models import captured, workload
 
 
 @dataclass(frozen=True)
@@ -289,3 +290,30 @@ def test_steps_that_differ_widen_the_interval() -> None:
     plain, wide = one(mlp, Faster()), one(differing, Faster())
     assert wide.high / wide.low > 1.5 * plain.high / plain.low
     assert wide.ratio == plain.ratio
+
+
+@dataclass(frozen=True)
+class Needy(Faster):
+    """Needs to know which ids are looked up."""
+
+    name: ClassVar[str] = "needy"
+    needs: ClassVar[frozenset[str]] = frozenset({"ids", "grads"})
+
+
+def test_a_statistic_that_was_not_recorded_is_asked_for_with_the_command() -> None:
+    (found,) = predict(captured("embedding"), [Needy()])
+    assert found.verdict == "does not apply"
+    assert "slipstream profile WORKLOAD --record grads,ids" in (found.why_not or "")
+    # Its own reason comes first: recording would not help.
+    (found,) = predict(captured("embedding"), [Needy(reason="a reason")])
+    assert found.why_not == "a reason"
+
+
+def test_a_recorded_statistic_lets_it_apply_and_an_empty_one_says_why() -> None:
+    graph = profile(workload("embedding"), warmup=1, steps=2, threads=1, needs=Needy.needs)
+    (found,) = predict(graph, [Needy()])
+    assert found.why_not is None
+    assert found.ratio < 1
+    graph = profile(workload("mlp"), warmup=1, steps=2, threads=1, needs=Needy.needs)
+    (found,) = predict(graph, [Needy()])
+    assert found.why_not == "the step looks up no embedding table"

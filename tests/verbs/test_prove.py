@@ -12,6 +12,7 @@ from slipstream import technique
 from slipstream.errors import WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
 from slipstream.technique import QualityKind, quality_of
+from slipstream.verbs._prove import prove
 from slipstream.verbs._quality import _one_trial, _trial, check_quality
 from slipstream.workload import Built, Workload
 from tiny_models import parts
@@ -151,3 +152,13 @@ def test_switched_off_nothing_runs_and_it_is_said(tmp_path: Path) -> None:
     (found,) = check_quality(workload, changed, budget_s=None)
     assert found.status is QualityStatus.UNCHECKED
     assert "switched off" in found.sentence
+
+
+def test_times_are_of_as_many_samples_on_both_sides(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_TRAIN)
+    found = prove(
+        f"{tmp_path}/train.py:make", ["batch_size:x32"],
+        threads=1, budget="2s", quality_budget=None,
+    )  # fmt: skip
+    # Dispatching the operators is all there is: 256 samples cost little more than 8.
+    assert found.ratio("batch_size:x32").ratio < 0.5

@@ -204,6 +204,88 @@ def test_a_loss_that_is_no_scalar_is_refused(outputs: int) -> None:
         build((model, pair()[0], None, sgd(model))).step()
 
 
+class Whole(nn.Module):
+    """Takes inputs and targets, and gives an output that holds the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 1)
+
+    def forward(self, x: Any, labels: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(loss=nn.functional.mse_loss(self.inner(x), labels))
+
+
+def test_a_loss_of_one_argument_is_given_the_output() -> None:
+    model = Whole()
+    inputs, targets = pair()
+    expected = model(inputs, targets).loss.item()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for batch in ((inputs, targets), {"x": inputs, "labels": targets}):
+        built = build((model, batch, lambda out: out.loss, optimizer))
+        assert float(built.step()) == pytest.approx(expected)
+        assert built.samples == len(inputs)
+
+
+def test_a_loss_of_one_argument_over_a_model_of_one() -> None:
+    model = linear()
+    inputs, targets = pair()
+    expected = model(inputs).square().mean().item()
+    built = build((model, (inputs, targets), lambda output: output.square().mean(), sgd(model)))
+    assert float(built.step()) == pytest.approx(expected)
+
+
+def test_a_training_step_may_leave_out_the_number_of_the_batch() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 1)
+
+        def training_step(self, batch: Any) -> Any:
+            return nn.functional.mse_loss(self.inner(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    built = build((Plain(), pair()))
+    assert built.training
+    assert float(built.step()) > float(built.step())
+
+
+class Wrapper:
+    """Not a module, but it holds one."""
+
+    def __init__(self) -> None:
+        self.network = linear()
+
+
+@pytest.mark.parametrize(
+    ("result", "said", "remedy"),
+    [
+        (linear(), "Linear alone", "(model, batch) for inference"),
+        ((linear(), pair(), nn.MSELoss, sgd(linear())), "the class MSELoss", "MSELoss()"),
+        (
+            (linear(), pair(), nn.MSELoss(), torch.optim.SGD),
+            "the class SGD",
+            "SGD(model.parameters(), ...)",
+        ),
+        (
+            (linear(), torch.utils.data.DataLoader([0.0]), nn.MSELoss(), sgd(linear())),
+            "the batch is a DataLoader",
+            "next(iter(loader))",
+        ),
+        ((Wrapper(), pair(), nn.MSELoss(), sgd(linear())), "tuple of Wrapper", "its 'network' is"),
+        ({"model": Wrapper(), "step": print}, "the model is a Wrapper", "its 'network' is"),
+        ((one for one in "abc"), "returned a generator", "in place of yield"),
+    ],
+)
+def test_near_misses_are_told_what_to_write(result: Any, said: str, remedy: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        build(result)
+    assert said in caught.value.what
+    assert remedy in str(caught.value.remedy)
+    assert caught.value.where == WHERE
+
+
 @dataclass(frozen=True)
 class Noting:
     """A technique that writes down when it was applied."""

@@ -184,7 +184,18 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
     ("text", "said", "remedy"),
     [
         ("", "ended without an optimizer step", "train.py:FUNCTION"),
-        ("loss_of(model)", "ended without an optimizer step", "after --"),
+        ("loss_of(model)", "step, after 1 call of a model", "after --"),
+        (
+            "for _ in range(7): loss_of(model).backward()",
+            "ended without an optimizer step, after 7 calls of backward",
+            "optimizer.step()",
+        ),
+        ("import sys; steps = int(sys.argv[1])", "IndexError", "slipstream profile train.py -- "),
+        (
+            "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import torch'])",
+            "but started other processes",
+            "train.py:FUNCTION",
+        ),
         ("train(model, optimizer, 1)", "after 1 optimizer step,", "more epochs"),
         ("train(model, optimizer, 4)", "after 4 optimizer steps, which are too few", "--steps"),
         ("import sys; sys.exit()", "called sys.exit() without an optimizer step", "after --"),

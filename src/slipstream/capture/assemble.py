@@ -19,10 +19,22 @@ from slipstream.capture.modules import ModuleNames, module_classes
 from slipstream.capture.optimizer import describe_optimizer
 from slipstream.capture.other_size import OtherSize
 from slipstream.capture.overhead import Calibration, StepTimes, calibrate
+from slipstream.capture.paging import Faulting
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units, find_units
 from slipstream.errors import GraphError
-from slipstream.graph import PROVENANCES, Call, Edges, Graph, Kind, StepPhase, StringTable, Tasks
+from slipstream.graph import (
+    PROVENANCES,
+    Call,
+    Edges,
+    Editor,
+    Graph,
+    Kind,
+    StepPhase,
+    StringTable,
+    Tasks,
+)
+from slipstream.graph.page_faults import PAGE_FAULTS
 from slipstream.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -43,11 +55,13 @@ def assemble(
     threads: int,
     other: OtherSize,
     memory: MemoryRecord | None = None,
+    faulting: Faulting | None = None,
 ) -> Graph:
     """The graph of one step.
 
     Args:
         parameters: storages of the model's parameters; empty when there is no model to ask.
+        faulting: steps before the process kept its pages; None when it had them all along.
 
     Raises:
         GraphError: no operators ran, or the steps have too little in common.
@@ -81,7 +95,23 @@ def assemble(
     if memory is not None:
         graph = replace(graph, memory=allocations(memory, trace, units, found.tolist()))
         graph.memory.check(len(graph))
+    if faulting is not None:
+        graph = _with_page_faults(graph, faulting.extra_ns(times, threads), faulting.spread)
     return graph
+
+
+def _with_page_faults(graph: Graph, extra_ns: float, spread: float) -> Graph:
+    """One more task at the step's end; where in the step its parts lie is not known."""
+    last = len(graph) - 1
+    edit = Editor(graph, "")
+    edit.insert(last, PAGE_FAULTS, extra_ns, Provenance.MEASURED, spread=spread, kind=Kind.HOST)
+    found = edit.apply("")
+    tasks = found.tasks
+    # It takes over nothing of the task it stands behind.
+    for column in (tasks.module, tasks.source, tasks.scope, tasks.phase):
+        column[-1] = 0
+    tasks.sequence[-1] = -1
+    return replace(found, edits=graph.edits)
 
 
 def _unit_times(units: Units, aligned: Aligned) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -8,11 +8,10 @@ the tasks (see `overhead.py` beside this file).
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,12 @@ from slipstream.capture.memory import gradients, held, memory_profiler, read_mem
 from slipstream.capture.modules import ModuleNames
 from slipstream.capture.other_size import record_other_size
 from slipstream.capture.overhead import LoadingTime, StepTimes
+from slipstream.capture.paging import keep_pages
 from slipstream.capture.regions import record_regions
+from slipstream.capture.statistics import OF_VALUES, record_statistics
 from slipstream.capture.trace import PARAMETERS, read_trace, recorded, take_parameters
 from slipstream.graph import Graph
+from slipstream.graph.collection import no_collection
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
 _STEPS_PER_WINDOW = 3
 _LONGEST_CAPTURE_S = 60.0
 _FEWEST_STEPS = 3
-STATISTICS = ("regions",)
-"""What can be recorded besides the graph, on request."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,16 @@ class CaptureSettings:
         warmup: steps that run before anything is recorded: lazy state, caches, allocator.
         steps: profiled steps whose per-task minimum is taken, and as many plain ones.
         threads: intra-op threads, or 0 for what the workload sets.
-        needs: statistics to record besides, of `STATISTICS`.
+        needs: statistics to record besides, see `statistics.STATISTICS`.
+        own_process: whether the process ends with the capture, so that its heap may be told to
+            keep its pages; see `paging`.
     """
 
     warmup: int = 3
     steps: int = 24
     threads: int = 0
     needs: tuple[str, ...] = ()
+    own_process: bool = True
 
 
 def capture(
@@ -85,6 +88,9 @@ def capture(
         # A slow step needs fewer repetitions: its tasks are long against the noise.
         affordable = int(_LONGEST_CAPTURE_S / 2 / max(per_step_s, 1e-9))
         steps = max(min(settings.steps, affordable), min(_FEWEST_STEPS, settings.steps))
+        faulting = None
+        if settings.own_process:
+            faulting = yield from keep_pages(steps, say)
         walls: list[int] = []
         cpus: list[int] = []
         loading: list[LoadingTime] = []
@@ -99,7 +105,7 @@ def capture(
                     cpus.append(time.thread_time_ns() - cpu)
                     walls.append(time.perf_counter_ns() - wall)
                 loading.append(loader.time)
-            with _no_collection():
+            with no_collection():
                 with _profiler() as profiler:
                     _mark()
                     for _ in range(window):
@@ -107,7 +113,7 @@ def capture(
                         _mark()
                 profiled += steps_of(profiler.profiler.kineto_results.events())
         say("recording memory")
-        with _no_collection():
+        with no_collection():
             with memory_profiler() as profiler:
                 yield
                 before = held(built)
@@ -128,37 +134,27 @@ def capture(
                 _show_parameters(built.model)
                 yield
             say("building the graph")
-            with _no_collection():
+            with no_collection():
                 parameters, trace = take_parameters(read_trace(path))
         say("recording another number of samples")
         other = record_other_size(built, trace)
+        say("putting the recordings together")
         times = StepTimes(tuple(walls), tuple(cpus), tuple(loading))
         threads = torch.get_num_threads()
-        with _no_collection():
+        with no_collection():
             graph = assemble(
-                built, trace, parameters, names, profiled, times, threads, other, memory
+                built, trace, parameters, names, profiled, times, threads, other, memory, faulting
             )
         if "regions" in settings.needs:
             regions = yield from record_regions(built, graph, settings.steps, say)
             graph = replace(graph, meta={**graph.meta, "regions": regions})
+        if OF_VALUES.intersection(settings.needs):
+            # Last: it keeps sums and watches every operator.
+            found = yield from record_statistics(built, settings.needs, min(walls), say)
+            graph = replace(graph, statistics=found)
         return graph
 
     return program
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage is collected within: a collection would land in an arbitrary task.
-
-    Nor while records are read: they are many small objects, none of them garbage.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _mark() -> None:

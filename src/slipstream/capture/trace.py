@@ -22,6 +22,9 @@ _DTYPES = {
     "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
     "BFloat16": "bfloat16", "Half": "float16", "byte": "uint8",
 }  # fmt: skip
+# Annotations of what another thread does (a communication that was begun here), or that the trace
+# itself adds: the profiler has none of them among this thread's events.
+_ELSEWHERE = ("## process_group:init ##", "gloo:", "nccl:", "mpi:", "ucc:")
 _NO_TENSOR = 0
 PARAMETERS = "slipstream::parameters"
 """Annotation under which a capture shows the trace the model's parameters, before the step."""
@@ -88,6 +91,9 @@ def _nodes(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
         above = row["ctrl_deps"]
         if above not in index:
             index[above] = _around(above, index, nodes)
+        if row["name"].startswith(_ELSEWHERE):
+            index[row["id"]] = index[above]
+            continue
         index[row["id"]] = len(nodes)
         nodes.append(_node(row, index[above]))
     return nodes

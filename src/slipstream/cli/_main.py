@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import keyword
 import os
 import signal
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, SlipstreamWarning
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -19,9 +22,13 @@ if TYPE_CHECKING:
 
 # In the order of the flow, then engines, then tools. Each module holds `command` (a function)
 # or `app` (a noun with verbs of its own); the first line of its docstring is the help.
-_FLOW = ("profile", "explain", "predict", "apply", "prove", "advise", "export", "import", "diff")
+_FLOW = (
+    "profile", "explain", "predict", "apply", "prove", "advise", "report", "export", "import",
+    "diff",
+)  # fmt: skip
 _TOOLS = ("measure", "results", "data", "bench", "doctor", "demo")
 _INTERRUPTED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 # Ending children and putting files back takes this long at most; further Ctrl-C wait for it.
 _CLEANING_UP_S = 10.0
 
@@ -96,6 +103,7 @@ def main() -> None:
 def _run() -> int:
     try:
         _interrupt_once()
+        _warn_in_a_line()
         return _command(_without_debug(sys.argv[1:]))
     except SlipstreamError as error:
         return _report(error)
@@ -109,8 +117,23 @@ def _run() -> int:
         # `slipstream ... | head`: the reader has what it wanted.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _report_disk(error) if error.errno in _NO_ROOM else _report_defect(error)
     except Exception as error:
         return _report_defect(error)
+
+
+def _warn_in_a_line() -> None:
+    """Warnings of ours are for the person who runs us: without the line of our code."""
+    shown = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
+        if issubclass(category, SlipstreamWarning):
+            print(f"warning: {message}", file=sys.stderr, flush=True)
+        else:
+            shown(message, category, *rest, **named)
+
+    warnings.showwarning = show
 
 
 def _command(arguments: list[str]) -> int:
@@ -163,6 +186,19 @@ def _interrupt_once() -> None:
 def _ending_signals() -> list[signal.Signals]:
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     return [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+
+def _report_disk(error: OSError) -> int:
+    """Nothing more can be written, to a file, the folder for temporary ones, or our output."""
+    with contextlib.suppress(OSError):
+        # What is left in its buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(f"error: it cannot be written: {error.strerror}", file=sys.stderr)
+    if error.filename is not None:
+        print(f"  where: {os.fsdecode(error.filename)}", file=sys.stderr)
+    print("  try: free some disk space; TMPDIR says where temporary files go", file=sys.stderr)
+    _show_traceback(error)
+    return 1
 
 
 def _report_defect(error: Exception) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.tables import Table, to_json
 
 # Often enough to see that it lives, seldom enough to read.
-_LOG_EVERY_S = 5.0
+_LOG_EVERY_S = 2.0
 
 Say = Callable[[str], None]
 

@@ -60,8 +60,10 @@ Record = Annotated[
     list[str] | None,
     typer.Option(
         "--record",
-        metavar="STATISTIC",
-        help="Record this besides: regions (what torch.compile makes of the model). Repeatable.",
+        metavar="STATISTIC,...",
+        help="Record these besides: regions (what torch.compile makes of the model), ids (which "
+        "rows of embedding tables), spectra (singular values), grads (gradients' size and noise), "
+        "sparsity (zeros).",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
@@ -145,6 +147,11 @@ def graph_of(
     )
 
 
+def statistics_of(record: Sequence[str] | None) -> list[str]:
+    """The statistics that ``--record a,b --record c`` names."""
+    return [name.strip() for text in record or () for name in text.split(",")]
+
+
 def needs_of(techniques: Iterable[str]) -> set[str]:
     """The statistics that predicting these combinations takes.
 
@@ -207,14 +214,14 @@ def prediction_table(
     What does not apply follows below, with its reason. The names in `marked` carry a star, which
     a note should explain.
     """
-    from slipstream.units import format_bytes, format_duration, format_percent
+    from slipstream.units import format_duration, format_percent
 
     rows = [
         (
             p.technique + (" *" if p.technique in marked else ""),
             f"{p.speedup:.2f}x",
             f"[{1 / p.high:.2f}, {1 / p.low:.2f}]",
-            _memory(p),
+            memory_change(p),
             format_duration(p.step_ns),
             p.quality.kind.value if p.quality else "-",
             ", ".join(f"{format_percent(s)} {k}" for k, s in p.shares.items()),
@@ -223,15 +230,7 @@ def prediction_table(
         for p in predictions
         if p.why_not is None
     ]
-    step_ns = predictions[0].baseline_ns if predictions else 0.0
-    peak = max((p.memory[0] for p in predictions), default=0)
-    lines = [
-        f"as it is: {format_duration(step_ns)} per step"
-        + (f", {graph.samples} samples" if graph.samples else "")
-        + f", {format_bytes(peak) + ' at most' if peak else 'memory not recorded'}"
-        + f" ({graph.meta.get('threads')} thread(s), without contention)",
-        *notes,
-    ]
+    lines = [as_it_is(graph, predictions), *notes]
     if graph.meta.get("contended"):
         lines.append("the machine was busy while the step was recorded; minima were taken")
     if graph.meta.get("unaligned_share"):
@@ -255,7 +254,22 @@ def prediction_table(
     )
 
 
-def _memory(prediction: Prediction) -> str:
+def as_it_is(graph: Graph, predictions: Sequence[Prediction]) -> str:
+    """The recorded step in one line."""
+    from slipstream.units import format_bytes, format_duration
+
+    step_ns = predictions[0].baseline_ns if predictions else 0.0
+    peak = max((p.memory[0] for p in predictions), default=0)
+    threads = graph.meta.get("threads")
+    return (
+        f"as it is: {format_duration(step_ns)} per step"
+        + (f", {graph.samples} samples" if graph.samples else "")
+        + f", {format_bytes(peak) + ' at most' if peak else 'memory not recorded'}"
+        + f" ({threads} thread{'s' * (threads != 1)}, without contention)"
+    )
+
+
+def memory_change(prediction: Prediction) -> str:
     """The step's peak as it would be, and by how much that differs."""
     from slipstream.units import format_bytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,12 +53,23 @@ def command(
     Single techniques and combinations of those that help, the cheapest sample first. A star marks
     what nothing else beats in time, memory and effect on the numbers at once. Nothing is applied.
 
+    Operators that techniques would change are timed once per machine, which takes up to a few
+    minutes. Meanwhile a first table on stderr says what each technique can gain at most; stdout
+    has the final table only. With --json there is no first table.
+
         slipstream advise train.py:make_workload
 
         slipstream advise run.slipgraph --goal 'memory<2GiB'
     """
+    from slipstream.cli._first_look import show_first_look
     from slipstream.cli._output import emit, progress
-    from slipstream.cli._workload import graph_of, history, prediction_json, prediction_table
+    from slipstream.cli._workload import (
+        graph_of,
+        history,
+        prediction_json,
+        prediction_table,
+        statistics_of,
+    )
     from slipstream.verbs._advise import advise
     from slipstream.verbs._goals import parse_goal
 
@@ -66,13 +77,25 @@ def command(
     with progress("advising") as say, history(store) as past:
         graph = graph_of(
             workload, script_arguments, settings,
-            threads=threads, steps=steps, timeout=timeout, say=say, needs=record or (),
+            threads=threads, steps=steps, timeout=timeout, say=say,
+            needs=statistics_of(record),
         )  # fmt: skip
-        found = advise(graph, goals=goals, combinations=combinations, widen=past.widen, say=say)
+        found = advise(
+            graph, goals=goals, combinations=combinations, widen=past.widen, say=say,
+            show=(lambda outlooks: None) if as_json else show_first_look(graph),
+        )  # fmt: skip
         past.keep(found.predictions, str(graph.meta.get("workload", workload)))
     name = "WORKLOAD" if workload.endswith(".slipgraph") else workload
     legend = "* nothing else is better in time, memory and numbers at once" if found.front else ""
-    notes = (past.note, legend, *_about_goals(goals, found), _next(found, name))
+    bound = _bound_to_functions(found, workload)
+    script = (
+        f"prove needs a function for {', '.join(bound)}: a script runs its own loop, and "
+        "`slipstream apply` shows how to edit it"
+    )
+    notes = (
+        past.note, legend, *_about_goals(goals, found), script if bound else "",
+        _next(found, name, bound),
+    )  # fmt: skip
     table = prediction_table(graph, found.predictions, *notes, marked=found.front)
     payload: dict[str, Any] = {
         "predictions": [prediction_json(p) for p in found.predictions],
@@ -105,10 +128,25 @@ def _about_goals(goals: Sequence[Goal], found: Advice) -> list[str]:
     return lines
 
 
-def _next(found: Advice, workload: str) -> str:
+def _bound_to_functions(found: Advice, workload: str) -> list[str]:
+    """What `prove` cannot measure on a plain script, because it changes the loop."""
+    from slipstream import technique
+
+    if not workload.endswith(".py"):
+        return []
+    return [
+        p.technique
+        for p in found.predictions
+        if p.why_not is None
+        and not all(getattr(one, "in_scripts", True) for one in technique.parse(p.technique))
+    ]
+
+
+def _next(found: Advice, workload: str, unprovable: Collection[str]) -> str:
     """What to do with the ranking, in one line."""
     if found.best is not None:
-        return f"next: slipstream prove {workload} --technique {found.best.technique}"
+        verb = "apply" if found.best.technique in unprovable else "prove"
+        return f"next: slipstream {verb} {workload} --technique {found.best.technique}"
     if found.unmet:
         return "a smaller model or batch, or a larger machine, is what is left"
     return "nothing here is worth the trouble: keep the step as it is"

@@ -81,6 +81,7 @@ def command(
             "losses_before": list(applied.before),
             "losses_after": list(applied.after),
             "finite": applied.finite,
+            "not_run": applied.not_run,
             "relative_difference": applied.difference,
             "diffs": [change.diff for change in applied.code],
             "diff": applied.diff,
@@ -103,8 +104,11 @@ def _table(applied: Applied, recipe: Workload, technique: str, write: bool) -> T
         (step, _number(before), _number(after), _difference(before, after))
         for step, (before, after) in enumerate(zip(applied.before, applied.after, strict=True), 1)
     ]
-    notes = ["the transformed workload runs" + ("" if write else "; your files were not changed")]
-    if not applied.finite:
+    kept = "" if write else "; your files were not changed"
+    notes = ["the transformed workload runs" + kept]
+    if applied.not_run is not None:
+        notes = [f"not run with it: {applied.not_run}{kept}"]
+    elif not applied.finite:
         notes.append("a loss is not finite: do not use this technique here")
     elif applied.difference is None:
         notes.append("its steps return no number, so that losses cannot be compared")

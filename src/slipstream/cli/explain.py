@@ -46,6 +46,13 @@ def command(
         bool,
         typer.Option("--memory", help="The most memory the step holds, and what lives then."),
     ] = False,
+    statistics: Annotated[
+        bool,
+        typer.Option(
+            "--statistics",
+            help="What `profile --record` kept of the values: ids, spectra, gradients, zeros.",
+        ),
+    ] = False,
     top: Annotated[int, typer.Option("--top", min=1, help="Rows to show.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -63,10 +70,15 @@ def command(
     """
     from slipstream.cli._memory import memory_report
     from slipstream.cli._output import emit, progress
+    from slipstream.cli._statistics import statistics_report
     from slipstream.graph import communication, find_critical_path, lanes, load, replay
 
     with progress("explaining"):
-        timeline = replay(load(run))
+        graph = load(run)
+        if statistics:
+            emit(*statistics_report(graph, str(run), top), as_json=as_json)
+            return
+        timeline = replay(graph)
         if memory:
             emit(*memory_report(timeline, top), as_json=as_json)
             return
@@ -276,7 +288,8 @@ def _lane_table(timeline: Timeline) -> Table:
             format_percent(lane.busy),
             format_duration(lane.busy_ns),
             format_duration(lane.gap_ns),
-            format_duration(lane.idle_ns),
+            # Of sums of fractions a little is left.
+            format_duration(lane.idle_ns if lane.idle_ns >= 1 else 0),
         )
         for lane in lanes(timeline)
     ]

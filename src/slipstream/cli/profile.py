@@ -52,7 +52,7 @@ def command(
     function that runs one step.
     """
     from slipstream.cli._output import emit, note, progress
-    from slipstream.cli._workload import workload_of
+    from slipstream.cli._workload import statistics_of, workload_of
     from slipstream.graph import save
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._profile import profile
@@ -65,12 +65,14 @@ def command(
             steps=steps,
             threads=threads,
             timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
-            needs=record or (),
+            needs=statistics_of(record),
             say=say,
         )
         save(graph, output)
     emit(summary(graph), summary_json(graph, output), as_json=as_json)
     note(f"kept in {output}; next: slipstream advise {output}")
+    if graph.statistics.recorded:
+        note(f"what was recorded of its values: slipstream explain {output} --statistics")
 
 
 def _check_output(output: Path) -> None:

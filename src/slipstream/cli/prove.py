@@ -67,13 +67,15 @@ def command(
     from slipstream.cli._workload import graph_of, history, needs_of, workload_of
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._predict import predict
-    from slipstream.verbs._prove import prove
+    from slipstream.verbs._prove import check_script, prove
 
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
     # Everything that can be wrong in the request, before anything takes time.
     names = [techniques.combination_name(techniques.parse(text)) for text in technique]
     recipe = workload_of(workload, script_arguments, settings)
+    for text in technique:
+        check_script(recipe, techniques.parse(text))
     timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
     if not parse_duration_ns(budget, "--budget"):
         raise InvalidArgumentError("--budget", "no time to measure in", remedy="as 60s, 5min")

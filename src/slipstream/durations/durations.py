@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.child import Child
+from slipstream.errors import SlipstreamWarning, StoreError
 from slipstream.graph import Call
 from slipstream.provenance import Provenance
 from slipstream.sqlite import errors_in_words, open_database, transaction
@@ -25,16 +29,9 @@ _MIGRATIONS = (
     """,
 )
 # Raised whenever the micro-benchmark measures something else than before: old answers are void.
-_METHOD = 3
+_METHOD = 4
 _BATCH = 24
 _BATCH_TIMEOUT_S = 300.0
-# In a step of many tensors glibc soon serves blocks of up to 32 MiB from memory it keeps. One
-# call repeated alone would give its pages back and fault them in again every time; a convolution's
-# backward pass then seemed half as fast as it is. Larger blocks are new pages in a step, too.
-_ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
-}
 # `Question.key`, and the number of threads.
 _Key = tuple[str, int]
 
@@ -91,6 +88,7 @@ class Durations:
         self._machine = machine_key()
         self._known: dict[_Key, Answer | None] = {}
         self._unknown: set[_Key] = set()
+        self._warned = False
 
     def lookup(self, call: Call | Question) -> Answer | None:
         """The duration of `call`, or None when it is not known."""
@@ -110,16 +108,13 @@ class Durations:
         machine's speed drifts. What cannot be run alone is remembered as such.
 
         Raises:
-            StoreError: the cache cannot be written.
             ChildError: the benchmarking process died.
         """
-        wanted = {self._key(call): _question(call) for call in calls}
-        self._load(list(wanted))
-        missing = [(key, one) for key, one in wanted.items() if key not in self._known]
+        missing = self.missing(calls)
         if not missing:
             return
         most = max(threads for (_, threads), _ in missing)
-        with Child("the micro-benchmark", environment={**one_pool(most), **_ALLOCATOR}) as child:
+        with Child("the micro-benchmark", environment=one_pool(most)) as child:
             for begin in range(0, len(missing), _BATCH):
                 say(f"measuring operators {begin + 1}-{min(begin + _BATCH, len(missing))} "
                     f"of {len(missing)}")  # fmt: skip
@@ -133,12 +128,19 @@ class Durations:
                 )
                 self._save(list(zip([key for key, _ in batch], found, strict=True)))
 
+    def missing(self, calls: Iterable[Call | Question]) -> list[tuple[_Key, Question]]:
+        """Those of `calls` that `measure` would micro-benchmark now, with their keys."""
+        wanted = {self._key(call): _question(call) for call in calls}
+        self._load([key for key in wanted if key not in self._known])
+        return [(key, one) for key, one in wanted.items() if key not in self._known]
+
     def _key(self, call: Call | Question) -> _Key:
         one = _question(call)
         return one.key, self.threads if one.threads is None else one.threads
 
     def _load(self, keys: list[_Key]) -> None:
-        if not self._path.exists():
+        # Not Path.exists(), which fails in a folder that may not be looked into.
+        if not os.path.exists(self._path):
             return
         with errors_in_words(self._path):
             connection = open_database(self._path, _MIGRATIONS)
@@ -155,7 +157,7 @@ class Durations:
                 connection.close()
 
     def _save(self, rows: list[tuple[_Key, dict[str, Any]]]) -> None:
-        with errors_in_words(self._path):
+        with self._without_cache(), errors_in_words(self._path):
             connection = open_database(self._path, _MIGRATIONS)
             try:
                 with transaction(connection):
@@ -174,6 +176,21 @@ class Durations:
         for key, found in rows:
             self._known[key] = _answer(found.get("nanoseconds"), found.get("spread"))
 
+    @contextlib.contextmanager
+    def _without_cache(self) -> Iterator[None]:
+        """What cannot be kept for the next time still serves this one."""
+        try:
+            yield
+        except StoreError as error:
+            if not self._warned:
+                place = "XDG_CACHE_HOME names the folder it goes to"
+                warnings.warn(
+                    f"timings of operators cannot be kept: {error.what} ({self._path}); {place}",
+                    SlipstreamWarning,
+                    stacklevel=2,
+                )
+            self._warned = True
+
 
 def _question(call: Call | Question) -> Question:
     return call if isinstance(call, Question) else Question(call)
@@ -191,8 +208,13 @@ def _digest(key: str) -> str:
 
 def cache_folder() -> Path:
     """Where this machine's measurements are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "slipstream"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "slipstream"
+    try:
+        return Path.home() / ".cache" / "slipstream"
+    except RuntimeError:
+        # A user without a home, as in many containers.
+        return Path(tempfile.gettempdir()) / f"cache-{os.getuid()}" / "slipstream"
 
 
 def machine_key() -> str:

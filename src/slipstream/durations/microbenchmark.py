@@ -22,6 +22,7 @@ from typing import Any
 
 from slipstream.durations.recomputation import CHECKPOINT, checkpoint_overhead
 from slipstream.graph.call import ITEM_BYTES, SCALAR_TYPE, Call, TensorSpec
+from slipstream.heap import keep_pages
 
 OPTIMIZER_STEP = "slipstream::optimizer_step"
 TAKE_BATCH = "slipstream::take_batch"
@@ -46,6 +47,9 @@ def run(
     """
     import torch
 
+    # A captured step's page faults are a task of their own; one call repeated alone would give
+    # its memory back and fault it in again every time.
+    keep_pages()
     torch.manual_seed(0)
     default = torch.get_num_threads()
     counts = [threads] * len(calls) if isinstance(threads, int) else list(threads)

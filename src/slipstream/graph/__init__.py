@@ -23,10 +23,19 @@ from slipstream.graph.kineto import KinetoTrace, read_kineto, read_trace
 from slipstream.graph.memory import Allocations, Role
 from slipstream.graph.peak import Peak, find_peak
 from slipstream.graph.perfetto import to_perfetto, write_perfetto
+from slipstream.graph.statistics import (
+    MOST_IDS,
+    GradientNoise,
+    ModuleZeros,
+    Spectrum,
+    Statistics,
+    TableIds,
+)
 from slipstream.graph.timeline import Timeline, lower, replay
 
 __all__ = [
     "ITEM_BYTES",
+    "MOST_IDS",
     "PROVENANCES",
     "SCALAR_TYPE",
     "Allocations",
@@ -38,13 +47,18 @@ __all__ = [
     "Edges",
     "Edit",
     "Editor",
+    "GradientNoise",
     "Graph",
     "Kind",
     "KinetoTrace",
+    "ModuleZeros",
     "Peak",
     "Role",
+    "Spectrum",
+    "Statistics",
     "StepPhase",
     "StringTable",
+    "TableIds",
     "Tasks",
     "TensorSpec",
     "Timeline",

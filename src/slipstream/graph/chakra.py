@@ -34,6 +34,7 @@ from slipstream.graph.graph import (
     Tasks,
 )
 from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations
+from slipstream.graph.statistics import Statistics
 from slipstream.graph.timeline import replay
 from slipstream.provenance import Provenance
 
@@ -184,6 +185,7 @@ def _document(graph: Graph) -> dict[str, Any]:
         "meta": dict(graph.meta),
         "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
         "memory": {name: column.tolist() for name, column in graph.memory.columns().items()},
+        "statistics": graph.statistics.to_json(),
     }
 
 
@@ -298,6 +300,7 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
         shrunk=tuple(
             None if call is None else Call.from_json(call) for call in document.get("shrunk", ())
         ),
+        statistics=Statistics.from_json(document.get("statistics")),
     )
     # The node's own name is what others see and may have changed.
     for task, node in enumerate(nodes):

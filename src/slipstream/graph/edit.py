@@ -10,6 +10,7 @@ faster = edit.apply("matrix multiplications in bf16")
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,6 +43,8 @@ class Editor:
         self._inserts = 0
         # By id of a new row: the task whose operands it has.
         self._repeated: dict[int, int] = {}
+        # By id of a new row: the storages of its call's tensors.
+        self._given: dict[int, Sequence[int]] = {}
         self._memory = {name: c.tolist() for name, c in graph.memory.columns().items()}
 
     def set_duration(
@@ -86,11 +89,21 @@ class Editor:
         spread: float = 0.0,
         call: Call | None = None,
         kind: Kind = Kind.OP,
+        storages: Sequence[int] = (),
+        sequence: int = -1,
     ) -> int:
         """Put a new task right after (or before) `task` on its lane, with its module and phase.
 
+        Args:
+            storages: of the call's inputs, then outputs, as `Graph.operands`; empty when unknown,
+                and then techniques that follow cannot see what it does to tensors.
+            sequence: autograd's number, that ties a backward task to its forward.
+
         Returns:
             A handle that stands for the new task where `allocate` and `release_after` take one.
+
+        Raises:
+            GraphError: there is no such task, or not one storage for every tensor of the call.
         """
         self._check(task, duration_ns, gap_ns)
         self._inserts += 1
@@ -102,7 +115,12 @@ class Editor:
             "spread": spread,
             "provenance": PROVENANCES.index(provenance),
             "kind": int(kind),
+            "sequence": sequence,
         }
+        tensors = 0 if call is None else len(call.inputs) + len(call.outputs)
+        if len(storages) not in (0, tensors):
+            raise GraphError(f"{len(storages)} storages for {tensors} tensors of {name}")
+        self._given[id(row)] = storages
         handle = len(self._graph) + self._inserts - 1
         self._inserted.setdefault((0 if before else 1, task), []).append((handle, row))
         return handle
@@ -239,21 +257,31 @@ class Editor:
             if row is not None:
                 for name, value in row.items():
                     columns[name][position] = value
-                columns["sequence"][position] = -1
 
     def _operands(
         self, order: list[int], rows: list[dict[str, object] | None]
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         graph = self._graph
         counts = np.diff(graph.operand_start)
-        # The task whose operands each has; -1 for a new one that nothing is known of.
+        # The task whose operands each has; a new one that repeats none has its own.
         like = [
             task if row is None else self._repeated.get(id(row), -1)
             for task, row in zip(order, rows, strict=True)
         ]
-        kept = [int(counts[task]) if task >= 0 else 0 for task in like]
+        own = {
+            place: np.array(self._given[id(row)], np.int32)
+            for place, row in enumerate(rows)
+            if row is not None and like[place] < 0
+        }
+        kept = [
+            int(counts[task]) if task >= 0 else len(own[place]) for place, task in enumerate(like)
+        ]
         starts = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
-        parts = [graph.storages(task) for task in like if task >= 0 and counts[task]]
+        parts = [
+            graph.storages(like[place]) if like[place] >= 0 else own[place]
+            for place, count in enumerate(kept)
+            if count
+        ]
         operands = np.concatenate(parts) if parts else np.empty(0, np.int32)
         return starts, operands.astype(np.int32)
 

@@ -21,6 +21,7 @@ from slipstream.errors import GraphError
 from slipstream.graph.call import Call
 from slipstream.graph.graph import TASK_DTYPES, Edges, Edit, Graph, Tasks
 from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations
+from slipstream.graph.statistics import Statistics
 
 SCHEMA = 2
 _ALIGNMENT = 64
@@ -62,6 +63,7 @@ def save(graph: Graph, path: Path) -> None:
         "samples": graph.samples,
         "meta": dict(graph.meta),
         "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
+        "statistics": graph.statistics.to_json(),
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,6 +187,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
             shrunk=tuple(
                 None if call is None else Call.from_json(call) for call in meta.get("shrunk", ())
             ),
+            statistics=Statistics.from_json(meta.get("statistics")),
             **{name: array(name, t) for name, t in _ARRAY_DTYPES.items()},
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from slipstream.errors import GraphError
 from slipstream.graph.call import Call
 from slipstream.graph.memory import Allocations
+from slipstream.graph.statistics import Statistics
 from slipstream.provenance import Provenance
 
 PROVENANCES = tuple(Provenance)
@@ -165,6 +166,7 @@ class Graph:
         shrunk: beside each of `calls` the same call in a step of ``meta["shrunk"]["samples"]``
             samples, while `calls` are those of ``meta["shrunk"]["of"]``; None for a call that was
             put in or changed by an edit. Empty when no second size was recorded.
+        statistics: what was recorded on request of the values in the step; none by default.
     """
 
     tasks: Tasks
@@ -180,9 +182,15 @@ class Graph:
     edits: tuple[Edit, ...] = ()
     memory: Allocations = field(default_factory=Allocations.none)
     shrunk: tuple[Call | None, ...] = ()
+    statistics: Statistics = field(default_factory=Statistics)
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def _repr_html_(self) -> str:
+        from slipstream.graph.notebook import graph_html
+
+        return graph_html(self)
 
     def string(self, index: int) -> str:
         """The string a column's entry stands for."""
@@ -233,6 +241,7 @@ class Graph:
         if starts[0] != 0 or starts[-1] != len(self.operands):
             raise GraphError("the operand table does not match the tasks")
         self.memory.check(n)
+        self.statistics.check()
         if self.shrunk and len(self.shrunk) != len(self.calls):
             raise GraphError(
                 f"{len(self.shrunk)} calls at another number of samples for {len(self.calls)}"

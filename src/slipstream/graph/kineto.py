@@ -9,14 +9,12 @@ numbers) and only where a trace lacks them from the order of events; see `_kinet
 
 from __future__ import annotations
 
-import gc
 import gzip
 import itertools
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +28,7 @@ from slipstream.graph._kineto_build import build
 from slipstream.graph._kineto_columns import CATEGORIES, Category, Columns
 from slipstream.graph._kineto_device import Device
 from slipstream.graph._kineto_links import Window
+from slipstream.graph.collection import no_collection
 from slipstream.graph.graph import Graph
 
 _GZIP = b"\x1f\x8b"
@@ -133,7 +132,7 @@ def read_trace(path: Path) -> KinetoTrace:
 
 def parse_trace(data: bytes, name: str = "trace") -> KinetoTrace:
     """The trace in `data`; see `read_trace`."""
-    with _no_collection():
+    with no_collection():
         try:
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -145,18 +144,6 @@ def parse_trace(data: bytes, name: str = "trace") -> KinetoTrace:
         # Freed before the collector runs again: it would visit every event.
         del document, events
     return KinetoTrace(name, columns, steps, header)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A million small objects, none of them garbage: looking for some takes most of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _bytes(path: Path) -> bytes:

@@ -54,6 +54,11 @@ class Comparison:
         """The claims of a recorded experiment."""
         return cls(experiment, claims(experiment))
 
+    def _repr_html_(self) -> str:
+        from slipstream.measure.page import comparison_fragment
+
+        return comparison_fragment(self.experiment, self.claims)
+
     @property
     def quality(self) -> dict[str, QualityCheck]:
         """What became of the quality of every candidate that was checked, by name."""

@@ -16,8 +16,12 @@ from slipstream.measure.render import (
     quality_rows,
     rows_table,
 )
-from slipstream.tables import Table
 
+# In a notebook, whose own text colour is used.
+_COLOURS = """
+.slipstream svg { --faint: #808088; --measured: #2b82d9; --predicted: #c46a10; max-width: 900px; }
+.slipstream svg text { fill: currentColor; font: 12px system-ui, sans-serif; }
+"""
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --paper: #fff; --faint: #6b6b70;
   --line: #d9d9de; --measured: #0b6bcb; --predicted: #b25e00; }
@@ -40,6 +44,15 @@ svg text { fill: var(--ink); }
 """
 # Of the drawing, in pixels.
 _WIDTH, _LABELS, _ROW, _TOP = 900, 260, 34, 26
+
+
+def comparison_fragment(experiment: Experiment, claims: Sequence[Claim]) -> str:
+    """The drawing and the table of a comparison, for a page that is there already."""
+    shown = [row for row in comparison_rows(experiment, claims) if not is_guard(row)]
+    notes = comparison_table(experiment, claims).notes
+    table = rows_table(shown, title=experiment.title, notes=notes, quality=quality_rows(experiment))
+    content = f"{_drawing(shown)}{table.to_html()}"
+    return f'<div class="slipstream"><style>{_COLOURS}</style>{content}</div>'
 
 
 def comparison_html(
@@ -65,25 +78,13 @@ def comparison_html(
             f"<p>{escape(experiment.created)}, experiment {escape(experiment.experiment_id)}, "
             f"{escape(experiment.status)}</p>",
             _drawing(shown),
-            f'<div class="wide">{_table(table)}</div>',
+            f'<div class="wide">{table.to_html()}</div>',
             *(f'<p class="notes">{escape(note)}</p>' for note in notes),
             f"<details><summary>Environment {escape(experiment.environment.env_id)}</summary>",
             f"<dl>{facts}</dl></details>",
             "</body></html>\n",
         ]
     )
-
-
-def _table(table: Table) -> str:
-    def cells(tag: str, values: Sequence[object]) -> str:
-        return "".join(
-            f'<{tag} class="{column.align}">{escape(str(value))}</{tag}>'
-            for column, value in zip(table.columns, values, strict=True)
-        )
-
-    head = cells("th", [column.name for column in table.columns])
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _drawing(rows: Sequence[ComparisonRow]) -> str:

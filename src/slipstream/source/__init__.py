@@ -29,6 +29,8 @@ num_workers="4")``                                     qualified name; added or 
 ``where.wrap_forward("with f({model}):")``             a block around the forward pass of the loop,
                                                        from the model's call to the loss
 ``accumulate(where, 4)``                               one update for four batches of the loop
+``checkpoint_blocks(where)``                           the model's repeated blocks through
+                                                       ``checkpoint``, where it is defined
 =====================================================  ==========================================
 
 Each returns a `Source`. A second edit after it begins with ``where.on(source)``, which locates
@@ -48,6 +50,8 @@ long as they do not overlap::
 """
 
 from slipstream.source._accumulate import accumulate
+from slipstream.source._attention import fuse_attention
+from slipstream.source._blocks import checkpoint_blocks
 from slipstream.source._function import value_of
 from slipstream.source._places import Places, locate, refuse_inside
 from slipstream.source._refusals import AlreadyThereError, NotPlacedError
@@ -61,6 +65,8 @@ __all__ = [
     "Source",
     "Written",
     "accumulate",
+    "checkpoint_blocks",
+    "fuse_attention",
     "locate",
     "refuse_inside",
     "undo",

@@ -6,11 +6,19 @@ import ast
 from collections.abc import Iterable
 
 from slipstream.source._names import Loop, Names
-from slipstream.source._places import Places
+from slipstream.source._optimizer import assigned_to
+from slipstream.source._places import Places, is_main_guard
 from slipstream.source._refusals import AlreadyThereError, NotPlacedError
 from slipstream.source._source import Source
 from slipstream.source._step import Step
 
+_WRAPPERS = frozenset(
+    [
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.parallel.distributed.DistributedDataParallel",
+        "torch.distributed.fsdp.FullyShardedDataParallel",
+    ]
+)
 _COUNTERS = ("step", "batch_index", "turn")
 
 
@@ -18,7 +26,8 @@ def accumulate(where: Places, batches: int) -> Source:
     """The training loop with one update for every `batches` of its batches.
 
     The loss is divided where ``backward`` is called, so that what the loop prints of it stays what
-    it was. Clipping, the learning rate's schedule and clearing gradients go with the update.
+    it was. Clipping, the learning rate's schedule and clearing gradients go with the update, and
+    so does what replicas (DistributedDataParallel) exchange.
 
     Raises:
         NotPlacedError: the loop has another form than batch, backward, update.
@@ -56,7 +65,62 @@ def accumulate(where: Places, batches: int) -> Source:
             )
         source = source.wrap(one, one, f"if {_minus(counter, begin)} % {batches} == 0:")
     source = source.surround(step.loss, "(", f" / {batches})")
-    return source.wrap(group[0], group[-1], f"if {_minus(counter, begin - 1)} % {batches} == 0:")
+    last_one = f"{_minus(counter, begin - 1)} % {batches}"
+    source = source.wrap(group[0], group[-1], f"if {last_one} == 0:")
+    if replicas := _replicas(where):
+        return _without_exchange(where.on(source), replicas, last_one)
+    return source
+
+
+def _replicas(where: Places) -> str | None:
+    """What the loop calls the model that exchanges gradients with replicas; None without one.
+
+    Raises:
+        NotPlacedError: a model is wrapped so, and it cannot be seen whether the loop calls it.
+    """
+    source, names, step = where.source, where.source.names, where.step
+    wraps = [one for one in names.calls() if names.qualified(one.func) in _WRAPPERS]
+    if not wraps:
+        return None
+    for above in names.ancestors(wraps[0]):
+        if isinstance(above, (ast.If, ast.IfExp, ast.Try)) and not is_main_guard(above):
+            raise NotPlacedError(
+                "whether replicas exchange gradients depends on a condition",
+                where=source.line(above),
+            )
+    wrapped = assigned_to(names, wraps[0])
+    called = [
+        one
+        for one in ast.walk(step.container)
+        if isinstance(one, ast.Call) and wrapped and names.identity(one.func) == wrapped
+    ]
+    if len(wraps) > 1 or not called:
+        raise NotPlacedError(
+            "replicas exchange gradients, and it cannot be seen with which call of the loop",
+            where=source.line(wraps[0]),
+        )
+    return source.segment(called[0].func)
+
+
+def _without_exchange(where: Places, replicas: str, last_one: str) -> Source:
+    """Forward and backward of all batches but the last under ``no_sync``."""
+    source, step = where.source, where.step
+    names, loop = source.names, step.container
+    assert isinstance(loop, ast.For)
+    calls = [
+        one
+        for one in ast.walk(loop)
+        if isinstance(one, ast.Call) and source.segment(one.func) == replicas
+    ]
+    backward = names.within(step.backward, loop.body)
+    begin = names.within(min(calls, key=lambda one: one.lineno), loop.body)
+    if begin is None or backward is None or loop.body.index(begin) > loop.body.index(backward):
+        raise NotPlacedError("the model is not called before backward", where=source.line(loop))
+    if names.module_name("contextlib") is None and names.is_taken("contextlib"):
+        raise NotPlacedError("'contextlib' stands for something else", where=source.line(loop))
+    module = names.module_name("contextlib") or "contextlib"
+    header = f"with {replicas}.no_sync() if {last_one} else {module}.nullcontext():"
+    return source.with_import("contextlib").wrap(begin, backward, header)
 
 
 def _own_statement(source: Source, loop: ast.For, call: ast.Call) -> ast.stmt:

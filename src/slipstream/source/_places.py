@@ -295,7 +295,7 @@ class Places:
             raise NotPlacedError(f"'{name}' gets its value in a block", where=source.line(last))
         if use is None:
             parent = names.parent(last)
-            if names.scope(last) is not parent and not _is_main_guard(parent):
+            if names.scope(last) is not parent and not is_main_guard(parent):
                 raise NotPlacedError(f"'{name}' is made in a block", where=source.line(last))
             return Model(name, last, identity)
         for above in (use, *names.ancestors(use)):
@@ -365,7 +365,8 @@ def _position(node: ast.AST) -> tuple[int, int]:
     return node.lineno, node.col_offset  # type: ignore[attr-defined]
 
 
-def _is_main_guard(node: ast.AST | None) -> bool:
+def is_main_guard(node: ast.AST | None) -> bool:
+    """Whether it is ``if __name__ == "__main__":``."""
     return isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
 
 

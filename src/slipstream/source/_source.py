@@ -213,6 +213,18 @@ class Source:
         at = self._layout.line_start(start)
         return self._edited((at, at, "".join(indent + text + newline for text in lines)))
 
+    def remove(self, statement: ast.stmt) -> Source:
+        """The file without a whole statement and what else stands on its lines, as a comment.
+
+        Raises:
+            NotPlacedError: it shares a line with others.
+        """
+        if not self._alone(statement):
+            raise NotPlacedError("several statements stand on one line", where=self.line(statement))
+        start, end = self._layout.span(statement)
+        last = self._layout.logical_line(end - 1)
+        return self._edited((self._layout.line_start(start), last.end, ""))
+
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> Source:
         """The statements from `first` to `last` of one block, indented under ``header``.
 

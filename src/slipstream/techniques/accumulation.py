@@ -5,6 +5,7 @@ The update's cost is shared by more samples. It changes training as a larger bat
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +34,9 @@ from slipstream.workload.built import HIDDEN_BATCH
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
+# Replicas' communication, and what DistributedDataParallel does around it.
+_TALKS = "c10d::"
+_REDUCER = "torch.distributed"
 _ADD = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
 
 
@@ -44,6 +48,7 @@ class Accumulation(Settings):
 
     name: ClassVar[str] = "accumulation"
     stage: ClassVar[int] = Stage.OPTIMIZER + 5
+    in_scripts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.batches < 2:
@@ -65,7 +70,10 @@ class Accumulation(Settings):
         return [_add(spec) for spec in _gradients(graph)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
-        """Repeat forward and backward; from the second time on gradients are added."""
+        """Repeat forward and backward; from the second time on gradients are added.
+
+        Replicas exchange gradients once, with the last batch.
+        """
         tasks = graph.tasks
         compute = np.flatnonzero(tasks.phase != StepPhase.OPTIMIZER)
         update = np.flatnonzero(tasks.phase == StepPhase.OPTIMIZER)
@@ -74,8 +82,9 @@ class Accumulation(Settings):
         before, after = update[update < first], update[update > first]
         begin = compute[compute < first]
         repeated = compute[compute >= first]
-        order = np.concatenate([begin, before, np.tile(repeated, self.batches), after])
         repeats = self.batches - 1
+        passes = [*[repeated[~_exchanges(graph)[repeated]]] * repeats, repeated]
+        order = np.concatenate([begin, before, *passes, after])
         answers = [context.durations.lookup(_add(spec)) for spec in _gradients(graph)]
         known = [answer.nanoseconds for answer in answers if answer is not None]
         strings, n = StringTable(graph.strings), len(order) + 1
@@ -87,7 +96,7 @@ class Accumulation(Settings):
                 Provenance.MICROBENCHMARK if len(known) == len(answers) else Provenance.ASSUMED
             ),
         }  # fmt: skip
-        where = len(begin) + len(before) + self.batches * len(repeated)
+        where = len(begin) + len(before) + sum(map(len, passes))
         edited = tasks.take(np.insert(order, where, 0))
         for name, column in edited.columns().items():
             column[where] = added[name]
@@ -102,7 +111,7 @@ class Accumulation(Settings):
             operand_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             operands=np.concatenate(operands).astype(np.int32),
             samples=graph.samples * self.batches,
-            memory=_memory(graph, begin, before, repeated, after, self.batches),
+            memory=_memory(graph, np.concatenate([begin, before]), passes, after),
             edits=(
                 *graph.edits,
                 Edit(str(self), f"{self.batches} batches per update", n - len(tasks)),
@@ -122,17 +131,21 @@ class Accumulation(Settings):
                 "accumulation needs the model, the batch and the optimizer",
                 remedy="return (model, batch, loss, optimizer)",
             )
-        if built.own_step:
+        if not built.reads_batch:
+            whose = "the step is your own" if built.own_step else "a script's loop is its own"
             raise WorkloadError(
-                "accumulation: the step is your own and makes one update",
-                remedy="return (model, batch, loss, optimizer) without it",
+                f"accumulation: {whose} and makes one update",
+                remedy="return (model, batch, loss, optimizer) from a function, without it",
             )
+        # Replicas exchange gradients in every backward pass, unless told not to.
+        quiet = getattr(built.model, "no_sync", contextlib.nullcontext)
 
         def step() -> Any:
             built.optimizer.zero_grad()
-            for _ in range(self.batches):
-                loss = training_loss(built) / self.batches
-                loss.backward()
+            for number in range(1, self.batches + 1):
+                with quiet() if number < self.batches else contextlib.nullcontext():
+                    loss = training_loss(built) / self.batches
+                    loss.backward()
             built.optimizer.step()
             return loss.detach() * self.batches
 
@@ -157,40 +170,56 @@ class Accumulation(Settings):
         )
 
 
+def _exchanges(graph: Graph) -> NDArray[np.bool_]:
+    """Which tasks replicas' exchange of gradients consists of: [tasks]."""
+    tasks = graph.tasks
+    talks = np.array([text.startswith(_TALKS) for text in graph.strings], bool)
+    within = np.array([_REDUCER in text.replace("::", ".") for text in graph.strings], bool)
+    found: NDArray[np.bool_] = talks[tasks.name] | within[tasks.scope]
+    return found
+
+
 def _memory(
     graph: Graph,
-    begin: NDArray[np.int64],
-    before: NDArray[np.int64],
-    repeated: NDArray[np.int64],
+    once: NDArray[np.int64],
+    passes: Sequence[NDArray[np.int64]],
     after: NDArray[np.int64],
-    batches: int,
 ) -> Allocations:
     """The allocations of the tasks in the order `Accumulation.predict` gives them.
+
+    Args:
+        once: tasks before the passes.
+        passes: the tasks of each; the last has them all.
 
     The first pass allocates the gradients, which stay; those of later passes are added to them
     and freed. Whatever else a pass leaves behind makes way for the next one's.
     """
     memory = graph.memory
-    once = np.concatenate([begin, before])
+    repeated, final = passes[-1], len(passes) - 1
     place = np.full(len(graph) + 1, -1, np.int64)
     place[once] = np.arange(len(once))
     # After the passes comes the task that stands for the additions.
-    place[after] = len(once) + batches * len(repeated) + 1 + np.arange(len(after))
+    place[after] = len(once) + sum(map(len, passes)) + 1 + np.arange(len(after))
     within = np.zeros(len(graph) + 1, bool)
     within[repeated] = True
     parts = []
-    for k in range(batches):
-        first = len(once) + k * len(repeated)
-        last = first + len(repeated) - 1
-        place[repeated] = first + np.arange(len(repeated))
-        chosen = within[memory.producer] | (k == batches - 1)
+    first = len(once)
+    for k, tasks in enumerate(passes):
+        last = first + len(tasks) - 1
+        # What a task frees that this pass leaves out is freed after the one before it.
+        here = np.isin(repeated, tasks)
+        place[repeated] = first + np.maximum(np.cumsum(here) - 1, 0)
+        first = last + 1
+        runs = np.zeros(len(graph) + 1, bool)
+        runs[tasks] = True
+        chosen = runs[memory.producer] | (k == final)
         part = memory.take(np.flatnonzero(chosen))
         made, stays = within[part.producer], part.release < 0
         gradient = made & stays & (part.role == Role.GRADIENT)
         producer, release = place[part.producer], place[part.release]
         # What outlives its own pass.
         leaves = made & ~within[part.release]
-        if k < batches - 1:
+        if k < final:
             release[leaves] = last
         if k > 0:
             release[gradient] = producer[gradient]

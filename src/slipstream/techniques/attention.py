@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.techniques.attention_storages import AttentionStorages, storages_of
 from slipstream.techniques.dataflow import Dataflow
 
 _FORWARD = (
@@ -47,6 +48,8 @@ class Attention:
         backward_call: its gradient; None in an inference.
         keep: the negation of the mask, which fused attention wants the other way round, if any.
         refusal: why it cannot be fused; then only `forward` is known.
+        storages: of the tensors of both calls; None where they cannot be told.
+        sequence: autograd's number of the product with the values; -1 in an inference.
     """
 
     forward: tuple[int, ...]
@@ -56,6 +59,8 @@ class Attention:
     backward_call: Call | None
     keep: Call | None
     refusal: str | None = None
+    storages: AttentionStorages | None = None
+    sequence: int = -1
 
 
 def find_attention(graph: Graph) -> list[Attention]:
@@ -85,6 +90,7 @@ class _Finder:
         self._softmax = softmax
         self._chain = [softmax]
         self._mask: TensorSpec | None = None
+        self._mask_storage: int | None = None
         self._keep: Call | None = None
         self._refusal: str | None = None
 
@@ -115,9 +121,12 @@ class _Finder:
             for t in (*sorted(forward), *backward)
             if flow.call(t) is not None and t not in flow.looks
         ]
+        masks = [] if self._mask_storage is None else [self._mask_storage]
+        storages = storages_of(self._graph, flow, (scores, product), forward, backward, masks)
         return Attention(
-            tuple(sorted(forward)), backward, tuple(work), call, gradient, self._keep, self._refusal
-        )
+            tuple(sorted(forward)), backward, tuple(work), call, gradient, self._keep,
+            self._refusal, storages, int(self._graph.tasks.sequence[product]),
+        )  # fmt: skip
 
     def _refuse(self, reason: str) -> None:
         self._refusal = self._refusal or reason
@@ -190,7 +199,7 @@ class _Finder:
             self._refuse("it has several masks")
         if maker in self._learned or storage in set(self._graph.parameters.tolist()):
             self._refuse("its mask is learned, which the fused kernel has no gradient for")
-        self._mask = spec
+        self._mask, self._mask_storage = spec, storage
 
     def _down(self) -> int | None:
         """The product with the values; notes dropout and other readers of the weights."""

@@ -15,6 +15,7 @@ from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Kind, StepPhase
 from slipstream.provenance import Provenance
+from slipstream.source import NotPlacedError, Places, Source, checkpoint_blocks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Block, edit_memory, find_blocks
@@ -115,8 +116,23 @@ class Checkpointing(Settings):
         return Quality(QualityKind.EXACT, "the same operators on the same numbers")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No automatic edit yet: ``torch.utils.checkpoint.checkpoint`` where a block is called."""
-        return None
+        """``checkpoint`` where the model's own forward calls its repeated blocks."""
+
+        def edit(where: Places) -> Source:
+            if self.only is not None or self.except_ is not None:
+                raise NotPlacedError(
+                    "the source does not tell which modules those globs choose",
+                    where=str(where.source.path),
+                )
+            return checkpoint_blocks(where)
+
+        return CodeChange.of(
+            workload,
+            edit,
+            by_hand="from torch.utils.checkpoint import checkpoint\n"
+            "x = checkpoint(block, x, use_reentrant=False)  # in place of x = block(x)",
+            note="without gradients, checkpoint only calls the block",
+        )
 
     def _blocks(self, graph: Graph) -> list[Block]:
         return find_blocks(graph, self._choose(graph.meta.get("modules") or {}))

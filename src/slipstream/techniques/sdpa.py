@@ -19,6 +19,7 @@ from slipstream.durations import pace
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph
 from slipstream.provenance import Provenance
+from slipstream.source import fuse_attention
 from slipstream.surgery import (
     NotRewrittenError,
     Site,
@@ -36,10 +37,8 @@ if TYPE_CHECKING:
 
 _FUSED = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention")
 _SCOPE = "aten::scaled_dot_product_attention"
-_REMEDY = (
-    "write F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, scale=s) "
-    "in place of the two matmuls and the softmax"
-)
+_BY_HAND = "F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, scale=s)"
+_REMEDY = f"write {_BY_HAND} in place of the two matmuls and the softmax"
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,10 @@ class Sdpa(Settings):
         replaced = {t: graph.calls[graph.tasks.call[t]] for one in found for t in one.work}
         in_step = pace(graph, replaced, context.durations)
 
-        def put(task: int, gap_from: int, call: Call, old: Sequence[int]) -> None:
+        def put(
+            task: int, gap_from: int, call: Call, old: Sequence[int],
+            storages: Sequence[int], sequence: int,
+        ) -> None:  # fmt: skip
             answer = context.durations.lookup(call)
             if answer is None:
                 duration = float(graph.tasks.duration_ns[list(old)].sum())
@@ -90,9 +92,11 @@ class Sdpa(Settings):
             edit.insert(
                 task, call.name, duration, provenance, before=True,
                 gap_ns=float(graph.tasks.gap_ns[gap_from]), spread=spread, call=call,
+                storages=storages, sequence=sequence if storages else -1,
             )  # fmt: skip
 
         for one in found:
+            there, back = ((), ()) if one.storages is None else one.storages
             if one.keep is not None:
                 answer = context.durations.lookup(one.keep)
                 if answer is not None:
@@ -100,9 +104,11 @@ class Sdpa(Settings):
                         one.forward[-1], one.keep.name, answer.nanoseconds * in_step,
                         answer.provenance, before=True, spread=answer.spread, call=one.keep,
                     )  # fmt: skip
-            put(one.forward[-1], one.forward[-1], one.call, one.forward)
+            last, number = one.forward[-1], one.sequence
+            put(last, last, one.call, one.forward, there, number)
             if one.backward and one.backward_call is not None:
-                put(one.backward[0], one.backward[-1], one.backward_call, one.backward)
+                begin, end = one.backward[0], one.backward[-1]
+                put(begin, end, one.backward_call, one.backward, back, number)
             for task in (*one.forward, *one.backward):
                 edit.remove(task)
         removed = sum(len(one.forward) + len(one.backward) for one in found)
@@ -145,8 +151,14 @@ class Sdpa(Settings):
         )
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No automatic edit, for it belongs inside the model's forward; the line to write."""
-        return CodeChange("", note=_REMEDY)
+        """One call in the model's own forward; where it cannot be placed, the line to write."""
+        found = CodeChange.of(
+            workload,
+            fuse_attention,
+            by_hand=_BY_HAND,
+            note="sums are taken in another order; a row with everything masked may differ",
+        )
+        return CodeChange("", note=_REMEDY) if found is None else found
 
 
 def _fusible(graph: Graph) -> list[Attention]:

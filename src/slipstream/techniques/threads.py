@@ -36,6 +36,10 @@ class Threads(Settings):
     stage: ClassVar[int] = Stage.COMPILE + 6
     clock: ClassVar[str] = "wall"
 
+    def __str__(self) -> str:
+        # What 0 stands for here: "threads:0" in a table says nothing.
+        return f"{self.name}:{self._threads}"
+
     def __post_init__(self) -> None:
         if self.count < 0:
             raise InvalidArgumentError("threads:count", f"{self.count} is negative")

@@ -2,6 +2,11 @@
 
 A family is profiled once, eagerly. Its techniques are predicted from that recording, then applied
 for real and measured against the original in turns, a few of them at a time.
+
+What glibc's heap gives back between steps differs from launch to launch of one program by up to a
+seventh of a step (see `slipstream.graph.page_faults`): no prediction from one launch can be judged
+by another to a few percent. So both sides keep their pages, as `allocator` makes them; families
+with the heap as it is are a group of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream import technique
 from slipstream.bars import Bar, not_judged
 from slipstream.errors import SlipstreamError
 from slipstream.measure.comparison import Comparison
@@ -28,6 +34,7 @@ _TARGET = 0.03
 # More arms at once would share the budget too thinly, and memory.
 _ARMS = 4
 _WORST = 12.0
+AS_IT_IS = "(heap-as-it-is)"
 _NOT_APPLICABLE = "does not apply"
 _ROW = re.compile(
     r"predicted ([\d.]+)x \[([\d.]+), ([\d.]+)\], measured ([\d.]+)x \[([\d.]+), ([\d.]+)\]"
@@ -112,10 +119,13 @@ def measure_cells(
     """The cells of one family.
 
     Args:
-        family: a function of `slipstream.verbs._models`.
+        family: a function of `slipstream.verbs._models`; followed by `AS_IT_IS` for one whose heap
+            is left alone.
         budget: of measuring up to four techniques beside the original.
     """
-    workload = Workload.parse(f"{Path(_models.__file__)}:{family}")
+    workload = Workload.parse(f"{Path(_models.__file__)}:{family.removesuffix(AS_IT_IS)}")
+    if not family.endswith(AS_IT_IS):
+        workload = workload.with_technique(*technique.parse("allocator"))
     say(f"{family}: profiling")
     # What a technique needs to have recorded besides; compiling takes long, so only if asked for.
     needs = frozenset({"regions"} if any("compile" in name for name in techniques) else ())
@@ -157,8 +167,7 @@ def _cell(family: str, p: Prediction, result: Comparison | None, note: str = "")
     if not claim.low or claim.high / claim.low - 1 > 2 * _WIDEST:
         wide = f"measured too widely: time ratio [{claim.low:.3f}, {claim.high:.3f}]"
         return Cell(family, p.technique, *predicted, note=wide)
-    per_sample = p.samples[1] / p.samples[0] if all(p.samples) else 1.0
     return Cell(
         family, p.technique, *predicted,
-        per_sample / claim.ratio, per_sample / claim.high, per_sample / claim.low,
+        1 / claim.ratio, 1 / claim.high, 1 / claim.low,
     )  # fmt: skip

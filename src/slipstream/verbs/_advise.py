@@ -15,6 +15,7 @@ from slipstream.durations import Durations
 from slipstream.errors import UsageError
 from slipstream.graph import Graph
 from slipstream.technique import QualityKind
+from slipstream.verbs._first_look import Outlook, first_look
 from slipstream.verbs._goals import Goal
 from slipstream.verbs._predict import Prediction, predict
 
@@ -57,6 +58,7 @@ def advise(
     durations: Durations | None = None,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
     say: Callable[[str], None] = lambda line: None,
+    show: Callable[[Sequence[Outlook]], None] = lambda outlooks: None,
 ) -> Advice:
     """Predict every installed technique and the useful combinations of them.
 
@@ -64,6 +66,8 @@ def advise(
         goals: limits that the best must keep.
         combinations: whether to look for them.
         durations, widen, say: as `slipstream.verbs._predict.predict` takes them.
+        show: called with what is known of each technique at once, before the first of their
+            operators is micro-benchmarked; not called when all of them were before.
 
     Raises:
         SlipstreamError: an installed technique cannot be loaded.
@@ -73,7 +77,13 @@ def advise(
     def ask(names: Sequence[str]) -> list[Prediction]:
         return predict(graph, names, durations=durations, widen=widen, say=say)
 
-    singles = ask(_singles())
+    looked = first_look(graph, _singles(), durations, widen)
+    if any(one.missing for one in looked):
+        show(looked)
+    # What cannot be worth it whatever its operators take is not measured.
+    decided = {one.prediction.technique: one.prediction for one in looked if one.decided}
+    measured = ask([p for one in looked if (p := one.prediction.technique) not in decided])
+    singles = [*measured, *decided.values()]
     found = {p.technique: p for p in singles if p.why_not is None}
     if combinations:
         _grow(found, ask, say)

@@ -27,6 +27,7 @@ class Applied:
         code: edits of the user's source that do the same, where there are such.
         source: the user's file with all of these edits; None unless there is one for every
             technique, so that it is never half of what ran.
+        not_run: why the transformed workload was not run, in words; then `after` knows no loss.
     """
 
     workload: Workload
@@ -34,6 +35,7 @@ class Applied:
     after: tuple[float | None, ...]
     code: tuple[CodeChange, ...]
     source: Source | None = None
+    not_run: str | None = None
 
     @property
     def diff(self) -> str:
@@ -82,11 +84,15 @@ def apply(
     # Before anything runs: a file that is edited meanwhile is not written.
     code = tuple(change for one in chosen if (change := one.code(workload)) is not None)
     source = _edited(workload, code) if len(code) == len(chosen) else None
-    losses = []
+    not_run = technique.not_in_script(chosen, workload)
+    losses: list[tuple[float | None, ...]] = []
     for recipe, label in ((workload, "as it is"), (transformed, "transformed")):
+        if recipe is transformed and not_run is not None:
+            losses.append((None,) * steps)
+            continue
         say(f"running {steps} steps {label}")
         losses.append(trial_losses(recipe, steps, threads=threads, timeout_s=timeout_s))
-    return Applied(transformed, losses[0], losses[1], code, source)
+    return Applied(transformed, losses[0], losses[1], code, source, not_run)
 
 
 def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:

@@ -80,7 +80,9 @@ def run_program(
     seed: int = 0,
 ) -> Any:
     """Build the workload of this JSON and run `program` over it; the result must be JSON."""
-    return drive(workload_of(workload), program, leave, keep_in=Path(keep_in), seed=seed)
+    recipe = workload_of(workload)
+    say(f"running {recipe.name}" + " up to its second optimizer step" * (recipe.function is None))
+    return drive(recipe, program, leave, keep_in=Path(keep_in), seed=seed)
 
 
 def workload_of(value: dict[str, Any]) -> Workload:

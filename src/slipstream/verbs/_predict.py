@@ -12,6 +12,11 @@ import numpy as np
 from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.graph import PROVENANCES, Graph, Timeline, replay
+from slipstream.graph.page_faults import (
+    page_fault_error_ns,
+    page_fault_tasks,
+    with_page_faults,
+)
 from slipstream.measure.records import PredictionRecord
 from slipstream.provenance import Provenance, weakest
 from slipstream.technique import Context, Quality, Technique
@@ -63,6 +68,11 @@ class Prediction:
     memory: tuple[int, int] = (0, 0)
     metric: str = "cpu"
     graph: Graph | None = field(default=None, repr=False, compare=False)
+
+    def _repr_html_(self) -> str:
+        from slipstream.verbs._notebook import prediction_html
+
+        return prediction_html(self)
 
     @property
     def speedup(self) -> float:
@@ -185,7 +195,7 @@ def _fold(
             before = made.get(head[:-1])
             if before is None:
                 reasons[head] = reasons[head[:-1]]
-            elif (reason := head[-1].why_not(before)) is not None:
+            elif (reason := technique.refusal(head[-1], before)) is not None:
                 reasons[head] = f"{head[-1].name}: {reason}"
             else:
                 possible.append((head, before))
@@ -210,11 +220,13 @@ def _prediction(
     quality: Quality | None,
     widen: Callable[[float, float, float], tuple[float, float]] | None,
 ) -> Prediction:
-    before, timeline = baseline.graph, replay(after)
+    before = baseline.graph
+    after = with_page_faults(baseline, after)
+    timeline = replay(after)
     baseline_ns, step_ns = baseline.step_ns, timeline.step_ns
     per_sample = before.samples / after.samples if before.samples and after.samples else 1.0
     ratio = step_ns / baseline_ns * per_sample
-    half = _Z90 * _relative_error(after, step_ns)
+    half = _Z90 * _relative_error(baseline, after, step_ns)
     low, high = ratio * math.exp(-half), ratio * math.exp(half)
     if widen is not None:
         low, high = widen(ratio, low, high)
@@ -235,15 +247,17 @@ def _prediction(
     )
 
 
-def _relative_error(after: Graph, step_ns: float) -> float:
+def _relative_error(baseline: Timeline, after: Graph, step_ns: float) -> float:
     """Standard deviation of the predicted step, relative to it.
 
     Errors of one operator signature repeat wherever it occurs, so they add up; those of
     different signatures are independent, so their squares do. What all micro-benchmarks have in
-    common (the machine's pace while they ran) moves every changed task alike.
+    common (the machine's pace while they ran) moves every changed task alike. Page faults differ
+    between any two launches, so those of both sides count.
     """
     tasks = after.tasks
     changed = np.flatnonzero(tasks.provenance != PROVENANCES.index(Provenance.MEASURED))
+    changed = np.setdiff1d(changed, page_fault_tasks(after))
     by_call: dict[str, float] = {}
     for t in changed:
         key = after.calls[tasks.call[t]].key if tasks.call[t] >= 0 else f"task {t}"
@@ -253,7 +267,11 @@ def _relative_error(after: Graph, step_ns: float) -> float:
     variance += (_PACE * float(tasks.duration_ns[changed].sum())) ** 2
     # Where the steps differ, the recorded one stands for the others only so far.
     differing = float(after.meta.get("unaligned_share", 0.0))
-    return math.hypot(_FLOOR, differing, math.sqrt(variance) / max(step_ns, 1.0))
+    faults = [
+        page_fault_error_ns(graph) / max(length, 1.0)
+        for graph, length in ((baseline.graph, baseline.step_ns), (after, step_ns))
+    ]
+    return math.hypot(_FLOOR, differing, *faults, math.sqrt(variance) / max(step_ns, 1.0))
 
 
 def _shares(graph: Graph) -> dict[Provenance, float]:

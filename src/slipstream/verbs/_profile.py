@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from slipstream.capture import STATISTICS, CaptureSettings, capture
-from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from slipstream.errors import (
+    GraphError,
+    InvalidArgumentError,
+    SlipstreamError,
+    UnknownNameError,
+    WorkloadError,
+)
 from slipstream.graph import Graph, load, save
+from slipstream.verbs._chatter import without_chatter
 from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs._children import say as tell
 from slipstream.workload import Workload, drive
+
+_LEAST_FREE_BYTES = 1 << 20
 
 
 def profile(
@@ -56,7 +66,10 @@ def profile(
         workload = Workload.parse(workload)
     settings = CaptureSettings(warmup, steps, threads, tuple(sorted(set(needs))))
     if workload.live is not None:
-        return drive(workload, capture(settings, say), _never, keep_in=Path())
+        # Its heap is the caller's own, too.
+        here = replace(settings, own_process=False)
+        with without_chatter():
+            return drive(workload, capture(here, say), _never, keep_in=Path())
     with tempfile.TemporaryDirectory(prefix="slipstream-graph-") as folder:
         path = Path(folder) / "run.slipgraph"
         say("importing")
@@ -76,6 +89,18 @@ def _never(graph: Graph) -> Any:
     raise WorkloadError("a workload of live objects does not end its process")
 
 
+def _explained(error: GraphError) -> SlipstreamError:
+    """The error; or that the disk was full, where a trace that torch wrote is cut for that."""
+    folder = tempfile.gettempdir()
+    if shutil.disk_usage(folder).free > _LEAST_FREE_BYTES:
+        return error
+    return WorkloadError(
+        "the disk is full: what the profiler wrote is cut",
+        where=folder,
+        remedy="free some space, or name another folder for temporary files in TMPDIR",
+    )
+
+
 def profile_in_child(
     workload: dict[str, Any], keep_in: str, settings: dict[str, Any], path: str
 ) -> Any:
@@ -83,7 +108,10 @@ def profile_in_child(
     record = capture(CaptureSettings(**settings), tell)
 
     def program(built: Any) -> Any:
-        graph = yield from record(built)
+        try:
+            graph = yield from record(built)
+        except GraphError as error:
+            raise _explained(error) from error
         save(graph, Path(path))
         return {"tasks": len(graph)}
 

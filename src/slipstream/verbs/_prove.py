@@ -12,7 +12,7 @@ from typing import Any
 from slipstream import technique
 from slipstream.child import channel, end_descendants
 from slipstream.durations.durations import one_pool
-from slipstream.errors import ChildError
+from slipstream.errors import ChildError, WorkloadError
 from slipstream.measure.arms import RunDelay, WorkerArm, delay_between
 from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
@@ -70,6 +70,9 @@ def prove(
 ) -> Comparison:
     """Measure `workload` as it is and with each of `techniques`, in paired interleaved steps.
 
+    Times are of as many samples as a step has before any technique: a step of twice as many
+    counts half, as in predictions.
+
     First the quality: techniques that change the numbers run the same first steps as the baseline
     from several seeds; what that shows stands beside the speed (`Comparison.quality`).
 
@@ -82,7 +85,7 @@ def prove(
         store: a `slipstream.measure.store.Store` that keeps the run while it goes on.
 
     Raises:
-        WorkloadError: the user's code failed.
+        WorkloadError: the user's code failed, or it is a script whose loop a technique changes.
         InvalidArgumentError: a budget that is no time.
         ArmFailedError: the baseline or every candidate failed while measuring.
     """
@@ -94,6 +97,7 @@ def prove(
     clocks = set()
     for one in techniques:
         chosen = technique.parse(one) if isinstance(one, str) else (one,)
+        check_script(workload, chosen)
         name, recipe = technique.combination_name(chosen), workload.with_technique(*chosen)
         recipes[name], changed[name] = recipe, (recipe, technique.quality_of(chosen))
         clocks.add(technique.clock(chosen))
@@ -122,6 +126,22 @@ def prove(
         )
 
 
+def check_script(workload: Workload, techniques: Sequence[Technique]) -> None:
+    """Refuse to measure what would not be applied.
+
+    Raises:
+        WorkloadError: one of `techniques` cannot be put on a plain script while it runs.
+    """
+    if (reason := technique.not_in_script(techniques, workload)) is not None:
+        name, path = technique.combination_name(techniques), workload.path.name
+        raise WorkloadError(
+            f"{reason}: there is nothing to measure",
+            remedy="name a function that returns (model, batch, loss, optimizer), as "
+            f"{path}:FUNCTION; or edit the loop: slipstream apply {path} --technique {name} "
+            "--write",
+        )
+
+
 # What follows runs in the child.
 
 
@@ -141,6 +161,7 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
     def program(built: Built) -> Generator[None, Any, None]:
         delay = RunDelay()
         delay.open()
+        share = built.samples_before / built.samples if built.samples else 1.0
         yield
         talk = channel()
         talk.send({"result": {"ready": True}})
@@ -161,11 +182,11 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
             yield
             cpu_ns, wall_ns = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
-            sample = {"wall": wall_ns, "cpu": cpu_ns}
+            sample = {"wall": wall_ns * share, "cpu": cpu_ns * share}
             step_s = wall_ns / 1e9
             waited_ns = delay_between(queued, delay.read())
             if waited_ns is not None:
-                sample[RUN_DELAY] = waited_ns
+                sample[RUN_DELAY] = waited_ns * share
             if can_reset:
                 sample["peak_memory"] = max(1, read_status_bytes("VmHWM") - resting)
             talk.send({"result": sample})

@@ -23,8 +23,8 @@ _Program = Generator[None, Any, Any]
 def build_times(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
     """CPU seconds a capture takes between its steps: its own, and of that the profiler's.
 
-    Left out are collecting garbage before steps are profiled, and the step that is run once more
-    at another size.
+    Left out are the garbage collection, which a capture makes once, between warming up and the
+    first step it times, and the step that is run once more at another size.
     """
     import gc
 

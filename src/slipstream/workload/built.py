@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -11,6 +13,7 @@ from slipstream.workload.batch import resized
 
 HIDDEN_BATCH = "the step hides its batch; return (model, batch, loss, optimizer)"
 _FIELDS = ("model", "batch", "loss", "optimizer", "step", "metric", "samples")
+_IN_ORDER = "return (model, batch, loss, optimizer) in this order"
 
 
 def _no_step() -> None:
@@ -34,13 +37,14 @@ class Built:
     forward pass (with the loss, if given) without gradients when there is none. The batch is fed
     as PyTorch users write it: ``(inputs, targets)`` with a loss: ``loss(model(inputs), targets)``;
     a dictionary: ``model(**batch)`` whose output is, or has, the loss; anything else:
-    ``model(batch)``.
+    ``model(batch)``. A loss of one argument is given the output alone: ``lambda out: out.loss``.
 
     Attributes:
         model: the ``nn.Module``, or None when the step is opaque.
         step: runs one step and returns its loss or output; made from the rest when not given.
         metric: quality after the steps so far, or None; lower is better.
         samples: samples per step, from the batch's first dimension unless given; 0 if unknown.
+        samples_before: the same before any technique changed it.
         name: the workload's, for messages.
         reads_batch: whether `step` takes `batch` from here, so that another may be put there.
     """
@@ -52,6 +56,7 @@ class Built:
     step: Callable[[], Any] = field(default=_no_step)
     metric: Callable[[], float] | None = None
     samples: int = 0
+    samples_before: int = 0
     name: str = ""
     reads_batch: bool = False
 
@@ -112,10 +117,11 @@ def build_from(
         raise WorkloadError(
             f"the model is a {type(built.model).__name__}, not a torch.nn.Module",
             where=where,
-            remedy="return (model, batch, loss, optimizer)",
+            remedy=_inner_module(built.model) or "return (model, batch, loss, optimizer)",
         )
     if not built.samples:
         built.samples = _count_samples(built.batch)
+    built.samples_before = built.samples
     torch.manual_seed(seed)
     for technique in sorted(techniques, key=lambda technique: technique.stage):
         technique.apply(built)
@@ -144,14 +150,39 @@ def _normalise(result: Any, where: str | None) -> Built:
     elif callable(result) and not isinstance(result, (type, torch.nn.Module)):
         return Built(None, step=result)
     shown = type(result).__name__
+    remedy = (
+        "return (model, batch, loss, optimizer), (model, batch) for inference, "
+        "or a function that runs one step"
+    )
+    if isinstance(result, torch.nn.Module):
+        shown += " alone, without a batch to feed it"
+        remedy = "return (model, batch) for inference, (model, batch, loss, optimizer) for training"
+        if hasattr(result, "training_step"):
+            remedy = "return (model, batch): its training_step and configure_optimizers do the rest"
+    elif inspect.isgenerator(result):
+        remedy = "return them in place of yield: (model, batch, loss, optimizer)"
     if isinstance(result, (tuple, list)):
         shown += " of " + (", ".join(type(one).__name__ for one in result) or "nothing")
+        if 2 <= len(result) <= 4 and (inner := _inner_module(result[0])) is not None:
+            remedy = inner
     raise WorkloadError(
         f"the function returned {'nothing' if result is None else 'a ' + shown}",
         where=where,
-        remedy="return (model, batch, loss, optimizer), (model, batch) for inference, "
-        "or a function that runs one step",
+        remedy=remedy,
     )
+
+
+def _inner_module(wrapper: Any) -> str | None:
+    """What to do about an object that is no module and holds one; None where it holds none."""
+    import torch
+
+    for name, value in vars(wrapper).items() if hasattr(wrapper, "__dict__") else ():
+        if isinstance(value, torch.nn.Module):
+            return (
+                f"return the module inside: its '{name}' is a {type(value).__name__}; "
+                "or a function that runs one step"
+            )
+    return None
 
 
 def _with_step(built: Built, where: str | None) -> Built:
@@ -174,8 +205,12 @@ def _with_step(built: Built, where: str | None) -> Built:
         raise WorkloadError(
             f"the function returned its parts in another order: {kinds}",
             where=where,
-            remedy="return (model, batch, loss, optimizer) in this order",
+            remedy=_IN_ORDER + "; without a loss, None in its place",
         )
+    _check_parts(built, where)
+    if built.loss is not None and not _accepts(built.loss, 2) and _accepts(built.loss, 1):
+        whole = built.model is not None and _accepts(built.model, 2)
+        built.loss = _OfOutput(built.loss, whole)
     if built.optimizer is None and hasattr(built.model, "configure_optimizers"):
         built.optimizer = _first_optimizer(built.model.configure_optimizers())
     optimizer = built.optimizer
@@ -191,7 +226,7 @@ def _with_step(built: Built, where: str | None) -> Built:
         raise WorkloadError(
             f"what stands for the optimizer is a {type(optimizer).__name__}",
             where=where,
-            remedy="return (model, batch, loss, optimizer) in this order",
+            remedy=_IN_ORDER,
         )
 
     def train() -> Any:
@@ -205,6 +240,65 @@ def _with_step(built: Built, where: str | None) -> Built:
     return built
 
 
+def _check_parts(built: Built, where: str | None) -> None:
+    """Refuse classes in place of objects, and a loader in place of a batch."""
+    import torch
+
+    for what in ("loss", "optimizer"):
+        part = getattr(built, what)
+        if isinstance(part, type) and issubclass(part, (torch.nn.Module, torch.optim.Optimizer)):
+            arguments = "model.parameters(), ..." if what == "optimizer" else ""
+            raise WorkloadError(
+                f"the {what} is the class {part.__name__}, not an object of it",
+                where=where,
+                remedy=f"call it: {part.__name__}({arguments})",
+            )
+    if isinstance(built.batch, torch.utils.data.DataLoader):
+        raise WorkloadError(
+            "what stands for the batch is a DataLoader",
+            where=where,
+            remedy="return one batch of it: next(iter(loader)); or name a plain script, "
+            "whose loading is part of its step",
+        )
+
+
+@dataclass(frozen=True)
+class _OfOutput:
+    """A loss of one argument, as Hugging Face style loops have it: called with the output alone.
+
+    Attributes:
+        whole: whether the model is given a pair's second part, too: it computes the loss.
+    """
+
+    loss: Callable[..., Any]
+    whole: bool
+
+    def __call__(self, output: Any, *rest: Any) -> Any:
+        return self.loss(output)
+
+
+def _accepts(function: Any, count: int) -> bool:
+    """Whether `function` may be called with `count` positional arguments; True if unknown."""
+    import torch
+
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+@functools.cache
+def _takes_index(kind: Any) -> bool:
+    """Whether ``training_step`` of this class takes the batch's number, as it may."""
+    return _accepts(kind.training_step, 3)
+
+
 def training_loss(built: Built, where: str | None = None) -> Any:
     """The scalar loss of one forward pass over the batch, ready for ``backward``.
 
@@ -212,7 +306,9 @@ def training_loss(built: Built, where: str | None = None) -> Any:
         WorkloadError: the model gives no scalar.
     """
     if built.loss is None and hasattr(built.model, "training_step"):
-        return _loss_of(built.model.training_step(built.batch, 0), where)
+        # mypy does not know that every class can be hashed.
+        index = (0,) if _takes_index(type(built.model)) else ()  # type: ignore[arg-type]
+        return _loss_of(built.model.training_step(built.batch, *index), where)
     return _loss_of(_forward(built.model, built.batch, built.loss), where)
 
 
@@ -230,7 +326,8 @@ def _forward(model: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
     if isinstance(batch, Mapping):
         output = model(**batch)
         return output if loss is None else loss(output, batch)
-    if loss is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    if loss is not None and pair and not (isinstance(loss, _OfOutput) and loss.whole):
         inputs, targets = batch
         return loss(_call(model, inputs), targets)
     output = _call(model, batch)
@@ -255,11 +352,15 @@ def _loss_of(output: Any, where: str | None) -> Any:
     elif not isinstance(output, torch.Tensor):
         value = getattr(output, "loss", None)
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(output).__name__
+        remedy = "return (model, (inputs, targets), loss, optimizer)"
+        shape: object = type(output).__name__
+        if isinstance(value, torch.Tensor):
+            shape = tuple(value.shape)
+            remedy += "; a loss that gives one number per sample needs .mean()"
         raise WorkloadError(
             f"one training step needs a scalar loss; the model gave {shape}",
             where=where,
-            remedy="return (model, (inputs, targets), loss, optimizer)",
+            remedy=remedy,
         )
     return value
 

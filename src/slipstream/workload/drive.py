@@ -78,8 +78,17 @@ def _steps(built: Built, where: str | None, program: Program[T]) -> T:
             raise WorkloadError(
                 f"one step fails: {type(error).__name__}: {error}",
                 where=where,
-                remedy="does the batch fit the model and the loss?",
+                remedy=_remedy(error),
             ) from error
+
+
+def _remedy(error: Exception) -> str:
+    text = str(error)
+    if "does not require grad" in text:
+        return "nothing the loss depends on is trained: is the model frozen, or detached?"
+    if "shapes cannot be multiplied" in text or "size of tensor" in text:
+        return "the batch's shape does not fit the model's layers, or the loss's targets"
+    return "does the batch fit the model and the loss?"
 
 
 def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:

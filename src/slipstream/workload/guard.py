@@ -50,7 +50,8 @@ class FileGuard:
         self._foreign = tuple(
             place + os.sep for place in (temporary, "/run", "/var", *sorted(installed - {"/usr"}))
         )
-        self._home = os.path.realpath(Path.home()) + os.sep
+        # Not Path.home(), which fails for a user without one.
+        self._home = os.path.realpath(os.path.expanduser("~")) + os.sep
         self._keep_in = keep_in
         self._seen: set[str] = set()
         self._active = False

@@ -13,6 +13,7 @@ import os
 import runpy
 import stat
 import sys
+import traceback
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -30,6 +31,7 @@ _STEPS_TO_DISCOVER = 2
 # What argparse leaves with when the arguments are wrong.
 _ARGPARSE = 2
 _SHOWN_BYTES, _SHOWN_LINES = 4096, 5
+_WORKED_S = 0.5
 
 
 class _Discovery:
@@ -41,9 +43,11 @@ class _Discovery:
         self._hooks: list[Any] = []
         self._depth = 0
         self._loss: Any = None
+        self.forwards = self.backwards = 0
 
     def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         self._depth += 1
+        self.forwards += self._depth == 1
         if self._depth == 1 and id(module) not in self.roots:
             self.roots[id(module)] = module
             self._batches[id(module)] = inputs
@@ -65,6 +69,7 @@ class _Discovery:
         @functools.wraps(backward)
         def noting(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self._loss = loss
+            self.backwards += 1
             return backward(loss, *args, **kwargs)
 
         torch.Tensor.backward = noting  # type: ignore[method-assign, assignment]
@@ -145,8 +150,14 @@ def run_script(
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as exit_:
-        raise _too_short(path.name, seen, exit_) from None
-    raise _too_short(path.name, seen, None)
+        raise _too_short(path.name, seen, discovery, exit_) from None
+    except Exception as error:
+        remedy = _remedy(error, workload)
+        if remedy is None:
+            raise
+        described = describe_error(error)
+        raise WorkloadError(described["what"], where=described["where"], remedy=remedy) from error
+    raise _too_short(path.name, seen, discovery, None)
 
 
 def _resume_after_step(
@@ -199,11 +210,26 @@ def _discovered(
         batch=batch,
         optimizer=optimizer,
         samples=_count_samples(batch),
+        samples_before=_count_samples(batch),
         name=workload.name,
     )
 
 
-def _too_short(name: str, seen: dict[int, int], left: SystemExit | None) -> WorkloadError:
+def _remedy(error: Exception, workload: Workload) -> str | None:
+    """What to do about an error that is due to the script being run by us, if it is."""
+    name = workload.path.name
+    if isinstance(error, EOFError) and "reading a line" in str(error):
+        return "nobody answers questions here: give what it asks for as an argument, after --"
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    if "argv" in line:
+        given = " ".join(workload.script_arguments)
+        return f"its arguments go after --, as in: slipstream profile {name} -- {given or 'ARGS'}"
+    return None
+
+
+def _too_short(
+    name: str, seen: dict[int, int], discovery: _Discovery, left: SystemExit | None
+) -> WorkloadError:
     """Why the script gave no (or not enough) steps: it failed, it is no training, it is short."""
     steps = max(seen.values(), default=0)
     after = (
@@ -227,16 +253,45 @@ def _too_short(name: str, seen: dict[int, int], left: SystemExit | None) -> Work
         )
     how = "ended" if left is None else "called sys.exit()"
     if steps == 0:
-        return WorkloadError(
-            f"{name} {how} without an optimizer step",
-            remedy="is the training behind an argument? give it after --; for inference, name a "
-            f"function that returns (model, batch): {name}:FUNCTION",
-        )
+        return _never_stepped(name, how, discovery)
     return WorkloadError(
         f"{name} {how} {after}, which are too few",
-        remedy="let it run longer (more epochs or data), or ask for fewer steps: --steps, "
-        "or a shorter --budget of prove",
+        remedy="let it run longer (more epochs or data), or ask for fewer: --steps N takes about "
+        "2 N + 25 of them, prove as many as its --budget allows",
     )
+
+
+def _never_stepped(name: str, how: str, discovery: _Discovery) -> WorkloadError:
+    """It ended without an optimizer step: what it did in place of that."""
+    function = f"name a function that returns (model, batch, loss, optimizer): {name}:FUNCTION"
+    did, remedy = "", f"is the training behind an argument? give it after --; or {function}"
+    if discovery.backwards:
+        did = f", after {_calls(discovery.backwards)} of backward"
+        remedy = (
+            "the steps of a script are counted by optimizer.step() of a torch.optim.Optimizer; "
+            f"call that, or {function}"
+        )
+    elif discovery.forwards:
+        did = f", after {_calls(discovery.forwards)} of a model"
+        remedy = (
+            f"for inference, name a function that returns (model, batch): {name}:FUNCTION; "
+            "if it trains when asked to by an argument, give that after --"
+        )
+    elif _children_ran():
+        did = ", but started other processes"
+        remedy = f"what trains in a process that it starts is not seen; {function}"
+    return WorkloadError(f"{name} {how} without an optimizer step{did}", remedy=remedy)
+
+
+def _calls(count: int) -> str:
+    return f"{count} call{'s' * (count != 1)}"
+
+
+def _children_ran() -> bool:
+    """Whether processes that this one started, and that ended, did any work to speak of."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > _WORKED_S
 
 
 def _last_output() -> str:

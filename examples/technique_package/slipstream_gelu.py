@@ -1,0 +1,104 @@
+"""gelu: the other formula of GELU, where it is faster on this machine.
+
+Source: Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, section 2, for both;
+``torch.nn.GELU(approximate=...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from slipstream.durations import questions, rescale
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_OPERATORS = ("aten::gelu", "aten::gelu_backward")
+
+
+@dataclass(frozen=True)
+class Gelu(Settings):
+    """Every ``nn.GELU`` by ``erf``, which is the function itself, or by ``tanh``."""
+
+    form: Literal["erf", "tanh"] = "erf"
+
+    name: ClassVar[str] = "gelu"
+    stage: ClassVar[int] = Stage.MODEL
+    variants: ClassVar[tuple[str, ...]] = ("gelu:erf", "gelu:tanh")
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no module would change."""
+        if "GELU" not in graph.meta.get("modules", {}).values():
+            return "the model has no nn.GELU; where it calls gelu() itself, edit that call"
+        if not self._changed(graph):
+            return f"its GELU is computed by {self.form} already"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Each GELU as it was recorded, and by the other formula."""
+        return questions(graph, self._changed(graph))
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Scale each GELU by the ratio of the two formulas on its shapes."""
+        changed = self._changed(graph)
+        edit = Editor(graph, str(self))
+        rescale(edit, graph, changed, context.durations)
+        return edit.apply(f"{len(changed)} GELU operators by {self.form}")
+
+    def apply(self, built: Built) -> None:
+        """Set the formula of the modules.
+
+        Raises:
+            WorkloadError: the step hides its model, or the model has no ``nn.GELU``.
+        """
+        from torch import nn
+
+        if built.model is None:
+            raise WorkloadError(
+                "gelu needs the model, and this workload's step hides it",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        found = [module for module in built.model.modules() if isinstance(module, nn.GELU)]
+        if not found:
+            raise WorkloadError(
+                "the model has no nn.GELU", remedy="where it calls gelu() itself, edit that call"
+            )
+        for module in found:
+            module.approximate = self._approximate
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Small differences in every activation, as from rounding to 16 bits."""
+        return Quality(QualityKind.ROUNDING, "the two formulas differ by less than 0.0005")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """The keyword where the module is made."""
+        value = f'"{self._approximate}"'
+        return CodeChange.of(
+            workload,
+            lambda where: where.set_call("torch.nn.GELU", approximate=value),
+            by_hand=f"nn.GELU(approximate={value})",
+        )
+
+    @property
+    def _approximate(self) -> str:
+        """What torch calls the formula."""
+        return "tanh" if self.form == "tanh" else "none"
+
+    def _changed(self, graph: Graph) -> dict[int, Call]:
+        """By task: the call it would make. Of modules only, as `apply` changes no others."""
+        classes = graph.meta.get("modules", {})
+        found = {}
+        for task, number in enumerate(graph.tasks.call):
+            call = graph.calls[number] if number >= 0 else None
+            if call is None or call.name not in _OPERATORS:
+                continue
+            module = graph.string(int(graph.tasks.module[task]))
+            if classes.get(module) == "GELU" and call.arguments[-1] != self._approximate:
+                arguments = (*call.arguments[:-1], self._approximate)
+                found[task] = Call(call.op, arguments, call.outputs)
+        return found

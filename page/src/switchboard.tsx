@@ -1,0 +1,157 @@
+// Switches for techniques; the step as the chosen ones together would make it.
+
+import { bytes, change, duration, times } from "./format";
+import { RestsOn, tone } from "./parts";
+import {
+  choose,
+  chosen,
+  doc,
+  nameOf,
+  predictionOf,
+  selection,
+  selectionName,
+  toggle,
+} from "./state";
+import type { Prediction } from "./types";
+
+export function Switchboard() {
+  const { what_ifs: found } = doc();
+  const singles = found.predictions.filter((p) => p.parts.length === 1);
+  return (
+    <aside aria-label="Switchboard">
+      <h2>Switchboard</h2>
+      <Outcome />
+      {found.state === "ready" && singles.length ? (
+        <Switches singles={singles} />
+      ) : (
+        <p class="faint">
+          {found.state === "ready"
+            ? "No technique applies to this step; What-ifs says why."
+            : `There are no switches: ${found.reason}.`}
+        </p>
+      )}
+    </aside>
+  );
+}
+
+function Outcome() {
+  const { run } = doc();
+  const now = chosen.value;
+  const on = selection.value.size > 0;
+  if (on && !now) {
+    return (
+      <div class="outcome unknown" aria-live="polite">
+        <p class="big">not simulated</p>
+        <p>
+          This combination was not simulated when the report was written, or a part of it does not
+          apply on top of the others. Ask for it:
+        </p>
+        <code>slipstream predict RUN --technique {selectionName.value}</code>
+      </div>
+    );
+  }
+  const perSample = now?.samples && run.samples && now.samples !== run.samples;
+  return (
+    <div class="outcome" aria-live="polite">
+      <p class="big">
+        {now ? times(1 / now.ratio) : run.tasks ? duration(run.step_ns) : "–"}
+        {now ? (
+          <span class="faint">
+            {" "}
+            [{(1 / now.interval[1]).toFixed(2)}, {(1 / now.interval[0]).toFixed(2)}]
+          </span>
+        ) : (
+          <span class="faint"> as it is</span>
+        )}
+      </p>
+      <dl>
+        <dt>step</dt>
+        <dd>
+          {now ? `${duration(run.step_ns)} → ${duration(now.step_ns)}` : duration(run.step_ns)}
+        </dd>
+        {perSample ? (
+          <>
+            <dt>per sample</dt>
+            <dd>
+              {duration(run.step_ns / run.samples)} → {duration(now.step_ns / now.samples)}
+            </dd>
+          </>
+        ) : null}
+        <dt>memory</dt>
+        <dd>
+          {!run.peak_bytes
+            ? "not recorded"
+            : now
+              ? `${bytes(run.peak_bytes)} → ${bytes(now.peak_bytes)}, ${change(now.peak_bytes / run.peak_bytes)}`
+              : bytes(run.peak_bytes)}
+        </dd>
+        {now ? (
+          <>
+            <dt>numbers</dt>
+            <dd>{now.quality ?? "unknown"}</dd>
+            <dt>rests on</dt>
+            <dd>
+              <RestsOn shares={now.shares} />
+            </dd>
+          </>
+        ) : null}
+      </dl>
+      {now ? <p class={`verdict ${tone(now.verdict)}`}>{now.verdict}</p> : null}
+    </div>
+  );
+}
+
+/** One group a technique, its settings beside each other. */
+function Switches({ singles }: { singles: Prediction[] }) {
+  const groups = new Map<string, Prediction[]>();
+  for (const single of singles) {
+    const name = nameOf(single.technique);
+    groups.set(name, [...(groups.get(name) ?? []), single]);
+  }
+  return (
+    <>
+      <div class="switches" role="group" aria-label="Techniques">
+        {[...groups.values()].flat().map((single) => (
+          <Switch key={single.technique} single={single} />
+        ))}
+      </div>
+      <button type="button" disabled={!selection.value.size} onClick={() => choose([])}>
+        All off
+      </button>
+      <p class="faint small">
+        The figure beside a switch is what it makes of the speed-up together with those that are on.
+      </p>
+    </>
+  );
+}
+
+function Switch({ single }: { single: Prediction }) {
+  const name = single.technique;
+  const on = selection.value.has(name);
+  return (
+    <label class={on ? "switch on" : "switch"}>
+      <input type="checkbox" role="switch" checked={on} onChange={() => toggle(name)} />
+      <span class="mono">{name}</span>
+      <Effect name={name} on={on} />
+    </label>
+  );
+}
+
+/** What switching it now would give: the speed-up after it, over the speed-up before it. */
+function Effect({ name, on }: { name: string; on: boolean }) {
+  const others = [...selection.value].filter(
+    (part) => part !== name && nameOf(part) !== nameOf(name),
+  );
+  const before = others.length ? predictionOf(others) : null;
+  const after = predictionOf([...others, name]);
+  if (!after || (others.length > 0 && !before)) {
+    return (
+      <span class="faint" title="not simulated together with those that are on">
+        ?
+      </span>
+    );
+  }
+  const factor = (before?.ratio ?? 1) / after.ratio;
+  const kind = factor > 1.005 ? "good" : factor < 0.995 ? "poor" : "faint";
+  return <span class={on ? kind : `${kind} off`}>{times(factor)}</span>;
+}

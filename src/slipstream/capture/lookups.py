@@ -1,0 +1,193 @@
+"""The statistic "ids": which rows of which embedding tables a step looks up, and how often.
+
+Every look-up is seen where torch dispatches it, so that ``nn.Embedding``, ``nn.EmbeddingBag``,
+their functional forms and plain indexing of a parameter count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.capture.modules import ROOT
+from slipstream.graph import MOST_IDS, TableIds
+
+if TYPE_CHECKING:
+    import torch
+
+Ids = NDArray[np.int64]
+# (ids of a call, sizes of its bags or None)
+_Lookup = tuple[Ids, Ids | None]
+
+
+@dataclass
+class _Table:
+    name: str
+    rows: int
+    dimension: int
+    item_bytes: int
+    # Of the step that runs: the ids of each look-up; of all steps: their distinct ids, and counts.
+    now: list[Ids] = field(default_factory=list)
+    seen: list[tuple[Ids, Ids]] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
+    bag_sizes: list[Ids] = field(default_factory=list)
+
+
+class Lookups:
+    """Within it, look-ups of embedding tables are counted.
+
+    Args:
+        model: names its tables; others are called by their size.
+    """
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self._names: dict[int, str] = {}
+        for name, parameter in model.named_parameters() if model is not None else ():
+            self._names[id(parameter)] = f"{ROOT}.{name}".removesuffix(".weight")
+        self._tables: dict[object, _Table] = {}
+        self._mode: Any = None
+
+    def __enter__(self) -> Lookups:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        note = self._note
+
+        class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                result = func(*args, **(kwargs or {}))
+                note(func.overloadpacket.__name__, args)
+                return result
+
+        self._mode = Watch()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._mode.__exit__(None, None, None)
+
+    def end_step(self) -> None:
+        """What was looked up until now belongs to one step."""
+        for table in self._tables.values():
+            ids = np.concatenate(table.now) if table.now else np.empty(0, np.int64)
+            distinct, counts = np.unique(ids, return_counts=True)
+            table.seen.append((distinct, counts.astype(np.int64)))
+            bits = max(table.rows - 1, 0).bit_length() + 1
+            table.blocks.append([_count_sorted(distinct >> k) for k in range(bits)])
+            table.now = []
+
+    def result(self) -> tuple[TableIds, ...]:
+        """The tables in the order they were first looked up in."""
+        return tuple(_summary(table) for table in self._tables.values())
+
+    def _note(self, operator: str, args: Sequence[Any]) -> None:
+        import torch
+
+        take = _LOOKUPS.get(operator)
+        weight = args[0] if args else None
+        if take is None or not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+            return
+        own = self._names.get(id(weight))
+        if own is None and not operator.startswith(("embedding", "_embedding")):
+            return  # any tensor may be indexed; only a parameter is a table then
+        found = take(args)
+        if found is None:
+            return
+        ids, bags = found
+        key = own or weight.untyped_storage().data_ptr()
+        if key not in self._tables:
+            rows, dimension = weight.shape
+            name = own or f"a table of {rows} x {dimension}"
+            self._tables[key] = _Table(name, rows, dimension, weight.element_size())
+        table = self._tables[key]
+        # From the end, where plain indexing may count.
+        table.now.append(np.where(ids < 0, ids + table.rows, ids))
+        if bags is not None:
+            table.bag_sizes.append(bags)
+
+
+def _array(tensor: Any) -> Ids:
+    found: Ids = tensor.detach().cpu().numpy().reshape(-1).astype(np.int64)
+    return found
+
+
+def _embedding(args: Sequence[Any]) -> _Lookup:
+    return _array(args[1]), None
+
+
+def _bag(args: Sequence[Any]) -> _Lookup:
+    """(weight, indices, offsets, ..., include_last_offset at 7)."""
+    ids, offsets = _array(args[1]), _array(args[2])
+    last = len(args) > _LAST_OFFSET and args[_LAST_OFFSET]
+    return ids, np.diff(offsets if last else np.append(offsets, len(ids)))
+
+
+def _select(args: Sequence[Any]) -> _Lookup | None:
+    return (_array(args[2]), None) if args[1] == 0 else None
+
+
+def _index(args: Sequence[Any]) -> _Lookup | None:
+    import torch
+
+    first, *rest = args[1]
+    integers = (torch.int64, torch.int32)
+    if first is None or first.dtype not in integers or any(one is not None for one in rest):
+        return None
+    return _array(first), None
+
+
+_LAST_OFFSET = 7
+# By operator; torch.inference_mode shows embedding_bag before it is taken apart.
+_LOOKUPS = {
+    "embedding": _embedding, "_embedding_bag": _bag, "_embedding_bag_forward_only": _bag,
+    "embedding_bag": _bag, "index_select": _select, "index": _index,
+}  # fmt: skip
+
+
+def _count_sorted(values: Ids) -> int:
+    return int(np.count_nonzero(np.diff(values))) + 1 if len(values) else 0
+
+
+def _summary(table: _Table) -> TableIds:
+    steps = len(table.blocks)
+    ids = np.concatenate([distinct for distinct, _ in table.seen])
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    counts = np.bincount(
+        inverse, np.concatenate([counts for _, counts in table.seen]), len(distinct)
+    ).astype(np.int64)
+    order = np.lexsort((distinct, -counts))
+    running = np.cumsum(counts[order])
+    total = int(counts.sum())
+    # 1, 2, 4, ... and all of them.
+    ends = [2**k for k in range((len(distinct) - 1).bit_length())] + [len(distinct)]
+    sizes = np.concatenate(table.bag_sizes) if table.bag_sizes else np.empty(0, np.int64)
+    hot = order[:MOST_IDS]
+    return TableIds(
+        table=table.name,
+        rows=table.rows,
+        dimension=table.dimension,
+        item_bytes=table.item_bytes,
+        lookups=total,
+        distinct=len(distinct),
+        hot_ids=tuple(distinct[hot].tolist()),
+        hot_counts=tuple(counts[hot].tolist()),
+        top_share=tuple(float(running[end - 1]) / total for end in ends) if total else (),
+        frequency=_histogram(counts),
+        blocks=tuple(sum(column) / steps for column in zip(*table.blocks, strict=True)),
+        bags=len(sizes),
+        bag_ids=int(sizes.sum()),
+        empty_bags=int(np.count_nonzero(sizes == 0)),
+        bag_sizes=_histogram(sizes[sizes > 0]),
+        longest_bag=int(sizes.max(initial=0)),
+    )
+
+
+def _histogram(values: Ids) -> tuple[int, ...]:
+    """How many of the positive `values` lie in [2^k, 2^(k+1)), by k."""
+    # frexp is exact, a logarithm is not.
+    return tuple(np.bincount(np.frexp(values.astype(float))[1] - 1).tolist()) if len(values) else ()

@@ -1,0 +1,61 @@
+"""A graph in a notebook: how long its step takes, and where that goes."""
+
+from __future__ import annotations
+
+from slipstream.errors import GraphError
+from slipstream.graph.critical_path import find_critical_path
+from slipstream.graph.graph import Graph
+from slipstream.graph.timeline import replay
+from slipstream.tables import Column, Drawing, Table
+from slipstream.units import format_bytes, format_duration, format_percent
+
+_ROWS = 8
+# Simulating more than these takes longer than a person waits for a cell's value.
+_MOST_TASKS = 300_000
+
+
+def graph_html(graph: Graph) -> str:
+    """A table of the operators that take most of the step."""
+    title = str(graph.meta.get("workload", "a step"))
+    columns = [
+        Column("operator"),
+        Column("time", "right"),
+        Column("share"),
+        Column("tasks", "right"),
+    ]
+    if len(graph) > _MOST_TASKS:
+        return Table(columns, (), title, [f"{len(graph)} tasks"]).to_html()
+    try:
+        timeline = replay(graph)
+    except GraphError as error:
+        return Table(columns, (), title, [f"{len(graph)} tasks; {error.what}"]).to_html()
+    step_ns = timeline.step_ns
+    path = find_critical_path(timeline)
+    found = sorted(path.by("operator"), key=lambda one: -one.busy_ns)
+    rows = [
+        (
+            one.name.removeprefix("aten::"),
+            format_duration(one.busy_ns),
+            Drawing.share(one.busy_ns / step_ns, format_percent(one.busy_ns / step_ns)),
+            one.tasks,
+        )
+        for one in found[:_ROWS]
+        if step_ns
+    ]
+    waited = sum(one.waited_ns for one in found)
+    notes = [
+        f"{format_duration(step_ns)} a step, {len(graph)} tasks"
+        + (f", {graph.samples} samples" if graph.samples else "")
+        + (
+            f", {format_bytes(timeline.peak_bytes)} at most"
+            if len(graph.memory)
+            else ", memory not recorded"
+        )
+    ]
+    if len(found) > _ROWS:
+        rest = sum(one.busy_ns for one in found[_ROWS:])
+        notes.append(f"{len(found) - _ROWS} other operators take {format_duration(rest)}")
+    if waited:
+        notes.append(f"{format_duration(waited)} are Python, dispatch and waiting")
+    notes += [f"edited: {edit.technique}, {edit.what}" for edit in graph.edits]
+    return Table(columns, rows, title, notes).to_html()

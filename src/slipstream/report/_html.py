@@ -1,0 +1,79 @@
+"""One HTML file out of a document, its arrays, and the page that draws them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from slipstream.errors import SlipstreamError
+from slipstream.tables import json_values
+
+_ASSETS = ("page.js", "page.css")
+
+
+def assets() -> tuple[str, str]:
+    """Script and style of the page, as they are built from the sources in ``page/``.
+
+    Raises:
+        SlipstreamError: the package was installed without them.
+    """
+    folder = files("slipstream.report") / "assets"
+    try:
+        script, style = ((folder / name).read_text("utf-8") for name in _ASSETS)
+    except OSError as error:
+        raise SlipstreamError(
+            "the report's page is missing from this installation",
+            where=str(folder),
+            remedy="install slipstream again; from a clone: make page",
+        ) from error
+    return script, style
+
+
+def to_html(document: Mapping[str, Any], arrays: str) -> str:
+    """The whole page: nothing in it loads anything, and its policy forbids that it could."""
+    script, style = assets()
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            # A browser would ask the server for an icon; this one is empty, and here.
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{escape(str(document['title']))}</title>",
+            f"<style>{style}</style></head><body>",
+            '<div id="page"><noscript>This report draws itself with the script it carries; '
+            "switch scripts on for this file.</noscript></div>",
+            f'<script type="application/json" id="document">{_json(document)}</script>',
+            f'<script type="text/plain" id="arrays">{arrays}</script>',
+            f"<script>{script}</script>",
+            "</body></html>\n",
+        ]
+    )
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    text = json.dumps(json_values(document), separators=(",", ":"), ensure_ascii=False)
+    # No name in the document may end the element that holds it.
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _hash(content: str) -> str:
+    digest = hashlib.sha256(content.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"

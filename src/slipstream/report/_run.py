@@ -1,0 +1,128 @@
+"""What is known of the run itself: how it was recorded, on what, and what to keep in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.graph import PROVENANCES, Graph, Timeline, lanes
+from slipstream.measure.records import Environment
+from slipstream.units import format_bytes, format_duration, format_percent
+from slipstream.verbs._predict import Prediction
+
+_FACTS = (
+    ("cpu.model", "processor"),
+    ("cpu.physical", "physical cores"),
+    ("cpu.logical", "logical cores"),
+    ("memory.total_mib", "memory"),
+    ("gpu.visible", "GPU"),
+    ("kernel.system", "system"),
+    ("kernel.release", "kernel"),
+    ("machine.container", "container"),
+    ("python.version", "Python"),
+    ("torch.version", "torch"),
+)
+
+
+def run_facts(
+    graph: Graph, baseline: Timeline, as_it_is: Prediction | None, environment: Environment
+) -> dict[str, Any]:
+    """The head of the report: what ran, how long it takes, and what that rests on.
+
+    Args:
+        as_it_is: the prediction for the unchanged step, whose interval is what re-measuring it
+            differs by; None for a step without time.
+    """
+    meta = graph.meta
+    step_ns = baseline.step_ns
+    tasks = graph.tasks
+    shares = as_it_is.shares if as_it_is is not None else {}
+    return {
+        "workload": str(meta.get("workload", "this step")),
+        "created": str(meta.get("created", "")),
+        "training": bool(meta.get("training", False)),
+        "samples": graph.samples,
+        "tasks": len(graph),
+        "step_ns": step_ns,
+        "interval_ns": [step_ns * as_it_is.low, step_ns * as_it_is.high] if as_it_is else None,
+        "peak_bytes": baseline.peak_bytes,
+        "recorded_ns": meta.get("step_ns") if isinstance(meta.get("step_ns"), Mapping) else {},
+        "shares": {str(key): share for key, share in shares.items()},
+        "provenances": [str(one) for one in PROVENANCES],
+        "spread": float(tasks.spread.max(initial=0.0)),
+        "settings": _settings(graph),
+        "machine": _machine(environment.facts),
+        "notes": _notes(graph),
+        "lanes": [
+            {
+                "name": lane.name, "tasks": lane.tasks, "busy_ns": lane.busy_ns,
+                "gap_ns": lane.gap_ns, "idle_ns": lane.idle_ns,
+            }
+            for lane in lanes(baseline)
+        ],
+        "edits": [f"{edit.technique}: {edit.what}" for edit in graph.edits],
+    }  # fmt: skip
+
+
+def _settings(graph: Graph) -> list[list[str]]:
+    """What the step ran with, as far as it was recorded: pairs of a name and a value."""
+    meta = graph.meta
+    optimizer = meta.get("optimizer")
+    baseline = meta.get("baseline")
+    rows = [
+        ("device", meta.get("device")),
+        ("threads", meta.get("threads")),
+        ("torch", meta.get("torch")),
+        ("vector instructions", meta.get("cpu_capability")),
+        ("samples per step", graph.samples or None),
+        ("parameters", f"{meta['parameters']:,}" if meta.get("parameters") else None),
+        ("optimizer", _call(optimizer) if isinstance(optimizer, Mapping) else None),
+        ("autocast", baseline.get("amp") or "off" if isinstance(baseline, Mapping) else None),
+        ("compiled", _yes_no(baseline, "compiled")),
+        ("steps recorded", meta.get("aligned_steps", meta.get("steps"))),
+        ("profiler's cost taken off per event", _time(meta.get("profiler_ns_per_event"))),
+    ]
+    return [[name, str(value)] for name, value in rows if value is not None]
+
+
+def _call(optimizer: Mapping[str, Any]) -> str:
+    settings = optimizer.get("settings")
+    shown = ", ".join(
+        f"{key}={value}"
+        for key, value in (settings.items() if isinstance(settings, Mapping) else ())
+        if value not in (None, False, 0, 0.0)
+    )
+    return f"{optimizer.get('class', 'optimizer')}({shown})"
+
+
+def _yes_no(baseline: Any, key: str) -> str | None:
+    if not isinstance(baseline, Mapping) or key not in baseline:
+        return None
+    return "yes" if baseline[key] else "no"
+
+
+def _time(value: Any) -> str | None:
+    return format_duration(float(value)) if isinstance(value, (int, float)) else None
+
+
+def _machine(facts: Mapping[str, Any]) -> list[list[str]]:
+    mib = facts.get("memory.total_mib")
+    sizes = {"memory.total_mib": format_bytes(mib * 2**20)} if isinstance(mib, int) else {}
+    known = ((label, sizes.get(key, facts.get(key))) for key, label in _FACTS)
+    return [
+        [label, str(value)] for label, value in known if value not in (None, "", "unreadable", "no")
+    ]
+
+
+def _notes(graph: Graph) -> list[str]:
+    """What the reader of a number should know of the recording."""
+    meta = graph.meta
+    notes = []
+    if meta.get("contended"):
+        notes.append("The machine was busy while the step was recorded; minima were taken.")
+    if meta.get("unaligned_share"):
+        share = format_percent(float(meta["unaligned_share"]))
+        notes.append(f"The steps differ in {share} of their operators; one of them was recorded.")
+    if not len(graph):
+        notes.append("The graph has no tasks: nothing ran, or nothing of it was recorded.")
+    return notes

@@ -1,0 +1,92 @@
+"""A scene: one simulated step as columns that the page draws, the recorded one or an edited one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slipstream.graph import Graph, StringTable, Timeline, find_critical_path
+from slipstream.report._arrays import Arrays
+from slipstream.report._calls import describe_call
+from slipstream.report._families import families
+from slipstream.report._holdings import holdings
+from slipstream.report._paths import Paths
+
+
+class Scenes:
+    """Makes scenes that share strings, calls, paths of nesting and the block of arrays."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self.strings = StringTable()
+        self._calls = StringTable()
+        self._paths = Paths()
+
+    def shared(self) -> dict[str, Any]:
+        """What the columns of all scenes made so far refer to."""
+        return {
+            "strings": list(self.strings.freeze()),
+            "calls": list(self._calls.freeze()),
+            "paths": self._paths.to_json(),
+        }
+
+    def scene(self, timeline: Timeline, *, detail: bool) -> dict[str, Any]:
+        """The first step of `timeline`, its critical path and its memory.
+
+        Args:
+            detail: whether it is the step the report is about: finer memory, more tensors.
+        """
+        graph, tasks = timeline.graph, timeline.graph.tasks
+        path = find_critical_path(timeline)
+        busy, waited = np.zeros(len(graph)), np.zeros(len(graph))
+        np.add.at(busy, path.task, path.busy_ns)
+        np.add.at(waited, path.task, path.waited_ns)
+        on_path = np.zeros(len(graph), np.uint8)
+        on_path[path.task] = 1
+        arrays = self.arrays
+        return {
+            "step_ns": timeline.step_ns,
+            "end_ns": float(timeline.end_ns.max(initial=0.0)),
+            "samples": graph.samples,
+            "lanes": list(graph.lanes),
+            "columns": {
+                "start": arrays.times(timeline.start_ns),
+                "duration": arrays.real(timeline.end_ns - timeline.start_ns),
+                "gap": arrays.real(tasks.gap_ns),
+                "name": arrays.whole(self._texts(graph, tasks.name)),
+                "module": arrays.whole(self._texts(graph, tasks.module)),
+                "source": arrays.whole(self._texts(graph, tasks.source)),
+                "call": arrays.whole(self._call_texts(graph)),
+                "path": arrays.whole(self._paths.of(graph)),
+                "family": arrays.whole(families(graph)),
+                "kind": arrays.whole(tasks.kind),
+                "phase": arrays.whole(tasks.phase),
+                "lane": arrays.whole(tasks.lane),
+                "rank": arrays.whole(tasks.rank),
+                "provenance": arrays.whole(tasks.provenance),
+                "critical": arrays.whole(on_path),
+                "busy": arrays.real(busy),
+                "waited": arrays.real(waited),
+                "slack": arrays.real(path.slack_ns),
+                "spread": arrays.real(tasks.spread),
+            },
+            "memory": holdings(timeline, arrays, detail=detail),
+        }
+
+    def _texts(self, graph: Graph, column: Any) -> Any:
+        """`column`, an index into the graph's strings, as an index into the shared ones."""
+        return self._shared_index(column, lambda text: self.strings.add(graph.strings[text]))
+
+    def _call_texts(self, graph: Graph) -> Any:
+        calls = graph.tasks.call
+        return self._shared_index(
+            calls,
+            lambda call: self._calls.add(describe_call(graph.calls[call]) if call >= 0 else ""),
+        )
+
+    @staticmethod
+    def _shared_index(column: Any, index: Any) -> Any:
+        used, inverse = np.unique(column, return_inverse=True)
+        shared = np.array([index(entry) for entry in used.tolist()], np.int64)
+        return shared[inverse] if len(used) else np.zeros(0, np.int64)

@@ -1,0 +1,200 @@
+"""What-ifs of a report: every technique, and as many combinations as a page can carry.
+
+A page without a server cannot simulate, so what its switches may be set to is simulated when it
+is written: single techniques first, then combinations of those that apply, the most promising
+first, until there are enough of them or the time is up. The page says so of all others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slipstream import technique
+from slipstream.durations import Durations
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.graph import Graph
+from slipstream.verbs._advise import advise
+from slipstream.verbs._predict import Prediction, predict
+
+Widen = Callable[[float, float, float], tuple[float, float]]
+Say = Callable[[str], None]
+
+_MOST_COMBINATIONS = 96
+_MOST_PARTS = 4
+# Combinations that are simulated together; the clock is looked at in between.
+_CHUNK = 4
+_MOST_SECONDS = 30.0
+# Simulating every technique on more tasks than this takes minutes: then only what is asked for.
+_MOST_TASKS = 50_000
+
+
+@dataclass(frozen=True)
+class WhatIfs:
+    """What was simulated for a report.
+
+    Attributes:
+        state: ``ready``; ``skipped`` or ``failed`` with the `reason`.
+        predictions: by name, those that apply; the cheapest sample first.
+        refused: what does not apply, with its reason.
+        ranked: names shown in the ranking; others only answer the switchboard.
+        front: names that nothing else beats in time, memory and numbers at once.
+        best: the one to try first.
+        failed: techniques whose simulation itself went wrong, and how.
+        combinations: how many were simulated, of how many there are of up to four parts.
+    """
+
+    state: str = "ready"
+    reason: str = ""
+    predictions: tuple[Prediction, ...] = ()
+    refused: tuple[Prediction, ...] = ()
+    ranked: tuple[str, ...] = ()
+    front: frozenset[str] = frozenset()
+    best: str | None = None
+    failed: tuple[tuple[str, str], ...] = ()
+    combinations: tuple[int, int] = (0, 0)
+
+
+def what_ifs(
+    graph: Graph,
+    techniques: Sequence[str] = (),
+    *,
+    durations: Durations | None = None,
+    widen: Widen | None = None,
+    say: Say = lambda line: None,
+) -> WhatIfs:
+    """Simulate `techniques` (all that are installed when none is named) and combinations.
+
+    What goes wrong in a technique is part of the answer, not the end of it.
+
+    Raises:
+        UsageError: a name or setting that is not in the grammar.
+    """
+    for text in techniques:
+        technique.parse(text)
+    if not len(graph):
+        return WhatIfs("skipped", "the graph has no tasks")
+    if not techniques and len(graph) > _MOST_TASKS:
+        reason = (
+            f"simulating every technique on {len(graph)} tasks takes minutes; "
+            "name the ones you want: slipstream report RUN --technique amp:bf16"
+        )
+        return WhatIfs("skipped", reason)
+    durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
+
+    def ask(names: Sequence[str]) -> list[Prediction]:
+        return predict(graph, names, durations=durations, widen=widen, say=say)
+
+    failed: list[tuple[str, str]] = []
+    front: frozenset[str] = frozenset()
+    best = None
+    if techniques:
+        asked, failed = _one_by_one(ask, [_name(text) for text in techniques])
+    else:
+        try:
+            advice = advise(graph, durations=durations, widen=widen, say=say)
+            asked, front = list(advice.predictions), advice.front
+            best = advice.best.technique if advice.best is not None else None
+        except Exception:
+            # One technique's defect must not hide the others.
+            singles = [name for kind in technique.registry().values() for name in _variants(kind)]
+            asked, failed = _one_by_one(ask, singles)
+    applying = {p.technique: p for p in asked if p.why_not is None}
+    refused = tuple(p for p in asked if p.why_not is not None)
+    ranked = tuple(sorted(applying, key=lambda name: applying[name].ratio))
+    if not asked and failed:
+        return WhatIfs("failed", failed[0][1], failed=tuple(failed))
+    wanted = _combinations([p for name, p in applying.items() if "+" not in name])
+    more, known = _within_time(ask, [name for name in wanted if name not in applying], say)
+    joined = sum(name in applying for name in wanted)
+    everything = sorted([*applying.values(), *more], key=lambda p: p.ratio)
+    return WhatIfs(
+        predictions=tuple(everything),
+        refused=refused,
+        ranked=ranked,
+        front=front,
+        best=best,
+        failed=tuple(failed),
+        combinations=(known + joined, len(wanted)),
+    )
+
+
+def _name(text: str) -> str:
+    return technique.combination_name(technique.parse(text))
+
+
+def _variants(kind: type[technique.Technique]) -> list[str]:
+    try:
+        texts = getattr(kind, "variants", ()) or (str(kind()),)
+        return [_name(text) for text in texts]
+    except Exception:
+        return [kind.name]
+
+
+def _one_by_one(
+    ask: Callable[[Sequence[str]], list[Prediction]], names: Sequence[str]
+) -> tuple[list[Prediction], list[tuple[str, str]]]:
+    """Predictions, in one go if possible, and what went wrong with the others."""
+    try:
+        return ask(names), []
+    except Exception:
+        found: list[Prediction] = []
+        failed: list[tuple[str, str]] = []
+        for name in names:
+            try:
+                found += ask([name])
+            except SlipstreamError as error:
+                failed.append((name, error.what))
+            except Exception as error:
+                failed.append((name, f"{type(error).__name__}: {error}"))
+        return found, failed
+
+
+def _combinations(singles: Sequence[Prediction]) -> list[str]:
+    """Names of combinations of up to four singles, the most promising of each size first."""
+    parts = [p for p in singles if math.isfinite(p.ratio) and p.ratio > 0]
+    names: dict[str, None] = {}
+    for size in range(2, _MOST_PARTS + 1):
+        groups = sorted(
+            itertools.combinations(parts, size),
+            # Another batch has other shapes, which take long to be timed: those come last.
+            key=lambda group: (
+                any(p.samples[0] != p.samples[1] for p in group),
+                math.prod(_promise(p) for p in group),
+            ),
+        )
+        for group in groups:
+            if len({p.technique.partition(":")[0] for p in group}) < size:
+                continue
+            try:
+                names[_name("+".join(p.technique for p in group))] = None
+            except UsageError:
+                # They cannot stand together.
+                continue
+    return list(names)
+
+
+def _promise(p: Prediction) -> float:
+    """Below one for what saves time or memory, whichever it saves more of."""
+    before, after = p.memory
+    return min(p.ratio, after / before if before and after else 1.0)
+
+
+def _within_time(
+    ask: Callable[[Sequence[str]], list[Prediction]], names: Sequence[str], say: Say
+) -> tuple[list[Prediction], int]:
+    """Predictions of as many as there is room and time for, and how many were looked at."""
+    begin = time.monotonic()
+    found: list[Prediction] = []
+    names = names[:_MOST_COMBINATIONS]
+    for at in range(0, len(names), _CHUNK):
+        if time.monotonic() - begin > _MOST_SECONDS:
+            return found, at
+        chunk = names[at : at + _CHUNK]
+        say(f"combinations {at + 1}-{at + len(chunk)} of {len(names)}")
+        asked, _ = _one_by_one(ask, chunk)
+        found += [p for p in asked if p.why_not is None]
+    return found, len(names)

@@ -1,0 +1,82 @@
+"""Write the report of a step: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slipstream.durations import Durations
+from slipstream.errors import SlipstreamError
+from slipstream.graph import Graph
+from slipstream.measure._redact import Redactor
+from slipstream.measure.environment import capture
+from slipstream.report._document import make_document, redacted
+from slipstream.report._history import past_predictions
+from slipstream.report._html import to_html
+from slipstream.report._what_if import WhatIfs, what_ifs
+
+
+def write_report(
+    graph: Graph,
+    path: Path | str,
+    *,
+    techniques: Sequence[str] = (),
+    what_if: bool = True,
+    share: bool = False,
+    store: Path | None = None,
+    durations: Durations | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Write one self-contained HTML file about `graph`: open it in any browser, send it to anyone.
+
+    It has the timeline, the breakdown by module, source line and operator, memory with
+    lifetimes, ranked what-ifs with switches to combine them, and past predictions beside their
+    measurements. It loads nothing. See ``docs/report.md`` for how to read it.
+
+    Args:
+        path: the file; one that is there is replaced, whole or not at all.
+        techniques: names in the grammar to simulate; all that are installed when none is named.
+        what_if: whether to simulate any; unknown durations are micro-benchmarked first.
+        share: take absolute paths and names of hosts and users out of all texts.
+        store: the results store with past predictions, which is only read.
+        durations: where durations come from; this machine's cache by default.
+        say: called with a short line whenever there is progress.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UsageError: a technique that is not in the grammar.
+        GraphError: the graph's dependencies form a cycle.
+        SlipstreamError: the file cannot be written.
+    """
+    path = Path(path)
+    environment = capture(torch=False)
+    past = past_predictions(store, environment)
+    found = WhatIfs("skipped", "no what-ifs were asked for")
+    if what_if:
+        say("simulating what-ifs")
+        found = what_ifs(graph, techniques, durations=durations, widen=past.widen, say=say)
+    say("drawing")
+    document, arrays = make_document(graph, found, past, environment)
+    if share:
+        document = redacted(document, Redactor())
+    _replace(path, to_html(document, arrays.base64()))
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            beside.write_text(text, encoding="utf-8")
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise SlipstreamError(
+            f"the report cannot be written: {error.strerror}",
+            where=str(path),
+            remedy="name another file: -o FILE",
+        ) from error

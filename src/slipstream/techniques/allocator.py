@@ -1,0 +1,81 @@
+"""Keep freed memory: the next step finds its pages mapped instead of asking for them again.
+
+Source: glibc's ``mallopt(3)``; the same advice, given with other allocators, stands in PyTorch's
+performance tuning guide ("use jemalloc or TCMalloc").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from slipstream import heap
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph
+from slipstream.graph.page_faults import page_fault_ns, page_fault_tasks
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+
+@dataclass(frozen=True)
+class Allocator(Settings):
+    """Let glibc ``keep`` every page it has, instead of giving the largest back to the system."""
+
+    pages: Literal["keep"] = "keep"
+
+    name: ClassVar[str] = "allocator"
+    stage: ClassVar[int] = Stage.COMPILE + 7
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why there is nothing to gain."""
+        device = str(graph.meta.get("device", "cpu"))
+        if device != "cpu":
+            return f"the step's memory is the device's ('{device}'), whose allocator keeps it"
+        if not page_fault_tasks(graph):
+            return "hardly any page is faulted in during a step: its memory is kept already"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """None: what page faults take was measured in the step."""
+        return []
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Take the page faults away."""
+        edit = Editor(graph, str(self))
+        for task in page_fault_tasks(graph):
+            edit.remove(task)
+        milliseconds = page_fault_ns(graph) / 1e6
+        return edit.apply(f"no page faults: {milliseconds:.1f} ms less")
+
+    def apply(self, built: Built) -> None:
+        """Tell the C library, for as long as the process lives.
+
+        Raises:
+            WorkloadError: it is not glibc.
+        """
+        if not heap.keep_pages():
+            raise WorkloadError(
+                "the C library of this system cannot be told to keep its pages",
+                remedy="leave 'allocator' out; it needs Linux with glibc",
+            )
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same numbers in the same memory."""
+        return Quality(QualityKind.EXACT, "only where memory comes from changes")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """Two calls of ``mallopt`` at the top; environment variables do the same."""
+        variables = " ".join(f"{name}={value}" for name, value in heap.KEEPING.items())
+        lines = (
+            "libc = __import__('ctypes').CDLL(None)  # keep freed pages, see mallopt(3)",
+            "libc.mallopt(-1, -1), libc.mallopt(-4, 0)  # M_TRIM_THRESHOLD, M_MMAP_MAX",
+        )
+        return CodeChange.of(
+            workload,
+            lambda where: where.at_top(*lines),
+            by_hand="\n".join(lines),
+            note=f"the same without an edit: {variables} python ...",
+        )

@@ -1,0 +1,113 @@
+"""Which storages the tensors of a fused attention lie in, told from the attention written out.
+
+With them a task that is put in place of many can be followed like a recorded one: autocast sees
+what it reads and what reads its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from slipstream.graph import Graph
+from slipstream.techniques.dataflow import Dataflow
+
+_BMM, _CLONE = "aten::bmm", "aten::clone"
+
+
+class AttentionStorages(NamedTuple):
+    """Storages of the fused call's inputs, then outputs; of its gradient's; empty without one."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+def storages_of(
+    graph: Graph,
+    flow: Dataflow,
+    products: tuple[int, int],
+    forward: Collection[int],
+    backward: Sequence[int],
+    masks: Sequence[int],
+) -> AttentionStorages | None:
+    """The storages, or None where they cannot be told for certain.
+
+    Args:
+        products: the tasks that multiply queries with keys and weights with values.
+        forward, backward: the tasks that make way for the fused call and its gradient.
+        masks: the mask's storage, if there is one.
+    """
+    query, key = _inputs(flow, products[0], forward)
+    _, value = _inputs(flow, products[1], forward)
+    output = _carried(flow, products[1], forward)
+    there = (query, key, value, *masks, output)
+    # A number that is used again for the output would make it look like a view of an input.
+    if min(there) < 0 or output in there[:-1]:
+        return None
+    if not backward:
+        return AttentionStorages(there, ())
+    of_scores, of_weights = (_gradients_of(graph, flow, one, backward) for one in products)
+    if of_scores is None or of_weights is None:
+        return None
+    made = [_carried(flow, one, backward) for one in (*of_scores, of_weights[1])]
+    arrives = _arrives(flow, of_weights[1], backward)
+    sums = int(graph.operands.max()) + 1
+    back = (arrives, query, key, value, output, sums, *masks, *made)
+    return AttentionStorages(there, back) if min(back) >= 0 else None
+
+
+def _inputs(flow: Dataflow, product: int, forward: Collection[int]) -> tuple[int, int]:
+    """Storages of what a matmul was called with, before it made its operands fit."""
+    found = []
+    for operand in flow.operands(product)[0][-2:]:
+        # A copy that only puts rows side by side, within the matmul.
+        copies = [t for t in forward if t < product and _copies(flow, t, operand)]
+        found.append(flow.operands(max(copies))[0][0] if copies else operand)
+    left, right = found
+    return left, right
+
+
+def _copies(flow: Dataflow, task: int, storage: int) -> bool:
+    call = flow.call(task)
+    return call is not None and call.name == _CLONE and storage in flow.operands(task)[1]
+
+
+def _carried(flow: Dataflow, task: int, within: Collection[int]) -> int:
+    """The storage in which the result of `task` leaves the tasks `within`; -1 where unclear."""
+    seen = set()
+    while task not in seen:
+        seen.add(task)
+        readers = [t for t in flow.readers[task] if t in within]
+        if not readers:
+            return flow.operands(task)[1][0]
+        if len(readers) > 1 or len(readers) != len(flow.readers[task]):
+            return -1
+        task = readers[0]
+    return -1
+
+
+def _gradients_of(
+    graph: Graph, flow: Dataflow, product: int, backward: Sequence[int]
+) -> tuple[int, int] | None:
+    """The products of the backward pass that give the gradients of a product's two sides.
+
+    The left side's is the arriving gradient times the right side, the right side's the left side
+    times the arriving gradient.
+    """
+    left, right = flow.operands(product)[0][-2:]
+    found = {}
+    for t in backward:
+        call = flow.call(t)
+        same = graph.tasks.sequence[t] == graph.tasks.sequence[product]
+        if same and call is not None and call.name == _BMM:
+            one, other = flow.operands(t)[0]
+            found["right" if one == left else "left" if other == right else "?"] = t
+    return (found["left"], found["right"]) if set(found) == {"left", "right"} else None
+
+
+def _arrives(flow: Dataflow, gradient_of_right: int, backward: Sequence[int]) -> int:
+    """The storage of the gradient that comes to the tasks `backward` from outside of them."""
+    task, place = gradient_of_right, 1
+    while (maker := flow.makers[task][place]) in backward:
+        task, place = maker, 0
+    return flow.operands(task)[0][place]

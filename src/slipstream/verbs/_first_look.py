@@ -1,0 +1,120 @@
+"""The first look: what can be said of every technique before anything is micro-benchmarked.
+
+Techniques edit the graph with what is known by now. What would become of an operator that nobody
+has timed yet is not guessed: it is bounded. It cannot take less than no time, and so no technique
+gains more than if all of these cost nothing. A technique that would not be worth it even then is
+not measured at all: the time goes to those whose rank it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream import technique
+from slipstream.durations import Answer, Durations, Question
+from slipstream.graph import PROVENANCES, Call, Graph, replay
+from slipstream.provenance import Provenance
+from slipstream.verbs._predict import WORTH_IT, Prediction, predict
+
+_ASSUMED, _MEASURED, _TIMED = (
+    PROVENANCES.index(one)
+    for one in (Provenance.ASSUMED, Provenance.MEASURED, Provenance.MICROBENCHMARK)
+)
+# What a technique must save of the peak to be of use for that alone.
+_MEMORY_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a technique so far.
+
+    Attributes:
+        prediction: final when nothing is `missing`; else operators that are not known keep their
+            time.
+        missing: calls that are yet to be micro-benchmarked.
+        share: of the recorded step's time that these calls stand for.
+        most: speed-up if they cost nothing; None where that cannot be told.
+        firm: whether `most` rests on nothing but the recorded step.
+    """
+
+    prediction: Prediction
+    missing: int = 0
+    share: float = 0.0
+    most: float | None = None
+    firm: bool = False
+
+    @property
+    def decided(self) -> bool:
+        """Whether measuring could not change that it is not worth it, in time or memory."""
+        before, after = self.prediction.memory
+        saves = after < before * (1 - _MEMORY_SHARE)
+        return self.firm and self.most is not None and self.most < WORTH_IT and not saves
+
+
+def first_look(
+    graph: Graph,
+    names: Sequence[str],
+    durations: Durations,
+    widen: Callable[[float, float, float], tuple[float, float]] | None = None,
+) -> list[Outlook]:
+    """What is known of the single techniques `names` without measuring, in their order."""
+    base_ns = replay(graph).step_ns
+    found = []
+    for name, prediction in zip(
+        names, predict(graph, names, durations=_AsKnown(durations), widen=widen), strict=True
+    ):
+        if prediction.why_not is not None or prediction.graph is None:
+            found.append(Outlook(prediction))
+            continue
+        (one,) = technique.parse(name)
+        missing = len(durations.missing(one.questions(graph)))
+        if not missing:
+            found.append(Outlook(prediction))
+            continue
+        after = prediction.graph
+        kind = after.tasks.provenance
+        unknown = (kind == _ASSUMED) & (after.tasks.duration_ns > 0)
+        firm = bool(np.isin(kind, (_ASSUMED, _MEASURED)).all())
+        most = None
+        # Where no task waits for an answer, or some follow from a model of their own, the gain
+        # is made in another way than by these calls.
+        if unknown.any() and np.isin(kind, (_ASSUMED, _MEASURED, _TIMED)).all():
+            most = prediction.baseline_ns / _per_sample(prediction, _without(after, unknown))
+            if firm:
+                low = max(prediction.low, 1 / most)
+                prediction = replace(prediction, low=low, high=max(prediction.high, low))
+        share = min(float(after.tasks.duration_ns[unknown].sum()) / max(base_ns, 1.0), 1.0)
+        found.append(Outlook(prediction, missing, share, most, firm))
+    return found
+
+
+class _AsKnown(Durations):
+    """Answers from what is known, and measures nothing."""
+
+    def __init__(self, known: Durations) -> None:
+        self.threads = known.threads
+        self._inner = known
+
+    def lookup(self, call: Call | Question) -> Answer | None:
+        """As it is known by now."""
+        return self._inner.lookup(call)
+
+    def measure(
+        self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """Nothing."""
+
+
+def _without(after: Graph, unknown: NDArray[np.bool_]) -> float:
+    """Length of the step in which the tasks `unknown` take no time, in ns."""
+    durations = np.where(unknown, 0.0, after.tasks.duration_ns)
+    return max(replay(replace(after, tasks=replace(after.tasks, duration_ns=durations))).step_ns, 1)
+
+
+def _per_sample(prediction: Prediction, step_ns: float) -> float:
+    before, after = prediction.samples
+    return step_ns * (before / after if before and after else 1.0)

@@ -1,0 +1,238 @@
+"""What a newcomer's own script may be like: each works, or is told in words what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_START = """\
+import os, sys, torch
+from train import make_workload
+model, (inputs, targets), loss, optimizer = make_workload()
+def train(steps, step=None):
+    for number in range(steps):
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        (step or optimizer.step)()
+"""
+_WORKS = {
+    "two optimizers, much printing, another folder, sys.exit behind": """\
+other = torch.optim.Adam(model[2].parameters())
+optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+print("x" * 100_000)
+os.chdir("..")
+train(40, lambda: (optimizer.step(), other.step()))
+sys.exit(1)
+""",
+    "a wrapper that is no module, loader workers, a guard": """\
+class Wrapper:
+    def __init__(self): self.inner = model
+    def __call__(self, x): return self.inner(x)
+def main():
+    data = torch.utils.data.TensorDataset(inputs.repeat(40, 1), targets.repeat(40, 1))
+    wrapped = Wrapper()
+    for x, y in torch.utils.data.DataLoader(data, 4, num_workers=1):
+        optimizer.zero_grad()
+        loss(wrapped(x), y).backward()
+        optimizer.step()
+if __name__ == "__main__":
+    main()
+""",
+    "DataParallel, a subclass of a subclass": """\
+class Inner(torch.nn.Module):
+    def __init__(self): super().__init__(); self.layers = model
+class Outer(Inner):
+    def forward(self, x): return self.layers(x)
+inner, model = model, torch.nn.DataParallel(Outer())
+train(40)
+""",
+}
+_FAILS = {
+    "never steps": ("train(9, lambda: None)", "after 9 calls of backward", "optimizer.step()"),
+    "reads stdin": ("name = input('data? ')", "EOFError", "after --"),
+    "reads argv": ("steps = int(sys.argv[1])", "IndexError", "slipstream profile script.py -- "),
+    "leaves before": ("sys.exit(0)", "sys.exit() without an optimizer step", "after --"),
+    "gives up": ("print('no data here'); sys.exit(1)", "no data here", "on its own"),
+    "leaves during": ("train(4); sys.exit(0)", "after 4 optimizer steps", "--steps N takes"),
+    "raises in a step": ("train(2); raise ValueError('bad sample')", "bad sample", "code above"),
+}
+
+
+def within(shell: Any, **variables: str) -> Any:
+    """The same shell with other variables in its environment."""
+    return replace(shell, environment={**shell.environment, **variables})
+
+
+@pytest.mark.parametrize("text", _WORKS.values(), ids=_WORKS.keys())
+def test_scripts_that_work(slipstream: Any, text: str) -> None:
+    (slipstream.folder / "script.py").write_text(_START + text)
+    run = slipstream("profile", "script.py", "--steps", 2, "--json")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["samples"] == 4
+    assert "xxx" not in run.stderr
+
+
+@pytest.mark.parametrize(("text", "said", "remedy"), _FAILS.values(), ids=_FAILS.keys())
+def test_scripts_that_cannot_be_profiled(
+    slipstream: Any, text: str, said: str, remedy: str
+) -> None:
+    (slipstream.folder / "script.py").write_text(_START + text + "\n")
+    run = slipstream("profile", "script.py", "--steps", 2)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert run.stderr.count("error: ") == 1
+    assert said in run.stderr
+    assert remedy in run.stderr.partition("  try: ")[2]
+    assert "Traceback" not in run.stderr
+    assert not (slipstream.folder / "run.slipgraph").exists()
+
+
+def test_a_hugging_face_loss_works_and_a_missing_return_is_told(slipstream: Any) -> None:
+    (slipstream.folder / "face.py").write_text("""\
+import torch
+from types import SimpleNamespace
+class Labelled(torch.nn.Module):
+    def __init__(self): super().__init__(); self.inner = torch.nn.Linear(8, 1)
+    def forward(self, x, labels):
+        return SimpleNamespace(loss=torch.nn.functional.mse_loss(self.inner(x), labels))
+def make():
+    model = Labelled()
+    batch = {"x": torch.randn(4, 8), "labels": torch.randn(4, 1)}
+    return model, batch, lambda out: out.loss, torch.optim.SGD(model.parameters(), lr=0.1)
+def nothing():
+    make()
+""")
+    run = slipstream("profile", "face.py:make", "--steps", 2, "--json")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["samples"] == 4
+    run = slipstream("profile", "face.py:nothing")
+    assert run.returncode == 1
+    assert "the function returned nothing" in run.stderr
+    assert "face.py:11" in run.stderr
+    assert "return (model, batch, loss, optimizer)" in run.stderr
+
+
+def test_advise_shows_a_first_table_while_it_measures(recorded: Any, tmp_path: Path) -> None:
+    shell, name = within(recorded.shell, XDG_CACHE_HOME=str(tmp_path)), recorded.path.name
+    arguments = ("advise", name, "--no-combinations")
+    run = shell(*arguments)
+    assert run.returncode == 0, run.stderr
+    assert "first look at train.py:make_workload" in run.stderr
+    assert "the final table follows" in run.stderr
+    assert "first look" not in run.stdout
+    assert "predicted for train.py:make_workload" in run.stdout
+    assert "\x1b" not in run.stdout + run.stderr
+    # Nothing is left to be measured now; and programs do not read two tables.
+    again = shell(*arguments, "--json")
+    assert json.loads(again.stdout)["predictions"]
+    assert "first look" not in again.stderr
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(recorded: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    shell = within(recorded.shell, XDG_CACHE_HOME=str(tmp_path / "file"))
+    run = shell("predict", recorded.path.name, "-t", "fused_optimizer")
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("warning: timings of operators cannot be kept") == 1
+    assert "XDG_CACHE_HOME" in run.stderr
+    assert "fused_optimizer:fused" in run.stdout
+
+
+def test_sixty_columns_are_enough(recorded: Any) -> None:
+    shell = within(recorded.shell, COLUMNS="60")
+    run = shell("predict", recorded.path.name, "-t", "channels_last", "-t", "fused_optimizer")
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "fused_optimizer:fused" in lines
+    assert any(line.strip().startswith("speed-up ") for line in lines)
+    assert "\x1b" not in run.stdout
+
+
+def test_a_reader_that_wants_one_line_of_a_table_is_no_error(recorded: Any) -> None:
+    process = recorded.shell.start("explain", recorded.path.name, "--top", 2)
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait(60) == 0
+    assert said == ""
+
+
+def test_a_full_disk_is_one_clear_line(recorded: Any) -> None:
+    with open("/dev/full", "w") as full:
+        process = recorded.shell.start("explain", recorded.path.name, stdout=full)
+        said = process.stderr.read()
+    assert process.wait(60) == 1
+    assert said.splitlines()[0] == "error: it cannot be written: No space left on device"
+    assert "try: free some disk space" in said
+    assert "Traceback" not in said
+
+
+def test_a_recording_that_does_not_fit_leaves_the_old_one(recorded: Any, slipstream: Any) -> None:
+    output = slipstream.folder / "run.slipgraph"
+    output.write_bytes(b"mine")
+    limit = recorded.path.stat().st_size // 2
+
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process = slipstream.start(
+        "profile", "train.py:make_workload", "--steps", 2, preexec_fn=little_room
+    )
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 1
+    assert "error: " in said
+    assert "Traceback" not in said
+    assert output.read_bytes() == b"mine"
+
+
+_KERNEL = """\
+import io, sys
+class Cell(io.StringIO):
+    def fileno(self): raise io.UnsupportedOperation("fileno")
+sys.stdout, sys.stderr = Cell(), Cell()
+import __main__
+assert not hasattr(__main__, "__file__")
+import torch, slipstream as ss
+from slipstream.cli import _output
+model = torch.nn.Linear(8, 4)
+batch = torch.randn(16, 8), torch.randint(0, 4, (16,))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+live = ss.Workload.of(model, batch, torch.nn.functional.cross_entropy, optimizer)
+graph = ss.profile(live, steps=2)
+other = ss.profile("train.py:make_workload", steps=2)
+with _output.progress("advising") as say:
+    found = ss.advise(other, combinations=False, say=say)
+shown = sys.stdout.getvalue(), sys.stderr.getvalue()
+sys.stdout = sys.__stdout__
+print(repr((len(graph) > 1, len(found.predictions) > 5, *shown)))
+"""
+
+
+def test_a_kernel_without_a_terminal_or_a_main_file(slipstream: Any) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _KERNEL],
+        cwd=slipstream.folder,
+        env=slipstream.environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert run.returncode == 0, run.stderr
+    recorded, advised, out, err = eval(run.stdout)
+    assert recorded
+    assert advised
+    assert out == ""
+    assert all(line.startswith("advising: ") for line in err.splitlines())
+    assert "\r" not in err
+    assert "\x1b" not in err
+    # What torch's recorders print of themselves.
+    assert run.stderr == ""

@@ -1,0 +1,231 @@
+"""Every command the pages name is one of ours, and runs.
+
+The pages speak of the reader's files: train.py, run.slipgraph, a.py. Here these are small real
+ones, in a folder that all commands share, and steps and budgets are short.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pages import ROOT, Command, all_commands, blocks, pages
+
+from slipstream.cli._main import _assemble, _command
+from slipstream.durations import Durations
+
+TRAIN = '''\
+"""A function for slipstream, and a script with a loop of its own."""
+
+import argparse
+
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+loss_of = torch.nn.functional.mse_loss
+
+
+def make_workload(batch_size=8):
+    return model, (torch.randn(batch_size, 8), torch.randn(batch_size, 1)), loss_of, optimizer
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=2)
+    inputs, targets = torch.randn(8, 8), torch.randn(8, 1)
+    for _ in range(400 * parser.parse_args().epochs):
+        optimizer.zero_grad()
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+'''
+# What makes our own examples small: their defaults, as their files write them.
+SMALLER = {
+    "hugging_face_style.py": (
+        "width=64, heads=4, layers=2, length=32",
+        "width=8, heads=2, layers=1, length=32",
+    ),
+    "language_model.py": ("batch_size=8, width=128, layers=4, context=64",
+                          "batch_size=2, width=16, layers=1, context=8"),
+    "image_classifier.py": ("batch_size=16, width=16", "batch_size=2, width=4"),
+}  # fmt: skip
+SHORT = {"--steps": "3", "--budget": "1s", "--quality-budget": "200ms"}
+# Commands that are not run here, each with the reason.
+NOT_RUN = {
+    "slipstream bench": "minutes; tests/verbs/test_bench.py runs benches",
+    "slipstream bench cli --full": "forty processes; tests/verbs/test_bench.py runs benches",
+    "slipstream profile train.py:make --record regions": (
+        "compiles for a minute; tests/capture/test_capture_regions.py records regions"
+    ),
+    "slipstream results show ID": "ID is what `results ls` prints; see tests/cli/test_results.py",
+}
+# Beginnings of lines that the shown outputs have and the text explains.
+NOTES = ("as it is:", "A/A guard:", "the transformed workload runs", "+++ b/examples/")
+COMMANDS = {" ".join(shlex.split(one.text, comments=True)): one for one in all_commands()}
+
+
+@cache
+def command_line() -> Any:
+    """The whole command line, put together once."""
+    return typer.main.get_command(_assemble())
+
+
+def context(arguments: Sequence[str]) -> Any:
+    """`arguments` as the command line reads them; raises what it would say."""
+    command, name = command_line(), "slipstream"
+    made = command.make_context(name, list(arguments))
+    while hasattr(command, "resolve_command") and made._protected_args:
+        name, command, rest = command.resolve_command(made, [*made._protected_args, *made.args])
+        made = command.make_context(name, rest, parent=made)
+    return made
+
+
+def shortened(arguments: list[str]) -> list[str]:
+    """The same command with fewer steps and less time, where it takes such options."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    ours, script = arguments[:end], arguments[end:]
+    known = {option for one in context(arguments).command.params for option in one.opts}
+    for option, value in SHORT.items():
+        if option in known:
+            ours += [option, value]
+    return ours + script
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reader is: with a script, our examples made small, a recording, a repository."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "train.py").write_text(TRAIN)
+    for name in ("a.py", "b.py", "bench.py"):
+        (folder / name).write_text("sum(range(1000))\n")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    for name, (long, short) in SMALLER.items():
+        text = (folder / "examples" / name).read_text("utf-8")
+        assert long in text
+        (folder / "examples" / name).write_text(text.replace(long, short))
+    git = ["git", "-c", "user.name=reader", "-c", "user.email=reader@localhost"]
+    for step in ("init -q -b main", "add -A", "commit -q -m one", "commit -q --allow-empty -m two"):
+        subprocess.run([*git, *step.split()], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture
+def reader(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Sequence[str]], str]:
+    """Runs a command as the reader would, from the folder; returns what it prints."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("SLIPSTREAM_STORE", raising=False)
+
+    def run(arguments: Sequence[str]) -> str:
+        code = _command(list(arguments))
+        shown = capsys.readouterr()
+        assert code == 0, shown.err
+        return shown.out
+
+    return run
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_the_command_line_reads_it(text: str) -> None:
+    context(COMMANDS[text].arguments)
+
+
+def test_what_is_not_run_is_still_named_somewhere() -> None:
+    named = {*COMMANDS, *(span for text in pages().values() for span in text.split("`"))}
+    assert set(NOT_RUN) <= named
+
+
+@pytest.fixture(scope="module")
+def recording(folder: Path) -> Path:
+    """The run.slipgraph the pages speak of."""
+    with contextlib.chdir(folder):
+        _command(["profile", "train.py:make_workload", "--steps", "3", "--threads", "1"])
+    return folder / "run.slipgraph"
+
+
+def kind(command: Command) -> tuple[object, ...]:
+    """What commands have in common that take the same way through slipstream."""
+    read = context(command.arguments)
+    target = re.search(r"\.py:|\.py|\.slipgraph", command.text)
+    given = {key for key, value in read.params.items() if value not in (None, False, [])}
+    if "write" in given or "undo" in given:
+        return read.command_path, "write" in given
+    return read.command_path, target and target[0]
+
+
+def to_run() -> list[Any]:
+    """One of each kind, if possible with its output shown; `make test-all` runs all of them."""
+    chosen: dict[object, str] = {}
+    for text, command in COMMANDS.items():
+        if text not in NOT_RUN and (command.output or kind(command) not in chosen):
+            chosen[kind(command)] = text
+    return [
+        pytest.param(text, marks=[] if text in chosen.values() else [pytest.mark.full])
+        for text in COMMANDS
+        if text not in NOT_RUN
+    ]
+
+
+@pytest.mark.parametrize("text", to_run())
+def test_it_runs_and_prints_what_is_shown(
+    text: str,
+    reader: Callable[[Sequence[str]], str],
+    recording: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "gelu:" in text:
+        pytest.skip("tests/examples/test_technique_package.py installs gelu and runs this")
+    # Timing hundreds of operators takes minutes; what is not timed is taken as assumed.
+    monkeypatch.setattr(Durations, "measure", lambda *ignored: None)
+    command = COMMANDS[text]
+    said = reader(shortened(command.arguments))
+    assert set(headings(command.output)) <= set(headings(said))
+    for note in NOTES:
+        assert (note in said) >= (note in command.output), note
+
+
+def headings(output: str) -> list[str]:
+    """The columns of the first table, which stand below its title."""
+    lines = output.splitlines()
+    return re.split(r"\s{2,}", lines[1].strip()) if len(lines) > 1 else []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_python_in_the_pages_is_python(page: str) -> None:
+    for block in blocks(pages()[page]):
+        if block.language == "python":
+            # What is shown of a function's inside begins with blanks.
+            inside = textwrap.indent(textwrap.dedent(block.text), "    ")
+            ast.parse(f"def shown():\n{inside}", f"{page}:{block.line}")
+
+
+@pytest.mark.full
+def test_the_python_of_the_readme_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Durations, "measure", lambda *ignored: None)
+    shown = [one.text for one in blocks(pages()["README.md"]) if one.language == "python"]
+    exec(compile(shown[-1], "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("amp:bf16")
+
+
+def test_a_command_that_is_not_ours_is_found() -> None:
+    with pytest.raises(typer.TyperException, match="--no-such-option"):
+        context(["profile", "train.py", "--no-such-option"])

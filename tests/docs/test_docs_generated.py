@@ -1,0 +1,66 @@
+"""What is made from other files is what these say now."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from pages import ROOT, commands, pages
+
+
+def script(name: str) -> ModuleType:
+    """A script of the docs folder, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_results_page_is_what_the_records_say() -> None:
+    made = script("make_results").page()
+    assert (ROOT / "docs" / "results.md").read_text("utf-8") == made, "try: make results"
+
+
+def test_a_bar_that_falls_short_is_shown_first_and_marked(tmp_path: Path) -> None:
+    row = '{{"bar": "{}", "value": 1, "unit": "x", "target": "|a| <= 2", "holds": {}, "n": 3}}\n'
+    (tmp_path / "one.jsonl").write_text(row.format("good", "true") + row.format("bad", "false"))
+    made = script("make_results").page(tmp_path)
+    assert "| [one](#one) | 1 | 1 | 0 |" in made
+    assert made.index("| bad | 1 x | \\|a\\| <= 2 | **falls short** | 3 |") < made.index("| good |")
+
+
+def test_the_api_reference_builds_without_a_warning(
+    tmp_path: Path, require: Callable[[str, bool, str], None]
+) -> None:
+    require("docs", importlib.util.find_spec("pdoc") is not None, "pip install 'slipstream[docs]'")
+    import slipstream as ss
+
+    made = script("make_reference").make(tmp_path)
+    assert len(made) > 10
+    text = (tmp_path / "slipstream.html").read_text("utf-8")
+    for name in ss.__all__:
+        assert f'id="{name}"' in text or f"slipstream/{name}.html" in text
+    for page in made:
+        loaded = re.findall(
+            r"<(?:script|link|img)[^>]*(?:src|href)=\"(http[^\"]*)", page.read_text()
+        )
+        assert loaded == [], "the pages fetch nothing"
+
+
+def test_what_pages_show_can_be_recorded_again(tmp_path: Path) -> None:
+    recorder = script("make_tutorial")
+    assert set(recorder.PAGES) == {
+        Path(page).name
+        for page, text in pages().items()
+        if any(one.output for one in commands(page, text))
+    }
+    for name in recorder.PAGES:
+        page = f"docs/{name}"
+        shown = [one.text for one in commands(page, pages()[page]) if one.output]
+        assert recorder.SHOWN.findall(pages()[page]) == shown
+    assert recorder.printed("python -c \"print('ends  ')\"", tmp_path) == "ends"

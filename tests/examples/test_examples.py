@@ -1,0 +1,124 @@
+"""The examples train: as scripts, on their own, and their loss falls.
+
+And slipstream records each of their functions. The commands in their headers run in tests/docs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.capture import CaptureSettings, capture
+from slipstream.durations import Durations
+from slipstream.graph import Graph
+from slipstream.verbs._predict import predict
+from slipstream.workload import Built, build_from
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+# Enough for the loss to fall, with sizes that keep that short.
+ARGUMENTS = {
+    "hugging_face_style.py": ["--steps", "160"],
+    "image_classifier.py": ["--steps", "40", "--batch-size", "8"],
+    "language_model.py": ["--steps", "20", "--batch-size", "2", "--context", "32"],
+    "lstm.py": ["--steps", "20", "--length", "16"],
+    "plain_script.py": ["--epochs", "5", "--batch-size", "128", "--lr", "1e-2"],
+    "recommender.py": ["--steps", "40", "--films", "2000"],
+}
+
+SMALL = {"batch_size": 2, "width": 8}
+FUNCTIONS = (
+    ("hugging_face_style.py", "make_workload", {"batch_size": 2}),
+    ("image_classifier.py", "make_workload", SMALL),
+    ("image_classifier.py", "make_inference", SMALL),
+    ("language_model.py", "make_workload", {**SMALL, "layers": 1, "context": 8}),
+    ("lstm.py", "make_workload", {**SMALL, "length": 6}),
+    ("recommender.py", "make_workload", {**SMALL, "films": 100}),
+)
+
+
+class NothingTimed(Durations):
+    """Where operators are not timed, their durations are taken as assumed."""
+
+    def measure(self, *ignored: Any) -> None:
+        """Leave everything unknown."""
+
+
+NOTHING_TIMED = NothingTimed(threads=1, path=Path("/nowhere/durations.db"))
+
+
+def train(name: str, capsys: pytest.CaptureFixture[str]) -> list[float]:
+    """Run one as a script in this process; the losses it prints."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    return [float(x) for x in re.findall(r"(?:loss|error) ([\d.]+)", capsys.readouterr().out)]
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_it_trains_and_the_loss_falls(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS[name]])
+    losses = train(name, capsys)
+    assert len(losses) >= 2
+    assert losses[-1] < 0.9 * losses[0]
+    checkpoints = [path.name for path in tmp_path.iterdir()]
+    assert checkpoints == (["spirals.pt"] if name == "plain_script.py" else [])
+
+
+def recorded(built: Built) -> Graph:
+    """One step, recorded in this process."""
+    running, value = capture(CaptureSettings(warmup=1, steps=2, threads=1))(built), None
+    while True:
+        try:
+            running.send(value)
+        except StopIteration as end:
+            return end.value
+        value = built.step()
+
+
+@pytest.mark.parametrize(("name", "function", "sizes"), FUNCTIONS)
+def test_slipstream_records_and_predicts_it(
+    name: str, function: str, sizes: dict[str, int]
+) -> None:
+    made = runpy.run_path(str(EXAMPLES / name))[function](**sizes)
+    graph = recorded(build_from(made, (), 0, name))
+    assert graph.samples == sizes["batch_size"]
+    assert graph.meta["training"] == (function == "make_workload")
+    fused = predict(graph, ["fused_optimizer"], durations=NOTHING_TIMED)[0]
+    assert (fused.why_not is None) == (function == "make_workload")
+
+
+def test_one_runs_from_a_shell(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "lstm.py"), "--steps", "1", "--length", "4"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("step    1  squared error")
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_it_knows_nothing_of_slipstream(name: str) -> None:
+    tree = ast.parse((EXAMPLES / name).read_text("utf-8"))
+    plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    imported = {alias.name for node in plain for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    packages = {name.partition(".")[0] for name in imported}
+    assert packages <= {"argparse", "dataclasses", "pydoc_data", "torch"}

@@ -1,0 +1,87 @@
+"""How far the heap grows again in every step, and what that does to the page faults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slipstream.graph import Allocations, Editor, Graph, Role, Timeline, replay
+from slipstream.graph.page_faults import PAGE_FAULTS, heap_growth, page_fault_ns, with_page_faults
+from slipstream.provenance import Provenance
+from tiny_models import captured
+
+_MIB = 1 << 20
+
+
+def with_memory(*rows: tuple[int, int, int]) -> Graph:
+    """A recorded step with other memory: bytes, producer and release of each allocation."""
+    nbytes, producer, release = zip(*rows, strict=True)
+    n = len(rows)
+    memory = Allocations.of(nbytes, [-1] * n, [int(Role.ACTIVATION)] * n, producer, release)
+    graph = captured("mlp")
+    edit = Editor(graph, "")
+    edit.insert(len(graph) - 1, PAGE_FAULTS, 1e6, Provenance.MEASURED, spread=0.1)
+    return replace(edit.apply(""), memory=memory)
+
+
+def growth(*rows: tuple[int, int, int]) -> float:
+    return heap_growth(replay(with_memory(*rows)))
+
+
+def test_what_is_freed_a_little_at_a_time_stays_in_the_heap() -> None:
+    # Each block lies free alone: less than the heap keeps.
+    assert growth(*((_MIB, task, task) for task in range(1, 6))) == 0
+
+
+def test_what_is_freed_together_is_given_back_and_grows_again() -> None:
+    blocks = [(4 * _MIB, task, 9) for task in range(1, 9)]
+    # All but what the heap may keep at its top: 4, 8 or 16 MiB.
+    assert 16 * _MIB < growth(*blocks) < 32 * _MIB
+    twice = [(8 * _MIB, task, 9) for task in range(1, 9)]
+    assert growth(*twice) == 2 * growth(*blocks)
+
+
+def test_what_outlives_the_step_does_not_count() -> None:
+    blocks = [(4 * _MIB, task, 9) for task in range(1, 9)]
+    assert growth(*blocks, (64 * _MIB, -1, -1)) == growth(*blocks)
+
+
+def after(before: Graph, graph: Graph) -> Graph:
+    return with_page_faults(replay(before), graph)
+
+
+def test_page_faults_go_with_the_growth() -> None:
+    blocks = [(4 * _MIB, task, 9) for task in range(1, 9)]
+    before, half = with_memory(*blocks), with_memory(*blocks[:4])
+    found = after(before, half)
+    factor = growth(*blocks[:4]) / growth(*blocks)
+    assert 0 < factor < 0.5
+    assert page_fault_ns(found) == pytest.approx(factor * 1e6)
+    assert found.tasks.spread[-1] > before.tasks.spread[-1]
+    assert found.edits[-1].technique == PAGE_FAULTS
+
+
+def test_the_same_memory_and_none_recorded_change_nothing() -> None:
+    before = with_memory(*[(4 * _MIB, task, 9) for task in range(1, 9)])
+    assert after(before, before) is before
+    without = replace(before, memory=Allocations.none())
+    assert after(without, without) is without
+    plain = captured("mlp")
+    assert after(plain, plain) is plain
+
+
+def test_page_faults_that_were_repeated_are_shared_out_again() -> None:
+    blocks = [(4 * _MIB, task, 9) for task in range(1, 9)]
+    before = with_memory(*blocks)
+    tasks = before.tasks.take(np.append(np.arange(len(before)), len(before) - 1))
+    counts = np.append(before.operand_start, before.operand_start[-1])
+    doubled = replace(before, tasks=tasks, operand_start=counts)
+    assert page_fault_ns(doubled) == 2e6
+    assert page_fault_ns(after(before, doubled)) == pytest.approx(1e6)
+
+
+def test_a_timeline_without_memory_grows_nothing() -> None:
+    plain = replace(captured("mlp"), memory=Allocations.none())
+    assert heap_growth(Timeline(plain, replay(plain).schedule)) == 0

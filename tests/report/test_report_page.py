@@ -1,0 +1,228 @@
+"""The page in a real browser: it draws, answers to switches and keys, and asks nobody for anything.
+
+The browser is one for all tests here; reports are written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from reports import AlikeDurations, Report, empty_graph, without_memory
+
+from slipstream.report import write_report
+from slipstream.report._browser import Browser, axe_core, browser, missing
+from slipstream.report.bench import repeated
+from tiny_models import captured
+
+Require = Callable[[str, bool, str], None]
+VIEWS = ("overview", "timeline", "breakdown", "memory", "whatifs", "history", "run")
+SWITCH = "return [...document.querySelectorAll('.switch')].find(s => s.textContent.includes('%s'))"
+FIGURES = "return document.querySelector('.outcome').innerText"
+SHOWN = "return document.querySelector('.tools .grow + .faint').innerText"
+
+
+@pytest.fixture(scope="module")
+def page(require: Require) -> Iterator[Browser]:
+    reason = missing()
+    require("chromium", reason is None, reason or "")
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    wanted = ["fused_optimizer:fused", "checkpointing", "accumulation:4", "channels_last"]
+    graph = captured("transformer")
+    return write_report(
+        graph, folder / "r.html", techniques=wanted, durations=AlikeDurations(),
+        store=folder / "none.db",
+    )  # fmt: skip
+
+
+def keys(page: Browser, *pressed: str, on: str = "body") -> None:
+    """Press keys where the focus is, after putting it on what `on` selects."""
+    page.run("document.querySelector(arguments[0]).focus()", on)
+    for key in pressed:
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": key} if len(key) == 1 and kind == "keyDown" else {}
+            page.command("Input.dispatchKeyEvent", type=kind, key=key, **text)
+    settle(page)
+
+
+def settle(page: Browser) -> None:
+    """Wait until what was asked for is on the screen."""
+    page.wait(
+        "const done = arguments[arguments.length - 1];"
+        "requestAnimationFrame(() => requestAnimationFrame(() => done()))"
+    )
+
+
+def view(page: Browser) -> str:
+    return str(page.run("return document.querySelector('[role=tab][aria-selected=true]').id"))
+
+
+def test_no_view_complains_or_asks_for_anything(page: Browser, path: Path) -> None:
+    page.open(path)
+    for name in VIEWS:
+        page.run(f"document.getElementById('tab-{name}').click()")
+        settle(page)
+        assert len(page.run("return document.getElementById('view').innerText")) > 30
+        # What is too wide scrolls in its own box, never the page.
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert page.requests() == []
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_view_is_accessible(page: Browser, path: Path, dark: bool, require: Require) -> None:
+    axe = axe_core()
+    require("chromium", axe is not None, "axe-core is not installed: npm ci in page/")
+    assert axe is not None
+    page.open(path, dark=dark)
+    for name in VIEWS:
+        page.run(f"document.getElementById('tab-{name}').click()")
+        settle(page)
+        assert page.violations(axe) == [], name
+
+
+def test_a_switch_changes_the_numbers_and_the_timeline(page: Browser, path: Path) -> None:
+    found = Report(path).document["what_ifs"]["predictions"]
+    both = next(p for p in found if {*p["parts"]} == {"checkpointing", "fused_optimizer:fused"})
+    page.open(path, view="timeline")
+    before = page.run(FIGURES)
+    whole = page.run(SHOWN)
+    page.run(SWITCH % "checkpointing" + ".querySelector('input').click()")
+    page.run(SWITCH % "fused_optimizer:fused" + ".querySelector('input').click()")
+    settle(page)
+    after = page.run(FIGURES)
+    assert f"{1 / both['ratio']:.2f}x" in after
+    assert after != before
+    assert page.run(SHOWN) != whole
+    page.run("[...document.querySelectorAll('aside > button')].at(-1).click()")
+    settle(page)
+    assert page.run(FIGURES) == before
+    assert page.run(SHOWN) == whole
+
+
+def test_settings_of_one_technique_exclude_each_other(page: Browser, tmp_path: Path) -> None:
+    wanted = ["accumulation:2", "accumulation:4"]
+    graph = captured("transformer")
+    path = write_report(graph, tmp_path / "r.html", techniques=wanted, durations=AlikeDurations())
+    page.open(path)
+    for one in wanted:
+        page.run(SWITCH % one + ".querySelector('input').click()")
+        settle(page)
+        on = page.run("return [...document.querySelectorAll('.switch.on')].map(s => s.innerText)")
+        assert [text.split("\n")[0] for text in on] == [one]
+
+
+def test_a_combination_that_was_not_simulated_says_so(
+    page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.report._what_if._MOST_COMBINATIONS", 0)
+    wanted = ["fused_optimizer:fused", "checkpointing"]
+    graph = captured("transformer")
+    path = write_report(graph, tmp_path / "r.html", techniques=wanted, durations=AlikeDurations())
+    page.open(path)
+    for one in wanted:
+        page.run(SWITCH % one + ".querySelector('input').click()")
+    settle(page)
+    said = page.run(FIGURES)
+    assert "not simulated" in said
+    assert "--technique fused_optimizer:fused+checkpointing" in said
+
+
+def test_the_keyboard_reaches_everything(page: Browser, path: Path) -> None:
+    page.open(path)
+    keys(page, "2")
+    assert view(page) == "tab-timeline"
+    whole = page.run(SHOWN)
+    keys(page, "ArrowUp", "ArrowRight", on=".lanes")
+    zoomed = page.run(SHOWN)
+    assert zoomed != whole
+    keys(page, "n", "n", on=".lanes")
+    assert "on the critical path" in page.run("return document.querySelector('.detail').innerText")
+    keys(page, "Home", on=".lanes")
+    assert page.run(SHOWN) == whole
+    keys(page, "ArrowRight", on="#tab-timeline")
+    assert view(page) == "tab-breakdown"
+    dark = "return document.documentElement.dataset.theme"
+    before = page.run(dark)
+    keys(page, "t")
+    assert page.run(dark) != before
+    keys(page, "?")
+    assert page.run("return document.querySelector('dialog').open")
+    # Tab stops: one for the views, then what the view and the switchboard have.
+    stops = page.run("return [...document.querySelectorAll('[role=tab]')].map(t => t.tabIndex)")
+    assert sorted(stops) == [-1] * 6 + [0]
+
+
+def test_search_finds_by_operator_and_goes_there(page: Browser, path: Path) -> None:
+    page.open(path, view="timeline")
+    page.run(
+        "const box = document.getElementById('search'); box.value = 'gelu_backward';"
+        "box.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    settle(page)
+    assert "2 tasks" in page.run("return document.querySelector('.tools').innerText")
+    keys(page, "Enter", on="#search")
+    assert "gelu_backward" in page.run("return document.querySelector('.detail h3').innerText")
+
+
+def test_the_breakdown_adds_up(page: Browser, path: Path) -> None:
+    step_ns = Report(path).document["run"]["step_ns"]
+    page.open(path, view="breakdown")
+    foot = page.run("return document.querySelector('tfoot').innerText")
+    assert "100.0 %" in foot
+    for group in ("source line", "operator", "kind of work"):
+        page.run(
+            "[...document.querySelectorAll('.choice button')]"
+            f".find(b => b.textContent === '{group}').click()"
+        )
+        settle(page)
+        assert page.run("return document.querySelector('tfoot').innerText") == foot
+    assert step_ns > 0
+
+
+def test_empty_graph_and_missing_memory_are_designed_states(page: Browser, tmp_path: Path) -> None:
+    empty = write_report(empty_graph(), tmp_path / "empty.html", store=tmp_path / "none.db")
+    bare = without_memory(captured("mlp"))
+    bare_path = write_report(bare, tmp_path / "bare.html", what_if=False)
+    page.open(empty)
+    for name in VIEWS:
+        page.run(f"document.getElementById('tab-{name}').click()")
+        settle(page)
+        assert len(page.run("return document.getElementById('view').innerText")) > 30
+    assert page.errors() == []
+    page.open(bare_path, view="memory")
+    assert "not recorded" in page.run("return document.getElementById('view').innerText")
+    page.open(bare_path, view="history")
+    assert page.errors() == []
+
+
+def test_what_cannot_be_read_says_so(page: Browser, path: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    text = path.read_text(encoding="utf-8")
+    at = text.index('id="arrays">') + len('id="arrays">')
+    broken.write_text(text[:at] + "AAAA" + text[at + 4 :], encoding="utf-8")
+    page.open(broken)
+    assert "cannot be drawn" in page.run("return document.body.innerText")
+
+
+def test_two_hundred_thousand_tasks_are_drawn(page: Browser, tmp_path: Path) -> None:
+    one = captured("transformer")
+    graph = repeated(one, -(-200_000 // len(one)))
+    path = write_report(graph, tmp_path / "large.html", what_if=False, store=tmp_path / "none.db")
+    assert path.stat().st_size < 12e6
+    page.open(path, view="timeline")
+    settle(page)
+    keys(page, *["ArrowUp"] * 20, "n", on=".lanes")
+    assert "runs" in page.run("return document.querySelector('.detail').innerText")
+    for name in VIEWS:
+        page.run(f"document.getElementById('tab-{name}').click()")
+        settle(page)
+    assert page.errors() == []
+    assert page.requests() == []

@@ -1,0 +1,110 @@
+"""What can be said before anything is micro-benchmarked, and what then need not be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.durations import Answer, Durations
+from slipstream.graph import Graph
+from slipstream.provenance import Provenance
+from slipstream.verbs import _advise
+from slipstream.verbs._advise import advise
+from slipstream.verbs._first_look import Outlook, first_look
+from slipstream.verbs._predict import predict
+from tiny_models import captured
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """A recorded step with convolutions."""
+    return captured("conv")
+
+
+class Told(Durations):
+    """Answers every question with the same time, and counts what was asked to be measured."""
+
+    def __init__(self, path: Path, nanoseconds: float) -> None:
+        super().__init__(1, path)
+        self._answer = Answer(nanoseconds, 0.0, Provenance.MICROBENCHMARK)
+        self.asked: list[Any] = []
+        self.told = False
+
+    def lookup(self, call: Any) -> Answer | None:
+        return self._answer if self.told else None
+
+    def missing(self, calls: Any) -> Any:
+        return [] if self.told else [(self._key(call), call) for call in calls]
+
+    def measure(self, calls: Any, say: Any = lambda line: None) -> None:
+        self.asked += list(calls)
+        self.told = True
+
+
+def test_nothing_is_measured_and_the_bound_holds(graph: Graph, tmp_path: Path) -> None:
+    durations = Told(tmp_path / "none.db", 1.0)
+    (one,) = first_look(graph, ["amp:bf16"], durations)
+    assert durations.asked == []
+    assert one.missing > 0
+    assert 0 < one.share < 1
+    # At the very least the rest of the step remains.
+    assert one.most is not None
+    assert 1 < one.most < math.inf
+    # New forms as fast as old ones: casts come on top, so that the gain is below the bound.
+    durations.told = True
+    (told,) = predict(graph, ["amp:bf16"], durations=durations)
+    assert told.speedup < one.most
+
+
+def test_what_is_known_is_final(graph: Graph, tmp_path: Path) -> None:
+    durations = Told(tmp_path / "none.db", 1000.0)
+    durations.told = True
+    (one,) = first_look(graph, ["amp:bf16"], durations)
+    (expected,) = predict(graph, ["amp:bf16"], durations=durations)
+    assert one == Outlook(expected)
+
+
+def test_what_does_not_apply_says_so(graph: Graph, tmp_path: Path) -> None:
+    (one,) = first_look(graph, ["conv_bn_fold"], Told(tmp_path / "none.db", 1.0))
+    assert one.prediction.why_not
+    assert not one.missing
+
+
+def test_what_cannot_pay_is_not_measured(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_advise, "_singles", lambda: ["fused_optimizer:fused", "amp:bf16"])
+    phases = graph.tasks.phase
+    # An optimizer that takes hardly any of the step.
+    small = graph.tasks.duration_ns.copy()
+    gaps = graph.tasks.gap_ns.copy()
+    last = phases == phases.max()
+    small[last] = 1.0
+    gaps[last] = 0.0
+    quick = replace(graph, tasks=replace(graph.tasks, duration_ns=small, gap_ns=gaps))
+    durations = Told(tmp_path / "none.db", 1000.0)
+    shown: list[Outlook] = []
+    found = advise(quick, combinations=False, durations=durations, show=shown.extend)
+    fused, amp = shown
+    assert fused.decided
+    assert not amp.decided
+    assert durations.asked
+    assert not any("optimizer_step" in str(getattr(q, "op", q)) for q in durations.asked)
+    (row,) = (p for p in found.predictions if p.technique.startswith("fused_optimizer"))
+    assert row.verdict == "not worth it here"
+    assert Provenance.ASSUMED in row.shares
+
+
+def test_it_is_shown_only_while_something_is_missing(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_advise, "_singles", lambda: ["amp:bf16"])
+    durations = Told(tmp_path / "none.db", 1000.0)
+    durations.told = True
+    shown: list[Outlook] = []
+    advise(graph, combinations=False, durations=durations, show=shown.extend)
+    assert shown == []

@@ -1,0 +1,90 @@
+"""What a notebook shows of a graph, a prediction and a comparison: HTML without scripts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from slipstream.graph import find_critical_path, replay
+from slipstream.measure import compare
+from slipstream.technique import Quality, QualityKind
+from slipstream.units import format_duration
+from slipstream.verbs._predict import Prediction, predict
+from tiny_models import captured
+
+
+class _Read(HTMLParser):
+    """The tags and texts of a piece of HTML, its elements closed as they were opened."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_a_graph_shows_the_operators_that_take_most() -> None:
+    graph = captured("transformer")
+    path = find_critical_path(replay(graph))
+    first = max(path.by("operator"), key=lambda one: one.busy_ns)
+    read = _Read(graph._repr_html_())
+    assert "script" not in read.tags
+    assert first.name.removeprefix("aten::") in read.texts
+    assert format_duration(first.busy_ns) in read.texts
+    assert any(format_duration(path.step_ns) in text for text in read.texts)
+
+
+def test_names_are_text_and_not_markup() -> None:
+    graph = captured("transformer")
+    named = replace(graph, meta={**graph.meta, "workload": "<script>alert(1)</script>"})
+    read = _Read(named._repr_html_())
+    assert "script" not in read.tags
+    assert "<script>alert(1)</script>" in read.texts
+
+
+def test_a_prediction_draws_its_interval() -> None:
+    (found,) = predict(captured("transformer"), [()])
+    read = _Read(found._repr_html_())
+    assert {"table", "svg", "circle"} <= {*read.tags}
+    assert f"{found.speedup:.2f}x" in read.texts
+    assert found.verdict in read.texts
+
+
+def test_a_prediction_that_does_not_apply_says_why() -> None:
+    nan = float("nan")
+    quality = Quality(QualityKind.EXACT, "")
+    found = Prediction("tf32", 1.0, nan, nan, nan, nan, why_not="no GPU here", quality=quality)
+    assert "no GPU here" in _Read(found._repr_html_()).texts
+
+
+def test_a_comparison_is_drawn_in_a_scope_of_its_own() -> None:
+    found = compare(
+        {"as it is": lambda: sum(range(3000)), "half": lambda: sum(range(1500))}, budget="1s"
+    )
+    html = found._repr_html_()
+    read = _Read(html)
+    assert html.startswith('<div class="slipstream">')
+    assert "script" not in read.tags
+    assert {"table", "svg"} <= {*read.tags}
+    assert any("half" in text for text in read.texts)
+    with pytest.raises(AssertionError):
+        _Read("<div><p></div>")
