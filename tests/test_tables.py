@@ -84,6 +84,39 @@ def test_rows_that_cannot_stand_side_by_side_stand_below_each_other(
     assert wide[2].split() == ["channels_last+amp:bf16", "1.42x", "worth", "it"]
 
 
+_NAMES = Table(
+    [Column("technique"), Column("gain", "right"), Column("verdict")],
+    [
+        ("batch_size:x2+fused_optimizer:fused *", "1.18x", "worth it"),
+        ("amp:bf16", "0.34x", "not worth it here: slower"),
+    ],
+)
+
+
+@pytest.mark.parametrize("width", range(20, 90))
+def test_a_name_is_never_cut_within_a_word_and_its_mark_stays_with_it(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    lines = _printed(_NAMES, monkeypatch, width).splitlines()
+    if width > len("batch_size:x2+fused_optimizer:fused *"):
+        first = [line.split("  ")[0] for line in lines]
+        whole = "batch_size:x2+fused_optimizer:fused *" in first
+        parted = [part in first for part in ("batch_size:x2", "+fused_optimizer:fused *")]
+        assert whole or all(parted), lines
+    assert all(len(line.rstrip()) <= width for line in lines)
+
+
+def test_other_columns_give_way_before_a_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    # All of it takes 37 + 5 + 25 characters, and two between columns.
+    assert len(_printed(_NAMES, monkeypatch, 71).splitlines()) == 3
+    narrower = [line.rstrip() for line in _printed(_NAMES, monkeypatch, 65).splitlines()]
+    assert narrower[1:] == [
+        "batch_size:x2+fused_optimizer:fused *  1.18x  worth it",
+        "amp:bf16                               0.34x  not worth it here:",
+        "                                              slower",
+    ]
+
+
 def test_a_reader_that_left_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     class Left(io.StringIO):
         def write(self, text: str) -> int:

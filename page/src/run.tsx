@@ -109,7 +109,7 @@ export function RunView() {
           </div>
         </div>
         <div>
-          <h2>Machine this report was written on</h2>
+          <h2>Machine</h2>
           <Pairs rows={run.machine} />
           <h2>Where numbers come from</h2>
           <dl class="pairs">

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -15,8 +17,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Of the first column's width, how much may be folded before rows are stacked.
-_FOLDED = 1 / 3
+# Of a column's width, how much it may give up by wrapping between words before rows are stacked:
+# the first column, whose names are what the eye looks for, and the other columns of text.
+_FOLDED_FIRST = 1 / 3
+_FOLDED = 1 / 2
+# A word ends behind a space, and in front of what joins the parts of a name; a mark that stands
+# alone belongs to the word before it.
+_WORDS = re.compile(r"[^\s+]+(?:\s[^\w\s+](?=\s|$))?|\+[^\s+]*(?:\s[^\w\s+](?=\s|$))?")
 # What is piped or logged has no width of its own; wide enough for every column of ours.
 _PIPED_WIDTH = 160
 
@@ -151,16 +158,26 @@ class Table:
             console.width = _PIPED_WIDTH
         columns = list(range(len(self.columns)))
         dropped: list[str] = []
-        # Two spaces between columns; drop the optional ones from the right until it fits.
         widths = [max(cell_len(line) for line in self._lines(c)) for c in columns]
-        while sum(widths[c] + 2 for c in columns) > console.width:
+
+        def missing() -> int:
+            """How many columns of characters the terminal lacks, with two between columns."""
+            return sum(widths[c] + 2 for c in columns) - 2 - console.width
+
+        # Drop the optional ones from the right until it fits.
+        while missing() > 0:
             optional = [c for c in columns if self.columns[c].optional]
             if not optional:
                 break
             dropped.insert(0, self.columns[optional[-1]].name)
             columns.remove(optional[-1])
-        excess = sum(widths[c] + 2 for c in columns) - console.width
-        if excess > widths[0] * _FOLDED and len(columns) > 1:
+        excess = missing()
+        # Names are wrapped last.
+        for c in (*reversed(columns[1:]), columns[0]):
+            given = min(max(excess, 0), widths[c] - self._least(c, widths[c]))
+            widths[c] -= given
+            excess -= given
+        if excess > 0 and len(columns) > 1:
             self._print_stacked(console, columns)
             self._print_below(console, dropped)
             return
@@ -170,11 +187,11 @@ class Table:
         )  # fmt: skip
         for c in columns:
             grid.add_column(
-                Text(self.columns[c].name), justify=self.columns[c].align, overflow="fold",
-                no_wrap=c != columns[0] and excess > 0,
+                Text(_wrapped(self.columns[c].name, widths[c])), justify=self.columns[c].align,
+                overflow="fold",
             )  # fmt: skip
         for row in self.rows:
-            grid.add_row(*(Text(_cell(row[c])) for c in columns))
+            grid.add_row(*(Text(_wrapped(_cell(row[c]), widths[c])) for c in columns))
         console.print(grid)
         self._print_below(console, dropped)
 
@@ -209,12 +226,43 @@ class Table:
             hidden = ", ".join(dropped)
             console.print(Text(f"(too narrow for: {hidden}; --json has all)", style="dim"))
 
+    def _least(self, c: int, width: int) -> int:
+        """The width column `c` needs at least, of the `width` that it would have."""
+        from rich.cells import cell_len
+
+        if self.columns[c].align == "right":
+            return width
+        longest = max(cell_len(word) for line in self._lines(c) for word in _words(line))
+        folded = _FOLDED if c else _FOLDED_FIRST
+        return min(width, max(longest, math.ceil(width * (1 - folded))))
+
     def _lines(self, c: int) -> list[str]:
         return [self.columns[c].name, *(n for row in self.rows for n in _cell(row[c]).splitlines())]
 
 
 def _cell(value: object) -> str:
     return "-" if value is None else str(value)
+
+
+def _words(line: str) -> list[str]:
+    """Where `line` may be wrapped: its words, each with the spaces before it."""
+    ends = [match.end() for match in _WORDS.finditer(line)]
+    return [line[a:b] for a, b in itertools.pairwise([0, *ends])] or [line]
+
+
+def _wrapped(text: str, width: int) -> str:
+    """`text` in lines of at most `width`, as far as its words are no longer."""
+    from rich.cells import cell_len
+
+    found = []
+    for line in text.splitlines():
+        found.append("")
+        for word in _words(line):
+            if found[-1] and cell_len(found[-1] + word) > width:
+                found.append(word.lstrip())
+            else:
+                found[-1] += word
+    return "\n".join(found)
 
 
 def _markdown(text: str) -> str:

@@ -275,7 +275,7 @@ def _unrecorded(technique: Technique, graph: Graph) -> str | None:
             wanted = ",".join(sorted(technique.needs))
             return (
                 f"it needs the statistic '{need}', which was not recorded; "
-                f"slipstream profile WORKLOAD --record {wanted}"
+                f"slipstream advise WORKLOAD --record {wanted}"
             )
         if need in statistics.reasons:
             return statistics.reasons[need]

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from slipstream import technique
+from slipstream.cli._workload import command_for
+from slipstream.cli.advise import _why_not_the_largest
+from slipstream.graph import load
+from slipstream.technique import Quality, QualityKind
+from slipstream.verbs._advise import Advice
+from slipstream.verbs._goals import Goal, parse_goal
+from slipstream.verbs._predict import Prediction
 
 
 def test_every_installed_technique_is_judged(recorded: Any) -> None:
@@ -22,7 +31,50 @@ def test_every_installed_technique_is_judged(recorded: Any) -> None:
 def test_the_table_ends_with_what_to_do(recorded: Any) -> None:
     run = recorded.shell("advise", recorded.path.name)
     assert run.returncode == 0, run.stderr
-    assert "next: slipstream prove WORKLOAD" in run.stdout or "keep the step" in run.stdout
+    again = "next: slipstream prove train.py:make_workload --set batch_size=4 --technique "
+    assert again in run.stdout or "keep the step" in run.stdout
+
+
+def test_a_command_repeats_what_was_recorded(recorded: Any) -> None:
+    graph = load(recorded.path)
+    recipe = {
+        "target": "my script.py", "arguments": {"n": 2, "size": "a b"}, "threads": 1,
+        "script_arguments": ["--epochs", "1"],
+    }  # fmt: skip
+    named = replace(graph, meta={**graph.meta, "recipe": recipe})
+    assert command_for("prove", named, "amp:bf16") == (
+        "slipstream prove 'my script.py' --set n=2 --set 'size=a b' --technique amp:bf16 "
+        "--threads 1 -- --epochs 1"
+    )
+    imported = replace(graph, meta={})
+    assert command_for("prove", imported, "amp") == "slipstream prove WORKLOAD --technique amp"
+
+
+def _predicted(name: str, ratio: float, kind: QualityKind, width: float = 0.01) -> Prediction:
+    return Prediction(
+        name, 1e6, 1e6 * ratio, ratio, ratio - width, ratio + width,
+        memory=(2 << 20, 1 << 20), quality=Quality(kind, "made up"),
+    )  # fmt: skip
+
+
+def test_why_a_smaller_gain_comes_next_is_said() -> None:
+    batch = _predicted("batch_size:x2", 0.5, QualityKind.NEEDS_TRAINING)
+    vague = _predicted("amp:bf16", 0.6, QualityKind.ROUNDING, width=0.5)
+    fused = _predicted("fused_optimizer:fused", 0.8, QualityKind.ROUNDING)
+
+    def why(*found: Prediction, best: Prediction, goals: Sequence[Goal] = ()) -> str:
+        front = frozenset(p.technique for p in found)
+        return _why_not_the_largest(Advice(found, front, best), goals)
+
+    assert why(fused, best=fused) == ""
+    assert why(batch, best=batch) == ""
+    assert why(batch, fused, best=fused) == (
+        "fused_optimizer:fused comes next: the largest gain that leaves the training as it is"
+    )
+    assert why(vague, fused, best=fused).endswith("that is certain")
+    small = replace(fused, memory=(2 << 20, 1 << 10))
+    goal = parse_goal("memory<100KiB")
+    assert why(vague, small, best=small, goals=[goal]).endswith("reaches the goal and is certain")
 
 
 def test_a_goal_that_cannot_be_met_is_said(recorded: Any) -> None:

@@ -71,6 +71,17 @@ def test_without_arguments_there_is_help(slipstream: Any) -> None:
     assert listed(run.stdout) == listed(slipstream.briefly("--help").stdout)
 
 
+def test_the_module_is_the_command() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "slipstream", "profile", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "Usage: slipstream profile" in run.stdout
+
+
 def test_the_version_is_the_installed_one(slipstream: Any) -> None:
     from importlib.metadata import version
 

@@ -118,7 +118,7 @@ def test_what_was_not_recorded_says_how_to_record_it(recorded: Any) -> None:
     run = recorded.shell("predict", recorded.path.name, "-t", "compile", "--json")
     assert run.returncode == 0, run.stderr
     (found,) = json.loads(run.stdout)
-    assert "slipstream profile --record regions" in found["why_not"]
+    assert "slipstream advise WORKLOAD --record regions" in found["why_not"]
 
 
 @pytest.mark.full

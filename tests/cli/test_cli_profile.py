@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slipstream.cli.profile import summary
 from slipstream.graph import load
 
 _SCRIPT = """\
@@ -42,6 +44,17 @@ def test_standard_output_is_json_and_nothing_else(recorded: Any) -> None:
 def test_progress_and_what_to_do_next_are_on_standard_error(recorded: Any) -> None:
     assert "profiling train.py:make_workload" in recorded.run.stderr
     assert "next: slipstream advise tiny.slipgraph" in recorded.run.stderr
+
+
+def test_a_cost_of_the_profiler_that_is_none_is_not_told(recorded: Any) -> None:
+    graph = load(recorded.path)
+
+    def notes(cost_ns: float) -> str:
+        meta = {**graph.meta, "profiler_ns_per_event": cost_ns}
+        return "\n".join(summary(replace(graph, meta=meta)).notes)
+
+    assert "profiler's cost of 380 ns per event taken off" in notes(380.2)
+    assert "profiler" not in notes(0.2)
 
 
 def test_the_recording_can_be_read_back(recorded: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.durations import Durations, Question, common_spread, durations
+from slipstream.durations import Durations, Question, common_spread, durations, microbenchmark
 from slipstream.durations.durations import machine_key, one_pool
 from slipstream.durations.microbenchmark import random_tensor, run
 from slipstream.errors import StoreError
@@ -297,6 +299,49 @@ def test_each_call_runs_on_its_own_threads(quick: None, monkeypatch: pytest.Monk
     assert all("nanoseconds" in one for one in found)
     assert counts[:2] == [1, 2]
     assert counts.count(1) == counts.count(2)
+
+
+def test_what_waited_for_a_core_is_uncertain_by_as_much(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, threads, wall = [mm(4).to_json()] * 3, [1, 1, 2], [False, True, True]
+    before = torch.get_num_threads()
+    try:
+        # As if threads of ours waited a second before every look: longer than any sample takes.
+        ticks = itertools.count(step=10**9)
+        monkeypatch.setattr(microbenchmark, "waited_ns", lambda: next(ticks))
+        by_cpu, one, two = run(calls, threads, wall)
+        monkeypatch.setattr(microbenchmark, "waited_ns", lambda: 0)
+        calm = run(calls, threads, wall)
+    finally:
+        torch.set_num_threads(before)
+    assert by_cpu["waited"] == 0
+    assert one["waited"] == two["waited"] == pytest.approx(0.99)
+    # A hundredth of the time may be all it needs.
+    assert min(one["spread"], two["spread"]) >= math.log(100) - 1e-6
+    assert [found["waited"] for found in calm] == [0, 0, 0]
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="kernel tells not")
+def test_waiting_for_a_core_is_that_of_all_threads() -> None:
+    this_thread = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    assert microbenchmark.waited_ns() >= this_thread > 0
+
+
+def test_what_waited_for_a_core_is_measured_again_the_next_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(Benchmark):
+        def call(self, function: str, *, calls: list[Any], **options: Any) -> list[dict[str, Any]]:
+            found = super().call(function, calls=calls, **options)
+            return [{**one, "waited": 0.5 * i} for i, one in enumerate(found)]
+
+    monkeypatch.setattr(durations, "Child", Busy())
+    known = Durations(2, path)
+    known.measure([mm(2), mm(3)])
+    assert known.lookup(mm(3)) is not None
+    again = Durations(2, path)
+    assert [again.lookup(call) is not None for call in (mm(2), mm(3))] == [True, False]
 
 
 def test_taking_a_batch_costs_more_the_larger_it_is(quick: None) -> None:

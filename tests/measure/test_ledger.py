@@ -98,10 +98,23 @@ def test_few_rows_claim_only_the_level_they_can_hold() -> None:
     found = calibrate([_score(3.0), _score(0.2)])
     assert found.factor == 3.0
     assert found.level == pytest.approx(2 / 3)
-    assert "want of 7 more" in found.note
+    assert "2 earlier predictions were checked" in found.note
+    assert "within the interval of 1;" in found.note
+    assert f"{found.factor:.2f} times as wide" in found.note
+    assert "nine are needed to vouch for 90 %; so few vouch for 67 %" in found.note
     assert found.coverage == 0.5
     assert found.coverage_low < 0.15
     assert found.coverage_high > 0.85
+
+
+def test_the_note_says_what_the_history_is_and_what_it_did() -> None:
+    (one,) = (calibrate([_score(0.5)]),)
+    assert one.note == (
+        "history: 1 earlier prediction was checked on this machine by `slipstream prove`, and the "
+        "measured ratio lay within its interval; so intervals here are the simulation's own (nine "
+        "are needed to vouch for 90 %; so few vouch for 50 %)"
+    )
+    assert "vouch" not in calibrate([_score(0.5)] * 9).note
 
 
 def test_nine_rows_reach_90_percent() -> None:

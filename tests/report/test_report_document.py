@@ -8,6 +8,7 @@ import re
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,26 @@ def test_every_allowed_combination_of_few_techniques_is_there(report: Report) ->
         assert scene["step_ns"] == prediction["step_ns"]
         assert prediction["interval"][0] < prediction["ratio"] < prediction["interval"][1]
         assert sum(prediction["shares"].values()) == pytest.approx(1)
+
+
+def test_the_machine_is_the_one_the_step_was_recorded_on(graph: Graph, tmp_path: Path) -> None:
+    def run(**meta: object) -> dict[str, Any]:
+        told = replace(graph, meta={**graph.meta, **meta})
+        path = write_report(told, tmp_path / "r.html", what_if=False)
+        found: dict[str, Any] = Report(path).document["run"]
+        return found
+
+    here = run()
+    assert not [note for note in here["notes"] if "machine" in note]
+    elsewhere = run(machine={"cpu.model": "Abacus 3", "cpu.logical": 96}, torch="2.9.0")
+    assert elsewhere["machine"] == [
+        ["processor", "Abacus 3"], ["logical cores", "96"], ["torch", "2.9.0"],
+    ]  # fmt: skip
+    (note,) = [note for note in elsewhere["notes"] if "another machine" in note]
+    assert dict(here["machine"])["processor"] in note
+    unknown = run(machine=None)
+    assert unknown["machine"]
+    assert any("is not known" in note for note in unknown["notes"])
 
 
 def test_nothing_can_be_loaded(report: Report) -> None:

@@ -139,7 +139,7 @@ def test_a_region_keeps_what_its_backward_needs(graph: Graph) -> None:
 @pytest.mark.parametrize(
     ("mode", "regions", "said"),
     [
-        ("default", None, "slipstream profile --record regions"),
+        ("default", None, "slipstream advise WORKLOAD --record regions"),
         ("default", {"reason": "no compiler", "remedy": "install g++"}, "no compiler; install g++"),
         ("default", {"reason": "compiled already", "remedy": ""}, "compiled already"),
         ("max_autotune", {"mode": "default"}, "prove measures it"),

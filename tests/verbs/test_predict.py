@@ -64,6 +64,24 @@ class Faster(Settings):
         return None
 
 
+def test_timings_that_differ_too_much_are_no_prediction() -> None:
+    graph = captured("mlp")
+    known, unknown, assumed = (
+        predict(graph, [Faster(4.0, kind, spread=spread)], durations=Nothing())[0]
+        for kind, spread in (
+            (Provenance.MICROBENCHMARK, 0.3),
+            (Provenance.MICROBENCHMARK, 40.0),
+            (Provenance.ASSUMED, 40.0),
+        )
+    )
+    assert known.why_not is None
+    assert "the cores here were busy" in (unknown.why_not or "")
+    assert math.isnan(unknown.ratio)
+    assert unknown.memory == (replay(graph).peak_bytes, 0)
+    # Nothing was timed that could have been disturbed.
+    assert assumed.why_not is None
+
+
 class Nothing:
     """Durations that must not be asked for anything."""
 
@@ -303,7 +321,7 @@ class Needy(Faster):
 def test_a_statistic_that_was_not_recorded_is_asked_for_with_the_command() -> None:
     (found,) = predict(captured("embedding"), [Needy()])
     assert found.verdict == "does not apply"
-    assert "slipstream profile WORKLOAD --record grads,ids" in (found.why_not or "")
+    assert "slipstream advise WORKLOAD --record grads,ids" in (found.why_not or "")
     # Its own reason comes first: recording would not help.
     (found,) = predict(captured("embedding"), [Needy(reason="a reason")])
     assert found.why_not == "a reason"

@@ -12,7 +12,7 @@ from slipstream import technique
 from slipstream.errors import WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
 from slipstream.technique import QualityKind, quality_of
-from slipstream.verbs._prove import prove
+from slipstream.verbs._prove import default_quality_budget, prove
 from slipstream.verbs._quality import _one_trial, _trial, check_quality
 from slipstream.workload import Built, Workload
 from tiny_models import parts
@@ -47,6 +47,11 @@ def build(name: str, *techniques: str, seed: int = 0, **more: Any) -> Built:
     recipe = Workload.of(*parts(name), **more)
     chosen = [one for text in techniques for one in technique.parse(text)]
     return recipe.with_technique(*chosen).build(seed)
+
+
+def test_a_short_look_at_the_speed_has_a_short_check_of_the_quality() -> None:
+    found = [default_quality_budget(budget) for budget in ("10s", 5, "60s", "10min")]
+    assert found == [1.0, 0.5, 3.0, 3.0]
 
 
 def test_losses_are_those_of_training_by_hand() -> None:

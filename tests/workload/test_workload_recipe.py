@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from slipstream import technique
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
@@ -25,6 +26,14 @@ def test_a_function_is_named_by_file_and_name() -> None:
     workload = Workload.parse("train.py:make_workload", n=3)
     assert (workload.path, workload.function) == (Path("train.py"), "make_workload")
     assert workload.name == "train.py:make_workload(n=3)"
+
+
+def test_live_objects_may_say_how_many_samples_they_are() -> None:
+    model, batch = torch.nn.Linear(2, 2), torch.randn(6, 2)
+    assert Workload.of(model, batch).build().samples == 6
+    assert Workload.of(model, batch, samples=3).build().samples == 3
+    with pytest.raises(InvalidArgumentError, match="samples"):
+        Workload.of(model, batch, samples=-1)
 
 
 @pytest.mark.usefixtures("train")

@@ -14,14 +14,16 @@ from slipstream.capture.align import Aligned, align
 from slipstream.capture.baseline import describe_baseline
 from slipstream.capture.events import Step
 from slipstream.capture.loading import count_events, lay_out, share_out
+from slipstream.capture.machine import describe_machine
 from slipstream.capture.memory import MemoryRecord, allocations
 from slipstream.capture.modules import ModuleNames, module_classes
 from slipstream.capture.optimizer import describe_optimizer
 from slipstream.capture.other_size import OtherSize
-from slipstream.capture.overhead import Calibration, StepTimes, calibrate
+from slipstream.capture.overhead import Calibration, StepTimes, calibrate_apart
 from slipstream.capture.paging import Faulting
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units, find_units
+from slipstream.capture.updating import find_update
 from slipstream.errors import GraphError
 from slipstream.graph import (
     PROVENANCES,
@@ -82,7 +84,13 @@ def assemble(
         outside *= len(units.events) / min(len(step.names) for step in profiled)
     # An iterator of another make is annotated, but the clock does not see it.
     loads = (units.loading >= 0) & (within > 0)
-    calibration = calibrate(durations[:, ~loads], gaps, inner[~loads], between, outside)
+    update, update_ns = find_update(units, aligned), times.quiet_update_ns(threads)
+    apart = None
+    if update is not None and update_ns > update.around_ns:
+        apart = update.units[~loads], update.gaps, update_ns - update.around_ns
+    calibration = calibrate_apart(
+        durations[:, ~loads], gaps, inner[~loads], between, outside, apart
+    )
     corrected = np.zeros(len(loads))
     corrected[~loads] = calibration.duration_ns
     corrected[loads] = share_out(durations[:, loads], within)
@@ -97,6 +105,12 @@ def assemble(
         graph.memory.check(len(graph))
     if faulting is not None:
         graph = _with_page_faults(graph, faulting.extra_ns(times, threads), faulting.spread)
+        # Of the step as it runs, page faults and all.
+        medians = {
+            "wall_median": float(np.median(faulting.wall_ns)),
+            "cpu_median": float(np.median(faulting.cpu_ns)),
+        }
+        graph = replace(graph, meta={**graph.meta, "step_ns": {**graph.meta["step_ns"], **medians}})
     return graph
 
 
@@ -282,6 +296,7 @@ def _meta(
         "training": built.training,
         "device": "cpu",
         "threads": threads,
+        "machine": describe_machine(),
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "optimizer": describe_optimizer(built.optimizer),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.capture.updating import UpdateTime
+
 # Above what recording one event costs on a slow machine; a larger excess is contention, which
 # spreads over all tasks.
 _LARGEST_EVENT_COST_NS = 1500.0
@@ -25,6 +27,9 @@ class LoadingTime:
     cpu_ns: int
     waiting_ns: int
 
+    def __sub__(self, earlier: LoadingTime) -> LoadingTime:
+        return LoadingTime(self.cpu_ns - earlier.cpu_ns, self.waiting_ns - earlier.waiting_ns)
+
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -33,11 +38,13 @@ class StepTimes:
     Attributes:
         wall_ns, cpu_ns: by the wall clock, and of the thread's CPU time.
         loading: what of it getting batches took; empty when no loader was watched.
+        updating: what of it the weight update took; empty when no optimizer was watched.
     """
 
     wall_ns: tuple[int, ...]
     cpu_ns: tuple[int, ...]
     loading: tuple[LoadingTime, ...] = ()
+    updating: tuple[UpdateTime, ...] = ()
 
     def quiet_ns(self, threads: int) -> tuple[float, float]:
         """The step without contention: its least time outside of loaders, and within them.
@@ -50,6 +57,12 @@ class StepTimes:
             return max(float(np.min(self.wall_ns)) - within, 0.0), within
         outside = np.subtract(self.cpu_ns, [one.cpu_ns for one in loading])
         return float(outside.min()), within
+
+    def quiet_update_ns(self, threads: int) -> float:
+        """The least time of an update; 0 where none was seen in every step."""
+        if threads == 1:
+            return float(min((one.cpu_ns for one in self.updating), default=0))
+        return float(min((one.wall_ns for one in self.updating), default=0))
 
 
 @dataclass(frozen=True)
@@ -94,3 +107,36 @@ def calibrate(
     left = float(duration.sum() + gap.sum())
     scale = quiet_ns / left if left else 1.0
     return Calibration(duration * scale, gap * scale, per_event, scale)
+
+
+def calibrate_apart(
+    durations: NDArray[np.float64],
+    gaps: NDArray[np.float64],
+    inner: NDArray[np.int64],
+    between: NDArray[np.int64],
+    quiet_ns: float,
+    update: tuple[NDArray[np.bool_], NDArray[np.bool_], float] | None,
+) -> Calibration:
+    """`calibrate`, the weight update by itself: the profiler costs it less for each event.
+
+    Args:
+        update: the units and gaps it consists of, bool [u] and [u + 1], and what they take without
+            a profiler in ns; None where that is not known.
+    """
+    if update is None:
+        return calibrate(durations, gaps, inner, between, quiet_ns)
+    units, spaces, update_ns = update
+    duration, gap = np.zeros(durations.shape[1]), np.zeros(gaps.shape[1])
+    events = cost = left = 0.0
+    for some, others, total_ns in (
+        (units, spaces, update_ns), (~units, ~spaces, max(quiet_ns - update_ns, 0.0))
+    ):  # fmt: skip
+        found = calibrate(
+            durations[:, some], gaps[:, others], inner[some], between[others], total_ns
+        )
+        duration[some], gap[others] = found.duration_ns, found.gap_ns
+        count = float(inner[some].sum() + between[others].sum())
+        events += count
+        cost += count * found.per_event_ns
+        left += total_ns / found.scale if found.scale else 0.0
+    return Calibration(duration, gap, cost / max(events, 1.0), quiet_ns / left if left else 1.0)

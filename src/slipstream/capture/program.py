@@ -28,6 +28,7 @@ from slipstream.capture.paging import keep_pages
 from slipstream.capture.regions import record_regions
 from slipstream.capture.statistics import OF_VALUES, record_statistics
 from slipstream.capture.trace import PARAMETERS, read_trace, recorded, take_parameters
+from slipstream.capture.updating import UpdateClock, UpdateTime
 from slipstream.graph import Graph
 from slipstream.graph.collection import no_collection
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from slipstream.workload import Built
 
 _STEPS_PER_WINDOW = 3
+# Reading a window's records empties the caches; a step this short is slower for a few steps after.
+_SHORT_S, _SHORT_STEPS_PER_WINDOW, _SETTLING = 0.05, 6, 4
 _LONGEST_CAPTURE_S = 60.0
 _FEWEST_STEPS = 3
 
@@ -94,19 +97,29 @@ def capture(
         walls: list[int] = []
         cpus: list[int] = []
         loading: list[LoadingTime] = []
+        updating: list[UpdateTime] = []
         profiled: list[Step] = []
+        short = per_step_s < _SHORT_S
+        most, settling = (_SHORT_STEPS_PER_WINDOW, _SETTLING) if short else (_STEPS_PER_WINDOW, 0)
         while len(profiled) < steps:
-            window = min(_STEPS_PER_WINDOW, steps - len(profiled))
+            window = min(most, steps - len(profiled))
             say(f"step {len(profiled) + 1} of {steps}")
-            for _ in range(window):
-                with LoadingClock() as loader:
+            # For the whole window: putting clocks in place costs the next step its caches, too.
+            with LoadingClock() as loader, UpdateClock(built.optimizer) as update:
+                for _ in range(settling):
+                    yield
+                for _ in range(window):
+                    loaded, _ = loader.time, update.take()
                     wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
                     yield
                     cpus.append(time.thread_time_ns() - cpu)
                     walls.append(time.perf_counter_ns() - wall)
-                loading.append(loader.time)
+                    loading.append(loader.time - loaded)
+                    updating.append(update.take())
             with no_collection():
                 with _profiler() as profiler:
+                    for _ in range(settling):
+                        yield
                     _mark()
                     for _ in range(window):
                         yield
@@ -139,7 +152,7 @@ def capture(
         say("recording another number of samples")
         other = record_other_size(built, trace)
         say("putting the recordings together")
-        times = StepTimes(tuple(walls), tuple(cpus), tuple(loading))
+        times = StepTimes(tuple(walls), tuple(cpus), tuple(loading), tuple(updating))
         threads = torch.get_num_threads()
         with no_collection():
             graph = assemble(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -147,6 +148,28 @@ def graph_of(
     )
 
 
+def target_of(graph: Graph) -> str | None:
+    """What a command names to run the recorded workload; None where the recording cannot tell."""
+    recipe = graph.meta.get("recipe")
+    return str(recipe["target"]) if isinstance(recipe, Mapping) else None
+
+
+def command_for(verb: str, graph: Graph, technique: str) -> str:
+    """The command line that does `verb` with `technique` to the workload as it was recorded."""
+    recipe = graph.meta.get("recipe")
+    if not isinstance(recipe, Mapping):
+        return f"slipstream {verb} WORKLOAD --technique {technique}"
+    words = ["slipstream", verb, str(recipe["target"])]
+    for key, value in recipe["arguments"].items():
+        words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    words += ["--technique", technique]
+    if recipe["threads"]:
+        words += ["--threads", str(recipe["threads"])]
+    if recipe["script_arguments"]:
+        words += ["--", *recipe["script_arguments"]]
+    return shlex.join(words)
+
+
 def statistics_of(record: Sequence[str] | None) -> list[str]:
     """The statistics that ``--record a,b --record c`` names."""
     return [name.strip() for text in record or () for name in text.split(",")]
@@ -277,24 +300,3 @@ def memory_change(prediction: Prediction) -> str:
     if not before or not after:
         return "-"
     return f"{format_bytes(after)}, {100 * (after / before - 1):+.0f} %"
-
-
-def prediction_json(prediction: Prediction) -> dict[str, Any]:
-    """A prediction as the JSON output has it; times in nanoseconds."""
-    return {
-        "technique": prediction.technique,
-        "baseline_ns": prediction.baseline_ns,
-        "step_ns": prediction.step_ns,
-        "ratio": prediction.ratio,
-        "interval": [prediction.low, prediction.high],
-        "interval_level": 0.9,
-        "speedup": prediction.speedup,
-        "samples_per_step": list(prediction.samples),
-        "peak_bytes": list(prediction.memory),
-        "provenance": {str(key): share for key, share in prediction.shares.items()},
-        "quality": prediction.quality.kind.value if prediction.quality else None,
-        "quality_basis": prediction.quality.basis if prediction.quality else None,
-        "why_not": prediction.why_not,
-        "verdict": prediction.verdict,
-        "edits": list(prediction.edits),
-    }

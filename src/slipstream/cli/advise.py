@@ -20,8 +20,10 @@ from slipstream.cli._workload import (
 )
 
 if TYPE_CHECKING:
+    from slipstream.graph import Graph
     from slipstream.verbs._advise import Advice
     from slipstream.verbs._goals import Goal
+    from slipstream.verbs._predict import Prediction
 
 
 def command(
@@ -66,9 +68,9 @@ def command(
     from slipstream.cli._workload import (
         graph_of,
         history,
-        prediction_json,
         prediction_table,
         statistics_of,
+        target_of,
     )
     from slipstream.verbs._advise import advise
     from slipstream.verbs._goals import parse_goal
@@ -85,20 +87,19 @@ def command(
             show=(lambda outlooks: None) if as_json else show_first_look(graph),
         )  # fmt: skip
         past.keep(found.predictions, str(graph.meta.get("workload", workload)))
-    name = "WORKLOAD" if workload.endswith(".slipgraph") else workload
     legend = "* nothing else is better in time, memory and numbers at once" if found.front else ""
-    bound = _bound_to_functions(found, workload)
+    bound = _bound_to_functions(found, target_of(graph) or workload)
     script = (
         f"prove needs a function for {', '.join(bound)}: a script runs its own loop, and "
         "`slipstream apply` shows how to edit it"
     )
     notes = (
         past.note, legend, *_about_goals(goals, found), script if bound else "",
-        _next(found, name, bound),
+        _why_not_the_largest(found, goals), _next(found, graph, bound),
     )  # fmt: skip
     table = prediction_table(graph, found.predictions, *notes, marked=found.front)
     payload: dict[str, Any] = {
-        "predictions": [prediction_json(p) for p in found.predictions],
+        "predictions": [p.to_json() for p in found.predictions],
         "front": sorted(found.front),
         "best": found.best.technique if found.best is not None else None,
         "goals": [
@@ -142,11 +143,41 @@ def _bound_to_functions(found: Advice, workload: str) -> list[str]:
     ]
 
 
-def _next(found: Advice, workload: str, unprovable: Collection[str]) -> str:
+def _next(found: Advice, graph: Graph, unprovable: Collection[str]) -> str:
     """What to do with the ranking, in one line."""
+    from slipstream.cli._workload import command_for
+
     if found.best is not None:
         verb = "apply" if found.best.technique in unprovable else "prove"
-        return f"next: slipstream {verb} {workload} --technique {found.best.technique}"
+        return f"next: {command_for(verb, graph, found.best.technique)}"
     if found.unmet:
         return "a smaller model or batch, or a larger machine, is what is left"
     return "nothing here is worth the trouble: keep the step as it is"
+
+
+def _why_not_the_largest(found: Advice, goals: Sequence[Goal]) -> str:
+    """What the best has and those that gain more lack, in a line; empty where none gains more."""
+    from slipstream.technique import QualityKind
+
+    best = found.best
+    if best is None:
+        return ""
+    above = [
+        p
+        for p in found.predictions
+        if p.why_not is None and p.technique in found.front and p.ratio < best.ratio
+    ]
+    reasons = []
+    if any(not goal.met_by(p) for p in above for goal in goals):
+        reasons.append("reaches the goal")
+
+    def trains(p: Prediction) -> bool:
+        return p.quality is None or p.quality.kind is QualityKind.NEEDS_TRAINING
+
+    if not trains(best) and any(map(trains, above)):
+        reasons.append("leaves the training as it is")
+    if best.verdict == "worth it" and any(p.verdict != best.verdict for p in above):
+        reasons.append("is certain")
+    if not reasons:
+        return ""
+    return f"{best.technique} comes next: the largest gain that {' and '.join(reasons)}"

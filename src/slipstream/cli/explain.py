@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,6 +97,7 @@ def command(
             ],
             "waiting_ns": {kind.name.lower(): ns for kind, ns in path.by_dependency().items()},
             "lanes": lanes(timeline),
+            "machine": timeline.graph.meta.get("machine"),
             "communication": communication(timeline),
             "duration_share": _provenances(timeline),
         }  # fmt: skip
@@ -167,6 +169,7 @@ def _notes(path: CriticalPath, payload: dict[str, Any]) -> list[str]:
         f"{format_percent(share)} {name}" for name, share in payload["duration_share"].items()
     )
     lines = [f"Durations: {origins or 'none'}; the timeline is simulated from them."]
+    lines += _recorded_on(path.timeline)
     waiting = {name: ns for name, ns in payload["waiting_ns"].items() if ns}
     if waiting:
         parts = [f"{name.replace('_', ' ')} {format_duration(ns)}" for name, ns in waiting.items()]
@@ -178,6 +181,24 @@ def _notes(path: CriticalPath, payload: dict[str, Any]) -> list[str]:
             f"{format_duration(talk.exposed_ns)} of it are hidden behind no computation."
         )
     return lines
+
+
+def _recorded_on(timeline: Timeline) -> list[str]:
+    """The machine in one line; none where the recording does not say."""
+    from slipstream.units import format_bytes
+
+    meta = timeline.graph.meta
+    machine = meta.get("machine")
+    if not isinstance(machine, Mapping):
+        return []
+    parts = [str(machine["cpu.model"])] if "cpu.model" in machine else []
+    if "cpu.logical" in machine:
+        parts.append(f"{machine['cpu.logical']} logical cores")
+    if "memory.total_mib" in machine:
+        parts.append(format_bytes(machine["memory.total_mib"] * 2**20))
+    threads = meta.get("threads", 1)
+    parts.append(f"torch {meta.get('torch', 'unknown')} on {threads} thread{'s' * (threads != 1)}")
+    return [f"Recorded on {', '.join(parts)}."]
 
 
 def _entries(path: CriticalPath, top: int) -> list[dict[str, Any]]:

@@ -39,7 +39,6 @@ def command(
         graph_of,
         history,
         needs_of,
-        prediction_json,
         prediction_table,
     )
     from slipstream.verbs._predict import predict
@@ -58,4 +57,4 @@ def command(
         found = predict(graph, technique, widen=past.widen, say=say)
         past.keep(found, str(graph.meta.get("workload", workload)))
         table = prediction_table(graph, found, past.note)
-    emit(table, [prediction_json(p) for p in found], as_json=as_json)
+    emit(table, [p.to_json() for p in found], as_json=as_json)

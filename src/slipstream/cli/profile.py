@@ -155,10 +155,11 @@ def summary(graph: Graph) -> Table:
     gaps = float(graph.tasks.gap_ns.sum())
     rows.append(("Python, dispatch", "", "", format_duration(gaps), format_percent(gaps / step_ns)))
     meta: Any = graph.meta
+    threads, cost_ns = meta["threads"], round(meta["profiler_ns_per_event"])
     notes = [
-        f"{len(graph) - 1} operators, {meta['threads']} thread(s), least of "
-        f"{meta['aligned_steps']} steps each; profiler's cost of "
-        f"{meta['profiler_ns_per_event']:.0f} ns per event taken off",
+        f"{len(graph) - 1} operators, {threads} thread{'s' * (threads != 1)}, least of "
+        f"{meta['aligned_steps']} steps each"
+        + (f"; profiler's cost of {cost_ns} ns per event taken off" if cost_ns else ""),
     ]
     if already := _already(meta):
         notes.append(f"already there: {already}")

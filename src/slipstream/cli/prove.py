@@ -30,7 +30,12 @@ def command(
     technique: Techniques = None,
     settings: Set = None,
     budget: Annotated[
-        str, typer.Option("--budget", help="Stop measuring after this long; 60s, 5min.")
+        str,
+        typer.Option(
+            "--budget",
+            help="Stop measuring after this long; 60s, 5min. On top come the profile, timings of "
+            "operators that are new here, the quality check, and starting a process for each.",
+        ),
     ] = "60s",
     target: Annotated[
         float, typer.Option("--target", help="Stop when the interval is narrower than this share.")
@@ -44,8 +49,13 @@ def command(
         ),
     ] = True,
     quality_budget: Annotated[
-        str, typer.Option("--quality-budget", help="Time for that, for each side; 3s, 1min.")
-    ] = "3s",
+        str | None,
+        typer.Option(
+            "--quality-budget",
+            help="Time for that, for each side; 3s, 1min. By default a tenth of --budget, 3s at "
+            "most.",
+        ),
+    ] = None,
     threads: Threads = 0,
     steps: Steps = 24,
     timeout: Timeout = "5min",
@@ -67,7 +77,7 @@ def command(
     from slipstream.cli._workload import graph_of, history, needs_of, workload_of
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._predict import predict
-    from slipstream.verbs._prove import check_script, prove
+    from slipstream.verbs._prove import check_script, default_quality_budget, prove
 
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
@@ -83,7 +93,7 @@ def command(
         raise InvalidArgumentError(
             "--target", f"{target:g} is no share between 0 and 1", remedy="as 0.02 for 2 %"
         )
-    if not parse_duration_ns(quality_budget, "--quality-budget"):
+    if quality_budget is not None and not parse_duration_ns(quality_budget, "--quality-budget"):
         raise InvalidArgumentError(
             "--quality-budget", "no time to check in", remedy="as 3s, 1min; or --no-quality"
         )
@@ -104,7 +114,7 @@ def command(
             predictions=records,
             budget=budget,
             target=target,
-            quality_budget=quality_budget if quality else None,
+            quality_budget=(quality_budget or default_quality_budget(budget)) if quality else None,
             threads=threads,
             timeout_s=timeout_s,
             store=past.store,

@@ -62,7 +62,7 @@ def command(
         slipstream report train.py:make_workload --technique amp:bf16 --share
     """
     from slipstream.cli._output import emit, progress
-    from slipstream.cli._workload import graph_of, needs_of
+    from slipstream.cli._workload import graph_of, needs_of, statistics_of
     from slipstream.report import write_report
     from slipstream.tables import Column, Table
     from slipstream.units import format_bytes
@@ -77,7 +77,7 @@ def command(
             "--technique asks for a what-if that --no-what-if leaves out",
             remedy="leave one of them out",
         )
-    needs = needs_of(technique or ()) | set(record or ())
+    needs = needs_of(technique or ()) | set(statistics_of(record))
     with progress("reporting") as say:
         graph = graph_of(
             workload, script_arguments, settings,

@@ -29,7 +29,9 @@ _MIGRATIONS = (
     """,
 )
 # Raised whenever the micro-benchmark measures something else than before: old answers are void.
-_METHOD = 4
+_METHOD = 5
+# Of a call's time by the wall clock; what waited longer for a core is not kept for the next time.
+_MOST_WAITED = 0.05
 _BATCH = 24
 _BATCH_TIMEOUT_S = 300.0
 # `Question.key`, and the number of threads.
@@ -42,7 +44,8 @@ class Answer:
 
     Attributes:
         nanoseconds: least CPU time seen on one thread, else least wall time.
-        spread: relative half-width of the middle half of the samples.
+        spread: relative half-width of the middle half of the samples; larger by what threads
+            waited for a core.
     """
 
     nanoseconds: float
@@ -105,7 +108,8 @@ class Durations:
         """Micro-benchmark every call that is not known yet, in a child process.
 
         The calls of one batch are measured in turns, so that their ratios hold even when the
-        machine's speed drifts. What cannot be run alone is remembered as such.
+        machine's speed drifts. What cannot be run alone is remembered as such; what had to wait
+        for a core serves this object alone, since the machine may be idle the next time.
 
         Raises:
             ChildError: the benchmarking process died.
@@ -162,6 +166,8 @@ class Durations:
             try:
                 with transaction(connection):
                     for key, found in rows:
+                        if found.get("waited", 0.0) > _MOST_WAITED:
+                            continue
                         connection.execute(
                             "INSERT OR REPLACE INTO duration "
                             "(machine, call, threads, nanoseconds, spread, error) "

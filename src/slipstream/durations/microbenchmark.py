@@ -3,7 +3,10 @@
 Each call gets several sets of inputs, used in turn, so that an operator finds its inputs as far
 away as in a real step, not hot from the last repetition. All calls of a batch are timed round by
 round; each keeps its minimum. On one thread CPU time is taken: other programs do not add to it.
-Where one thread is compared with several, both are timed by the wall clock.
+Where one thread is compared with several, both are timed by the wall clock. There other programs
+do add: an operator on two threads whose cores are taken waits for them in every repetition, a
+hundred times as long as it runs, and all repetitions agree. So the kernel is asked how long our
+threads waited for a core, and what they waited is part of the spread.
 
 Besides operators there are three calls that are not in torch's schema:
 ``slipstream::optimizer_step``, a whole ``optimizer.step()`` over parameters of given shapes, Python
@@ -15,9 +18,12 @@ operator called with autograd, without, or in inference mode.
 from __future__ import annotations
 
 import contextlib
+import glob
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from slipstream.durations.recomputation import CHECKPOINT, checkpoint_overhead
@@ -34,12 +40,16 @@ _BATCH_BUDGET_S = 20.0
 _ROTATED_BYTES = 32 << 20
 _MOST_SETS = 16
 _PAGE_BYTES = 4096
+_MOST_WAITED = 0.99
 
 
 def run(
     calls: Sequence[Any], threads: int | Sequence[int], wall: Sequence[bool] = ()
 ) -> list[dict[str, Any]]:
-    """For each call (JSON of `Call.to_json`) ``{"nanoseconds", "spread"}`` or ``{"error"}``.
+    """For each call (JSON of `Call.to_json`) how long it takes, or ``{"error"}``.
+
+    ``nanoseconds`` and ``spread`` are those of an `Answer`; ``waited`` is the share of that time in
+    which threads may have waited for a core, 0 where CPU time is taken.
 
     Args:
         threads: intra-op threads, of all or of each; 0 for what torch chooses.
@@ -60,7 +70,8 @@ def run(
     ]
     results: list[dict[str, Any]] = []
     timers: list[Callable[[], float] | None] = []
-    samples: list[list[float]] = [[] for _ in calls]
+    # With each sample the share of it that was waited.
+    samples: list[list[tuple[float, float]]] = [[] for _ in calls]
     # An in-place operator repeated often enough would shrink its numbers into the slow range.
     torch.set_flush_denormal(True)
     try:
@@ -78,7 +89,8 @@ def run(
                 for i, timer in enumerate(timers):
                     if timer is not None:
                         torch.set_num_threads(counts[i])
-                        samples[i].append(timer())
+                        by_wall = clocks[i] is time.perf_counter_ns
+                        samples[i].append(_with_waiting(timer) if by_wall else (timer(), 0.0))
                 if round_ >= 2 and time.monotonic() - began > _BATCH_BUDGET_S:
                     break
     finally:
@@ -88,12 +100,36 @@ def run(
             ordered = sorted(taken)
             middle = ordered[len(ordered) // 2]
             quarter = len(ordered) // 4
-            spread = (ordered[-1 - quarter] - ordered[quarter]) / 2 / max(middle, 1e-9)
+            spread = (ordered[-1 - quarter][0] - ordered[quarter][0]) / 2 / max(middle[0], 1e-9)
             # The least of differences would be the one with the most noise in what is taken off.
             difference = str(calls[i][0]).startswith(CHECKPOINT)
-            nanoseconds = middle if difference else ordered[0]
-            results[i] = {"nanoseconds": nanoseconds, "spread": spread}
+            nanoseconds, waited = middle if difference else ordered[0]
+            # Undisturbed it would have taken somewhere from what was not waited to all of it.
+            spread = math.hypot(spread, math.log1p(-waited))
+            results[i] = {"nanoseconds": nanoseconds, "spread": spread, "waited": waited}
     return results
+
+
+def _with_waiting(timer: Callable[[], float]) -> tuple[float, float]:
+    """What `timer` returns, and for which share of it threads of ours waited for a core."""
+    waited, began = waited_ns(), time.perf_counter_ns()
+    sample = timer()
+    took = time.perf_counter_ns() - began
+    # Of a thread that ended meanwhile nothing is known any more.
+    return sample, min(max(waited_ns() - waited, 0) / took, _MOST_WAITED)
+
+
+def waited_ns() -> int:
+    """How long all threads of this process were ready to run and had no core; 0 if unknown.
+
+    Source: the second number of ``/proc/PID/task/TID/schedstat`` (Linux).
+    """
+    total = 0
+    for path in glob.iglob("/proc/self/task/*/schedstat"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            total += int(Path(path).read_text().split()[1])
+    return total
 
 
 def _timer(call: Call, clock: Callable[[], int]) -> Callable[[], float]:
@@ -167,13 +203,19 @@ def _resolve(
 
 
 def _optimizer(call: Call) -> Any:
-    """An optimizer as described, with gradients, past the step that makes its state."""
+    """An optimizer as described, with gradients, past the step that makes its state.
+
+    Gradients have as many zeros as the recorded ones, in one piece, as rows that nobody used.
+    """
     import torch
 
     kind, settings, specs = call.arguments
     parameters = [torch.nn.Parameter(random_tensor(spec).clone()) for spec in specs]
-    for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, 1e-3)
+    zeros = dict(settings).get("zeros", (0.0,) * len(parameters))
+    for parameter, share in zip(parameters, zeros, strict=True):
+        gradient = torch.full_like(parameter, 1e-3)
+        gradient.view(-1)[: round(share * parameter.numel())] = 0
+        parameter.grad = gradient
     make = getattr(torch.optim, kind)
     accepted = inspect.signature(make).parameters
     options = {name: value for name, value in settings if name in accepted}

@@ -159,7 +159,10 @@ def calibrate(scores: Sequence[Score]) -> Calibration:
     """What `scores`, one a distinct prediction, say about the next one."""
     n = len(scores)
     if n == 0:
-        note = "no prediction was measured on this machine yet: intervals are as the model says"
+        note = (
+            "history: no prediction was checked by `slipstream prove` on this machine yet; so "
+            "intervals here are the simulation's own"
+        )
         return Calibration(1.0, None, 0, None, 0.0, 1.0, None, note)
     stretches = sorted(score.stretch for score in scores)
     rank = math.ceil(_LEVEL * (n + 1))
@@ -169,13 +172,25 @@ def calibrate(scores: Sequence[Score]) -> Calibration:
     low, high = _wilson(hits, n)
     residuals = sorted(score.residual for score in scores)
     bias = (residuals[(n - 1) // 2] + residuals[n // 2]) / 2
-    note = (
-        f"{hits} of {n} past predictions on this machine held ({100 * low:.0f} to "
-        f"{100 * high:.0f} %); intervals widened {factor:.2f} times hold at {100 * level:.0f} %"
-    )
-    if level < _LEVEL:
-        note += f", for want of {9 - n} more"
+    note = _in_words(hits, n, factor, level)
     return Calibration(factor, level, n, hits / n, low, high, bias, note)
+
+
+def _in_words(hits: int, n: int, factor: float, level: float) -> str:
+    """What was checked, how it turned out, and what it did to the intervals."""
+    checked = f"{n} earlier prediction{'s were' if n > 1 else ' was'} checked on this machine"
+    if n == 1:
+        held = "the measured ratio lay " + ("within" if hits else "outside") + " its interval"
+    else:
+        held = f"the measured ratio lay within the interval of {hits}"
+    text = f"history: {checked} by `slipstream prove`, and {held}; "
+    if factor < 1.005:
+        text += "so intervals here are the simulation's own"
+    else:
+        text += f"so intervals here are {factor:.2f} times as wide as the simulation's own"
+    if level < _LEVEL:
+        text += f" (nine are needed to vouch for 90 %; so few vouch for {100 * level:.0f} %)"
+    return text
 
 
 def _usable(claim: Claim) -> bool:

@@ -98,21 +98,16 @@ def _what_ifs(found: WhatIfs, made: list[dict[str, Any]], scenes: Scenes) -> dic
 
 
 def _prediction(p: Prediction, scene: int | None) -> dict[str, Any]:
-    """Times in nanoseconds, sizes in bytes, ratios per sample against the step as it is."""
+    """What the page shows of one: the step as it would be, ratios against the step as it is."""
+    found = p.to_json()
+    same = ("technique", "step_ns", "ratio", "interval", "quality", "verdict", "edits", "metric")
     return {
-        "technique": p.technique,
+        **{key: found[key] for key in same},
         "parts": p.technique.split("+"),
-        "step_ns": p.step_ns,
-        "ratio": p.ratio,
-        "interval": [p.low, p.high],
-        "samples": p.samples[1],
-        "peak_bytes": p.memory[1],
-        "shares": {str(key): share for key, share in p.shares.items()},
-        "quality": p.quality.kind.value if p.quality else None,
-        "basis": p.quality.basis if p.quality else "",
-        "verdict": p.verdict,
-        "edits": list(p.edits),
-        "metric": p.metric,
+        "samples": found["samples_per_step"][1],
+        "peak_bytes": found["peak_bytes"][1],
+        "shares": found["provenance"],
+        "basis": found["quality_basis"] or "",
         "scene": scene,
     }
 

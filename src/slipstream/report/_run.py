@@ -22,6 +22,9 @@ _FACTS = (
     ("python.version", "Python"),
     ("torch.version", "torch"),
 )
+_SAME_MACHINE = ("cpu.model", "cpu.logical")
+# Of `_FACTS`: enough to tell two machines apart in a sentence.
+_SHORTLY = 2
 
 
 def run_facts(
@@ -32,6 +35,8 @@ def run_facts(
     Args:
         as_it_is: the prediction for the unchanged step, whose interval is what re-measuring it
             differs by; None for a step without time.
+        environment: where the report is written and techniques were simulated. The machine that
+            is shown is the one the step was recorded on, if that is known.
     """
     meta = graph.meta
     step_ns = baseline.step_ns
@@ -51,8 +56,8 @@ def run_facts(
         "provenances": [str(one) for one in PROVENANCES],
         "spread": float(tasks.spread.max(initial=0.0)),
         "settings": _settings(graph),
-        "machine": _machine(environment.facts),
-        "notes": _notes(graph),
+        "machine": _machine(_recorded_on(graph) or environment.facts),
+        "notes": _notes(graph, environment.facts),
         "lanes": [
             {
                 "name": lane.name, "tasks": lane.tasks, "busy_ns": lane.busy_ns,
@@ -80,7 +85,7 @@ def _settings(graph: Graph) -> list[list[str]]:
         ("autocast", baseline.get("amp") or "off" if isinstance(baseline, Mapping) else None),
         ("compiled", _yes_no(baseline, "compiled")),
         ("steps recorded", meta.get("aligned_steps", meta.get("steps"))),
-        ("profiler's cost taken off per event", _time(meta.get("profiler_ns_per_event"))),
+        ("profiler's cost taken off per event", _time(meta.get("profiler_ns_per_event") or None)),
     ]
     return [[name, str(value)] for name, value in rows if value is not None]
 
@@ -114,10 +119,27 @@ def _machine(facts: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _notes(graph: Graph) -> list[str]:
-    """What the reader of a number should know of the recording."""
+def _recorded_on(graph: Graph) -> dict[str, Any]:
+    """Facts about the machine, and the torch that ran there; empty where they are not known."""
+    recorded = graph.meta.get("machine")
+    if not isinstance(recorded, Mapping):
+        return {}
+    return {**recorded, "torch.version": graph.meta.get("torch")}
+
+
+def _notes(graph: Graph, here: Mapping[str, Any]) -> list[str]:
+    """What the reader of a number should know of the recording; `here` the report is written."""
     meta = graph.meta
     notes = []
+    recorded = _recorded_on(graph)
+    if not recorded:
+        notes.append(
+            "Where the step was recorded is not known; the machine shown is the one this report "
+            "was written on."
+        )
+    elif any(recorded.get(name) != here.get(name) for name in _SAME_MACHINE):
+        machine = ", ".join(value for _, value in _machine(here)[:_SHORTLY])
+        notes.append(f"Techniques were simulated with timings of another machine: {machine}.")
     if meta.get("contended"):
         notes.append("The machine was busy while the step was recorded; minima were taken.")
     if meta.get("unaligned_share"):

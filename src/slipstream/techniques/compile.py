@@ -51,7 +51,7 @@ class Compile(Settings):
             return "the model is compiled already"
         recorded: Any = graph.meta.get("regions")
         if recorded is None:
-            return "compiled regions are not recorded; slipstream profile --record regions"
+            return "compiled regions are not recorded; slipstream advise WORKLOAD --record regions"
         if recorded.get("reason"):
             remedy = recorded.get("remedy")
             return str(recorded["reason"]) + (f"; {remedy}" if remedy else "")

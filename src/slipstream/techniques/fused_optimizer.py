@@ -147,6 +147,8 @@ def _update_tasks(graph: Graph) -> NDArray[np.int64]:
 def _update(graph: Graph, flags: dict[str, bool]) -> Call:
     described: Any = graph.meta["optimizer"]
     settings = {**described["settings"], **flags}
+    if any(described.get("zeros", ())):
+        settings["zeros"] = described["zeros"]
     specs = tuple(
         TensorSpec(dtype, tuple(shape), tuple(strides), device)
         for dtype, shape, strides, device in described["tensors"]

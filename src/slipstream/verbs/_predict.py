@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,13 @@ _IN_PLACE = 0.06
 # standard deviation: what amp's predictions missed by in common on five models.
 _PACE = 0.05
 _Z90 = 1.645
+# Standard deviation, relative to the step, from which on a number would say nothing: its 90 %
+# interval would reach from less than half to more than double.
+_NO_PREDICTION = 0.6
+_BUSY = (
+    "it cannot be told: the cores here were busy while this was measured; record and ask again "
+    "when the machine is idle, or let `slipstream prove` measure it"
+)
 WORTH_IT = 1.02
 """Below this speed-up a technique is not worth a line of code."""
 
@@ -46,10 +54,10 @@ class Prediction:
         low, high: 90 % interval of `ratio`.
         samples: samples per step before and after; 0 if unknown.
         shares: share of the predicted step by the provenance of its durations.
-        why_not: why it does not apply; then nothing else is predicted.
+        why_not: why it does not apply, or cannot be predicted; then nothing else is predicted.
         quality: what it does to the model's numbers.
         edits: what was changed, in words.
-        memory: peak bytes of the step before and after; 0 if not recorded.
+        memory: peak bytes of the step before and after; 0 if not recorded or not predicted.
         metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores.
         graph: the step as it would be.
     """
@@ -96,6 +104,27 @@ class Prediction:
         if 1 / self.low < WORTH_IT:
             return "not worth it here"
         return "undecided: prove it"
+
+    def to_json(self) -> dict[str, Any]:
+        """As results are printed and shown; times in nanoseconds, sizes in bytes."""
+        return {
+            "technique": self.technique,
+            "metric": self.metric,
+            "baseline_ns": self.baseline_ns,
+            "step_ns": self.step_ns,
+            "ratio": self.ratio,
+            "interval": [self.low, self.high],
+            "interval_level": 0.9,
+            "speedup": self.speedup,
+            "samples_per_step": list(self.samples),
+            "peak_bytes": list(self.memory),
+            "provenance": {str(key): share for key, share in self.shares.items()},
+            "quality": self.quality.kind.value if self.quality else None,
+            "quality_basis": self.quality.basis if self.quality else None,
+            "why_not": self.why_not,
+            "verdict": self.verdict,
+            "edits": list(self.edits),
+        }
 
     def to_record(self, workload: str, env_id: str) -> PredictionRecord:
         """As the ledger keeps it."""
@@ -153,13 +182,7 @@ def predict(
         name = technique.combination_name(combination)
         quality = technique.quality_of(combination, graph) if combination else None
         if reason is not None:
-            nothing = math.nan
-            found.append(
-                Prediction(
-                    name, baseline.step_ns, nothing, nothing, nothing, nothing,
-                    why_not=reason, quality=quality,
-                )
-            )  # fmt: skip
+            found.append(_refused(name, baseline, quality, reason))
             continue
         metric = technique.clock(combination)
         found.append(_prediction(name, metric, baseline, edited, quality, widen))
@@ -226,7 +249,10 @@ def _prediction(
     baseline_ns, step_ns = baseline.step_ns, timeline.step_ns
     per_sample = before.samples / after.samples if before.samples and after.samples else 1.0
     ratio = step_ns / baseline_ns * per_sample
-    half = _Z90 * _relative_error(baseline, after, step_ns)
+    error = _relative_error(baseline, after, step_ns)
+    if error > _NO_PREDICTION and _timed_apart(after):
+        return _refused(name, baseline, quality, _BUSY)
+    half = _Z90 * error
     low, high = ratio * math.exp(-half), ratio * math.exp(half)
     if widen is not None:
         low, high = widen(ratio, low, high)
@@ -245,6 +271,25 @@ def _prediction(
         metric=metric,
         graph=after,
     )
+
+
+def _refused(name: str, baseline: Timeline, quality: Quality | None, reason: str) -> Prediction:
+    nothing = math.nan
+    return Prediction(
+        name, baseline.step_ns, nothing, nothing, nothing, nothing,
+        why_not=reason, quality=quality, memory=(baseline.peak_bytes, 0),
+    )  # fmt: skip
+
+
+def _timed_apart(graph: Graph) -> bool:
+    """Whether repetitions of a task that was changed differ so much that its time is not known.
+
+    What is merely assumed was not disturbed by anything.
+    """
+    tasks = graph.tasks
+    others = [PROVENANCES.index(one) for one in (Provenance.MEASURED, Provenance.ASSUMED)]
+    timed = ~np.isin(tasks.provenance, others)
+    return bool((tasks.spread[timed] > _NO_PREDICTION).any())
 
 
 def _relative_error(baseline: Timeline, after: Graph, step_ns: float) -> float:

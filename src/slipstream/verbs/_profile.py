@@ -82,7 +82,20 @@ def profile(
             settings=asdict(settings),
             path=str(path),
         )
-        return load(path)
+        graph = load(path)
+    return replace(graph, meta={**graph.meta, "recipe": _recipe(workload, threads)})
+
+
+def _recipe(workload: Workload, threads: int) -> dict[str, Any] | None:
+    """What was asked for, so that it can be asked for again; None with techniques on top."""
+    if workload.techniques:
+        return None
+    return {
+        "target": workload.target,
+        "arguments": dict(workload.arguments),
+        "script_arguments": list(workload.script_arguments),
+        "threads": threads,
+    }
 
 
 def _never(graph: Graph) -> Any:

@@ -27,7 +27,10 @@ from slipstream.verbs._quality import check_quality
 from slipstream.workload import Built, Workload, kept_files, restore_files
 
 BASELINE = "as it is"
-QUALITY_BUDGET = "3s"
+# Of the budget for the speed, the share that each side's quality may take by default, and no more
+# than these seconds: a short look is not to wait for a long check.
+_QUALITY_SHARE = 0.1
+_QUALITY_S = 3.0
 _SHORT_S = 0.1
 
 
@@ -61,7 +64,7 @@ def prove(
     predictions: Mapping[str, PredictionRecord] | None = None,
     budget: str | float = "60s",
     target: float = 0.02,
-    quality_budget: str | float | None = QUALITY_BUDGET,
+    quality_budget: str | float | None = "auto",
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     store: Any = None,
@@ -80,8 +83,9 @@ def prove(
         techniques: alternatives: names in the grammar, or techniques.
         predictions: by arm (the technique's name): what was predicted.
         budget, target: stop after this time, or when the interval is narrower than this.
-        quality_budget: about how long each side runs for the sake of its quality; None for not at
-            all, and then nothing that changes the numbers is called faster.
+        quality_budget: about how long each side runs for the sake of its quality; "auto" for
+            `default_quality_budget`; None for not at all, and then nothing that changes the
+            numbers is called faster.
         store: a `slipstream.measure.store.Store` that keeps the run while it goes on.
 
     Raises:
@@ -91,6 +95,8 @@ def prove(
     """
     if isinstance(workload, str):
         workload = Workload.parse(workload)
+    if quality_budget == "auto":
+        quality_budget = default_quality_budget(budget)
     budget_s = None if quality_budget is None else seconds(quality_budget, "quality_budget")
     recipes = {BASELINE: workload}
     changed = {}
@@ -124,6 +130,11 @@ def prove(
             store=store,
             progress=progress,
         )
+
+
+def default_quality_budget(budget: str | float) -> float:
+    """Seconds each side runs for the sake of its quality: a tenth of `budget`, 3 at most."""
+    return min(_QUALITY_S, _QUALITY_SHARE * seconds(budget, "budget"))
 
 
 def check_script(workload: Workload, techniques: Sequence[Technique]) -> None:

@@ -88,6 +88,7 @@ class Workload:
         *,
         step: Any = None,
         metric: Any = None,
+        samples: int = 0,
     ) -> Workload:
         """A workload from live objects: deep-copied now, and confined to this process.
 
@@ -96,12 +97,17 @@ class Workload:
             batch: what one step is fed; see `Built`.
             loss: ``loss(output, targets)``, or None for inference and for models that return one.
             optimizer: steps `model`'s parameters; None for inference.
+            step: runs one step, in place of the one the other parts make.
+            metric: gives the quality after the steps so far; lower is better.
+            samples: samples per step; 0 to read them off the batch's first dimension.
 
         Raises:
-            InvalidArgumentError: the objects cannot be copied together.
+            InvalidArgumentError: the objects cannot be copied together, or samples are negative.
         """
         import torch
 
+        if samples < 0:
+            raise InvalidArgumentError("samples", f"{samples} is negative")
         if step is None and callable(model) and not isinstance(model, torch.nn.Module):
             model, step = None, model
         live = {
@@ -111,6 +117,7 @@ class Workload:
             "optimizer": optimizer,
             "step": step,
             "metric": metric,
+            "samples": samples,
         }
         try:
             # One deepcopy of all, so that the optimizer's copy steps the model's copy.

@@ -1,0 +1,8 @@
+"""``python -m slipstream``: the same as the command ``slipstream``."""
+
+from __future__ import annotations
+
+from slipstream.cli import main
+
+if __name__ == "__main__":
+    main()

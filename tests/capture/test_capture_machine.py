@@ -1,0 +1,19 @@
+"""What a recording says of the machine it was made on."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from slipstream.capture.machine import describe_machine
+from slipstream.measure.environment import capture
+from tiny_models import captured
+
+
+def test_the_graph_holds_what_the_environment_knows_and_no_name() -> None:
+    machine = captured("mlp").meta["machine"]
+    assert machine == describe_machine()
+    here = capture(torch=False).facts
+    assert {name: here[name] for name in machine} == machine
+    assert {"cpu.logical", "memory.total_mib", "python.version"} <= set(machine)
+    assert socket.gethostname() not in json.dumps(machine)
