@@ -37,6 +37,11 @@ def test_markdown() -> None:
     )
 
 
+def test_without_rows_the_notes_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table([Column("technique"), Column("gain")], [], title="predicted", notes=["none."])
+    assert _printed(table, monkeypatch, 80).split() == ["predicted", "none."]
+
+
 def test_nothing_is_taken_for_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table([Column("ratio [low, high]")], [("[bold]x[/bold]",)], "t [red]itle", ["[n]"])
     shown = _printed(table, monkeypatch, 80)

@@ -156,6 +156,11 @@ class Table:
         console = Quiet(file=file or sys.stdout, highlight=False, soft_wrap=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _PIPED_WIDTH
+        if not self.rows and self.notes:
+            # Headings over nothing say less than the notes do.
+            console.print(Text(self.title, style="bold"))
+            self._print_below(console, [])
+            return
         columns = list(range(len(self.columns)))
         dropped: list[str] = []
         widths = [max(cell_len(line) for line in self._lines(c)) for c in columns]

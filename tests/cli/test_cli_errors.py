@@ -62,10 +62,12 @@ def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
     ("arguments", "code", "said", "remedy"),
     [
         (("profile", "trian.py"), 1, "there is no file 'trian.py'", "did you mean train.py?"),
+        (("profile", "nope.py"), 1, "there is no file 'nope.py'", "files there: broken.py, train"),
         (("profile", "train"), 2, "'train' is neither", "did you mean train.py?"),
         (("profile", "broken.py:f"), 1, "cannot parse", "broken.py:2"),
         (("profile", "train.py:make"), 2, "unknown function 'make'", "make_workload"),
         (("profile", "train.py", "--set", "n=1"), 2, "plain script", "after --"),
+        (("profile", "train.py", "--set", "n=1"), 2, "plain script", "train.py:make_workload"),
         (("profile", "train.py:make_workload", "--set", "3"), 2, "not KEY=VALUE", "batch_size=64"),
         (("profile", "train.py:make_workload", "--", "x"), 2, "one argument too many", "--set"),
         (("profile", "train.py", "--epochs", "1"), 2, "No such option", "go after --"),
@@ -78,6 +80,9 @@ def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
         (("profile", "run.slipgraph"), 2, "cannot be run", "predict and advise"),
         (("profile",), 2, "Missing argument 'WORKLOAD'", "profile --help"),
         (("profil",), 2, "No such command 'profil'", "profile"),
+        (("explain", "broken.py"), 2, "is a script", "first: slipstream profile broken.py -o"),
+        (("explain", "train.py"), 2, "is a script", "slipstream profile train.py:make_workload"),
+        (("explain", "train.py:make"), 2, "is a workload", "slipstream profile train.py:make -o"),
         (("advise", "gone.slipgraph"), 1, "there is no file 'gone.slipgraph'", "profile"),
     ],
 )
@@ -99,3 +104,21 @@ def test_a_reader_that_leaves_early_is_no_error(slipstream: Any) -> None:
     process.stdout.close()
     process.wait(60)
     assert process.stderr.read() == ""
+
+
+def test_a_file_without_a_step_names_its_functions_and_misplaced_options(slipstream: Any) -> None:
+    run = slipstream("profile", "train.py", "--", "-o", "x.slipgraph")
+    assert run.returncode == 1
+    assert "ended without an optimizer step" in run.stderr
+    assert "returns (model, batch, loss, optimizer): train.py:make_workload" in run.stderr
+    assert "'-o x.slipgraph' stands after -- and goes to the script" in run.stderr
+
+
+def test_a_function_that_parses_arguments_is_named_as_a_script(slipstream: Any) -> None:
+    (slipstream.folder / "main.py").write_text(
+        "import argparse\ndef main():\n    argparse.ArgumentParser().parse_args(['--no'])\n"
+    )
+    run = slipstream("apply", "main.py:main", "-t", "amp")
+    assert run.returncode == 1
+    assert "main() parses the arguments of a command line" in run.stderr
+    assert "drop :main to run the whole script: main.py -- ARGS" in run.stderr

@@ -6,7 +6,8 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -129,3 +130,14 @@ def test_naming_the_technique_records_what_it_needs(slipstream: Any) -> None:
     assert found["why_not"] is None
     assert "compiled regions" in found["edits"][0]
     assert found["ratio"] > 0
+
+
+@pytest.mark.parametrize(
+    ("after", "shown"),
+    [(999_900, "0 %"), (1_000_100, "0 %"), (900_000, "-10 %"), (1_100_000, "+10 %")],
+)
+def test_memory_that_stays_has_one_form(after: int, shown: str) -> None:
+    from slipstream.cli._workload import memory_change
+
+    found = memory_change(cast("Any", SimpleNamespace(memory=(1_000_000, after))))
+    assert found.partition(", ")[2] == shown

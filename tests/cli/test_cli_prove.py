@@ -46,6 +46,47 @@ def test_a_script_is_measured_and_its_files_are_as_before(
     assert "script.py" in listed.stdout, "the measurement is kept"
 
 
+_SHORT = """\
+import torch
+from train import make_workload
+model, (inputs, targets), loss, optimizer = make_workload()
+for step in range({steps}):
+    optimizer.zero_grad()
+    loss(model(inputs), targets).backward()
+    optimizer.step()
+    {then}
+"""
+
+
+def _prove_short(slipstream: Any, steps: int, then: str = "") -> Any:
+    (slipstream.folder / "short.py").write_text(_SHORT.format(steps=steps, then=then))
+    return slipstream(
+        "prove", "short.py", "-t", "fused_optimizer", "--budget", "60s", "--target", "1e-6",
+        "--steps", 3, "--no-quality",
+    )  # fmt: skip
+
+
+def test_a_script_that_ends_before_the_budget_is_judged_by_what_it_gave(slipstream: Any) -> None:
+    run = _prove_short(slipstream, 160)
+    assert run.returncode == 0, run.stderr
+    said = " ".join(run.stdout.split())
+    assert "short.py ended after 160 optimizer steps: " in said
+    assert "to narrow the interval, let it run longer (more epochs or more data)" in said
+    listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
+    assert [row["status"] for row in listed] == ["ended early"]
+
+
+def test_a_script_that_ends_at_once_is_told_to_run_longer(slipstream: Any) -> None:
+    run = _prove_short(slipstream, 42)
+    assert run.returncode == 1
+    said = " ".join(run.stderr.split())
+    assert "short.py ended after 42 optimizer steps" in said
+    assert "try: let it run longer (more epochs or more data)" in said
+    assert "--steps" not in said
+    listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
+    assert [row["status"] for row in listed] == ["failed"]
+
+
 def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
     run = slipstream(
         "prove", "train.py:make_workload", "-t", "amp:bf16", "--no-quality", "--budget", "1s",

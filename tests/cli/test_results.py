@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from slipstream.measure.claims import claims
 from slipstream.measure.environment import from_facts
 from slipstream.measure.records import (
     ArmRecord,
+    Event,
     Experiment,
     Phase,
     PredictionRecord,
@@ -87,9 +89,22 @@ def test_ls(path: Path, first: str) -> None:
     assert row["status"] == "complete"
 
 
+def test_a_run_that_failed_is_not_listed_as_complete(path: Path) -> None:
+    failed = Event(25, "failed", {"arm": "base", "what": "no memory left"})
+    made = replace(_experiment(), events=(failed, Event(25, "stop", {"reason": "failed"})))
+    _saved(path, made)
+    (row,) = _json("ls", "--store", path)  # type: ignore[misc]
+    assert (row["status"], row["verdicts"]) == ("failed", "amp inconclusive")
+    shown = " ".join(_run("show", "last", "--store", path).split())
+    assert "the baseline failed in block 25: no memory left" in shown
+    assert "This experiment failed: " in shown
+
+
 def test_ls_of_an_empty_store(path: Path) -> None:
     Store(path).close()
-    assert "Nothing was measured yet." in _run("ls", "--store", path)
+    text = " ".join(_run("ls", "--store", path).split())
+    assert "Nothing was measured yet in this store: " in text
+    assert path.name in text
     assert _json("ls", "--store", path) == []
 
 

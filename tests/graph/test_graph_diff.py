@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from small_graphs import graph_of, graphs
 
 from slipstream.graph import Dependency, Graph, difference, replace_tasks
+from slipstream.graph.diff import LEAST_HALF_WIDTH
 
 
 def _named(graph: Graph, names: list[str]) -> Graph:
@@ -58,3 +59,36 @@ def test_a_graph_does_not_differ_from_itself(graph: Graph) -> None:
     found = difference(graph, graph)
     assert found.change_ns == 0
     assert all(row.change_ns == 0 and not row.status for row in found.rows["operator"])
+
+
+def _recorded(spread: float = 0.0, **meta: object) -> Graph:
+    graph = graph_of([(0, 100, 0), (0, 100, 0)], meta=meta)
+    return replace_tasks(graph, spread=np.full(2, spread))
+
+
+def test_the_interval_grows_with_what_disturbs_and_shrinks_with_steps() -> None:
+    quiet = _recorded(aligned_steps=16)
+
+    def width(other: Graph) -> float:
+        return difference(quiet, other).half_width
+
+    assert width(quiet) == pytest.approx(LEAST_HALF_WIDTH, rel=0.01)
+    assert width(_recorded(contended=True)) > 1.5 * width(quiet)
+    assert width(_recorded(unaligned_share=0.1)) > 2 * width(quiet)
+    few, many = (_recorded(0.3, aligned_steps=steps) for steps in (4, 64))
+    assert width(few) > 2 * width(many) > 2 * width(quiet)
+    shaky = {"relative_spread": 0.2}
+    few, many = (_recorded(aligned_steps=steps, step_ns=shaky) for steps in (4, 64))
+    assert width(few) > 2 * width(many) > 2 * width(quiet)
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"), [(100, "within noise"), (105, "slower"), (103, "within noise"),
+                           (94, "faster")],
+)  # fmt: skip
+def test_a_change_is_one_beyond_the_interval(after: float, verdict: str) -> None:
+    found = difference(graph_of([(0, 100, 0)]), graph_of([(0, after, 0)]))
+    assert found.verdict == verdict
+    low, high = found.interval
+    assert low < found.work_change < high
+    assert found.work_change == pytest.approx(after / 100 - 1)

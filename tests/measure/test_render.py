@@ -77,6 +77,31 @@ def test_the_guard_is_below_every_result() -> None:
     assert any(n.startswith("A/A guard: base against itself, cpu") for n in table.notes)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [
+        (0.95, 1.1, "holds 1"),
+        (0.417, 2.334, "too wide to tell"),
+        (0.9, math.inf, "too wide to tell"),
+        (1.1, 2.5, "does not hold 1"),
+    ],
+)
+def test_a_guard_that_could_not_have_noticed_vouches_for_nothing(
+    low: float, high: float, says: str
+) -> None:
+    guard = claim(arm="base'", ratio=(low * 1.2), low=low, high=high, carries=False)
+    (line,) = [n for n in comparison_table(experiment(), [guard]).notes if "A/A guard" in n]
+    assert line.endswith(f"blocks: {says}.")
+
+
+def test_what_was_noted_stands_below_the_table_once() -> None:
+    note = Event(0, "note", {"what": "times are of 32 samples"})
+    made = experiment(events=(note, note))
+    assert comparison_table(made, [claim()]).notes.count("times are of 32 samples.") == 1
+    payload = rows_payload(made, comparison_rows(made, [claim()]), [claim()])
+    assert (payload["notes"], payload["warnings"]) == (["times are of 32 samples"], [])
+
+
 def test_a_disturbed_machine_is_said() -> None:
     assert any("not idle" in n for n in comparison_table(experiment(), [claim()]).notes)
     quiet = experiment(events=(Event(0, "gate", {"state": "green"}),))

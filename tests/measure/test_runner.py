@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.errors import InvalidArgumentError, MeasurementError
+from slipstream.errors import InvalidArgumentError, MeasurementError, StoreError
 from slipstream.measure import runner
-from slipstream.measure.arms import Arm, CallableArm, WorkerArm
+from slipstream.measure.arms import Arm, ArmEndedError, CallableArm, WorkerArm
 from slipstream.measure.claims import claims
-from slipstream.measure.records import Environment, Phase, Settings
+from slipstream.measure.records import Environment, Phase, Settings, Verdict
 from slipstream.measure.runner import ArmFailedError, Plan, run
 from slipstream.measure.store import Store
 
@@ -172,6 +172,59 @@ def test_a_candidate_that_fails_leaves_and_the_others_go_on():
     assert "no memory left" in verdicts["b"].reason
 
 
+def kept_run(path, arms, **plan):
+    """Run `arms` into a store at `path`."""
+    settings = Settings("a", primary="wall", target_rel_width=1e-9)
+    with Store(path) as store:
+        return run(
+            arms,
+            settings,
+            environment=ENVIRONMENT,
+            plan=Plan(maximum_warmup_s=0, **plan),
+            sink=store.sink(),
+        )
+
+
+def test_an_arm_that_comes_to_its_end_ends_the_measuring_and_what_there_is_counts(tmp_path):
+    end = ArmEndedError("train.py ended after 30 steps", remedy="let it run longer")
+    arms = [FakeArm("a", [*[1e7] * 40, end]), FakeArm("b", lognormal(8e6))]
+    experiment = kept_run(tmp_path / "r.db", arms)
+    assert (stop_reason(experiment), experiment.status) == ("ended", "ended early")
+    (claim,) = [c for c in claims(experiment) if c.carries]
+    assert (claim.verdict, claim.reason) == (Verdict.FASTER, "wall was asked for")
+    (note,) = [e.detail["what"] for e in experiment.events if e.kind == "note"]
+    assert note == (
+        f"train.py ended after 30 steps: {claim.blocks} blocks; to narrow the interval, let it run "
+        "longer"
+    )
+    with Store(tmp_path / "r.db") as store:
+        assert store.load("last").status == "ended early"
+        assert store.recompute("last")
+    assert not any(arm.open_now for arm in arms)
+
+
+@pytest.mark.parametrize(
+    ("samples", "what"),
+    [(5, r"ended: too few blocks for an interval \(4\)"), (0, "ended, before anything was")],
+)
+def test_an_arm_that_ends_too_soon_is_an_error_and_the_store_says_so(tmp_path, samples, what):
+    end = ArmEndedError("train.py ended", remedy="let it run longer")
+    arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", [*[8e6] * samples, end])]
+    with pytest.raises(ArmFailedError, match=what) as error:
+        kept_run(tmp_path / "r.db", arms)
+    assert error.value.remedy == "let it run longer"
+    with Store(tmp_path / "r.db") as store:
+        assert store.load("last").status == store.list()[0].status == "failed"
+
+
+def test_what_an_arm_says_of_its_numbers_is_kept():
+    arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", lognormal(1e7, 1))]
+    arms[1].notes = ("twice the samples",)
+    experiment = measure(arms, plan=Plan(maximum_warmup_s=0, maximum_blocks=8))
+    notes = [event.detail for event in experiment.events if event.kind == "note"]
+    assert notes == [{"arm": "b", "what": "twice the samples"}]
+
+
 def test_when_the_last_candidate_fails_the_error_names_it_and_keeps_the_rest():
     broken = [1e7] * 20 + [MeasurementError("no memory left")]
     arms = [FakeArm("a", lognormal(1e7)), FakeArm("b", broken)]
@@ -251,7 +304,9 @@ def test_ctrl_c_keeps_what_was_measured_and_closes_the_arms(tmp_path):
                 sink=store.sink(),
             )
         kept = store.load("last")
-    assert stop_reason(kept) == "interrupted"
+        with pytest.raises(StoreError, match="cannot be resumed"):
+            store.resume("last")
+    assert (stop_reason(kept), kept.status) == ("interrupted", "interrupted")
     blocks = len(kept.series["b", "wall", Phase.MEASURE].values)
     assert blocks == len(error.value.experiment.series["b", "wall", Phase.MEASURE].values) > 10
     assert not any(arm.open_now for arm in arms)

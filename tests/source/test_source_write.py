@@ -60,13 +60,38 @@ def test_undo_goes_back_one_edit_and_loses_nothing(file: Path) -> None:
         write(source.replace(source.tree.body[0], f"x = {number}"))
     undone = undo(file)
     assert file.read_bytes() == _NEW.encode()
+    assert undone.backup is not None
     assert undone.backup.read_bytes() == _NEW.replace("2", "3").encode()
-    undo(file)
+    assert undone.earlier == 1
+    last = undo(file)
+    assert (last.backup, last.earlier) == (None, 0)
     assert file.read_bytes() == _OLD.encode()
-    assert names(file.parent) == {"train.py", "train.py.undone", "train.py.undone.1"}
+    assert names(file.parent) == {"train.py", "train.py.undone"}
+    assert undone.backup.read_bytes() == _NEW.replace("2", "3").encode()
     with pytest.raises(WorkloadError, match=r"no 'train\.py\.orig'"):
         undo(file)
     assert file.read_bytes() == _OLD.encode()
+
+
+def test_what_somebody_wrote_between_two_undos_is_kept(file: Path) -> None:
+    for number in (2, 3):
+        source = Source.read(file)
+        write(source.replace(source.tree.body[0], f"x = {number}"))
+    first = undo(file)
+    file.write_bytes(b"x = 4\n")
+    second = undo(file)
+    assert file.read_bytes() == _OLD.encode()
+    assert first.backup is not None
+    assert second.backup is not None
+    assert first.backup.read_bytes() == _NEW.replace("2", "3").encode()
+    assert second.backup.read_bytes() == b"x = 4\n"
+
+
+def test_the_same_edit_undone_twice_is_kept_once(file: Path) -> None:
+    for _ in range(2):
+        write(edited(file))
+        undo(file)
+    assert names(file.parent) == {"train.py", "train.py.undone"}
 
 
 def test_a_link_goes_on_pointing_at_the_file(file: Path) -> None:

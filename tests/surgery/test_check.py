@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
-from slipstream.surgery import difference, outputs_of
+from slipstream.surgery import difference, outputs_of, tensors_in
 
 
 def test_dropout_is_off_and_statistics_stay() -> None:
@@ -46,3 +52,36 @@ def test_a_nan_where_there_was_none_is_a_difference() -> None:
     x = torch.ones(3)
     assert difference([x], [torch.tensor([1.0, float("nan"), 1.0])]) is not None
     assert difference([x / 0], [x / 0]) is None
+
+
+@dataclass
+class _Output:
+    logits: Any
+    loss: Any = None
+
+
+class _Mapping(OrderedDict[str, Any]):
+    """As libraries make their outputs: torch does not know how to look into it."""
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: SimpleNamespace(loss=None, logits=x),
+        lambda x: _Output(x),
+        lambda x: _Mapping(logits=x),
+        lambda x: namedtuple("Pair", "a b")(1, x),
+        lambda x: [{"deep": SimpleNamespace(states=(x,))}],
+    ],
+)
+def test_tensors_are_found_in_whatever_a_model_returns(wrap: Any) -> None:
+    x = torch.ones(3)
+    assert tensors_in(wrap(x)) == [x]
+    assert difference([wrap(x)], [wrap(x * (1 + 1e-6))]) is None
+    assert "differs by up to" in str(difference([wrap(x)], [wrap(x + 0.1)]))
+
+
+def test_what_holds_itself_ends() -> None:
+    knot = SimpleNamespace(x=torch.ones(1), model=nn.Linear(1, 1))
+    knot.self = knot
+    assert tensors_in(knot) == [knot.x]

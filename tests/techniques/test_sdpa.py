@@ -264,6 +264,32 @@ def test_it_says_why_not(make: Callable[[], Any], reason: str) -> None:
     assert reason in str(Sdpa().why_not(graph_of(make)))
 
 
+@pytest.mark.parametrize(("make", "reason"), [(mlp, "no attention"), (fused, "already")])
+def test_apply_says_the_same(make: Callable[[], Any], reason: str) -> None:
+    why = str(Sdpa().why_not(graph_of(make)))
+    assert reason in why
+    with pytest.raises(WorkloadError, match="does not apply") as caught:
+        build(make, Sdpa())
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [dict, lambda **parts: SimpleNamespace(**parts)])
+def test_a_model_that_returns_an_object_is_checked(wrap: Callable[..., Any]) -> None:
+    """Its tensors are attributes or values; without looking there, nothing could be compared."""
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return wrap(loss=None, logits=self.attention(x))
+
+    built = build(lambda: (Wrapped(), torch.randn(BATCH, LENGTH, WIDTH)))
+    Sdpa().apply(built)
+    assert "forward" in vars(built.model.attention)
+
+
 def test_what_cannot_be_rewritten_says_what_to_write() -> None:
     with pytest.raises(WorkloadError, match="could be rewritten") as caught:
         build(shown, Sdpa())

@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slipstream.errors import WorkloadError
-from slipstream.technique import CodeChange, parse
+from slipstream.measure.checks import Trial
+from slipstream.technique import CodeChange, Quality, QualityKind, parse
 from slipstream.verbs import _apply
-from slipstream.verbs._apply import apply
+from slipstream.verbs._apply import FirstSteps, apply
 from slipstream.workload import Workload
 
 _TEXT = """\
@@ -28,7 +30,7 @@ def make():
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A workload; its trial in a child is left out, as it is tested elsewhere."""
-    monkeypatch.setattr(_apply, "trial_losses", lambda *_, **__: (1.0,))
+    monkeypatch.setattr(_apply, "first_steps", lambda *_, **__: FirstSteps((1.0,)))
     (tmp_path / "train.py").write_text(_TEXT)
     return f"{tmp_path / 'train.py'}:make"
 
@@ -125,6 +127,39 @@ def test_write_edits_the_file_and_undo_takes_it_back(
     assert path.read_text() == _TEXT
 
 
+def test_an_undo_says_what_is_still_in_the_file(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(target.removesuffix(":make"))
+    for technique in ("fused_optimizer", "amp"):
+        _command(target, "-t", technique, "--write")
+    capsys.readouterr()
+    _command(str(path), "--undo")
+    said = capsys.readouterr().err
+    assert "what it was" not in said
+    assert "1 earlier edit is still in it; --undo again takes it back" in said
+    _command(str(path), "--undo")
+    assert capsys.readouterr().err == f"{path} is what it was\n"
+    assert path.read_text() == _TEXT
+    assert sorted(os.listdir(path.parent)) == ["train.py", "train.py.undone"]
+
+
+def test_an_inference_is_shown_without_an_empty_table(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = iter([[1.0, -4.0], [1.0, -4.1]])
+
+    def steps(*_: Any, **__: Any) -> FirstSteps:
+        trial = Trial(0, 5, output=np.array(next(outputs)), shape=(2,), training=False)
+        return FirstSteps((None,) * 5, trial, training=False)
+
+    monkeypatch.setattr(_apply, "first_steps", steps)
+    _command(target, "-t", "fused_optimizer")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "its output differs by at most 2.5 % of the largest value"
+    assert not any("loss as it is" in line for line in lines)
+
+
 def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
     path = Path(target.removesuffix(":make"))
     with pytest.raises(WorkloadError, match="nothing was written") as caught:
@@ -138,7 +173,8 @@ def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
 def test_a_loss_that_is_not_finite_stops_the_writing(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_apply, "trial_losses", lambda *_, **__: (float("nan"),))
+    nan = FirstSteps((float("nan"),))
+    monkeypatch.setattr(_apply, "first_steps", lambda *_, **__: nan)
     path = Path(target.removesuffix(":make"))
     with pytest.raises(WorkloadError, match="not finite"):
         _command(target, "-t", "fused_optimizer", "--write")
@@ -166,3 +202,61 @@ def test_the_diff_is_coloured_on_a_terminal_only(
     # Never folded: whoever pipes it into patch needs every line whole.
     assert (f"\x1b[32m{added}\x1b[0m" if coloured else f"\n{added}\n") in shown
     assert ("\x1b[" in shown) == coloured
+
+
+class _Scaled:
+    """A model whose output is an object, as many libraries return."""
+
+    def __new__(cls) -> Any:
+        import torch
+
+        class Module(torch.nn.Linear):
+            def forward(self, x: Any) -> Any:
+                from types import SimpleNamespace
+
+                return SimpleNamespace(loss=None, logits=super().forward(x))
+
+        return Module(3, 2)
+
+
+class _Larger:
+    """A technique that changes every output by a tenth."""
+
+    name, stage, conflicts, needs = "larger", 0, frozenset[str](), frozenset[str]()
+    factor = 1.1
+
+    def apply(self, built: Any) -> None:
+        import torch
+
+        with torch.no_grad():
+            for parameter in built.model.parameters():
+                parameter.mul_(self.factor)
+
+    def quality(self, graph: Any = None) -> Quality:
+        return Quality(QualityKind.ROUNDING, "")
+
+    def code(self, workload: Workload) -> None:
+        return None
+
+
+def test_outputs_of_an_inference_are_compared() -> None:
+    import torch
+
+    live = Workload.of(_Scaled(), torch.randn(4, 3))
+    applied = apply(live, _Larger())  # type: ignore[arg-type]
+    assert applied.before == (None,) * 5
+    assert applied.outputs is not None
+    assert applied.outputs.difference == pytest.approx(0.1, rel=1e-3)
+    assert applied.finite
+    same = apply(live, "inference_mode")
+    assert same.outputs is not None
+    assert same.outputs.difference == 0
+
+
+def test_an_output_that_is_not_finite_is_no_success() -> None:
+    import torch
+
+    broken = _Larger()
+    broken.factor = float("nan")
+    applied = apply(Workload.of(_Scaled(), torch.randn(4, 3)), broken)  # type: ignore[arg-type]
+    assert not applied.finite

@@ -167,3 +167,16 @@ def test_times_are_of_as_many_samples_on_both_sides(tmp_path: Path) -> None:
     )  # fmt: skip
     # Dispatching the operators is all there is: 256 samples cost little more than 8.
     assert found.ratio("batch_size:x32").ratio < 0.5
+    said = " ".join(found.table().notes)
+    assert "batch_size:x32 makes 256 samples a step; its times are of 8, as a step has" in said
+    assert "peak_memory is of the whole process" in said
+
+
+def test_the_reason_for_wall_time_is_the_technique_s(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_TRAIN)
+    found = prove(f"{tmp_path}/train.py:make", ["threads:2"], budget="1s", quality_budget=None)
+    claim = found.ratio("threads:2")
+    assert (claim.metric, claim.reason) == (
+        "wall", "threads:2 moves work to other cores, which only wall time shows",
+    )  # fmt: skip
+    assert not any("samples a step" in note for note in found.table().notes)

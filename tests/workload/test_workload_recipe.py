@@ -11,6 +11,7 @@ from slipstream import technique
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.verbs._children import workload_of
 from slipstream.workload import Workload
+from slipstream.workload.recipe import workload_functions
 
 
 @pytest.fixture
@@ -196,3 +197,19 @@ def test_live_objects_that_cannot_be_copied_are_refused() -> None:
 def test_a_files_workload_is_not_built_here() -> None:
     with pytest.raises(WorkloadError, match="child process"):
         Workload.parse("train.py:make_workload").build()
+
+
+def test_functions_that_may_be_workloads_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "many.py"
+    path.write_text(
+        "def pair(n=1):\n    return model, batch\n"
+        "def mapping():\n    return {'model': model}\n"
+        "def built():\n    return ss.Built(model)\n"
+        "def needs(n):\n    return model, batch\n"
+        "def keyword(*, n):\n    return model, batch\n"
+        "def number():\n    return 3\n"
+        "def main():\n    print(pair())\n"
+    )
+    assert workload_functions(path) == ["pair", "mapping", "built"]
+    path.write_text("def f(:")
+    assert workload_functions(path) == []

@@ -190,7 +190,7 @@ def test_nothing_of_the_script_runs_once_the_program_is_done(
             "ended without an optimizer step, after 7 calls of backward",
             "optimizer.step()",
         ),
-        ("import sys; steps = int(sys.argv[1])", "IndexError", "slipstream profile train.py -- "),
+        ("import sys; steps = int(sys.argv[1])", "IndexError", "as in: train.py -- "),
         (
             "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import torch'])",
             "but started other processes",

@@ -100,9 +100,10 @@ def assemble(
         built, trace, units, found, names, calibration, durations, provenance, times, threads,
         aligned, other,
     )  # fmt: skip
-    if memory is not None:
-        graph = replace(graph, memory=allocations(memory, trace, units, found.tolist()))
-        graph.memory.check(len(graph))
+    held, reason = allocations(memory, trace, units, found.tolist())
+    meta = {**graph.meta, "memory_reason": reason} if reason else graph.meta
+    graph = replace(graph, memory=held, meta=meta)
+    graph.memory.check(len(graph))
     if faulting is not None:
         graph = _with_page_faults(graph, faulting.extra_ns(times, threads), faulting.spread)
         # Of the step as it runs, page faults and all.

@@ -9,23 +9,28 @@ one's allocations and from a walk over model, optimizer and batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.align import is_whole, positions
 from slipstream.capture.events import MARKER
+from slipstream.capture.memory_align import REMEDY, fit, unseen_bytes
 from slipstream.capture.modules import PREFIX
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units
 from slipstream.graph import Allocations, Role, StepPhase
+from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
     from slipstream.workload import Built
 
 _OPTIMIZER = int(StepPhase.OPTIMIZER)
+# Of the peak: what may be missing where the step that was watched lacks a few operators.
+_UNSEEN = 0.01
+NOTHING_SEEN = "PyTorch allocated nothing in the step that was watched for it"
+"""Why there are no allocations where `read_memory` finds none."""
 Held = dict[int, tuple[int, Role]]
 """By address of a storage: its bytes and what it holds."""
 
@@ -176,26 +181,32 @@ def _storages(inputs: Iterable[Any]) -> Iterator[tuple[int, int]]:
 
 
 def allocations(
-    record: MemoryRecord, trace: Sequence[Node], units: Units, parameters: Sequence[int]
-) -> Allocations:
-    """The allocations of the step whose tasks are its begin (0), then `units`.
+    record: MemoryRecord | None, trace: Sequence[Node], units: Units, parameters: Sequence[int]
+) -> tuple[Allocations, str]:
+    """The allocations of the step whose tasks are its begin (0), then `units`; or why not.
 
     Within a task, only the most that it needs at once counts, as its workspace; so the peak of
-    these allocations is that of the recorded step, exactly.
+    these allocations is that of the step that was watched, exactly, where it ran what the recorded
+    one did.
+
+    Returns:
+        Allocations, and an empty text; or none, and the reason in words.
     """
-    found = positions(units.events, record.names)
-    if not is_whole(found, len(record.names)):
-        return Allocations.none()
-    record = replace(
-        record,
-        names=units.events,
-        start_ns=record.start_ns[found],
-        end_ns=record.end_ns[found],
-        inputs=tuple(record.inputs[i] for i in found.tolist()),
-    )
+    if record is None:
+        return Allocations.none(), NOTHING_SEEN
+    fitted = fit(record, units)
+    if isinstance(fitted, str):
+        return Allocations.none(), fitted
+    record, there = fitted
     sweep = _Sweep(record, trace, units)
     sweep.run()
-    return sweep.allocations(set(parameters))
+    unseen = unseen_bytes(trace, units, there)
+    if unseen > _UNSEEN * sweep.peak_bytes:
+        return Allocations.none(), (
+            f"the step that was watched for it lacks operators that make "
+            f"{format_bytes(unseen)} in the recorded one; {REMEDY}"
+        )
+    return sweep.allocations(set(parameters)), ""
 
 
 @dataclass(eq=False)
@@ -251,6 +262,11 @@ class _Sweep:
             else:
                 self._free(time, what[1])
         self._advance(self._end[-1] + 1)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was alive at once."""
+        return int(self._peak.max())
 
     def _advance(self, time: int) -> None:
         """Open every task that has begun by `time`."""

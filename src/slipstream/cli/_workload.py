@@ -287,7 +287,8 @@ def as_it_is(graph: Graph, predictions: Sequence[Prediction]) -> str:
     return (
         f"as it is: {format_duration(step_ns)} per step"
         + (f", {graph.samples} samples" if graph.samples else "")
-        + f", {format_bytes(peak) + ' at most' if peak else 'memory not recorded'}"
+        + f", {format_bytes(peak) + ' of tensors at most' if peak else 'memory not recorded'}"
+        + (f" ({reason})" if not peak and (reason := graph.meta.get("memory_reason")) else "")
         + f" ({threads} thread{'s' * (threads != 1)}, without contention)"
     )
 
@@ -299,4 +300,5 @@ def memory_change(prediction: Prediction) -> str:
     before, after = prediction.memory
     if not before or not after:
         return "-"
-    return f"{format_bytes(after)}, {100 * (after / before - 1):+.0f} %"
+    percent = round(100 * (after / before - 1))
+    return f"{format_bytes(after)}, " + (f"{percent:+d} %" if percent else "0 %")

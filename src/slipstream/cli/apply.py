@@ -41,8 +41,9 @@ def command(
 ) -> None:
     """Apply one technique (or combination) for real and run a few steps beside the original.
 
-    The losses of both, from the same seed, are shown step by step; then the edit of your source
-    that does the same. Your files are not changed, unless you say --write.
+    The losses of both, from the same seed, are shown step by step (of an inference, how far the
+    outputs lie apart); then the edit of your source that does the same. Your files are not
+    changed, unless you say --write.
 
         slipstream apply train.py:make_workload --technique amp:bf16
     """
@@ -83,6 +84,7 @@ def command(
             "finite": applied.finite,
             "not_run": applied.not_run,
             "relative_difference": applied.difference,
+            "output_difference": applied.outputs.difference if applied.outputs else None,
             "diffs": [change.diff for change in applied.code],
             "diff": applied.diff,
             "code_notes": [change.note for change in applied.code if change.note],
@@ -103,18 +105,8 @@ def _table(applied: Applied, recipe: Workload, technique: str, write: bool) -> T
     rows = [
         (step, _number(before), _number(after), _difference(before, after))
         for step, (before, after) in enumerate(zip(applied.before, applied.after, strict=True), 1)
+        if before is not None or after is not None
     ]
-    kept = "" if write else "; your files were not changed"
-    notes = ["the transformed workload runs" + kept]
-    if applied.not_run is not None:
-        notes = [f"not run with it: {applied.not_run}{kept}"]
-    elif not applied.finite:
-        notes.append("a loss is not finite: do not use this technique here")
-    elif applied.difference is None:
-        notes.append("its steps return no number, so that losses cannot be compared")
-    else:
-        size = f"{100 * abs(applied.difference):.3f} %"
-        notes.append(f"after {len(rows)} steps the losses differ by {size}")
     return Table(
         [
             Column("step", "right"),
@@ -124,8 +116,35 @@ def _table(applied: Applied, recipe: Workload, technique: str, write: bool) -> T
         ],
         rows,
         title=f"{recipe.name} with {technique}",
-        notes=notes,
+        notes=_findings(applied, write),
     )
+
+
+def _findings(applied: Applied, write: bool) -> list[str]:
+    """In words: does it run, and does it compute the same?"""
+    from slipstream.measure.checks import format_share
+
+    kept = "" if write else "; your files were not changed"
+    if applied.not_run is not None:
+        return [f"not run with it: {applied.not_run}{kept}"]
+    notes = ["the transformed workload runs" + kept]
+    outputs = applied.outputs
+    if not applied.finite:
+        what = "a loss" if outputs is None else "an output"
+        notes.append(f"{what} is not finite: do not use this technique here")
+    elif applied.difference is not None:
+        size = f"{100 * abs(applied.difference):.3f} %"
+        notes.append(f"after {len(applied.after)} steps the losses differ by {size}")
+    elif outputs is None:
+        notes.append("its steps return no number, so that losses cannot be compared")
+    elif outputs.difference is None:
+        notes.append(f"its outputs cannot be compared: {outputs.reason}")
+    elif outputs.difference == 0:
+        notes.append("its output is the same to the last bit")
+    else:
+        share = format_share(outputs.difference)
+        notes.append(f"its output differs by at most {share} of the largest value")
+    return notes
 
 
 _DIFF_STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "red"}
@@ -171,7 +190,9 @@ def _written(applied: Applied) -> Written | None:
         return None
     if not applied.finite:
         raise WorkloadError(
-            "nothing was written: with this technique a loss is not finite", where=str(path)
+            "nothing was written: with this technique "
+            f"{'a loss' if applied.outputs is None else 'an output'} is not finite",
+            where=str(path),
         )
     return write(applied.source)
 
@@ -186,10 +207,23 @@ def _undo(target: str, *, conflicting: bool, as_json: bool) -> None:
         )
     found = undo(Path(target.rpartition(":")[0] if ".py:" in target else target))
     if as_json:
-        payload = {"restored": str(found.path), "kept": str(found.backup)}
+        payload = {
+            "restored": str(found.path),
+            "kept": str(found.backup) if found.backup else None,
+            "earlier_edits": found.earlier,
+        }
         emit([], payload, as_json=True)
     else:
-        note(f"{found.path} is what it was; the edited one is kept as {found.backup.name}")
+        kept = f"; the edited one is kept as {found.backup.name}" if found.backup else ""
+        if not found.earlier:
+            note(f"{found.path} is what it was{kept}")
+        else:
+            several = found.earlier > 1
+            note(f"the last edit of {found.path} is taken back{kept}")
+            note(
+                f"{found.earlier} earlier edit{'s are' if several else ' is'} still in it; "
+                f"--undo again takes {'the last of them' if several else 'it'} back"
+            )
 
 
 def _number(value: float | None) -> str:
@@ -199,4 +233,5 @@ def _number(value: float | None) -> str:
 def _difference(before: float | None, after: float | None) -> str:
     if before is None or after is None or not before:
         return "-"
-    return f"{100 * (after - before) / abs(before):+.3f} %"
+    percent = round(100 * (after - before) / abs(before), 3)
+    return f"{percent:+.3f} %" if percent else "0 %"

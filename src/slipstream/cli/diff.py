@@ -28,7 +28,7 @@ def command(
         typer.Option(
             "--fail-over",
             metavar="PERCENT",
-            help="Leave with exit code 1 when the step is slower by more, such as 5%.",
+            help="Leave with exit code 1 when the step is certainly slower by more, such as 5%.",
         ),
     ] = None,
     by: Annotated[
@@ -39,28 +39,73 @@ def command(
 ) -> None:
     """Say what made a step slower or faster.
 
-    Changes are those of the critical path, so they add up to the step's. In continuous
-    integration, compare with the graph of the last release:
+    Changes are those of the critical path, so they add up to the step's. The step's change has a
+    90 % interval: what two recordings of one program differ by, more on a busy machine, less with
+    more --steps. Page faults differ between launches of one program: they are a row of their own
+    and count neither for the interval nor for --fail-over. In continuous integration, compare with
+    the graph of the last release:
 
         slipstream diff release.slipgraph now.slipgraph --fail-over 5%
+
+    It fails when even the interval's lower end is beyond the limit, and warns when the recordings
+    cannot tell.
     """
     from slipstream.cli._output import emit, note, progress
     from slipstream.graph import difference, load
-    from slipstream.units import format_percent
 
     limit = None if fail_over is None else _fraction(fail_over)
     if by not in ("operator", "module", "line"):
         raise UsageError(f"'{by}' is no group", remedy="operator, module or line")
     with progress("comparing"):
         found = difference(load(before), load(after))
-    over = limit is not None and found.change > limit
-    emit(_table(found, by, top), _payload(found, over), as_json=as_json)
+    over, said = (False, "") if limit is None else _judge(found, limit)
+    emit(_table(found, by, top), _payload(found, over, said), as_json=as_json)
+    if said:
+        note(said if over else f"warning: {said}")
     if over:
-        note(
-            f"slower by {format_percent(found.change)}, more than the {format_percent(limit or 0)} "
-            "of --fail-over"
-        )
         raise typer.Exit(1)
+
+
+def _judge(found: Difference, limit: float) -> tuple[bool, str]:
+    """Whether the change is certainly beyond the limit; what to say of it, if anything."""
+    from slipstream.graph.diff import LEAST_HALF_WIDTH
+    from slipstream.units import format_percent
+
+    low, high = found.interval
+    percent = format_percent(limit)
+    if low > limit:
+        return True, (
+            f"{_change(found)}: beyond the {percent} of --fail-over, and at least "
+            f"{format_percent(low)}"
+        )
+    if high <= limit:
+        return False, ""
+    if limit < LEAST_HALF_WIDTH:
+        return False, (
+            f"no two recordings can show {percent}: those of one program differ by up to "
+            f"{format_percent(LEAST_HALF_WIDTH)} on a quiet machine; this is {_change(found)}"
+        )
+    if found.half_width > limit:
+        return False, (
+            f"these recordings cannot show {percent}: record both with more --steps on a quieter "
+            f"machine; this is {_change(found)}"
+        )
+    if found.work_change > limit:
+        return False, (
+            f"{_change(found)}: beyond the {percent} of --fail-over, but not by more than its "
+            "interval; record both with more --steps to be sure"
+        )
+    return False, ""
+
+
+def _change(found: Difference) -> str:
+    """As "slower by 7.0 % ± 5.1 %", or "+2.0 % ± 5.1 %, within noise"."""
+    from slipstream.units import format_percent
+
+    half = f"± {format_percent(found.half_width)}"
+    if found.verdict == "within noise":
+        return f"{format_percent(found.work_change, signed=True)} {half}, within noise"
+    return f"{found.verdict} by {format_percent(abs(found.work_change))} {half}"
 
 
 def _fraction(text: str) -> float:
@@ -76,13 +121,21 @@ def _fraction(text: str) -> float:
     return value / 100
 
 
-def _payload(found: Difference, over: bool) -> dict[str, Any]:
+def _payload(found: Difference, over: bool, said: str) -> dict[str, Any]:
     return {
         "before_ns": found.before_ns,
         "after_ns": found.after_ns,
         "change_ns": found.change_ns,
         "change": found.change,
+        "page_faults_before_ns": found.faults_before_ns,
+        "page_faults_after_ns": found.faults_after_ns,
+        "change_without_page_faults": found.work_change,
+        "interval": list(found.interval),
+        "interval_level": 0.9,
+        "verdict": found.verdict,
+        "different": found.unlike or None,
         "failed": over,
+        "fail_over": said or None,
         "provenance": "simulated",
         "rows": {
             group: [
@@ -97,7 +150,7 @@ def _payload(found: Difference, over: bool) -> dict[str, Any]:
 
 def _table(found: Difference, by: str, top: int) -> Table:
     from slipstream.tables import Column, Table
-    from slipstream.units import format_duration, format_percent
+    from slipstream.units import format_duration
 
     changed = [row for row in found.rows[by] if row.change_ns or row.status]
     rows = [
@@ -116,6 +169,14 @@ def _table(found: Difference, by: str, top: int) -> Table:
     notes = [f"{len(changed) - top} more rows change it by {_signed(left)}."] if left else []
     gaps = sum(found.gaps_after_ns.values()) - sum(found.gaps_before_ns.values())
     notes.append(f"Gaps and delays on the path changed by {_signed(gaps)}, counted in the rows.")
+    faults = found.faults_before_ns or found.faults_after_ns
+    if faults:
+        notes.append(
+            f"Page faults ({format_duration(found.faults_before_ns)} → "
+            f"{format_duration(found.faults_after_ns)}) are left out above and for --fail-over: "
+            "they differ between launches of one program; `allocator` is rid of them."
+        )
+    notes.append("± is the 90 % interval of what recordings of one program differ by.")
     notes.append("Simulated from recorded durations; rows count what is on the critical path.")
     return Table(
         [
@@ -129,8 +190,10 @@ def _table(found: Difference, by: str, top: int) -> Table:
         ],
         rows,
         title=(
-            f"{format_duration(found.before_ns)} → {format_duration(found.after_ns)} per step "
-            f"({format_percent(found.change, signed=True)})"
+            (f"two different workloads ({found.unlike}): " if found.unlike else "")
+            + f"{format_duration(found.before_ns - found.faults_before_ns)} → "
+            f"{format_duration(found.after_ns - found.faults_after_ns)} per step"
+            + f": {_change(found)}"
         ),
         notes=notes,
     )

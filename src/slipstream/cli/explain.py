@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli._workload import Json
+from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
     from slipstream.graph import CriticalPath, Timeline
@@ -74,6 +75,7 @@ def command(
     from slipstream.cli._statistics import statistics_report
     from slipstream.graph import communication, find_critical_path, lanes, load, replay
 
+    _refuse_code(run)
     with progress("explaining"):
         graph = load(run)
         if statistics:
@@ -84,7 +86,7 @@ def command(
             emit(*memory_report(timeline, top), as_json=as_json)
             return
         path = find_critical_path(timeline)
-        groups = path.by(by)
+        groups = [group for group in path.by(by) if group.total_ns]
         payload: dict[str, Any] = {
             "step_ns": timeline.step_ns,
             "by": by,
@@ -112,6 +114,29 @@ def command(
             tables = [_group_table(path, payload, by)]
         tables.append(_lane_table(timeline))
     emit(tables, payload, as_json=as_json)
+
+
+def _refuse_code(run: Path) -> None:
+    """Say what to do first with a workload that was not recorded yet.
+
+    Raises:
+        UsageError: `run` names Python code.
+    """
+    from slipstream.workload.recipe import workload_functions
+
+    target = str(run)
+    if ".py:" in target:
+        what = f"'{run}' is a workload"
+    elif run.suffix != ".py":
+        return
+    else:
+        what = f"'{run}' is a script"
+        functions = workload_functions(run)
+        target += f":{functions[0]}" if functions else ""
+    raise UsageError(
+        f"{what}, and explain reads a recording of one",
+        remedy=f"profile it first: slipstream profile {target} -o run.slipgraph",
+    )
 
 
 def _share(ns: float, timeline: Timeline) -> float:

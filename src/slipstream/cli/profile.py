@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,9 @@ def command(
 
     _check_output(output)
     recipe = workload_of(workload, script_arguments, settings)
+    for option, value in pairwise(script_arguments or ()):
+        if option in ("-o", "--output") and value.endswith(".slipgraph"):
+            note(f"'{option} {value}' stands after -- and goes to the script; keeping {output}")
     with progress(f"profiling {recipe.name}") as say:
         graph = profile(
             recipe,
@@ -142,8 +146,9 @@ def summary(graph: Graph) -> Table:
             format_percent(ns / step_ns),
         )
         for phase, name, count, ns in operators[:_TOP]
+        if ns
     ]
-    rest = operators[_TOP:]
+    rest = [row for row in operators[_TOP:] if row[3]]
     if rest:
         ns = sum(row[3] for row in rest)
         rows.append(
@@ -166,6 +171,8 @@ def summary(graph: Graph) -> Table:
     if meta.get("unaligned_share"):
         share = format_percent(meta["unaligned_share"])
         notes.append(f"the steps differ: {share} of their operators are not in all of them")
+    if reason := meta.get("memory_reason"):
+        notes.append(f"memory was not recorded: {reason}")
     if meta["contended"]:
         wall = format_duration(meta["step_ns"]["wall_median"])
         notes.append(f"the machine was busy: the median step took {wall} of wall time")

@@ -41,6 +41,7 @@ def list_experiments(store: _StorePath = None, as_json: _Json = False) -> None:
     from slipstream.tables import Column, Table
 
     with _open(store) as opened:
+        where = opened.path
         summaries = opened.list()
         claims = {s.experiment_id: opened.claims(s.experiment_id) for s in summaries}
     verdicts = {
@@ -71,7 +72,7 @@ def list_experiments(store: _StorePath = None, as_json: _Json = False) -> None:
             )
             for s in summaries
         ],
-        notes=() if summaries else ("Nothing was measured yet.",),
+        notes=() if summaries else (f"Nothing was measured yet in this store: {where}",),
     )
     payload = [asdict(s) | {"verdicts": verdicts[s.experiment_id]} for s in summaries]
     emit(table, payload, as_json=as_json)
@@ -105,7 +106,8 @@ def show(
     with _open(store) as opened:
         experiment = opened.load(experiment_id)
         claims = _claims(opened, experiment)
-        if verify and experiment.status == "complete":
+        # Those of a run that was killed were never stored.
+        if verify and (experiment.status == "complete" or opened.claims(experiment_id)):
             opened.recompute(experiment_id)
             note(f"{len(claims)} claims recomputed from the samples: the same to the last digit")
     if html is not None:
@@ -242,12 +244,11 @@ def _open(path: Path | None) -> Store:
 
 
 def _claims(store: Store, experiment: Experiment) -> Sequence[Claim]:
-    """The stored claims, or those an interrupted experiment allows so far."""
-    if experiment.status == "complete":
-        return store.claims(experiment.experiment_id)
+    """The stored claims, or those an experiment without an end allows so far."""
     from slipstream.measure.claims import claims
 
-    return claims(experiment) if experiment.series else ()
+    stored = store.claims(experiment.experiment_id)
+    return stored or (claims(experiment) if experiment.series else ())
 
 
 def _write(path: Path, text: str) -> None:

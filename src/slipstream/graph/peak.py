@@ -43,6 +43,9 @@ def find_peak(timeline: Timeline) -> Peak:
     """
     graph, memory = timeline.graph, timeline.graph.memory
     if not len(memory):
+        reason = graph.meta.get("memory_reason")
+        if reason:
+            raise GraphError(f"memory was not recorded: {reason}")
         raise GraphError(
             "memory was not recorded",
             remedy="record the step again: slipstream profile WORKLOAD -o run.slipgraph",

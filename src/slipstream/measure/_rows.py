@@ -19,6 +19,7 @@ from slipstream.measure.records import (
     Phase,
     PredictionRecord,
     Series,
+    final_status,
 )
 
 Key = tuple[str, Metric, Phase]
@@ -120,10 +121,10 @@ def writer() -> str:
     return f"{os.getpid()} {psutil.Process().create_time():.0f}"
 
 
-def status(row: sqlite3.Row) -> str:
-    """``complete``, ``running`` or ``interrupted``, of a row of table experiment."""
+def status(database: Database, row: sqlite3.Row) -> str:
+    """`Experiment.status` of a row of table experiment."""
     if row["finished"] is not None:
-        return "complete"
+        return final_status(events(database, row["number"]))
     import psutil
 
     pid, started = (row["writer"] or "0 0").split()

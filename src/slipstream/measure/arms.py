@@ -46,6 +46,10 @@ _FLOAT32 = struct.Struct("f")
 _SHELL = set("|&;<>$`*?~#\n")
 
 
+class ArmEndedError(MeasurementError):
+    """The arm has nothing more to measure and did not fail; the remedy says how it would."""
+
+
 class Arm(ABC):
     """One side of a comparison.
 
@@ -53,6 +57,7 @@ class Arm(ABC):
         name: as shown.
         description: command, technique or function, in words.
         repeatable: whether a sample may hold many calls; else one sample is one call.
+        notes: what whoever reads its numbers must know of them; complete once it is open.
     """
 
     repeatable = False
@@ -60,6 +65,7 @@ class Arm(ABC):
     def __init__(self, name: str, description: str = "") -> None:
         self.name = name
         self.description = description
+        self.notes: tuple[str, ...] = ()
 
     def open(self, timeout_s: float | None) -> None:  # noqa: B027 - many arms need nothing
         """Get ready; called once, in the thread that will ask for samples."""
@@ -70,6 +76,7 @@ class Arm(ABC):
 
         Raises:
             SlipstreamError: the arm failed, or did not answer within `timeout_s`.
+            ArmEndedError: it has no more samples; what was measured counts.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -190,6 +197,8 @@ class WorkerArm(Arm):
         self._directory = directory
         self._memory_limit_bytes = memory_limit_bytes
         self._child: Child | None = None
+        self.built: Any = None
+        """What `setup` returned, once it is open."""
 
     def open(self, timeout_s: float | None) -> None:
         """Start the process and run `setup`, which must answer within `timeout_s`."""
@@ -200,7 +209,7 @@ class WorkerArm(Arm):
             memory_limit_bytes=self._memory_limit_bytes,
         )
         if self._setup is not None:
-            self._child.call(self._setup, timeout_s=timeout_s, **self._arguments)
+            self.built = self._child.call(self._setup, timeout_s=timeout_s, **self._arguments)
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
         """What the worker's sample function returns; `inner` is always 1."""

@@ -45,7 +45,7 @@ GUARD_LEVEL = 0.99
 # Metrics of which more is better.
 MORE_IS_BETTER = frozenset({"throughput"})
 # Reasons to stop that do not depend on what was seen; see `sequential.nominal_error`.
-STOPPED_BLINDLY = frozenset({"budget", "blocks"})
+STOPPED_BLINDLY = frozenset({"budget", "blocks", "ended"})
 
 # Wall time that neither the arm's CPU time nor contention explains, above which it "waits".
 _WAITING = 0.03
@@ -159,7 +159,7 @@ def carrier(experiment: Experiment) -> tuple[Metric, str]:
     """The metric verdicts rest on, and why it does."""
     settings = experiment.settings
     if settings.primary != AUTO:
-        return settings.primary, f"{settings.primary} was asked for"
+        return settings.primary, settings.primary_because or f"{settings.primary} was asked for"
     arms = [settings.baseline, *candidates(experiment)]
     used = 1.0
     for arm in arms:
@@ -381,9 +381,10 @@ def _guard(experiment: Experiment, metric: Metric) -> Claim | None:
 
 
 def _failure(experiment: Experiment, arm: str) -> str | None:
+    names = {experiment.settings.baseline: "the baseline", arm: "it"}
     for event in experiment.events:
-        if event.kind == "failed" and event.detail.get("arm") == arm:
-            return f"it failed in block {event.block}: {event.detail.get('what', '')}"
+        if event.kind == "failed" and (name := names.get(event.detail.get("arm", ""))):
+            return f"{name} failed in block {event.block}: {event.detail.get('what', '')}"
     return None
 
 

@@ -166,6 +166,7 @@ def compare(
     budget: str | float = "60s",
     baseline: str | None = None,
     primary: Metric | None = None,
+    primary_because: str = "",
     level: float = 0.95,
     equivalence: float = 0.02,
     seed: int = 0,
@@ -192,6 +193,7 @@ def compare(
         budget: time after which no further block begins: ``"60s"``, or seconds.
         primary: the metric that decides; by default the data choose between wall and CPU time
             (see `claims.carrier`), or the first of `metrics` where those two are not both asked.
+        primary_because: why it is `primary`, for the report.
         changes_numerics: arms whose results differ in value; they need `quality` or a check.
         quality: arm -> right or wrong for each item, the same items for all.
         checks: what was found of the candidates' quality otherwise; one that lost it, or that
@@ -211,6 +213,7 @@ def compare(
     settings = Settings(
         baseline=first,
         primary=_primary(primary, wanted),
+        primary_because=primary_because if primary is not None else "",
         target_rel_width=target,
         budget_s=seconds(budget, "budget"),
         level=level,

@@ -152,16 +152,20 @@ class Ledger:
             for score in self.scores()
             if score.prediction.metric == metric and score.prediction.env_id in here
         }
-        return calibrate(tuple(latest.values()))
+        return calibrate(tuple(latest.values()), where=str(self._store.path))
 
 
-def calibrate(scores: Sequence[Score]) -> Calibration:
-    """What `scores`, one a distinct prediction, say about the next one."""
+def calibrate(scores: Sequence[Score], *, where: str = "the store") -> Calibration:
+    """What `scores`, one a distinct prediction, say about the next one.
+
+    Args:
+        where: what holds them, for the note: others' predictions lie in other stores.
+    """
     n = len(scores)
     if n == 0:
         note = (
-            "history: no prediction was checked by `slipstream prove` on this machine yet; so "
-            "intervals here are the simulation's own"
+            f"history: {where} holds no prediction that `slipstream prove` checked on this machine "
+            "yet; so intervals here are the simulation's own"
         )
         return Calibration(1.0, None, 0, None, 0.0, 1.0, None, note)
     stretches = sorted(score.stretch for score in scores)

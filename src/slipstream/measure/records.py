@@ -8,7 +8,7 @@ that a stored claim can be recomputed to the digit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -63,6 +63,7 @@ class Settings:
         baseline: name of the arm all others are compared with.
         primary: the metric whose ratio stops the run; its claim is the headline. `AUTO` lets the
             data choose between wall and CPU time.
+        primary_because: why it is that metric, as the report says it; empty where nobody said.
         target_rel_width: stop when the primary interval is narrower than this fraction.
         budget_s: wall seconds after which no further block is begun.
         level: confidence of every printed interval, over all looks together.
@@ -76,6 +77,7 @@ class Settings:
 
     baseline: str
     primary: Metric = "wall"
+    primary_because: str = ""
     target_rel_width: float = 0.02
     budget_s: float = 60.0
     level: float = 0.95
@@ -193,7 +195,8 @@ class Experiment:
         series: samples by (arm, metric, phase).
         predictions: by arm: what was predicted for it before, as in the ledger.
         experiment_id: its name in the store; empty until it is stored.
-        status: ``"complete"``, ``"running"``, or ``"interrupted"``: cut off, samples kept.
+        status: ``"complete"``; ``"ended early"``: an arm had nothing more to measure;
+            ``"failed"``, ``"interrupted"``: cut off, samples kept; ``"running"``.
     """
 
     title: str
@@ -206,6 +209,13 @@ class Experiment:
     predictions: Mapping[str, PredictionRecord] = field(default_factory=dict)
     experiment_id: str = ""
     status: str = "complete"
+
+
+def final_status(events: Sequence[Event]) -> str:
+    """The `Experiment.status` of a run that is over, by how it stopped last."""
+    reasons = [str(event.detail.get("reason")) for event in events if event.kind == "stop"]
+    named = {"ended": "ended early", "failed": "failed", "interrupted": "interrupted"}
+    return named.get(reasons[-1], "complete") if reasons else "complete"
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ _SIZES = ("memory", "bytes", "wire", "size")
 # Statistics of another metric's samples, as `Settings.derived` names them.
 _QUANTILE = re.compile(r"(.+)_p([0-9.]+)")
 _THROUGHPUT = "throughput"
+# An A/A interval that reaches further from 1 would hold 1 on a machine that is not fit, too.
+_GUARD_TELLS = 0.2
 _OF_SIZE = {Verdict.FASTER.value: "less", Verdict.SLOWER.value: "more"}
 _OF_SIZE |= {
     verdict.value: verdict.value.replace(Verdict.FASTER, "less")
@@ -208,8 +210,11 @@ def rows_payload(
         "rows": [asdict(row) for row in rows],
         "claims": [asdict(claim) for claim in claims],
         "quality": [asdict(one) | {"says": one.sentence} for one in quality_rows(experiment)],
+        "notes": list(_event_notes(experiment)),
         "warnings": [
-            asdict(event) for event in experiment.events if event.kind not in ("gate", "quality")
+            asdict(event)
+            for event in experiment.events
+            if event.kind not in ("gate", "quality", "note")
         ],
     }
 
@@ -471,8 +476,18 @@ def _gate(states: Mapping[str, int]) -> str:
     return ", ".join(f"{state} {count}/{total}" for state, count in states.items())
 
 
-def _excludes_one(row: ComparisonRow) -> bool:
-    return not row.low <= 1 <= row.high
+def _event_notes(experiment: Experiment) -> tuple[str, ...]:
+    """What the arms and the runner had to say about the numbers, each line once."""
+    found = (event.detail["what"] for event in experiment.events if event.kind == "note")
+    return tuple(dict.fromkeys(found))
+
+
+def _guard_says(row: ComparisonRow) -> str:
+    if not row.low <= 1 <= row.high:
+        return "does not hold 1"
+    if row.low < 1 - _GUARD_TELLS or row.high > 1 + _GUARD_TELLS:
+        return "too wide to tell"
+    return "holds 1"
 
 
 def _clock(row: ComparisonRow) -> str:
@@ -491,6 +506,7 @@ def _notes(
         "error: measured against predicted; "
         "detectable: the smallest difference this run could have told from none."
     ]
+    notes += [f"{line}." for line in _event_notes(experiment)]
     notes += dict.fromkeys(
         f"{row.arm}: {row.metric} carries the claim ({row.reason})."
         if row.carries
@@ -502,7 +518,7 @@ def _notes(
     notes += [
         f"A/A guard: {settings.baseline} against itself, {row.metric}: "
         f"{_interval(row.ratio, row.low, row.high)} at {format_percent(row.level)}, "
-        f"{row.blocks} blocks: {'does not hold 1' if _excludes_one(row) else 'holds 1'}."
+        f"{row.blocks} blocks: {_guard_says(row)}."
         for row in guards
     ]
     gate = gate_states(experiment)
@@ -511,7 +527,8 @@ def _notes(
     provenance = sorted({row.predicted.provenance for row in rows if row.predicted})
     if provenance:
         notes.append(f"Predictions rest on: {', '.join(provenance)}.")
-    if experiment.status != "complete":
+    if experiment.status not in ("complete", "ended early"):
         found = sum(len(s.values) for s in experiment.series.values())
-        notes.append(f"This experiment is {experiment.status}: {found} samples so far.")
+        so = "failed" if experiment.status == "failed" else f"is {experiment.status}"
+        notes.append(f"This experiment {so}: {found} samples so far.")
     return notes

@@ -24,6 +24,7 @@ from slipstream.measure.arms import (
     MINIMUM_SAMPLE_NS,
     REPEATED_SAMPLE_NS,
     Arm,
+    ArmEndedError,
     CallableArm,
     Sample,
 )
@@ -44,6 +45,7 @@ from slipstream.measure.records import (
     Settings,
     Sink,
     Verdict,
+    final_status,
     guard_name,
 )
 
@@ -132,7 +134,8 @@ def run(
 
     Raises:
         InvalidArgumentError: one arm only, names used twice, no such baseline, no budget.
-        ArmFailedError: the baseline failed, or no candidate is left.
+        ArmFailedError: the baseline failed, no candidate is left, or an arm ended (`ArmEndedError`)
+            before there were blocks enough for an interval; with enough, the run just stops.
     """
     plan = plan or Plan()
     _check(arms, settings)
@@ -279,14 +282,17 @@ class _Run:
 
     def run(self) -> Experiment:
         try:
-            self._open()
-            self.deadline = time.monotonic() + self.settings.budget_s
-            self._read_gate()
-            if self.gate_level is Level.RED:
-                self.deadline += self.settings.budget_s * (self.plan.red_factor - 1)
-            self._warm_up()
-            self._calibrate()
-            reason = self._measure()
+            try:
+                self._open()
+                self.deadline = time.monotonic() + self.settings.budget_s
+                self._read_gate()
+                if self.gate_level is Level.RED:
+                    self.deadline += self.settings.budget_s * (self.plan.red_factor - 1)
+                self._warm_up()
+                self._calibrate()
+                reason = self._measure()
+            except ArmEndedError as end:
+                reason = self._ended(end)
             self._event("stop", {"reason": reason})
             if self.plan.peak_memory:
                 self._take_memory()
@@ -319,7 +325,7 @@ class _Run:
         )
 
     def _finish(self) -> Experiment:
-        experiment = self.experiment()
+        experiment = replace(self.experiment(), status=final_status(self.events))
         if self.sink is not None:
             self.sink.finish(experiment)
         return experiment
@@ -333,6 +339,8 @@ class _Run:
         for name in list(self.living):
             self._say("setup")
             self._try(name, "setup", lambda arm: arm.open(self.plan.timeout_s))
+            for line in self.arms[name].notes:
+                self._event("note", {"arm": name, "what": line})
         self._require_arms()
 
     def _warm_up(self) -> None:
@@ -437,10 +445,15 @@ class _Run:
             baseline = self.settings.baseline
             turns.insert(self.random.randrange(len(turns) + 1), (guard_name(baseline), baseline))
         values: dict[tuple[str, Metric], float] = {}
-        for name, runs in turns:
-            sample = self._sample(runs, self.inner, Phase.MEASURE)
-            if sample is not None:
-                values |= {(name, metric): value for metric, value in sample.items()}
+        try:
+            for name, runs in turns:
+                sample = self._sample(runs, self.inner, Phase.MEASURE)
+                if sample is not None:
+                    values |= {(name, metric): value for metric, value in sample.items()}
+        except ArmEndedError:
+            if values:
+                self._commit(Phase.MEASURE, self.block, values)
+            raise
         self._require_arms(values)
         self._commit(Phase.MEASURE, self.block, values)
 
@@ -456,6 +469,30 @@ class _Run:
             return "narrow"
         settled = all(c.verdict not in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY) for c in found)
         return "decided" if settled and self.settings.stop_when_decided else None
+
+    def _ended(self, end: ArmEndedError) -> str:
+        """An arm has nothing more to measure: the reason to stop, if what there is suffices.
+
+        Raises:
+            ArmFailedError: there are too few blocks for an interval.
+        """
+        stop = Event(self.block, "stop", {"reason": "ended"})
+        settings = replace(self.settings, derived=())
+        now = replace(self.experiment(), settings=settings, events=(*self.events, stop))
+        found = [c for c in headline(claims(now)) if c.arm in self.living]
+        blocks = min((c.blocks for c in found), default=0)
+        known = {c.arm for c in found if c.low > 0 and c.high < math.inf}
+        if known != set(self.living) - {self.settings.baseline}:
+            raise ArmFailedError(
+                f"{end.what}: too few blocks for an interval ({blocks})"
+                if blocks
+                else f"{end.what}, before anything was measured",
+                where=end.where,
+                remedy=end.remedy,
+            ) from end
+        what = f"{end.what}: {blocks} blocks"
+        self._event("note", {"what": f"{what}; to narrow the interval, {end.remedy}"})
+        return "ended"
 
     def _take_memory(self) -> None:
         """Peak memory of the in-process arms, in rounds of their own after the timed blocks."""
@@ -504,6 +541,8 @@ class _Run:
     def _try(self, name: str, phase: str, action: Callable[[Arm], None]) -> None:
         try:
             action(self.arms[name])
+        except ArmEndedError:
+            raise
         except SlipstreamError as error:
             self._failed(name, error, phase)
 

@@ -118,8 +118,8 @@ class Store:
             StoreError: it is complete, or its process is still running.
         """
         row = self._row(experiment_id)
-        status = rows.status(row)
-        if status != "interrupted":
+        status = rows.status(self._database, row)
+        if status != "interrupted" or row["finished"] is not None:
             raise StoreError(
                 f"experiment {row['id']} is {status} and cannot be resumed",
                 where=str(self.path),
@@ -177,7 +177,7 @@ class Store:
                 )
             },
             experiment_id=row["id"],
-            status=rows.status(row),
+            status=rows.status(self._database, row),
         )
 
     def list(self) -> tuple[Summary, ...]:
@@ -202,13 +202,13 @@ class Store:
                 row["env_id"],
                 arms.get(row["number"], ()),
                 blocks.get(row["number"], 0),
-                rows.status(row),
+                rows.status(self._database, row),
             )
             for row in self._database.read("SELECT * FROM experiment ORDER BY number")
         )
 
     def claims(self, experiment_id: str) -> tuple[Claim, ...]:
-        """The claims stored with an experiment; none if it was interrupted."""
+        """The claims stored with an experiment; none if it was killed or is running."""
         number = self._row(experiment_id)["number"]
         found = self._database.read(
             "SELECT record FROM claim WHERE experiment = ? ORDER BY position", number

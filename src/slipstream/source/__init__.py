@@ -56,13 +56,14 @@ from slipstream.source._function import value_of
 from slipstream.source._places import Places, locate, refuse_inside
 from slipstream.source._refusals import AlreadyThereError, NotPlacedError
 from slipstream.source._source import Source
-from slipstream.source._write import Written, undo, write
+from slipstream.source._write import Undone, Written, undo, write
 
 __all__ = [
     "AlreadyThereError",
     "NotPlacedError",
     "Places",
     "Source",
+    "Undone",
     "Written",
     "accumulate",
     "checkpoint_blocks",

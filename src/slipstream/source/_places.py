@@ -168,8 +168,12 @@ class Places:
     def before_return(self, *lines: str) -> Source:
         """`lines` before the ``return`` of the workload's function.
 
+        Where they put another module in the model's place, which would lose what the file assigned
+        to the old one's ``forward``, that assignment is made after them.
+
         Raises:
-            NotPlacedError: there is not exactly one, or it hides the model.
+            NotPlacedError: there is not exactly one, it hides the model, or the assignment to
+                ``forward`` cannot be moved.
             AlreadyThereError: the first of them is there.
         """
         here = self.with_named_model()
@@ -180,6 +184,12 @@ class Places:
         written = [line.replace("{model}", name).replace("{torch}", torch) for line in lines]
         statement = here.returned.statement
         here._refuse_if_there(written, source.names.scope(statement))
+        replaced = any(line.startswith(f"{name} = ") for line in written)
+        for wrap in here._wraps(name) if replaced else ():
+            if wrap not in source.names.block(statement):
+                raise NotPlacedError(f"'{name}.forward' is set in a block", where=source.line(wrap))
+            written.append(source.segment(wrap))
+            source = source.remove(wrap)
         return source.insert_before(statement, *written)
 
     def at_top(self, *lines: str) -> Source:
@@ -324,6 +334,16 @@ class Places:
             uses.append(self.returned.statement)
         statements = [names.statement(one) for one in uses if names.scope(one) in scopes]
         return min(statements, key=_position, default=None)
+
+    def _wraps(self, name: str) -> list[ast.Assign]:
+        """What is assigned to the ``forward`` of the model `name` in the workload's function."""
+        scope = self.source.names.scope(self.returned.statement)
+        return [
+            node
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign)
+            and any(self.source.segment(target) == f"{name}.forward" for target in node.targets)
+        ]
 
     def _with_torch(self, lines: list[str] | tuple[str, ...]) -> tuple[Source, str]:
         """The file with torch imported if `lines` need it, and what it is called there."""

@@ -20,6 +20,20 @@ _WRITABLE = 0o222
 
 
 @dataclass(frozen=True)
+class Undone:
+    """A file that is as it was before its last edit.
+
+    Attributes:
+        backup: the copy of what was there; None where an earlier copy holds all of it.
+        earlier: how many edits before that one can still be taken back.
+    """
+
+    path: Path
+    backup: Path | None
+    earlier: int
+
+
+@dataclass(frozen=True)
 class Written:
     """A file that was replaced, and the copy of what it was before."""
 
@@ -58,8 +72,11 @@ def write(source: Source) -> Written:
     return Written(source.path, backup)
 
 
-def undo(path: Path) -> Written:
+def undo(path: Path) -> Undone:
     """Put the newest backup of `path` back; what was there is kept as ``FILE.undone``.
+
+    One such copy is enough while nobody edits the file between one undo and the next: it holds all
+    the edits that are taken back after it.
 
     Raises:
         WorkloadError: there is no backup, or it cannot be written.
@@ -74,9 +91,22 @@ def undo(path: Path) -> Written:
                 where=str(path),
                 remedy="apply --write makes one; nothing was changed",
             )
-        undone = _copy(real, _UNDONE)
+        undone = None if _is_kept(real) else _copy(real, _UNDONE)
         os.replace(backups[max(backups)], real)
-    return Written(path, undone)
+    return Undone(path, undone, len(backups) - 1)
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether what `path` holds is in a ``.undone`` already, or is what the last undo put back.
+
+    A backup has the time of what it is a copy of, so that a file which was put back and left alone
+    is older than the edited one.
+    """
+    copies = _numbered(path, _UNDONE)
+    if any(one.read_bytes() == path.read_bytes() for one in copies.values()):
+        return True
+    last = copies.get(max(copies, default=-1))
+    return last is not None and path.stat().st_mtime_ns < last.stat().st_mtime_ns
 
 
 def _refuse_foreign(path: Path) -> None:

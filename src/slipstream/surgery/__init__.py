@@ -1,7 +1,7 @@
 """Module surgery: find modules that belong together, change them, see that they stay the same."""
 
 from slipstream.surgery.attention import NotRewrittenError, attend, with_attention
-from slipstream.surgery.check import difference, outputs_of
+from slipstream.surgery.check import difference, outputs_of, tensors_in
 from slipstream.surgery.pairs import Pair, consecutive_pairs, place
 from slipstream.surgery.sites import Site, callers
 
@@ -15,5 +15,6 @@ __all__ = [
     "difference",
     "outputs_of",
     "place",
+    "tensors_in",
     "with_attention",
 ]

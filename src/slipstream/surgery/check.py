@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
@@ -18,7 +19,8 @@ def outputs_of(model: Any, run: Callable[[], object]) -> list[Any]:
     found: list[Any] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:
-        found.append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), output))
+        kept = _plain(output)
+        found.append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), kept))
 
     hook = model.register_forward_hook(keep)
     try:
@@ -39,8 +41,8 @@ def difference(before: Any, after: Any) -> str | None:
     import torch
     from torch.utils._pytree import tree_flatten
 
-    ours, kind = tree_flatten(before)
-    theirs, other = tree_flatten(after)
+    ours, kind = tree_flatten(_plain(before))
+    theirs, other = tree_flatten(_plain(after))
     if kind != other:
         return "the outputs are structured differently"
     if not any(isinstance(value, torch.Tensor) for value in ours):
@@ -63,6 +65,39 @@ def difference(before: Any, after: Any) -> str | None:
             worst = float((one - two).abs().nan_to_num(float("inf")).max())
             return f"output {number} differs by up to {worst:.3g}, at values up to {scale:.3g}"
     return None
+
+
+def tensors_in(value: Any) -> list[Any]:
+    """The tensors of what a model returned, in order: in tuples, dictionaries and attributes."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [one for one in tree_leaves(_plain(value)) if isinstance(one, torch.Tensor)]
+
+
+def _plain(value: Any, above: tuple[int, ...] = ()) -> Any:
+    """`value` with every mapping and object as a dictionary, and every sequence as a tuple.
+
+    Models return objects of all kinds that carry their tensors as attributes. What is no data
+    (modules, functions), or holds itself, is None.
+    """
+    import torch
+
+    if isinstance(value, (torch.Tensor, str, bytes, bool, int, float, complex, type(None))):
+        return value
+    if isinstance(value, (type, torch.nn.Module)) or callable(value) or id(value) in above:
+        return None
+    above = (*above, id(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one, above) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(one, above) for one in value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _plain(getattr(value, name, None), above) for name in names}
+    if hasattr(value, "__dict__"):
+        return {name: _plain(one, above) for name, one in vars(value).items()}
+    return value
 
 
 _TOLERANCE = {"torch.float64": 1e-8, "torch.float32": 1e-4}

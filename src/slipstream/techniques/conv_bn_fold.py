@@ -24,7 +24,6 @@ from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.dataflow import Dataflow
 
 if TYPE_CHECKING:
-    from slipstream.source import Places, Source
     from slipstream.workload import Built, Workload
 
 _NORMS = {"aten::native_batch_norm": 5, "aten::cudnn_batch_norm": 5}
@@ -135,14 +134,9 @@ class ConvBnFold(Settings):
     def code(self, workload: Workload) -> CodeChange | None:
         """Torch's own fold before the model is returned, when its weights are loaded."""
 
-        def edit(where: Places) -> Source:
-            here = where.with_named_model()
-            name = here.model.name
-            return here.before_return(_IMPORT, f"{name} = fuse({name}.eval())")
-
         return CodeChange.of(
             workload,
-            edit,
+            lambda where: where.before_return(_IMPORT, "{model} = fuse({model}.eval())"),
             by_hand=f"{_IMPORT}\nmodel = fuse(model.eval())",
             note="it folds convolutions, in models that torch.fx can trace; fold linear layers "
             "with torch.nn.utils.fusion.fuse_linear_bn_eval",

@@ -34,7 +34,8 @@ class InferenceMode(Settings):
     """Run the step under ``torch.inference_mode``."""
 
     name: ClassVar[str] = "inference_mode"
-    stage: ClassVar[int] = Stage.MODEL
+    # Around the whole forward pass: after what puts other modules in the place of the model's.
+    stage: ClassVar[int] = Stage.MODEL + 1
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why autograd is needed, or not there."""

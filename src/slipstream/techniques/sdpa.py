@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
 _FUSED = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention")
-_SCOPE = "aten::scaled_dot_product_attention"
+_FUNCTION = "scaled_dot_product_attention"
+_SCOPE = f"aten::{_FUNCTION}"
 _BY_HAND = "F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, scale=s)"
+_ALREADY = "its attention runs through scaled_dot_product_attention already"
+_NONE = "no attention is written out in the step (matmul, softmax, matmul)"
 _REMEDY = f"write {_BY_HAND} in place of the two matmuls and the softmax"
 
 
@@ -60,8 +63,8 @@ class Sdpa(Settings):
         if any(call.name.startswith(_FUSED) for call in graph.calls) or any(
             _SCOPE in graph.string(int(scope)) for scope in set(graph.tasks.scope.tolist())
         ):
-            return "its attention runs through scaled_dot_product_attention already"
-        return "no attention is written out in the step (matmul, softmax, matmul)"
+            return _ALREADY
+        return _NONE
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """What goes beside the fused call that comes, forward and backward."""
@@ -118,8 +121,9 @@ class Sdpa(Settings):
         """Change the forward of the modules that write attention out, and see that it stays.
 
         Raises:
-            WorkloadError: the step hides its model or its batch, no module could be rewritten, or
-                the rewritten model computes something else; then it is left as it was.
+            WorkloadError: the step hides its model or its batch, no attention is written out in
+                it, no module could be rewritten, or the rewritten model computes something else;
+                then it is left as it was.
         """
         if built.model is None:
             raise WorkloadError(
@@ -132,7 +136,8 @@ class Sdpa(Settings):
             raise WorkloadError(
                 "sdpa cannot be checked: the step does not call its model", remedy=_REMEDY
             )
-        undo = _by_library(built.model) or _by_rewriting(built.model, run)
+        sites = _sites(built.model, run)
+        undo = _by_library(built.model) or _by_rewriting(sites)
         try:
             wrong = difference(before, outputs_of(built.model, run))
         except Exception as error:
@@ -197,7 +202,28 @@ def _by_library(model: Any) -> Callable[[], None] | None:
     return lambda: choose(chosen)
 
 
-def _by_rewriting(model: Any, run: Callable[[], object]) -> Callable[[], None]:
+def _sites(model: Any, run: Callable[[], object]) -> list[Site]:
+    """The modules that may write attention out.
+
+    Raises:
+        WorkloadError: there is none, in the words that `Sdpa.why_not` has for it.
+    """
+    from torch import nn
+
+    found: list[Site] = []
+    fused: list[Site] = []
+
+    def look() -> None:
+        found.extend(callers(model, run, ("softmax",), (nn.MultiheadAttention,)))
+
+    outputs_of(model, look)
+    if not found:
+        outputs_of(model, lambda: fused.extend(callers(model, run, (_FUNCTION,))))
+        raise WorkloadError(f"sdpa does not apply: {_ALREADY if fused else _NONE}")
+    return found
+
+
+def _by_rewriting(sites: Sequence[Site]) -> Callable[[], None]:
     """Give every module that writes attention out another forward; how to go back.
 
     Raises:
@@ -205,12 +231,6 @@ def _by_rewriting(model: Any, run: Callable[[], object]) -> Callable[[], None]:
     """
     from torch import nn
 
-    sites: list[Site] = []
-
-    def look() -> None:
-        sites.extend(callers(model, run, ("softmax",), (nn.MultiheadAttention,)))
-
-    outputs_of(model, look)
     changed: list[Any] = []
     reasons: list[str] = []
     for site in sites:
@@ -230,7 +250,7 @@ def _by_rewriting(model: Any, run: Callable[[], object]) -> Callable[[], None]:
     if not changed:
         raise WorkloadError(
             "no module's attention could be rewritten",
-            where="; ".join(dict.fromkeys(reasons)) or "no module of the model calls softmax",
+            where="; ".join(dict.fromkeys(reasons)),
             remedy=_REMEDY,
         )
 

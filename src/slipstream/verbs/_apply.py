@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from slipstream import technique
+from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
 from slipstream.source import AlreadyThereError, NotPlacedError, Source, locate
 from slipstream.technique import CodeChange, Technique
 from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program
@@ -28,6 +32,8 @@ class Applied:
         source: the user's file with all of these edits; None unless there is one for every
             technique, so that it is never half of what ran.
         not_run: why the transformed workload was not run, in words; then `after` knows no loss.
+        outputs: of an inference whose steps return no number: how far the output of the
+            transformed one is from the original's, and None for all else.
     """
 
     workload: Workload
@@ -36,6 +42,7 @@ class Applied:
     code: tuple[CodeChange, ...]
     source: Source | None = None
     not_run: str | None = None
+    outputs: QualityCheck | None = None
 
     @property
     def diff(self) -> str:
@@ -56,7 +63,9 @@ class Applied:
 
     @property
     def finite(self) -> bool:
-        """Whether no loss of the transformed step is infinite or not a number."""
+        """Whether no loss or output is infinite or not a number that was finite before."""
+        if self.outputs is not None and self.outputs.status is QualityStatus.FAILED:
+            return False
         return all(value is None or math.isfinite(value) for value in self.after)
 
 
@@ -85,14 +94,14 @@ def apply(
     code = tuple(change for one in chosen if (change := one.code(workload)) is not None)
     source = _edited(workload, code) if len(code) == len(chosen) else None
     not_run = technique.not_in_script(chosen, workload)
-    losses: list[tuple[float | None, ...]] = []
-    for recipe, label in ((workload, "as it is"), (transformed, "transformed")):
-        if recipe is transformed and not_run is not None:
-            losses.append((None,) * steps)
-            continue
-        say(f"running {steps} steps {label}")
-        losses.append(trial_losses(recipe, steps, threads=threads, timeout_s=timeout_s))
-    return Applied(transformed, losses[0], losses[1], code, source, not_run)
+    say(f"running {steps} steps as it is")
+    before = first_steps(workload, steps, threads=threads, timeout_s=timeout_s)
+    if not_run is not None:
+        return Applied(transformed, before.losses, (None,) * steps, code, source, not_run)
+    say(f"running {steps} steps transformed")
+    after = first_steps(transformed, steps, threads=threads, timeout_s=timeout_s)
+    outputs = _compared(chosen, before, after)
+    return Applied(transformed, before.losses, after.losses, code, source, outputs=outputs)
 
 
 def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:
@@ -110,34 +119,89 @@ def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:
     return source
 
 
-def trial_losses(
+@dataclass(frozen=True)
+class FirstSteps:
+    """What the first steps of a workload gave.
+
+    Attributes:
+        losses: what each step returned; None where that is no number.
+        output: of the last step of an inference that returns no number, as `Trial` keeps it.
+        training: whether the steps train.
+    """
+
+    losses: tuple[float | None, ...]
+    output: Trial | None = None
+    training: bool = True
+
+
+def first_steps(
     workload: Workload,
     steps: int,
     *,
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> tuple[float | None, ...]:
-    """What the first `steps` steps return, as numbers; None where they return something else."""
+) -> FirstSteps:
+    """Run `steps` steps from seed 0, in a child; those of live objects here."""
     if workload.live is not None:
         built = workload.build()
-        return tuple(_number(built.step()) for _ in range(steps))
-    found = call_in_child(
-        workload, "_apply:losses_in_child", threads=threads, timeout_s=timeout_s, steps=steps
+        return _read(_written(built, (built.step() for _ in range(steps))))
+    return _read(
+        call_in_child(
+            workload, "_apply:steps_in_child", threads=threads, timeout_s=timeout_s, steps=steps
+        )
     )
-    return tuple(None if value is None else float(value) for value in found)
 
 
-def losses_in_child(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
-    """The value of each step. Runs in the child; infinities cross the pipe as text."""
+def steps_in_child(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
+    """What `first_steps` reads. Runs in the child; infinities cross the pipe as text."""
 
-    def program(built: Built) -> Generator[None, Any, list[str | None]]:
-        values = []
+    def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
+        # One step is held at a time: a script's loss still has its graph.
+        losses: list[str | None] = []
+        output: dict[str, Any] = {}
         for _ in range(steps):
-            number = _number((yield))
-            values.append(None if number is None else repr(number))
-        return values
+            one = _written(built, iter([(yield)]))
+            losses += one["losses"]
+            output = one
+        return {**output, "losses": losses}
 
     return run_program(workload, keep_in, program)
+
+
+def _written(built: Built, values: Iterator[Any]) -> dict[str, Any]:
+    """As JSON: the number of each value, and the last one where it is an inference's output."""
+    from slipstream.verbs._quality import _sampled
+
+    losses: list[str | None] = []
+    sampled: dict[str, Any] = {"output": None, "shape": []}
+    for value in values:
+        number = _number(value)
+        losses.append(None if number is None else repr(number))
+        if number is None and not built.training:
+            sampled = _sampled(value)
+    return {"losses": losses, "training": built.training, **sampled}
+
+
+def _read(found: dict[str, Any]) -> FirstSteps:
+    losses = tuple(None if value is None else float(value) for value in found["losses"])
+    if found["training"] or any(value is not None for value in losses):
+        return FirstSteps(losses, training=found["training"])
+    text = found["output"]
+    output = None if text is None else np.frombuffer(base64.b64decode(text), "<f8")
+    shape = tuple(found["shape"])
+    trial = Trial(0, len(losses), output=output, shape=shape, training=False)
+    return FirstSteps(losses, trial, training=False)
+
+
+def _compared(
+    chosen: Sequence[Technique], before: FirstSteps, after: FirstSteps
+) -> QualityCheck | None:
+    """How far two outputs lie apart, judged as `prove` does."""
+    if before.output is None or after.output is None:
+        return None
+    quality = technique.quality_of(chosen)
+    name = technique.combination_name(chosen)
+    return judge(name, str(quality.kind), quality.basis, [before.output], [after.output])
 
 
 def _number(value: Any) -> float | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from slipstream import technique
 from slipstream.child import channel, end_descendants
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, WorkloadError
-from slipstream.measure.arms import RunDelay, WorkerArm, delay_between
+from slipstream.measure.arms import ArmEndedError, RunDelay, Sample, WorkerArm, delay_between
 from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
@@ -25,6 +26,7 @@ from slipstream.verbs._children import (
 )
 from slipstream.verbs._quality import check_quality
 from slipstream.workload import Built, Workload, kept_files, restore_files
+from slipstream.workload.script import ScriptEndedError
 
 BASELINE = "as it is"
 # Of the budget for the speed, the share that each side's quality may take by default, and no more
@@ -32,6 +34,10 @@ BASELINE = "as it is"
 _QUALITY_SHARE = 0.1
 _QUALITY_S = 3.0
 _SHORT_S = 0.1
+_MEMORY_NOTE = (
+    "peak_memory is of the whole process, without what it had before the workload; predictions "
+    "of memory are of the step's tensors alone"
+)
 
 
 class WorkloadArm(WorkerArm):
@@ -54,7 +60,30 @@ class WorkloadArm(WorkerArm):
     def open(self, timeout_s: float | None) -> None:
         """Build the workload, among files as they were before the other arms ran."""
         restore_files(self._keep_in, leave_folders=True)
-        super().open(timeout_s)
+        with _ends():
+            super().open(timeout_s)
+        samples, before = self.built["samples"], self.built["samples_before"]
+        notes = [_MEMORY_NOTE] if self.built["memory"] else []
+        if samples != before:
+            notes.append(
+                f"{self.name} makes {samples} samples a step; its times are of {before}, as a step "
+                f"has {BASELINE}"
+            )
+        self.notes = tuple(notes)
+
+    def sample(self, inner: int, timeout_s: float | None) -> Sample:
+        """One step; a script that came to its end has no more."""
+        with _ends():
+            return super().sample(inner, timeout_s)
+
+
+@contextmanager
+def _ends() -> Iterator[None]:
+    try:
+        yield
+    except ScriptEndedError as end:
+        remedy = "let it run longer (more epochs or more data)"
+        raise ArmEndedError(end.ended, remedy=remedy) from end
 
 
 def prove(
@@ -74,7 +103,7 @@ def prove(
     """Measure `workload` as it is and with each of `techniques`, in paired interleaved steps.
 
     Times are of as many samples as a step has before any technique: a step of twice as many
-    counts half, as in predictions.
+    counts half, as in predictions. A script that ends sooner than the budget ends the measuring.
 
     First the quality: techniques that change the numbers run the same first steps as the baseline
     from several seeds; what that shows stands beside the speed (`Comparison.quality`).
@@ -91,7 +120,8 @@ def prove(
     Raises:
         WorkloadError: the user's code failed, or it is a script whose loop a technique changes.
         InvalidArgumentError: a budget that is no time.
-        ArmFailedError: the baseline or every candidate failed while measuring.
+        ArmFailedError: the baseline or every candidate failed while measuring, or the script ended
+            before there was enough for an interval.
     """
     if isinstance(workload, str):
         workload = Workload.parse(workload)
@@ -100,13 +130,14 @@ def prove(
     budget_s = None if quality_budget is None else seconds(quality_budget, "quality_budget")
     recipes = {BASELINE: workload}
     changed = {}
-    clocks = set()
+    moving = []
     for one in techniques:
         chosen = technique.parse(one) if isinstance(one, str) else (one,)
         check_script(workload, chosen)
         name, recipe = technique.combination_name(chosen), workload.with_technique(*chosen)
         recipes[name], changed[name] = recipe, (recipe, technique.quality_of(chosen))
-        clocks.add(technique.clock(chosen))
+        if technique.clock(chosen) == "wall":
+            moving.append(name)
     checks = check_quality(
         workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s, say=say
     )
@@ -115,7 +146,8 @@ def prove(
         return compare(
             [WorkloadArm(name, recipe, threads, keep_in) for name, recipe in recipes.items()],
             metrics=("wall", "cpu", "peak_memory"),
-            primary="wall" if "wall" in clocks else None,
+            primary="wall" if moving else None,
+            primary_because=_moves(moving),
             target=target,
             budget=budget,
             timeout=timeout_s,
@@ -130,6 +162,11 @@ def prove(
             store=store,
             progress=progress,
         )
+
+
+def _moves(names: Sequence[str]) -> str:
+    move = "moves" if len(names) == 1 else "move"
+    return f"{' and '.join(names)} {move} work to other cores, which only wall time shows"
 
 
 def default_quality_budget(budget: str | float) -> float:
@@ -175,7 +212,15 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
         share = built.samples_before / built.samples if built.samples else 1.0
         yield
         talk = channel()
-        talk.send({"result": {"ready": True}})
+        talk.send(
+            {
+                "result": {
+                    "samples": built.samples or built.samples_before,
+                    "samples_before": built.samples_before,
+                    "memory": can_reset,
+                }
+            }
+        )
         step_s = math.inf
         while True:
             try:

@@ -232,14 +232,18 @@ def _metric(built: Built) -> str | None:
 
 
 def _sampled(value: Any) -> dict[str, Any]:
-    """The first tensor in what a step returned: float64 as text, evenly sampled."""
-    import torch
-    from torch.utils import _pytree as pytree
+    """The first tensor in what a step returned: float64 as text, evenly sampled.
 
-    tensors = [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+    Of an output that has a loss beside it, the output.
+    """
+    import torch
+
+    from slipstream.surgery import tensors_in
+
+    tensors = tensors_in(value)
     if not tensors:
         return {"output": None, "shape": []}
-    whole = tensors[0].detach()
+    whole = next((one for one in tensors if one.numel() > 1), tensors[0]).detach()
     flat = (torch.view_as_real(whole) if whole.is_complex() else whole).reshape(-1)
     flat = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
     values = flat.to("cpu", torch.float64).numpy().astype("<f8")

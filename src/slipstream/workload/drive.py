@@ -24,7 +24,7 @@ from slipstream.workload.built import Built, build_from
 from slipstream.workload.guard import FileGuard
 from slipstream.workload.prepare import prepare
 from slipstream.workload.recipe import Workload
-from slipstream.workload.script import run_script
+from slipstream.workload.script import ARGPARSE, run_script
 
 T = TypeVar("T")
 Program = Callable[[Built], Generator[None, Any, T]]
@@ -124,7 +124,17 @@ def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
         where = f"{path}:{code.co_firstlineno}"
         _check_arguments(function, workload, where)
     torch.manual_seed(seed)
-    result = function(**workload.arguments)
+    try:
+        result = function(**workload.arguments)
+    except SystemExit as left:
+        # What argparse leaves with: it reads the arguments of a script, and here is none.
+        if left.code != ARGPARSE:
+            raise
+        raise WorkloadError(
+            f"{workload.function}() parses the arguments of a command line, and left with exit(2)",
+            where=where,
+            remedy=f"drop :{workload.function} to run the whole script: {path.name} -- ARGS",
+        ) from left
     return build_from(result, workload.techniques, seed, workload.name, where), where
 
 

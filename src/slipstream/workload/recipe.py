@@ -74,7 +74,8 @@ class Workload:
             raise InvalidArgumentError(
                 "--set",
                 "a plain script takes no keyword arguments",
-                remedy=f"give its own arguments after --, or name a function: {text}:FUNCTION",
+                remedy="give its own arguments after --, or name a function: "
+                f"{text}:{(workload_functions(file) or ['FUNCTION'])[0]}",
             )
         return cls(text, dict(arguments), tuple(script_arguments))
 
@@ -204,6 +205,42 @@ def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
     return functions, others
 
 
+def workload_functions(path: Path) -> list[str]:
+    """The functions of a file that may be named as workloads: what they return has parts.
+
+    Those with arguments that must be given are left out; empty where the file cannot be read.
+    """
+    try:
+        tree = _parse_source(path)
+    except WorkloadError:
+        return []
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and len(node.args.posonlyargs + node.args.args) == len(node.args.defaults)
+        and None not in node.args.kw_defaults
+        and _returns_parts(node)
+    ]
+
+
+def _returns_parts(function: ast.FunctionDef) -> bool:
+    """Whether it returns (model, batch, ...), a mapping of them, or a ``Built``."""
+    for node in ast.walk(function):
+        value = node.value if isinstance(node, ast.Return) else None
+        if isinstance(value, ast.Call):
+            called = value.func.attr if isinstance(value.func, ast.Attribute) else None
+            called = value.func.id if isinstance(value.func, ast.Name) else called
+            if called == "Built":
+                return True
+        if isinstance(value, ast.Tuple) and 2 <= len(value.elts) <= 4:
+            return True
+        keys = value.keys if isinstance(value, ast.Dict) else []
+        if any(isinstance(key, ast.Constant) and key.value in ("model", "step") for key in keys):
+            return True
+    return False
+
+
 def _guess(text: str) -> str | None:
     """What was meant by ``train``, ``package.train:make``, or a notebook."""
     path, colon, function = text.partition(":")
@@ -226,11 +263,12 @@ def _parse_source(file: Path) -> ast.Module:
         near = (
             sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
         )
-        alike = difflib.get_close_matches(file.name, near, n=1)
+        # Without the ending, which all of them share.
+        alike = difflib.get_close_matches(file.stem, [Path(one).stem for one in near], n=1)
         if not file.parent.is_dir():
             remedy = f"there is no folder '{file.parent}' either; check the path"
         elif alike:
-            remedy = f"did you mean {file.parent / alike[0]}?"
+            remedy = f"did you mean {file.parent / alike[0]}.py?"
         else:
             remedy = f"Python files there: {', '.join(near[:8])}" if near else "check the path"
         raise WorkloadError(f"there is no file '{file}'", remedy=remedy) from None

@@ -15,13 +15,14 @@ import stat
 import sys
 import traceback
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
 from slipstream.workload.built import Built
 from slipstream.workload.prepare import prepare
-from slipstream.workload.recipe import Workload
+from slipstream.workload.recipe import Workload, workload_functions
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +30,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _STEPS_TO_DISCOVER = 2
 # What argparse leaves with when the arguments are wrong.
-_ARGPARSE = 2
-_SHOWN_BYTES, _SHOWN_LINES = 4096, 5
+ARGPARSE = 2
+_SHOWN_BYTES, _SHOWN_LINES, _SHOWN_FUNCTIONS = 4096, 5, 3
 _WORKED_S = 0.5
+
+
+class ScriptEndedError(WorkloadError):
+    """The script came to its own end, without an error, before the program had its steps.
+
+    Attributes:
+        ended: that it did, and after how many steps, in words.
+    """
+
+    def __init__(self, ended: str, *, remedy: str) -> None:
+        self.ended = ended
+        super().__init__(f"{ended}, which are too few", remedy=remedy)
 
 
 class _Discovery:
@@ -108,7 +121,8 @@ def run_script(
     """Run the script at ``workload.path`` until `program` has its steps; never returns normally.
 
     Raises:
-        WorkloadError: the script ended first, or never stepped an optimizer.
+        WorkloadError: the script failed, or never stepped an optimizer.
+        ScriptEndedError: it ended first.
     """
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -150,14 +164,14 @@ def run_script(
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as exit_:
-        raise _too_short(path.name, seen, discovery, exit_) from None
+        raise _too_short(path, seen, discovery, exit_) from None
     except Exception as error:
         remedy = _remedy(error, workload)
         if remedy is None:
             raise
         described = describe_error(error)
         raise WorkloadError(described["what"], where=described["where"], remedy=remedy) from error
-    raise _too_short(path.name, seen, discovery, None)
+    raise _too_short(path, seen, discovery, None)
 
 
 def _resume_after_step(
@@ -223,15 +237,15 @@ def _remedy(error: Exception, workload: Workload) -> str | None:
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if "argv" in line:
         given = " ".join(workload.script_arguments)
-        return f"its arguments go after --, as in: slipstream profile {name} -- {given or 'ARGS'}"
+        return f"its arguments go after --, as in: {name} -- {given or 'ARGS'}"
     return None
 
 
 def _too_short(
-    name: str, seen: dict[int, int], discovery: _Discovery, left: SystemExit | None
+    path: Path, seen: dict[int, int], discovery: _Discovery, left: SystemExit | None
 ) -> WorkloadError:
     """Why the script gave no (or not enough) steps: it failed, it is no training, it is short."""
-    steps = max(seen.values(), default=0)
+    name, steps = path.name, max(seen.values(), default=0)
     after = (
         f"after {steps} optimizer step{'s' * (steps != 1)}"
         if steps
@@ -244,8 +258,8 @@ def _too_short(
     if left is not None and left.code:
         said = _last_output()
         remedy = "run it on its own; it gives up there too"
-        if left.code == _ARGPARSE:
-            remedy = f"its arguments go after --, as in: slipstream profile {name} -- --epochs 1"
+        if left.code == ARGPARSE:
+            remedy = f"its arguments go after --, as in: {name} -- --epochs 1"
         return WorkloadError(
             f"{name} gave up {after} with sys.exit({left.code})"
             + (f"; its last output was:\n{_indented(said)}" if said else ""),
@@ -253,17 +267,19 @@ def _too_short(
         )
     how = "ended" if left is None else "called sys.exit()"
     if steps == 0:
-        return _never_stepped(name, how, discovery)
-    return WorkloadError(
-        f"{name} {how} {after}, which are too few",
+        return _never_stepped(path, how, discovery)
+    return ScriptEndedError(
+        f"{name} {how} {after}",
         remedy="let it run longer (more epochs or data), or ask for fewer: --steps N takes about "
-        "2 N + 25 of them, prove as many as its --budget allows",
+        "2 N + 25 of them",
     )
 
 
-def _never_stepped(name: str, how: str, discovery: _Discovery) -> WorkloadError:
+def _never_stepped(path: Path, how: str, discovery: _Discovery) -> WorkloadError:
     """It ended without an optimizer step: what it did in place of that."""
-    function = f"name a function that returns (model, batch, loss, optimizer): {name}:FUNCTION"
+    name, there = path.name, workload_functions(path)
+    named = " or ".join(f"{name}:{one}" for one in there[:_SHOWN_FUNCTIONS]) or f"{name}:FUNCTION"
+    function = f"name a function that returns (model, batch, loss, optimizer): {named}"
     did, remedy = "", f"is the training behind an argument? give it after --; or {function}"
     if discovery.backwards:
         did = f", after {_calls(discovery.backwards)} of backward"
@@ -274,7 +290,7 @@ def _never_stepped(name: str, how: str, discovery: _Discovery) -> WorkloadError:
     elif discovery.forwards:
         did = f", after {_calls(discovery.forwards)} of a model"
         remedy = (
-            f"for inference, name a function that returns (model, batch): {name}:FUNCTION; "
+            f"for inference, name a function that returns (model, batch): {named}; "
             "if it trains when asked to by an argument, give that after --"
         )
     elif _children_ran():

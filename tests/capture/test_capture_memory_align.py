@@ -1,0 +1,131 @@
+"""Memory of steps of which only some write a checkpoint."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slipstream.capture.memory import NOTHING_SEEN, MemoryRecord, allocations
+from slipstream.capture.memory_align import fit
+from slipstream.capture.trace import Node
+from slipstream.capture.units import Units, find_units
+from slipstream.errors import GraphError
+from slipstream.graph import Graph, find_peak, replay
+from slipstream.graph.call import Call, TensorSpec
+from slipstream.verbs._profile import profile
+from slipstream.workload import Workload
+
+
+def loop(every: int, at: int, save: Callable[[nn.Module], Any]) -> Graph:
+    """A recorded training step, after which every so many-th one calls `save`."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    inputs, count = torch.randn(16, 32), [0]
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        count[0] += 1
+        if every and count[0] % every == at:
+            save(model)
+        return loss.detach()
+
+    return profile(Workload.of(step), warmup=1, steps=2, threads=1)
+
+
+def checkpoint(model: nn.Module) -> None:
+    torch.save(model.state_dict(), io.BytesIO())
+
+
+@pytest.mark.parametrize(("every", "at"), [(1, 0), *((5, at) for at in range(5))])
+def test_a_checkpoint_in_some_steps_leaves_the_peak_as_it_is(every: int, at: int) -> None:
+    plain, saving = loop(0, 0, checkpoint), loop(every, at, checkpoint)
+    assert "memory_reason" not in saving.meta
+    assert replay(saving).peak_bytes == pytest.approx(replay(plain).peak_bytes, rel=0.01)
+    saving.memory.check(len(saving))
+
+
+def test_large_copies_that_were_not_watched_are_a_reason_that_is_kept() -> None:
+    kept: list[Any] = []
+
+    def copies(model: nn.Module) -> None:
+        kept[:] = [parameter.detach().clone() for parameter in model.parameters()]
+
+    found = [loop(5, at, copies) for at in range(5)]
+    without = [graph for graph in found if not len(graph.memory)]
+    # One of the five turns falls on the recorded step.
+    assert len(without) == 1
+    reason = without[0].meta["memory_reason"]
+    assert "lacks operators that make 10." in reason
+    assert "--steps" in reason
+    with pytest.raises(GraphError, match="lacks operators"):
+        find_peak(replay(without[0]))
+
+
+def node(name: str, storages: tuple[int, ...] = ()) -> Node:
+    spec = TensorSpec("float32", (256,), (1,))
+    call = Call(f"{name}(Tensor x) -> Tensor", (spec,), (spec,) * (len(storages) - 1))
+    return Node(name, -1, -1, call, storages)
+
+
+TRACE = [node("aten::mm", (1, 2)), node("aten::relu", (2, 3)), node("aten::tanh", (3, 4))]
+
+
+def watched(
+    *events: tuple[str, int, int], changes: tuple[tuple[int, int, int], ...]
+) -> MemoryRecord:
+    names, start, end = zip(*events, strict=True)
+    return MemoryRecord(
+        names, np.array(start), np.array(end), ((),) * len(names), changes, {}, frozenset()
+    )
+
+
+def units() -> Units:
+    return find_units(TRACE)
+
+
+def test_what_foreign_operators_allocate_and_free_is_not_the_steps() -> None:
+    events = (("aten::mm", 0, 9), ("aten::relu", 10, 19), ("copy", 20, 29), ("aten::tanh", 30, 39))
+    own = ((1, 100, 1024), (11, 101, 1024), (31, 102, 1024), (35, 100, -1024))
+    passing = ((21, 200, 9999), (28, 200, -9999))
+    kept = ((22, 201, 77),)
+    record = watched(*events, changes=tuple(sorted((*own, *passing, *kept))))
+    fitted = fit(record, units())
+    assert not isinstance(fitted, str)
+    assert fitted[0].changes == tuple(sorted((*own, *kept)))
+    assert fitted[1].all()
+    # Inside of a unit it is another way of doing its work.
+    inside = replace(record, end_ns=np.array([9, 29, 29, 39]))
+    fitted = fit(inside, units())
+    assert not isinstance(fitted, str)
+    assert fitted[0].changes == record.changes
+
+
+def test_what_was_not_watched_stands_between_its_neighbours() -> None:
+    record = watched(("aten::mm", 0, 9), ("aten::tanh", 30, 39), changes=((31, 102, 1024),))
+    fitted = fit(record, units())
+    assert not isinstance(fitted, str)
+    assert fitted[0].start_ns.tolist() == [0, 30, 30]
+    assert fitted[0].end_ns.tolist() == [9, 30, 39]
+    assert fitted[1].tolist() == [True, False, True]
+    found, reason = allocations(record, TRACE, units(), [])
+    assert not len(found)
+    assert "1.00 KiB" in reason
+
+
+def test_another_step_is_no_witness() -> None:
+    record = watched(("aten::conv", 0, 9), ("aten::tanh", 10, 39), changes=((11, 102, 1024),))
+    found, reason = allocations(record, TRACE, units(), [])
+    assert not len(found)
+    assert "only 40 % of its operators in common" in reason
+    assert allocations(None, TRACE, units(), [])[1] == NOTHING_SEEN
