@@ -58,7 +58,7 @@ train(40)
 _FAILS = {
     "never steps": ("train(9, lambda: None)", "after 9 calls of backward", "optimizer.step()"),
     "reads stdin": ("name = input('data? ')", "EOFError", "after --"),
-    "reads argv": ("steps = int(sys.argv[1])", "IndexError", "slipstream profile script.py -- "),
+    "reads argv": ("steps = int(sys.argv[1])", "IndexError", "script.py -- "),
     "leaves before": ("sys.exit(0)", "sys.exit() without an optimizer step", "after --"),
     "gives up": ("print('no data here'); sys.exit(1)", "no data here", "on its own"),
     "leaves during": ("train(4); sys.exit(0)", "after 4 optimizer steps", "--steps N takes"),

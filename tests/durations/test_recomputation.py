@@ -65,7 +65,7 @@ def count_blocks(saved: int) -> int:
 def test_of_differences_the_median_is_taken_and_of_times_the_least(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def timer(call: Call, clock: object) -> object:
+    def timer(call: Call, clock: object, warm: bool) -> object:
         values = count(1)
         return lambda: float(next(values))
 

@@ -62,16 +62,20 @@ class Question:
         wall: by the wall clock even on one thread. CPU time of one thread and wall time of
             several are not to be compared: the one leaves out what other programs do, the other
             does not.
+        warm: with its operands in the caches, as right after the operator that made them; else as
+            far away as in a step that has since done other things.
     """
 
     call: Call
     threads: int | None = None
     wall: bool = False
+    warm: bool = False
 
     @property
     def key(self) -> str:
         """What an answer is kept under, beside the number of threads."""
-        return f"{self.call.key} by wall clock" if self.wall else self.call.key
+        how = " by wall clock" * self.wall + " warm" * self.warm
+        return self.call.key + how
 
 
 class Durations:
@@ -129,6 +133,7 @@ class Durations:
                     calls=[one.call.to_json() for _, one in batch],
                     threads=[threads for (_, threads), _ in batch],
                     wall=[one.wall for _, one in batch],
+                    warm=[one.warm for _, one in batch],
                 )
                 self._save(list(zip([key for key, _ in batch], found, strict=True)))
 

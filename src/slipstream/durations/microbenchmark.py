@@ -1,7 +1,8 @@
 """Time single operator calls with the recorded strides and random data. Runs in a child process.
 
 Each call gets several sets of inputs, used in turn, so that an operator finds its inputs as far
-away as in a real step, not hot from the last repetition. All calls of a batch are timed round by
+away as in a real step, not hot from the last repetition; one that is asked for warm has a single
+set. All calls of a batch are timed round by
 round; each keeps its minimum. On one thread CPU time is taken: other programs do not add to it.
 Where one thread is compared with several, both are timed by the wall clock. There other programs
 do add: an operator on two threads whose cores are taken waits for them in every repetition, a
@@ -44,7 +45,10 @@ _MOST_WAITED = 0.99
 
 
 def run(
-    calls: Sequence[Any], threads: int | Sequence[int], wall: Sequence[bool] = ()
+    calls: Sequence[Any],
+    threads: int | Sequence[int],
+    wall: Sequence[bool] = (),
+    warm: Sequence[bool] = (),
 ) -> list[dict[str, Any]]:
     """For each call (JSON of `Call.to_json`) how long it takes, or ``{"error"}``.
 
@@ -54,6 +58,7 @@ def run(
     Args:
         threads: intra-op threads, of all or of each; 0 for what torch chooses.
         wall: of each, whether to take the wall clock on one thread too.
+        warm: of each, whether its operands are to be in the caches already.
     """
     import torch
 
@@ -76,10 +81,11 @@ def run(
     torch.set_flush_denormal(True)
     try:
         with torch.no_grad():
-            for value, count, clock in zip(calls, counts, clocks, strict=True):
+            near = warm or [False] * len(calls)
+            for value, count, clock, hot in zip(calls, counts, clocks, near, strict=True):
                 torch.set_num_threads(count)
                 try:
-                    timers.append(_timer(Call.from_json(value), clock))
+                    timers.append(_timer(Call.from_json(value), clock, hot))
                     results.append({})
                 except Exception as error:
                     timers.append(None)
@@ -132,7 +138,7 @@ def waited_ns() -> int:
     return total
 
 
-def _timer(call: Call, clock: Callable[[], int]) -> Callable[[], float]:
+def _timer(call: Call, clock: Callable[[], int], warm: bool = False) -> Callable[[], float]:
     """A function that runs `call` for about two milliseconds and returns ns per call."""
     if call.op.startswith(TAKE_BATCH):
         return _take_batch(call)
@@ -140,7 +146,7 @@ def _timer(call: Call, clock: Callable[[], int]) -> Callable[[], float]:
         return _in_mode(call, clock)
     if call.op.startswith(CHECKPOINT):
         return checkpoint_overhead(call.arguments[0], clock)
-    return _operator_timer(call, clock)
+    return _operator_timer(call, clock, most_sets=1 if warm else _MOST_SETS)
 
 
 def _operator_timer(
@@ -148,11 +154,12 @@ def _operator_timer(
     clock: Callable[[], int],
     prepare: Callable[[Any], Any] = lambda made: made,
     mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    most_sets: int = _MOST_SETS,
 ) -> Callable[[], float]:
     """A timer of an operator that runs in `mode`; `prepare` is given every set of inputs."""
     operator, positional, named = _resolve(call)
     size = sum(spec.nbytes for spec in call.inputs) + sum(spec.nbytes for spec in call.outputs)
-    sets = max(1, min(_MOST_SETS, _ROTATED_BYTES // max(size, 1)))
+    sets = max(1, min(most_sets, _ROTATED_BYTES // max(size, 1)))
     inputs = [
         prepare(
             (tuple(make() for make in positional), {name: make() for name, make in named.items()})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.durations import Question
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import (
     Allocations,
@@ -65,9 +66,9 @@ class Accumulation(Settings):
             return HIDDEN_BATCH
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
+    def questions(self, graph: Graph) -> Sequence[Question]:
         """Adding a gradient to the one that is there, for every parameter shape."""
-        return [_add(spec) for spec in _gradients(graph)]
+        return [_added(spec) for spec in _gradients(graph)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Repeat forward and backward; from the second time on gradients are added.
@@ -85,7 +86,7 @@ class Accumulation(Settings):
         repeats = self.batches - 1
         passes = [*[repeated[~_exchanges(graph)[repeated]]] * repeats, repeated]
         order = np.concatenate([begin, before, *passes, after])
-        answers = [context.durations.lookup(_add(spec)) for spec in _gradients(graph)]
+        answers = [context.durations.lookup(_added(spec)) for spec in _gradients(graph)]
         known = [answer.nanoseconds for answer in answers if answer is not None]
         strings, n = StringTable(graph.strings), len(order) + 1
         added = {
@@ -238,6 +239,11 @@ def _gradients(graph: Graph) -> list[TensorSpec]:
         TensorSpec(dtype, tuple(shape), tuple(strides), device)
         for dtype, shape, strides, device in described["tensors"]
     ]
+
+
+def _added(spec: TensorSpec) -> Question:
+    """The gradient was made a moment ago, and what it is added to not long before."""
+    return Question(_add(spec), warm=True)
 
 
 def _add(spec: TensorSpec) -> Call:
