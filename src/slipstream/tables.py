@@ -186,10 +186,10 @@ class Table:
             self._print_stacked(console, columns)
             self._print_below(console, dropped)
             return
-        grid = RichTable(
-            title=Text(self.title) if self.title else None, title_justify="left",
-            title_style="bold", box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0),
-        )  # fmt: skip
+        if self.title:
+            # By itself: as the grid's title it would be wrapped to the width of a narrow one.
+            console.print(Text(self.title, style="bold"))
+        grid = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
         for c in columns:
             grid.add_column(
                 Text(_wrapped(self.columns[c].name, widths[c])), justify=self.columns[c].align,
