@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from slipstream.capture import CaptureSettings, capture, program
+from slipstream.capture import program
 from slipstream.capture.overhead import StepTimes, calibrate, calibrate_apart
 from slipstream.capture.updating import UpdateClock, UpdateTime
 from slipstream.graph import StepPhase
-from slipstream.workload import build_from
-from tiny_models import parts
+from slipstream.verbs._profile import profile
+from tiny_models import workload
 
 
 def stepped(model: nn.Module) -> torch.optim.Optimizer:
@@ -64,7 +62,9 @@ def test_each_part_has_the_cost_that_its_own_times_show() -> None:
     assert together.duration_ns[2:].sum() < 2000
 
 
-def test_the_update_of_a_real_step_has_the_time_it_was_seen_to_take() -> None:
+def test_the_update_of_a_real_step_has_the_time_it_was_seen_to_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[UpdateTime] = []
 
     class Watching(UpdateClock):
@@ -72,24 +72,11 @@ def test_the_update_of_a_real_step_has_the_time_it_was_seen_to_take() -> None:
             seen.append(super().take())
             return seen[-1]
 
-    built = build_from(parts("transformer"), (), 0, "transformer")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "UpdateClock", Watching)
-        graph = record(built)
+    monkeypatch.setattr(program, "UpdateClock", Watching)
+    graph = profile(workload("transformer"), warmup=1, steps=4, threads=1)
     least = min(one.cpu_ns for one in seen if one.cpu_ns)
     tasks = graph.tasks
     update = tasks.phase == StepPhase.OPTIMIZER
     inside = float(tasks.duration_ns[update].sum() + tasks.gap_ns[update][:-1].sum())
     # The rest is Python before its first operator and after its last.
     assert 0.5 * least < inside <= least
-
-
-def record(built: Any) -> Any:
-    running = capture(CaptureSettings(warmup=1, steps=4, threads=1, own_process=False))(built)
-    value = None
-    while True:
-        try:
-            running.send(value)
-        except StopIteration as end:
-            return end.value
-        value = built.step()

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
+from slipstream.files import replacing
 from slipstream.graph.call import Call
 from slipstream.graph.graph import (
     PROVENANCES,
@@ -73,14 +72,8 @@ def write_chakra(graph: Graph, path: Path) -> None:
     """
     data = to_chakra(graph)
     try:
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with replacing(path) as beside:
+            beside.write_bytes(data)
     except OSError as error:
         raise GraphError(f"cannot be written: {error.strerror}", where=str(path)) from error
 

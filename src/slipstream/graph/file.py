@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
+from slipstream.files import replacing
 from slipstream.graph.call import Call
 from slipstream.graph.graph import TASK_DTYPES, Edges, Edit, Graph, Tasks
 from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations
@@ -67,15 +66,8 @@ def save(graph: Graph, path: Path) -> None:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(fd, "wb") as file:
-                _write(file, arrays, json.dumps(meta, separators=(",", ":")).encode())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with replacing(path) as beside:
+            _write(beside, arrays, json.dumps(meta, separators=(",", ":")).encode())
     except OSError as error:
         raise GraphError(
             f"the graph cannot be written: {error.strerror}",
@@ -112,13 +104,7 @@ def load(path: Path) -> Graph:
         ) from error
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _write(file: Any, arrays: dict[str, NDArray[Any]], meta: bytes) -> None:
+def _write(file: Path, arrays: dict[str, NDArray[Any]], meta: bytes) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             buffer = io.BytesIO()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
+from slipstream.files import replacing
 from slipstream.measure import _codec as codec
 from slipstream.measure.records import Claim, Experiment
 from slipstream.tables import json_values
@@ -41,18 +41,15 @@ def export(experiments: Iterable[tuple[Experiment, Sequence[Claim]]], to: str, p
         raise InvalidArgumentError(
             "to", f"'{to}' is not a format", remedy="one of " + ", ".join(FORMATS)
         )
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        count = writers[to](experiments, unfinished)
-        unfinished.replace(path)
+        with replacing(path) as unfinished:
+            count = writers[to](experiments, unfinished)
     except OSError as error:
         raise SlipstreamError(
             f"the export cannot be written: {error.strerror or error}",
             where=str(path),
             remedy="name another file with -o",
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
     return count
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
+from slipstream.files import replacing
 from slipstream.graph import Graph
 from slipstream.measure._redact import Redactor
 from slipstream.measure.environment import capture
@@ -67,13 +67,9 @@ def write_report(
 
 
 def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
+        with replacing(path) as beside:
             beside.write_text(text, encoding="utf-8")
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
     except OSError as error:
         raise SlipstreamError(
             f"the report cannot be written: {error.strerror}",

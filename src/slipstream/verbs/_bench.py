@@ -13,6 +13,7 @@ from typing import Any
 
 from slipstream.bars import Bar, Bench, BenchOptions
 from slipstream.errors import SlipstreamError, UnknownNameError
+from slipstream.files import replacing
 
 GROUP = "slipstream.benches"
 RESULTS = Path("benchmarks") / "results"
@@ -85,10 +86,9 @@ def read_results(path: Path) -> list[Bar]:
 def write_results(path: Path, bars: Sequence[Bar]) -> None:
     """Replace the recorded rows, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
     lines = [json.dumps(asdict(bar), ensure_ascii=False) + "\n" for bar in bars]
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as beside:
+        beside.write_text("".join(lines), encoding="utf-8")
 
 
 def _git(*arguments: str) -> str | None:
