@@ -49,12 +49,15 @@ class BenchOptions:
         full: the whole grid (may take long, resumable) rather than at most three minutes.
         only: run only bars whose name contains this text; empty for all.
         done: bars already measured by an interrupted full run, by name; skip these.
+        recorded: bars of full runs of any commit, by name: what rows over many others may rest
+            on when only some of these are measured again.
         progress: called with a short line before anything slow.
     """
 
     full: bool = False
     only: str = ""
     done: Mapping[str, Bar] = field(default_factory=dict)
+    recorded: Mapping[str, Bar] = field(default_factory=dict)
     progress: Callable[[str], None] = field(default=lambda line: None)
 
     def wants(self, bar: str) -> bool:

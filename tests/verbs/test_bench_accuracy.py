@@ -102,6 +102,15 @@ def test_a_killed_run_goes_on_with_what_is_left(rows: object) -> None:
     assert found["error of predicted speed-up, median"].n == 6
 
 
+def test_one_family_measured_again_is_judged_beside_the_recorded_ones(rows: object) -> None:
+    other = [cell("mlp", f"t{i}", 1.0, 1.2) for i in range(6)]
+    recorded = {one.name: one.to_row() for one in (*GOOD, *other)}
+    found = rows(*GOOD, *other, full=True, only="mlp", recorded=recorded)  # type: ignore[operator]
+    assert "net t0" not in found
+    assert "mlp t0" in found
+    assert found["error of predicted speed-up, median"].n == 12
+
+
 def test_pairs_are_judged_apart(rows: object) -> None:
     pairs = [cell("net", f"a+b{i}", 1.0, 1.1) for i in range(5)]
     found = rows(*GOOD, *pairs)  # type: ignore[operator]

@@ -56,8 +56,10 @@ def bench(
     if full:
         kept = [bar for bar in recorded if bar.commit == commit] if not only else recorded
         done = {} if only else {bar.bar: bar for bar in kept}
-        options = BenchOptions(full=True, only=only, done=done, progress=progress)
         rows = {bar.bar: bar for bar in kept}
+        options = BenchOptions(
+            full=True, only=only, done=done, recorded=dict(rows), progress=progress
+        )
         yield from (replace(bar, source="recorded") for bar in rows.values() if not only)
         for bar in run(options):
             bar = replace(bar, source="now", device=device, commit=commit, date=date)

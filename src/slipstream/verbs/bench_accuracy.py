@@ -49,10 +49,12 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     """A row a cell, then the rows that decide."""
     cells: list[Cell] = []
     for family, techniques in _grid(options.full).items():
+        # Families that are not asked for stand as they were recorded.
+        known = options.done if options.only in family else options.recorded
         recorded = {
-            one: Cell.from_row(options.done[name])
+            one: Cell.from_row(known[name])
             for one in techniques
-            if (name := f"{family} {one}") in options.done
+            if (name := f"{family} {one}") in known
         }
         cells += recorded.values()
         left = [one for one in techniques if one not in recorded and options.only in family]
@@ -62,7 +64,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         for cell in measure_cells(family, left, budget, options.progress):
             cells.append(cell)
             yield cell.to_row()
-    if not options.only:
+    if options.full or not options.only:
         cells = [cell for cell in cells if cell.applies]
         kept = [cell for cell in cells if not cell.model.endswith(AS_IT_IS)]
         yield from _judged([cell for cell in kept if "+" not in cell.technique])
