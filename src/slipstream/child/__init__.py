@@ -1,0 +1,31 @@
+"""A Python process that answers calls: where user code runs, and what happens when it fails.
+
+User code never runs in a long-lived process of ours. It runs in a `Child`: a fresh interpreter
+with a message pipe, a memory limit and a time limit per call. What crosses the pipe is JSON, one
+message a line; nothing is unpickled. What user code prints goes to a log, shown when it fails.
+
+    with Child() as child:
+        answer = child.call("package.module:function", timeout_s=60, argument=1)
+
+The called function runs in the child with its own module globals, so that one call can build
+what the next one uses. While it runs it may talk to the parent through `channel()`.
+"""
+
+from slipstream.child.descendants import end_group
+from slipstream.child.pipe import Channel, Message
+from slipstream.child.process import Child, started_by
+from slipstream.child.report import describe_error, is_user_file
+from slipstream.child.worker import call_in_fork, channel, end_descendants
+
+__all__ = [
+    "Channel",
+    "Child",
+    "Message",
+    "call_in_fork",
+    "channel",
+    "describe_error",
+    "end_descendants",
+    "end_group",
+    "is_user_file",
+    "started_by",
+]

@@ -1,0 +1,340 @@
+"""A child as its parent has it: started, called, waited for and ended."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from slipstream.child.descendants import descendants, end, end_group
+from slipstream.child.pipe import TICK_S, Channel, Message
+from slipstream.child.report import is_user_file, revive
+from slipstream.errors import ChildError
+
+_GRACE_S = 2.0
+# How long a child may leave a message unread, and how long the system takes to end a process.
+_LONGEST_SEND_S, _LONGEST_END_S = 300.0, 30.0
+_LOG_TAIL_LINES = 15
+
+_starter: ContextVar[Callable[..., Any] | None] = ContextVar("starter", default=None)
+
+
+@contextlib.contextmanager
+def started_by(start: Callable[..., Any]) -> Iterator[None]:
+    """Within it, and in this thread, every `Child` is started by `start`.
+
+    It is called as `subprocess.Popen` is. What it returns may tell by ``ended()`` that the process
+    is over before its exit is collected; otherwise it must be a child of this one.
+    """
+    token = _starter.set(start)
+    try:
+        yield
+    finally:
+        _starter.reset(token)
+
+
+class Child:
+    """A fresh Python process that answers calls one at a time.
+
+    Args:
+        name: what the process is for, as errors should call it.
+        environment: variables set in the child on top of ours.
+        directory: where it runs; ours by default.
+        memory_limit_bytes: private memory above which allocations in the child fail.
+        prefix: words before the command, which become it in the same process: ``nsenter``.
+    """
+
+    def __init__(
+        self,
+        name: str = "worker",
+        *,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        memory_limit_bytes: int | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self._owner = os.getpid()
+        self._stopped = False
+        to_child_read, to_child_write = os.pipe()
+        to_us_read, to_us_write = os.pipe()
+        log_fd, log_path = tempfile.mkstemp(prefix="slipstream-", suffix=".log")
+        self.log_path = Path(log_path)
+        # A child dies with the *thread* that started it, so that only the main thread, which ends
+        # with the process, may ask for that; others' children are ended at our exit.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        parent = self._owner if in_main_thread else 0
+        numbers = (to_child_read, to_us_write, parent, memory_limit_bytes or 0)
+        command = [*prefix, sys.executable, "-m", "slipstream.child", *map(str, numbers)]
+        try:
+            self._process = (_starter.get() or subprocess.Popen)(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log_fd,
+                stderr=log_fd,
+                pass_fds=(to_child_read, to_us_write),
+                env={**os.environ, **(environment or {})},
+                cwd=directory,
+                # Ctrl-C goes to us alone; we then end the child and all it started.
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(to_us_read)
+            os.close(to_child_write)
+            self.log_path.unlink(missing_ok=True)
+            raise ChildError(
+                f"{name} could not be started: {error.strerror or error}",
+                where=error.filename and os.fsdecode(error.filename),
+            ) from error
+        except BaseException:
+            # Whoever starts processes in place of us may have reasons of its own not to.
+            os.close(to_us_read)
+            os.close(to_child_write)
+            self.log_path.unlink(missing_ok=True)
+            raise
+        finally:
+            for fd in (to_child_read, to_us_write, log_fd):
+                os.close(fd)
+        self._channel = Channel(to_us_read, to_child_write)
+        _living.add(self)
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also its process group."""
+        return self._process.pid
+
+    def call(
+        self,
+        function: str,
+        *,
+        timeout_s: float | None = None,
+        on_message: Callable[[Message], None] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Run ``module:function(**arguments)`` in the child and return its (JSON) result.
+
+        Args:
+            function: an importable ``module:function``; it runs in the child's main thread.
+            timeout_s: the child is killed when no message of it arrives for this long.
+            on_message: called with each message the function sends through `channel()`.
+
+        Raises:
+            SlipstreamError: whatever the function raised; foreign exceptions arrive as
+                `WorkloadError` with file and line of the user's code.
+            ChildError: the process died, or said nothing for `timeout_s` and was killed.
+        """
+        self.start_call(function, **arguments)
+        return self.finish_call(timeout_s=timeout_s, on_message=on_message)
+
+    def start_call(self, function: str, **arguments: Any) -> None:
+        """Begin a call; talk to it with `send` and `receive`, collect with `finish_call`."""
+        self.send({"call": function, "arguments": arguments})
+
+    def send(self, message: Message) -> None:
+        """Send `message` to the function that is running in the child.
+
+        Raises:
+            ChildError: the process died, or hangs where it does not read (it is then killed).
+        """
+        try:
+            self._channel.send(
+                message, alive=lambda: not self._has_ended(), timeout_s=_LONGEST_SEND_S
+            )
+        except TimeoutError:
+            raise self._hang("did not read what it was sent", _LONGEST_SEND_S) from None
+        except OSError:
+            raise self._death() from None
+
+    def receive(self, *, timeout_s: float | None = None) -> Message:
+        """The child's next message; ``{"result": ...}`` when the call ended.
+
+        Raises:
+            SlipstreamError: the called function raised.
+            ChildError: the process died, or `timeout_s` passed (it is then killed).
+        """
+        try:
+            message = self._await_message(timeout_s)
+        except (EOFError, OSError):
+            raise self._death() from None
+        if message is None:
+            raise self._hang("did not answer", timeout_s or 0.0)
+        if "error" in message:
+            raise revive(message["error"])
+        return message
+
+    def _hang(self, what: str, timeout_s: float) -> ChildError:
+        where = self._where_it_hangs()
+        waiting = self._waits_for()
+        self.kill()
+        return ChildError(
+            f"{self.name} {what} within {timeout_s:g} s and was stopped{waiting}",
+            where=where,
+            remedy="an endless loop or a dead-lock? if it is only slow, raise --timeout",
+        )
+
+    def _waits_for(self) -> str:
+        """In words: processes of its own that are there while it hangs, such as loader workers."""
+        started = descendants(self._process.pid)
+        if not started:
+            return ""
+        count = len(started)
+        return f"; {count} process{'es' * (count != 1)} that it started still ran"
+
+    def _await_message(self, timeout_s: float | None) -> Message | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = TICK_S if deadline is None else deadline - time.monotonic()
+            # Asked before waiting: what it said before it ended is in the pipe by then.
+            ended = self._has_ended()
+            message = self._channel.receive(0.0 if ended else max(0.0, min(left, TICK_S)))
+            if message is not None or left <= 0:
+                return message
+            if ended:
+                # A process it forked may hold the pipe open, so that no end of file comes.
+                raise EOFError
+
+    def finish_call(
+        self,
+        *,
+        timeout_s: float | None = None,
+        on_message: Callable[[Message], None] | None = None,
+    ) -> Any:
+        """Wait for the running call's result; see `call`."""
+        while True:
+            message = self.receive(timeout_s=timeout_s)
+            if "result" in message:
+                return message["result"]
+            if on_message is not None:
+                on_message(message)
+
+    def log_tail(self) -> str:
+        """The last lines the child printed."""
+        try:
+            text = self.log_path.read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
+
+    def kill(self) -> None:
+        """End the child and every process it started, at once."""
+        self._stopped = True
+        # Once its exit was collected, its number may be another process's.
+        if self._process.returncode is None:
+            # Some may have left for a session of their own, out of the group's reach.
+            started = [] if self._has_ended() else descendants(self._process.pid)
+            end_group(self._process.pid)
+            # One that is stuck in the kernel ends when that lets go of it; nobody can hurry it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LONGEST_END_S)
+            end(started)
+
+    def close(self) -> None:
+        """End the child: it is asked first, then killed; its log is removed."""
+        _living.discard(self)
+        self._channel.close()
+        try:
+            self._await_end()
+        finally:
+            self.kill()
+            self.log_path.unlink(missing_ok=True)
+
+    def _has_ended(self) -> bool:
+        """Whether the process is over; its exit is left to be collected by `kill`."""
+        if self._process.returncode is not None:
+            return True
+        if hasattr(self._process, "ended"):
+            return bool(self._process.ended())
+        if not hasattr(os, "waitid"):  # macOS
+            return self._process.poll() is not None
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, flags) is not None
+
+    def _await_end(self) -> bool:
+        deadline = time.monotonic() + _GRACE_S
+        pause_s = 0.001
+        while not (ended := self._has_ended()) and time.monotonic() < deadline:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+        return ended
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            # An error or Ctrl-C: do not wait for what the child is doing.
+            self.kill()
+        self.close()
+
+    def _where_it_hangs(self) -> str | None:
+        """Ask the child's fault handler where its main thread is."""
+        if self._has_ended():
+            return None
+        before = self.log_path.stat().st_size
+        os.kill(self._process.pid, signal.SIGUSR1)
+        answer, deadline = b"", time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            with self.log_path.open("rb") as log:
+                log.seek(before)
+                previous, answer = answer, log.read()
+            # It writes frame by frame; when nothing more came, it is done.
+            if answer and answer == previous:
+                break
+        for line in answer.decode(errors="replace").splitlines():
+            path, found, rest = line.strip().removeprefix('File "').partition('", line ')
+            if found and is_user_file(path):
+                return f"{path}:{rest.split()[0]}"
+        return None
+
+    def _death(self) -> ChildError:
+        stopped = self._stopped
+        ended = self._await_end()
+        self.kill()
+        code = self._process.returncode or 0
+        tail = self.log_tail()
+        remedy: str | None
+        if stopped:
+            return ChildError(f"{self.name} was stopped and cannot be called any more")
+        if not ended:
+            what = f"{self.name} closed its pipe and went on without answering"
+            remedy = "does the script close files it did not open?"
+        elif code == -signal.SIGKILL:
+            what = f"{self.name} was killed by the system, most likely out of memory"
+            remedy = "use a smaller batch or model, or a machine with more memory"
+        elif code < 0:
+            what = f"{self.name} died of signal {signal.Signals(-code).name}"
+            remedy = "run the script on its own; a crash in native code shows there too"
+        else:
+            what = f"{self.name} ended by itself (exit code {code}) before it was done"
+            remedy = "does the script call sys.exit or os._exit?"
+        if tail:
+            what += "; its last output was:\n" + _indent(tail)
+        return ChildError(what, remedy=remedy)
+
+
+def _indent(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines())
+
+
+_living: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for child in list(_living):
+        # A process forked from ours inherits this list, and must not end our children.
+        if child._owner == os.getpid():
+            child.kill()
+            child.log_path.unlink(missing_ok=True)

@@ -1,0 +1,111 @@
+"""What an exception becomes on its way to the parent, and back: JSON, with the user's line."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from slipstream.child.pipe import Message
+from slipstream.errors import SlipstreamError, WorkloadError
+
+_PACKAGE = str(Path(__file__).parents[1])
+# What torch says when a device is asked for that is not there, in its builds with and without CUDA.
+_NO_DEVICE = (
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "CUDA driver version is insufficient",
+    "Attempting to deserialize object on a CUDA device",
+    "Cannot access accelerator device when none is available",
+    "no CUDA-capable device is detected",
+    "requires CUDA support",
+)
+
+
+def describe_error(error: BaseException) -> Message:
+    """An exception as JSON: ours part by part, foreign ones with the user's file and line."""
+    if isinstance(error, SlipstreamError):
+        return {
+            "kind": type(error).__name__,
+            "what": error.what,
+            "where": error.where,
+            "remedy": error.remedy,
+            "attributes": {k: v for k, v in vars(error).items() if _is_json(v)},
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+    where, source = _user_line(error)
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if source:
+        what += f"\n    {source}"
+    return {
+        "kind": "WorkloadError",
+        "what": what,
+        "where": where,
+        "remedy": _remedy(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def _remedy(error: BaseException) -> str | None:
+    text = str(error)
+    if any(said in text for said in _NO_DEVICE):
+        return (
+            "the workload asks for a GPU, and torch sees none here: put model and batch on the "
+            "CPU, or profile it where torch.cuda.is_available() is True"
+        )
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
+        return "out of memory: use a smaller batch or model, or a machine with more memory"
+    if isinstance(error, ModuleNotFoundError):
+        return f"install '{error.name}' in this environment, or run from the folder that holds it"
+    if isinstance(error, SystemExit):
+        return "the code ends the process; let it return instead, or guard it with __main__"
+    if isinstance(error, SyntaxError):
+        return "mend the file; Python cannot parse it"
+    return "the error is in the code above; it shows without slipstream too"
+
+
+def _user_line(error: BaseException) -> tuple[str | None, str]:
+    """``file:line`` and text of the innermost frame outside Python, its packages and ours."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}", (error.text or "").strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if is_user_file(frame.filename):
+            line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            return f"{frame.filename}:{frame.lineno}", line
+    return None, ""
+
+
+def is_user_file(path: str) -> bool:
+    foreign = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")
+    return not path.startswith((_PACKAGE, "<")) and not any(part in path for part in foreign)
+
+
+def revive(error: Message) -> SlipstreamError:
+    """The exception a child described, as the same class here."""
+    kinds = {kind.__name__: kind for kind in _subclasses(SlipstreamError)}
+    kind = kinds.get(error["kind"], WorkloadError)
+    revived = kind.revive(
+        error["what"], error["where"], error["remedy"], error.get("attributes", {})
+    )
+    revived.add_note(error["traceback"])
+    return revived
+
+
+def _subclasses(kind: type[SlipstreamError]) -> list[type[SlipstreamError]]:
+    found = [kind]
+    for sub in kind.__subclasses__():
+        found += _subclasses(sub)
+    return found
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,168 @@
+"""What runs in the child: it answers the parent's calls, until the pipe is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.child.descendants import descendants, end
+from slipstream.child.pipe import Channel, Message
+from slipstream.child.report import describe_error, revive
+from slipstream.errors import ChildError, InvalidArgumentError, WorkloadError
+
+_channel: Channel | None = None
+
+
+def channel() -> Channel:
+    """The pipe to the parent, for a function that runs in a child.
+
+    Raises:
+        ChildError: this process is not a child.
+    """
+    if _channel is None:
+        raise ChildError("this code runs outside a slipstream worker process")
+    return _channel
+
+
+def call_in_fork(called: str, arguments: Message) -> Any:
+    """Answer ``called(**arguments)`` in a fork of this process, which stays as it is.
+
+    For a child that has imported much and is to do several things that must not see each other.
+    Messages of the fork are passed on to the parent.
+
+    Raises:
+        SlipstreamError: whatever the function raised, as `Child.call` has it.
+        ChildError: the fork died.
+    """
+    global _channel
+    function = _resolve(called)
+    read_fd, write_fd = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read_fd)
+            _channel = Channel(os.open(os.devnull, os.O_RDONLY), write_fd)
+            try:
+                _answer({"result": function(**arguments)}, called)
+            except BaseException as error:
+                _channel.send({"error": describe_error(error)})
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(0)
+    os.close(write_fd)
+    from_fork = Channel(read_fd, os.open(os.devnull, os.O_WRONLY))
+    answer: Message | None = None
+    try:
+        while answer is None or not ("result" in answer or "error" in answer):
+            if (answer := from_fork.receive()) is not None and "say" in answer:
+                channel().send(answer)
+    except EOFError:
+        answer = None
+    finally:
+        from_fork.close()
+        # It may hang at its end, in what the user's code left running.
+        if answer is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    if answer is None:
+        code = os.waitstatus_to_exitcode(status)
+        how = f"died of signal {signal.Signals(-code).name}" if code < 0 else "ended by itself"
+        raise ChildError(f"a process for {called.rpartition(':')[2]} {how} before it was done")
+    if "error" in answer:
+        raise revive(answer["error"])
+    return answer["result"]
+
+
+def end_descendants() -> None:
+    """End what the user's code started in this process; for a child that is about to leave."""
+    end(descendants(os.getpid()))
+
+
+def main(arguments: list[str]) -> None:
+    """``python -m slipstream.child READ_FD WRITE_FD PARENT MEMORY_LIMIT_BYTES``, 0 for none."""
+    import faulthandler
+
+    read_fd, write_fd, parent, memory_limit_bytes = map(int, arguments)
+    if parent:
+        _die_with_parent(parent)
+    # What was printed before a crash must be in the log.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    # The parent asks where a hanging child is by this signal; the answer lands in the log.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    if memory_limit_bytes:
+        _limit_memory(memory_limit_bytes)
+    serve(read_fd, write_fd)
+    # The user's atexit handlers and destructors may write or hang; nothing of ours is left open.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def serve(read_fd: int, write_fd: int) -> None:
+    """Answer calls until the parent closes the pipe."""
+    global _channel
+    _channel = Channel(read_fd, write_fd)
+    while True:
+        try:
+            message = _channel.receive()
+        except EOFError:
+            return
+        if message is None or "call" not in message:
+            continue  # meant for a function that has failed in the meantime
+        try:
+            result = _resolve(message["call"])(**message["arguments"])
+            answer: Message = {"result": result}
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            answer = {"error": describe_error(error)}
+        try:
+            _answer(answer, message["call"])
+        except BrokenPipeError:
+            return
+
+
+def _answer(answer: Message, function: str) -> None:
+    try:
+        channel().send(answer)
+    except (TypeError, ValueError) as error:
+        # Raised before the first byte was sent.
+        wrong = WorkloadError(f"{function} returned something that is not JSON: {error}")
+        channel().send({"error": describe_error(wrong)})
+
+
+def _resolve(function: str) -> Callable[..., Any]:
+    module, _, name = function.partition(":")
+    found = getattr(importlib.import_module(module), name, None)
+    if not callable(found):
+        raise InvalidArgumentError("function", f"'{function}' is not module:function")
+    resolved: Callable[..., Any] = found
+    return resolved
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    import resource
+
+    # RLIMIT_DATA counts private writable memory; address space that is only reserved (CUDA, mapped
+    # files) does not count, unlike with RLIMIT_AS.
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before we asked
