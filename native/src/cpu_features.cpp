@@ -1,4 +1,4 @@
-// Which instruction sets this processor and operating system can run.
+// Which instruction sets this processor and operating system can run, and how fast its clock is.
 
 #include "slipstream/engine.h"
 
@@ -30,4 +30,17 @@ extern "C" uint32_t slipstream_cpu_features(void) {
   features |= SLIPSTREAM_CPU_NEON | SLIPSTREAM_CPU_DOTPROD | 1u << 31;
 #endif
   return features;
+}
+
+extern "C" void slipstream_spin(int64_t count) {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < count; i += 8) {
+    // Eight at a time, so that the loop's own work is hidden behind them.
+    for (int step = 0; step < 8; ++step) {
+      sum += count;
+#if defined(__GNUC__)
+      __asm__ volatile("" : "+r"(sum));
+#endif
+    }
+  }
 }

@@ -1,4 +1,4 @@
-// The event loop: lanes with policies, delays, gaps, preemption and counting resources.
+// The event loop: lanes with policies, delays, gaps, preemption, counting resources, transfers.
 //
 // Time advances from instant to instant. At each, in rounds until nothing more happens at that
 // time: (1) all events of the instant are applied; (2) every lane they touched is settled: it
@@ -11,20 +11,23 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "heap.h"
 #include "internal.h"
+#include "network.h"
+#include "packets.h"
 
 namespace slipstream {
 namespace {
 
-enum EventKind : int32_t { kEnd, kReady, kGapOver, kBoundary };
+enum EventKind : int32_t { kEnd, kReady, kGapOver, kBoundary, kTaskEnd, kFlow };
 
 struct Event {
   double time_ns;
   uint64_t sequence;
   int32_t kind;
-  int32_t index;  // an instance for kReady, else a lane
+  int32_t index;  // an instance for kReady, kTaskEnd and kFlow, else a lane
 
   Key key() const { return static_cast<Key>(time_bits(time_ns)) << 64 | sequence; }
 };
@@ -80,11 +83,14 @@ struct Candidate {
   bool suspended = false;
 };
 
+// `Transfers` is a Network or a PacketNetwork.
+template <typename Transfers>
 class Loop {
  public:
-  Loop(const slipstream_program &program, const slipstream_simulate_args &args)
+  Loop(const slipstream_program &program, slipstream_simulate_args &args)
       : program_(program),
         args_(args),
+        network_(program, args),
         has_needs_(!program.needs.offset.empty()),
         instances_(static_cast<std::size_t>(program.steps * program.tasks)),
         lanes_(static_cast<std::size_t>(program.lanes)),
@@ -97,14 +103,15 @@ class Loop {
     make_instances();
     release_roots();
     settle_all();
-    while (!events_.empty()) {
-      now_ = events_.top().time_ns;
+    while (advance()) {
       while (!events_.empty() && events_.top().time_ns == now_) {
         const Event event = events_.top();
         events_.pop();
         if (!events_.empty()) prefetch_successors(events_.top());
         apply(event);
       }
+      if (has_flows_)
+        for (const int32_t instance : network_.take_ended(now_)) end_instance(instance);
       settle_all();
     }
     if (ended_ != static_cast<int64_t>(instances_.size()))
@@ -114,6 +121,21 @@ class Loop {
   }
 
  private:
+  // To the next instant at which something happens; false when nothing does.
+  bool advance() {
+    if (!has_flows_) {
+      if (events_.empty()) return false;
+      now_ = events_.top().time_ns;
+      return true;
+    }
+    if (!events_.empty() && events_.top().time_ns == now_) return true;
+    network_.solve(now_);
+    const double flow_end_ns = network_.next_end_ns();
+    if (events_.empty() && flow_end_ns == std::numeric_limits<double>::infinity()) return false;
+    now_ = events_.empty() ? flow_end_ns : std::min(flow_end_ns, events_.top().time_ns);
+    return true;
+  }
+
   int32_t task_of(int32_t instance) const {
     return instance < program_.tasks ? instance : instance % program_.tasks;
   }
@@ -200,6 +222,14 @@ class Loop {
       release(event.index);
       return;
     }
+    if (event.kind == kTaskEnd) {
+      finish(event.index);
+      return;
+    }
+    if (event.kind == kFlow) {
+      network_.begin(event.index);
+      return;
+    }
     Lane &lane = lanes_[event.index];
     if (event.kind == kEnd) {
       if (event.sequence == lane.end_sequence && lane.running >= 0) end_running(event.index);
@@ -220,14 +250,19 @@ class Loop {
       __builtin_prefetch(step + row[e], 1);
   }
 
+  // A transfer ended.
+  void end_instance(int32_t instance) {
+    const int32_t lane_id = instances_[instance].lane;
+    if (lanes_[lane_id].policy == SLIPSTREAM_CONCURRENT)
+      finish(instance);
+    else
+      end_running(lane_id);
+  }
+
   void end_running(int32_t lane_id) {
     Lane &lane = lanes_[lane_id];
     const int32_t instance = lane.running;
     const int32_t task = task_of(instance);
-    instances_[instance].duration_ns = now_;
-    double &step_end = args_.out_step_end_ns[task == instance ? 0 : instance / program_.tasks];
-    step_end = std::max(step_end, now_);
-    ++ended_;
     lane.running = -1;
     if (!program_.gap_by_id.empty()) {
       const double free_at = now_ + program_.gap_by_id[task];
@@ -238,6 +273,15 @@ class Loop {
     }
     if (!lane.in_gap || lane.waiting >= 0) touch(lane_id);
     if (needs_something(task)) give_back(task);
+    finish(instance);
+  }
+
+  void finish(int32_t instance) {
+    const int32_t task = task_of(instance);
+    instances_[instance].duration_ns = now_;
+    double &step_end = args_.out_step_end_ns[task == instance ? 0 : instance / program_.tasks];
+    step_end = std::max(step_end, now_);
+    ++ended_;
     const std::vector<int32_t> &succs = program_.succs_by_id.item;
     const std::vector<double> &delay = program_.succs_by_id.delay;
     const int32_t row = instances_[instance].succs;
@@ -299,6 +343,10 @@ class Loop {
 
   void settle(int32_t lane_id) {
     Lane &lane = lanes_[lane_id];
+    if (lane.policy == SLIPSTREAM_CONCURRENT) {
+      for (; !lane.ready.empty(); lane.ready.pop()) start_beside(key_instance(lane.ready.top().value));
+      return;
+    }
     const Candidate head = candidate(lane_id);
     if (lane.waiting >= 0 && (head.suspended || head.instance != lane.waiting)) withdraw(lane_id);
     if (head.instance < 0) return;
@@ -334,8 +382,30 @@ class Loop {
     lane.run_start_ns = now_;
     lane.run_end_ns = now_ + remaining_ns;
     lane.boundary_ns = -1.0;
+    if (network_.moves(task_of(lane.running))) {
+      lane.end_sequence = 0;
+      start_flow(lane.running, remaining_ns);
+      return;
+    }
     lane.end_sequence = sequence_;
     push_event(lane.run_end_ns, kEnd, lane_id);
+  }
+
+  void start_flow(int32_t instance, double latency_ns) {
+    if (latency_ns > 0.0)
+      push_event(now_ + latency_ns, kFlow, instance);
+    else
+      network_.begin(instance);
+  }
+
+  // On a concurrent lane.
+  void start_beside(int32_t instance) {
+    const double duration_ns = instances_[instance].duration_ns;
+    instances_[instance].ready_ns = now_;
+    if (network_.moves(task_of(instance)))
+      start_flow(instance, duration_ns);
+    else
+      push_event(now_ + duration_ns, kTaskEnd, instance);
   }
 
   void start(int32_t lane_id, int32_t instance) {
@@ -448,8 +518,10 @@ class Loop {
   }
 
   const slipstream_program &program_;
-  const slipstream_simulate_args &args_;
+  slipstream_simulate_args &args_;
+  Transfers network_;
   const bool has_needs_;
+  const bool has_flows_ = !program_.flows.empty();
   double now_ = 0.0;
   uint64_t sequence_ = 1;
   int64_t ended_ = 0;
@@ -465,11 +537,12 @@ class Loop {
 
 }  // namespace
 
-int simulate_events(const slipstream_program &program, const slipstream_simulate_args &args,
+int simulate_events(const slipstream_program &program, slipstream_simulate_args &args,
                     slipstream_error *error) {
   for (int64_t k = 0; k < program.steps; ++k) args.out_step_end_ns[k] = 0.0;
   if (program.tasks == 0) return SLIPSTREAM_OK;
-  return Loop(program, args).run(error);
+  if (!program.packets.empty()) return Loop<PacketNetwork>(program, args).run(error);
+  return Loop<Network>(program, args).run(error);
 }
 
 }  // namespace slipstream

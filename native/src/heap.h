@@ -19,6 +19,18 @@ class Heap {
  public:
   bool empty() const { return items_.size() <= kPadding; }
   const Item &top() const { return items_[kPadding]; }
+  std::size_t size() const { return empty() ? 0 : items_.size() - kPadding; }
+
+  void clear() { items_.clear(); }
+
+  // Drops what `keep` does not hold for.
+  template <typename Keep>
+  void filter(Keep keep) {
+    AlignedVector<Item> all;
+    all.swap(items_);
+    for (std::size_t i = kPadding; i < all.size(); ++i)
+      if (keep(all[i])) push(all[i]);
+  }
 
   void push(const Item &item) {
     if (items_.empty()) items_.resize(kPadding);

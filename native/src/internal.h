@@ -35,6 +35,30 @@ struct Needs {
   std::vector<int64_t> amount;
 };
 
+struct Flows {
+  std::vector<double> capacity;  // [links]
+  std::vector<double> bytes;     // [tasks], empty when nothing is transferred
+  std::vector<double> weight;    // [tasks], empty when all are 1
+  std::vector<int64_t> offset;   // [tasks + 1]
+  std::vector<int32_t> link;
+
+  bool empty() const { return bytes.empty(); }
+};
+
+// How transfers travel as packets; see packets.h.
+struct PacketModel {
+  std::vector<double> latency_ns;  // [links]
+  std::vector<double> queue_bytes;
+  std::vector<double> mark_bytes;
+  double payload_bytes = 0.0;
+  double header_bytes = 0.0;
+  double first_window = 0.0;  // packets
+  double max_window = 0.0;
+  double timeout_ns = 0.0;
+
+  bool empty() const { return latency_ns.empty(); }
+};
+
 // The caller's struct, read no further than the caller wrote it.
 template <typename Struct>
 Struct read_struct(const Struct *given) {
@@ -96,14 +120,16 @@ struct slipstream_program {
   std::vector<int32_t> lane_tasks_by_id;  // ids of each lane, ascending
   std::vector<int64_t> capacity;          // [resources]
   slipstream::Needs needs;
+  slipstream::Flows flows;
+  slipstream::PacketModel packets;  // empty: transfers are fluids
 
-  bool fixed_order() const { return all_fixed && needs.offset.empty(); }
+  bool fixed_order() const { return all_fixed && needs.offset.empty() && flows.empty(); }
 };
 
 namespace slipstream {
 
 void simulate_fixed_order(const slipstream_program &program, const slipstream_simulate_args &args);
-int simulate_events(const slipstream_program &program, const slipstream_simulate_args &args,
+int simulate_events(const slipstream_program &program, slipstream_simulate_args &args,
                     slipstream_error *error);
 
 }  // namespace slipstream

@@ -1,6 +1,7 @@
 // From a caller's arrays to a compiled program: checks, compressed rows, topological order.
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "internal.h"
@@ -15,6 +16,54 @@ bool any_nonzero(const double *values, int64_t count) {
   for (int64_t i = 0; i < count; ++i)
     if (values[i] != 0.0) return true;
   return false;
+}
+
+int check_flows(const slipstream_program_input &in, slipstream_error *error) {
+  if (in.links < 0 || in.links > kMaxIndex) return fail(error, SLIPSTREAM_INVALID, -1, "links");
+  if (in.flow_bytes == nullptr) return SLIPSTREAM_OK;
+  if (in.path_offset == nullptr || in.path_offset[0] != 0)
+    return fail(error, SLIPSTREAM_INVALID, 0, "path_offset");
+  std::vector<int64_t> seen(static_cast<std::size_t>(in.links), -1);
+  for (int64_t t = 0; t < in.tasks; ++t) {
+    if (in.path_offset[t + 1] < in.path_offset[t])
+      return fail(error, SLIPSTREAM_INVALID, t, "path_offset");
+    const double bytes = in.flow_bytes[t];
+    if (!(bytes >= 0.0 && std::isfinite(bytes)))
+      return fail(error, SLIPSTREAM_INVALID, t, "bytes of a task");
+    const bool moves = bytes > 0.0;
+    if (moves && in.path_offset[t + 1] == in.path_offset[t])
+      return fail(error, SLIPSTREAM_INVALID, t, "a transfer without a path");
+    if (moves && in.policy[in.lane[t]] == SLIPSTREAM_PREEMPTIVE)
+      return fail(error, SLIPSTREAM_INVALID, t, "a transfer on a preemptive lane");
+    if (moves && in.flow_weight != nullptr &&
+        !(in.flow_weight[t] > 0.0 && std::isfinite(in.flow_weight[t])))
+      return fail(error, SLIPSTREAM_INVALID, t, "weight of a transfer");
+    for (int64_t i = in.path_offset[t]; i < in.path_offset[t + 1]; ++i) {
+      const int32_t l = in.path_link[i];
+      if (l < 0 || l >= in.links)
+        return fail(error, SLIPSTREAM_INVALID, t, "link of a path out of range");
+      if (seen[l] == t) return fail(error, SLIPSTREAM_INVALID, t, "a link twice on one path");
+      seen[l] = t;
+      if (moves && !(in.link_capacity[l] > 0.0 && std::isfinite(in.link_capacity[l])))
+        return fail(error, SLIPSTREAM_INVALID, t, "a link without capacity on a path");
+    }
+  }
+  return SLIPSTREAM_OK;
+}
+
+int check_packets(const slipstream_program_input &in, slipstream_error *error) {
+  if (in.flow_bytes == nullptr || in.link_latency_ns == nullptr) return SLIPSTREAM_OK;
+  if (!(in.payload_bytes > 0.0 && in.header_bytes >= 0.0 && in.timeout_ns > 0.0 &&
+        in.first_window >= 1.0 && in.max_window >= 1.0))
+    return fail(error, SLIPSTREAM_INVALID, -1, "model of packets");
+  for (int64_t l = 0; l < in.links; ++l)
+    if (!(in.link_latency_ns[l] >= 0.0 && in.link_queue_bytes[l] >= 0.0 &&
+          in.link_mark_bytes[l] >= 0.0))
+      return fail(error, SLIPSTREAM_INVALID, l, "latency or queue of a link");
+  for (int64_t t = 0; t < in.tasks; ++t)
+    if (in.flow_bytes[t] / in.payload_bytes > kMaxIndex / 2)
+      return fail(error, SLIPSTREAM_INVALID, t, "more packets than can be counted");
+  return SLIPSTREAM_OK;
 }
 
 int check(const slipstream_program_input &in, slipstream_error *error) {
@@ -32,9 +81,13 @@ int check(const slipstream_program_input &in, slipstream_error *error) {
       return fail(error, SLIPSTREAM_INVALID, t, "lane of a task out of range");
     if (in.gap_ns != nullptr && !(in.gap_ns[t] >= 0.0))
       return fail(error, SLIPSTREAM_INVALID, t, "gap of a task is negative or not a number");
+    if (in.policy[in.lane[t]] != SLIPSTREAM_CONCURRENT) continue;
+    const bool needs = in.need_offset != nullptr && in.need_offset[t + 1] > in.need_offset[t];
+    if (needs || (in.gap_ns != nullptr && in.gap_ns[t] > 0.0))
+      return fail(error, SLIPSTREAM_INVALID, t, "a gap or a resource on a concurrent lane");
   }
   for (int64_t l = 0; l < in.lanes; ++l) {
-    if (in.policy[l] > SLIPSTREAM_PREEMPTIVE)
+    if (in.policy[l] > SLIPSTREAM_CONCURRENT)
       return fail(error, SLIPSTREAM_INVALID, l, "policy of a lane unknown");
     if (in.quantum_ns != nullptr && !(in.quantum_ns[l] >= 0.0))
       return fail(error, SLIPSTREAM_INVALID, l, "quantum of a lane is negative or not a number");
@@ -48,6 +101,8 @@ int check(const slipstream_program_input &in, slipstream_error *error) {
     if (in.edge_lag != nullptr && in.edge_lag[e] > 1)
       return fail(error, SLIPSTREAM_INVALID, e, "lag of an edge is neither 0 nor 1");
   }
+  if (const int status = check_flows(in, error)) return status;
+  if (const int status = check_packets(in, error)) return status;
   if (in.need_offset == nullptr) return SLIPSTREAM_OK;
   if (in.need_offset[0] != 0) return fail(error, SLIPSTREAM_INVALID, 0, "need_offset");
   for (int64_t t = 0; t < in.tasks; ++t) {
@@ -230,6 +285,28 @@ void copy_needs(const slipstream_program_input &in, slipstream_program &program)
   program.needs.amount.assign(in.need_amount, in.need_amount + count);
 }
 
+void copy_packets(const slipstream_program_input &in, PacketModel &model) {
+  model.latency_ns.assign(in.link_latency_ns, in.link_latency_ns + in.links);
+  model.queue_bytes.assign(in.link_queue_bytes, in.link_queue_bytes + in.links);
+  model.mark_bytes.assign(in.link_mark_bytes, in.link_mark_bytes + in.links);
+  model.payload_bytes = in.payload_bytes;
+  model.header_bytes = in.header_bytes;
+  model.first_window = in.first_window;
+  model.max_window = in.max_window;
+  model.timeout_ns = in.timeout_ns;
+}
+
+void copy_flows(const slipstream_program_input &in, slipstream_program &program) {
+  if (!any_nonzero(in.flow_bytes, in.tasks)) return;
+  program.flows.capacity.assign(in.link_capacity, in.link_capacity + in.links);
+  program.flows.bytes.assign(in.flow_bytes, in.flow_bytes + in.tasks);
+  if (in.flow_weight != nullptr)
+    program.flows.weight.assign(in.flow_weight, in.flow_weight + in.tasks);
+  program.flows.offset.assign(in.path_offset, in.path_offset + in.tasks + 1);
+  program.flows.link.assign(in.path_link, in.path_link + in.path_offset[in.tasks]);
+  if (in.link_latency_ns != nullptr) copy_packets(in, program.packets);
+}
+
 int compile(const slipstream_program_input &in, slipstream_program **out,
             slipstream_error *error) {
   if (const int status = check(in, error)) return status;
@@ -258,6 +335,7 @@ int compile(const slipstream_program_input &in, slipstream_program **out,
   program->lagged_succs_by_id = make_rows(in, in.edge_src, in.edge_dst, 1, delay);
   list_lane_tasks(*program);
   copy_needs(in, *program);
+  copy_flows(in, *program);
   *out = program.release();
   return SLIPSTREAM_OK;
 }
@@ -285,12 +363,14 @@ int32_t slipstream_program_is_fixed_order(const slipstream_program *program) {
 int32_t slipstream_simulate(const slipstream_program *program, slipstream_simulate_args *args,
                             slipstream_error *error) {
   return slipstream::guarded(error, [&]() -> int {
-    const slipstream_simulate_args known = slipstream::read_struct(args);
+    slipstream_simulate_args known = slipstream::read_struct(args);
     if (program->fixed_order() && known.force_event_loop == 0) {
       slipstream::simulate_fixed_order(*program, known);
       return SLIPSTREAM_OK;
     }
-    return slipstream::simulate_events(*program, known, error);
+    const int status = slipstream::simulate_events(*program, known, error);
+    if (known.changes_capacity > 0) args->out_changes = known.out_changes;
+    return status;
   });
 }
 

@@ -1,6 +1,7 @@
 /* The event engine of slipstream: a plain C ABI.
  *
- * Times are float64 nanoseconds, counts int64, task / lane / resource numbers int32. Arrays belong
+ * Times are float64 nanoseconds, sizes float64 bytes, rates float64 bytes per nanosecond, counts
+ * int64, task / lane / resource / link numbers int32. Arrays belong
  * to the caller and are only read during the call, unless the name says `out`. An optional array
  * may be NULL. Every struct begins with `struct_bytes` = sizeof(the struct as the caller knows it):
  * members are only ever appended, and what a caller does not know about reads as zero.
@@ -24,7 +25,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a function or a struct member changes meaning. Appending does not. */
-#define SLIPSTREAM_ENGINE_ABI 2
+#define SLIPSTREAM_ENGINE_ABI 3
 
 enum slipstream_status {
   SLIPSTREAM_OK = 0,
@@ -39,7 +40,8 @@ enum slipstream_policy {
   SLIPSTREAM_FIXED = 0,
   SLIPSTREAM_FIFO = 1,
   SLIPSTREAM_PRIORITY = 2,
-  SLIPSTREAM_PREEMPTIVE = 3
+  SLIPSTREAM_PREEMPTIVE = 3,
+  SLIPSTREAM_CONCURRENT = 4   /* any number of tasks at once; no gaps, no resources */
 };
 
 typedef struct slipstream_error {
@@ -71,6 +73,24 @@ typedef struct slipstream_program_input {
   const int64_t *need_offset;   /* [tasks + 1], optional: CSR over need_* */
   const int32_t *need_resource; /* each resource at most once per task */
   const int64_t *need_amount;   /* positive */
+  /* Transfers. A task with `flow_bytes` > 0 takes its duration first (latency), then moves its
+   * bytes over the links of its path, at a rate that the links' other flows leave it: see
+   * network.h. Not on preemptive lanes. */
+  int64_t links;
+  const double *link_capacity;  /* [links], positive where a path goes */
+  const double *flow_bytes;     /* [tasks], optional: no transfers */
+  const double *flow_weight;    /* [tasks], positive; optional: 1 */
+  const int64_t *path_offset;   /* [tasks + 1]: CSR over path_link */
+  const int32_t *path_link;     /* each link at most once per path */
+  /* Transfers as packets instead of fluids, see packets.h; weights are not looked at. */
+  const double *link_latency_ns;  /* [links], optional: fluids */
+  const double *link_queue_bytes; /* [links]: room for packets that wait */
+  const double *link_mark_bytes;  /* [links]: beyond it they are marked */
+  double payload_bytes;           /* of a packet, positive */
+  double header_bytes;
+  double first_window;            /* packets, at least 1 */
+  double max_window;
+  double timeout_ns;              /* positive */
 } slipstream_program_input;
 
 typedef struct slipstream_program slipstream_program;
@@ -90,6 +110,9 @@ SLIPSTREAM_API int32_t slipstream_engine_abi(void);
 /* What this processor and operating system can run; bit 31 is set when the answer is known. */
 SLIPSTREAM_API uint32_t slipstream_cpu_features(void);
 
+/* `count` additions each of which waits for the one before, a cycle each: what a clock is read by. */
+SLIPSTREAM_API void slipstream_spin(int64_t count);
+
 /* Builds what does not depend on durations. Free with slipstream_program_free. */
 SLIPSTREAM_API int32_t slipstream_program_compile(const slipstream_program_input *input,
                                                   slipstream_program **out_program,
@@ -107,6 +130,18 @@ typedef struct slipstream_simulate_args {
   double *out_step_end_ns;   /* [steps]: latest end of each step */
   int32_t force_event_loop;  /* non-zero: do not take the fixed-order pass (for tests) */
   int32_t reserved;
+  /* Every change of a flow's rate or bottleneck, in order; a flow that ends is not listed again. */
+  int64_t changes_capacity;      /* room in out_change_*; 0: not wanted */
+  double *out_change_ns;
+  double *out_change_rate;
+  int32_t *out_change_instance;
+  int32_t *out_change_link;      /* the flow's bottleneck */
+  int64_t out_changes;           /* how many there were, even where there is less room */
+  /* Of packets; optional, added to. */
+  double *out_queue_peak;        /* [links]: most bytes that waited */
+  int64_t *out_dropped;          /* [links] */
+  int64_t *out_marked;           /* [links] */
+  int64_t *out_sent_again;       /* [steps * tasks] */
 } slipstream_simulate_args;
 
 SLIPSTREAM_API int32_t slipstream_simulate(const slipstream_program *program,

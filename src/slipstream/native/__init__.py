@@ -3,10 +3,23 @@
 Everything here works without the compiled library too, with the same results, only slower.
 """
 
+from slipstream.native._families import family_kernels
 from slipstream.native._instruction_set import CpuFeatures, InstructionSet, cpu_features
 from slipstream.native._library import library, why_no_library
 from slipstream.native._memory import MemoryTimeline, memory_timeline
-from slipstream.native._program import CycleError, Edges, Policy, Program, Resources, Tensors
+from slipstream.native._program import (
+    CycleError,
+    Edges,
+    Flows,
+    Names,
+    Packets,
+    Policy,
+    Program,
+    QueueCounts,
+    RateChanges,
+    Resources,
+    Tensors,
+)
 from slipstream.native.engine import (
     RESOLUTION_NS,
     Compiled,
@@ -21,14 +34,20 @@ __all__ = [
     "CpuFeatures",
     "CycleError",
     "Edges",
+    "Flows",
     "InstructionSet",
     "MemoryTimeline",
+    "Names",
+    "Packets",
     "Policy",
     "Program",
+    "QueueCounts",
+    "RateChanges",
     "Resources",
     "Schedule",
     "Tensors",
     "cpu_features",
+    "family_kernels",
     "library",
     "memory_timeline",
     "quantize_ns",

@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import SlipstreamError
-from slipstream.native._program import CycleError, Float64s, Program
+from slipstream.native._program import (
+    CycleError,
+    Float64s,
+    Packets,
+    Program,
+    QueueCounts,
+    RateChanges,
+)
 
 _OK = 0
 _CYCLE = 2
@@ -19,6 +26,7 @@ _NO_MEMORY = 3
 _TOO_MUCH = 4
 
 _i32, _i64, _u64, _ptr = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+_f64 = ctypes.c_double
 
 
 class _Error(ctypes.Structure):
@@ -53,6 +61,20 @@ class _ProgramInput(ctypes.Structure):
         ("need_offset", _ptr),
         ("need_resource", _ptr),
         ("need_amount", _ptr),
+        ("links", _i64),
+        ("link_capacity", _ptr),
+        ("flow_bytes", _ptr),
+        ("flow_weight", _ptr),
+        ("path_offset", _ptr),
+        ("path_link", _ptr),
+        ("link_latency_ns", _ptr),
+        ("link_queue_bytes", _ptr),
+        ("link_mark_bytes", _ptr),
+        ("payload_bytes", _f64),
+        ("header_bytes", _f64),
+        ("first_window", _f64),
+        ("max_window", _f64),
+        ("timeout_ns", _f64),
     )
 
 
@@ -65,6 +87,16 @@ class _SimulateArgs(ctypes.Structure):
         ("out_step_end_ns", _ptr),
         ("force_event_loop", _i32),
         ("reserved", _i32),
+        ("changes_capacity", _i64),
+        ("out_change_ns", _ptr),
+        ("out_change_rate", _ptr),
+        ("out_change_instance", _ptr),
+        ("out_change_link", _ptr),
+        ("out_changes", _i64),
+        ("out_queue_peak", _ptr),
+        ("out_dropped", _ptr),
+        ("out_marked", _ptr),
+        ("out_sent_again", _ptr),
     )
 
 
@@ -92,6 +124,21 @@ class _ResimulateArgs(ctypes.Structure):
 
 def _pointer(array: npt.NDArray[Any] | None) -> int | None:
     return None if array is None else array.ctypes.data
+
+
+def _packet_fields(packets: Packets | None) -> dict[str, Any]:
+    if packets is None:
+        return {}
+    return {
+        "link_latency_ns": _pointer(packets.latency_ns),
+        "link_queue_bytes": _pointer(packets.queue_bytes),
+        "link_mark_bytes": _pointer(packets.mark_bytes),
+        "payload_bytes": packets.payload_bytes,
+        "header_bytes": packets.header_bytes,
+        "first_window": packets.first_window,
+        "max_window": packets.max_window,
+        "timeout_ns": packets.timeout_ns,
+    }
 
 
 def _sized(struct: Any) -> Any:
@@ -131,6 +178,7 @@ class NativeProgram:
         self._program = program
         needs = program.needs
         resources = program.resources
+        flows = program.flows
         given = _sized(
             _ProgramInput(
                 tasks=program.tasks,
@@ -151,6 +199,13 @@ class NativeProgram:
                 need_offset=None if needs is None else _pointer(needs[0]),
                 need_resource=None if needs is None else _pointer(needs[1]),
                 need_amount=None if needs is None else _pointer(needs[2]),
+                links=0 if flows is None else flows.capacity.size,
+                link_capacity=None if flows is None else _pointer(flows.capacity),
+                flow_bytes=None if flows is None else _pointer(flows.nbytes),
+                flow_weight=None if flows is None else _pointer(flows.weight),
+                path_offset=None if flows is None else _pointer(flows.path_offset),
+                path_link=None if flows is None else _pointer(flows.path_link),
+                **_packet_fields(None if flows is None else flows.packets),
             )
         )
         handle = _ptr()
@@ -173,6 +228,40 @@ class NativeProgram:
         self, duration_ns: Float64s, force_event_loop: bool
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Start and end, float64 [steps, tasks], and latest end of each step, float64 [steps]."""
+        return self._simulate(duration_ns, force_event_loop, RateChanges.room_for(0))[:3]
+
+    def simulate_with_queues(
+        self, duration_ns: Float64s
+    ) -> tuple[Float64s, Float64s, Float64s, QueueCounts]:
+        """As `simulate`, of transfers as packets, with what became of these."""
+        flows = self._program.flows
+        counts = QueueCounts.zeros(
+            0 if flows is None else flows.capacity.size, self._program.steps * self._program.tasks
+        )
+        nothing = RateChanges.room_for(0)
+        return *self._simulate(duration_ns, True, nothing, counts)[:3], counts
+
+    def simulate_with_rates(
+        self, duration_ns: Float64s
+    ) -> tuple[Float64s, Float64s, Float64s, RateChanges]:
+        """As `simulate`, with every change of a transfer's rate."""
+        room = 64 + 8 * self._program.steps * self._program.tasks
+        while True:
+            changes = RateChanges.room_for(room)
+            *timeline, count = self._simulate(duration_ns, True, changes)
+            if count <= room:
+                start, end, step_end = timeline
+                return start, end, step_end, changes.first(count)
+            # It runs the same again, so this is exactly what it takes.
+            room = count
+
+    def _simulate(
+        self,
+        duration_ns: Float64s,
+        force_event_loop: bool,
+        changes: RateChanges,
+        counts: QueueCounts | None = None,
+    ) -> tuple[Float64s, Float64s, Float64s, int]:
         steps, tasks = self._program.steps, self._program.tasks
         start, end = np.empty((2, steps, tasks))
         step_end = np.empty(steps)
@@ -183,6 +272,15 @@ class NativeProgram:
                 out_end_ns=_pointer(end),
                 out_step_end_ns=_pointer(step_end),
                 force_event_loop=force_event_loop,
+                changes_capacity=changes.time_ns.size,
+                out_change_ns=_pointer(changes.time_ns),
+                out_change_rate=_pointer(changes.rate),
+                out_change_instance=_pointer(changes.instance),
+                out_change_link=_pointer(changes.link),
+                out_queue_peak=_pointer(None if counts is None else counts.peak_bytes),
+                out_dropped=_pointer(None if counts is None else counts.dropped),
+                out_marked=_pointer(None if counts is None else counts.marked),
+                out_sent_again=_pointer(None if counts is None else counts.sent_again),
             )
         )
         error = _sized(_Error())
@@ -190,7 +288,7 @@ class NativeProgram:
             self._handle, ctypes.byref(args), ctypes.byref(error)
         )
         _raise(status, error)
-        return start, end, step_end
+        return start, end, step_end, int(args.out_changes)
 
 
 class NativePlan:

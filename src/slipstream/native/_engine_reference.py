@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipstream.errors import GraphError
-from slipstream.native._program import CycleError, Edges, Float64s, Policy, Program
+from slipstream.native._network_reference import Network
+from slipstream.native._packets_reference import PacketNetwork
+from slipstream.native._program import (
+    CycleError,
+    Edges,
+    Float64s,
+    Policy,
+    Program,
+    QueueCounts,
+    RateChanges,
+)
 
 Key = tuple[int, float, int]  # (priority, ready ns, instance)
 _Links = list[list[tuple[int, float]]]  # per task: (other task, delay ns)
@@ -42,7 +52,12 @@ class ReferenceProgram:
         for task, lane in enumerate(self.lane):
             self.lane_tasks[lane].append(task)
         self.needs = _needs(program)
-        self.fixed_order = program.needs is None and all(p is Policy.FIXED for p in self.policy)
+        self.transfers = program.flows is not None and bool((program.flows.nbytes > 0.0).any())
+        self.fixed_order = (
+            program.needs is None
+            and not self.transfers
+            and all(p is Policy.FIXED for p in self.policy)
+        )
         self.order = self._topological_order()
 
     def simulate(
@@ -55,6 +70,31 @@ class ReferenceProgram:
             loop = _Loop(self, duration_ns.tolist())
             loop.run()
             start, end = loop.start, loop.end
+        return self._as_arrays(start, end)
+
+    def simulate_with_rates(
+        self, duration_ns: Float64s
+    ) -> tuple[Float64s, Float64s, Float64s, RateChanges]:
+        """As `simulate`, with every change of a transfer's rate."""
+        loop = _Loop(self, duration_ns.tolist())
+        loop.run()
+        changes = RateChanges.room_for(0) if loop.network is None else loop.network.changes()
+        return *self._as_arrays(loop.start, loop.end), changes
+
+    def simulate_with_queues(
+        self, duration_ns: Float64s
+    ) -> tuple[Float64s, Float64s, Float64s, QueueCounts]:
+        """As `simulate`, of transfers as packets, with what became of these."""
+        loop = _Loop(self, duration_ns.tolist())
+        loop.run()
+        counts = QueueCounts.zeros(0, len(loop.end))
+        if isinstance(loop.network, PacketNetwork):
+            counts = loop.network.counts
+        return *self._as_arrays(loop.start, loop.end), counts
+
+    def _as_arrays(
+        self, start: list[float], end: list[float]
+    ) -> tuple[Float64s, Float64s, Float64s]:
         shape = (self.program.steps, self.program.tasks)
         ends = np.array(end, np.float64).reshape(shape)
         return np.array(start, np.float64).reshape(shape), ends, ends.max(axis=1, initial=0.0)
@@ -130,6 +170,14 @@ class _Lane:
     suspended: list[tuple[Key, float]] = field(default_factory=list)  # with what remains, ns
 
 
+def _network(program: Program) -> Network | PacketNetwork | None:
+    if program.flows is None:
+        return None
+    if program.flows.packets is not None:
+        return PacketNetwork(program, program.flows, program.flows.packets)
+    return Network(program, program.flows)
+
+
 class _Loop:
     """One simulation. At every instant, in rounds until nothing more happens at that time:
 
@@ -139,7 +187,8 @@ class _Loop:
     3. waiting heads that can have all they need start;
     4. a preemptive lane left idle by a waiting head resumes what it suspended.
 
-    As (1) is finished before (2) begins, a lane chooses among all tasks ready at that time.
+    As (1) is finished before (2) begins, a lane chooses among all tasks ready at that time. Before
+    time advances, the rates of transfers are brought up to date.
     """
 
     def __init__(self, compiled: ReferenceProgram, duration: list[float]) -> None:
@@ -165,19 +214,34 @@ class _Loop:
         self.queues: list[list[tuple[float, int, int]]] = [[] for _ in self.free]
         self.to_serve: list[int] = []
         self.left_idle: set[int] = set()
+        self.ended = 0
+        self.network = _network(program)
+        self.moves = [False] * self.tasks
+        if program.flows is not None:
+            self.moves = (program.flows.nbytes > 0.0).tolist()
 
     def run(self) -> None:
-        ended = 0
         self._release_roots()
         self._settle_all()
-        while self.events:
-            self.now = self.events[0][0]
+        while self._advance():
             while self.events and self.events[0][0] == self.now:
                 _, sequence, kind, index = heapq.heappop(self.events)
-                ended += self._apply(sequence, kind, index)
+                self._apply(sequence, kind, index)
+            if self.network is not None:
+                for instance in self.network.take_ended(self.now):
+                    self._end_instance(instance)
             self._settle_all()
-        if ended != len(self.end):
+        if self.ended != len(self.end):
             raise GraphError("tasks left over without a cycle", remedy="report this as a defect")
+
+    def _advance(self) -> bool:
+        """To the next instant at which something happens; False when nothing does."""
+        next_ns = self.events[0][0] if self.events else math.inf
+        if self.network is not None and next_ns != self.now:
+            self.network.solve(self.now)
+            next_ns = min(next_ns, self.network.next_end_ns())
+        self.now = next_ns
+        return next_ns < math.inf
 
     def _push(self, time_ns: float, kind: str, index: int) -> None:
         self.sequence += 1
@@ -208,28 +272,39 @@ class _Loop:
             heapq.heappush(lane.ready, self._key(instance))
         self.touched.add(lane_id)
 
-    def _apply(self, sequence: int, kind: str, index: int) -> int:
-        """Applies one event; returns how many tasks ended (0 or 1)."""
+    def _apply(self, sequence: int, kind: str, index: int) -> None:
         if kind == "ready":
             self._release(index)
-            return 0
+            return
+        if kind == "task end":
+            self._finish(index)
+            return
+        if kind == "flow":
+            assert self.network is not None
+            self.network.begin(index)
+            return
         lane = self.lanes[index]
         if kind == "end":
             # Preemption leaves the old end event behind; it is stale.
-            if lane.running is None or sequence != lane.end_event:
-                return 0
-            self._end_running(index, lane)
-            return 1
+            if lane.running is not None and sequence == lane.end_event:
+                self._end_running(index, lane)
+            return
         if kind == "gap over":
             lane.in_gap = False
         self.touched.add(index)
-        return 0
+
+    def _end_instance(self, instance: int) -> None:
+        """A transfer ended."""
+        lane_id = self.compiled.lane[instance % self.tasks]
+        if self.lanes[lane_id].policy is Policy.CONCURRENT:
+            self._finish(instance)
+        else:
+            self._end_running(lane_id, self.lanes[lane_id])
 
     def _end_running(self, lane_id: int, lane: _Lane) -> None:
         assert lane.running is not None
         instance = lane.running[2]
-        step, task = divmod(instance, self.tasks)
-        self.end[instance] = self.now
+        task = instance % self.tasks
         lane.running = None
         free_at = self.now + self.compiled.gap_ns[task]
         if free_at > self.now:
@@ -240,6 +315,12 @@ class _Loop:
             self.free[resource] += amount
             if self.queues[resource]:
                 self.touched.add(self.queues[resource][0][2])
+        self._finish(instance)
+
+    def _finish(self, instance: int) -> None:
+        step, task = divmod(instance, self.tasks)
+        self.end[instance] = self.now
+        self.ended += 1
         self._notify(self.compiled.succs[task], step * self.tasks)
         if (step + 1) * self.tasks < len(self.end):
             self._notify(self.compiled.lagged_succs[task], (step + 1) * self.tasks)
@@ -292,6 +373,11 @@ class _Loop:
 
     def _settle(self, lane_id: int) -> None:
         lane = self.lanes[lane_id]
+        if lane.policy is Policy.CONCURRENT:
+            for key in lane.ready:
+                self._start_beside(key[2])
+            lane.ready.clear()
+            return
         head, is_suspended = self._candidate(lane_id)
         if lane.waiting is not None and (is_suspended or head != lane.waiting):
             self._withdraw(lane_id)
@@ -326,8 +412,28 @@ class _Loop:
         lane.run_start_ns = self.now
         lane.run_end_ns = self.now + remaining_ns
         lane.boundary_ns = -1.0
+        if self.moves[key[2] % self.tasks]:
+            lane.end_event = 0
+            self._start_flow(key[2], remaining_ns)
+            return
         self._push(lane.run_end_ns, "end", self.compiled.lane[key[2] % self.tasks])
         lane.end_event = self.sequence
+
+    def _start_flow(self, instance: int, latency_ns: float) -> None:
+        if latency_ns > 0.0:
+            self._push(self.now + latency_ns, "flow", instance)
+        else:
+            assert self.network is not None
+            self.network.begin(instance)
+
+    def _start_beside(self, instance: int) -> None:
+        """On a concurrent lane."""
+        duration_ns = self.duration[instance % self.tasks]
+        self.start[instance] = self.now
+        if self.moves[instance % self.tasks]:
+            self._start_flow(instance, duration_ns)
+        else:
+            self._push(self.now + duration_ns, "task end", instance)
 
     def _start(self, lane_id: int, key: Key) -> None:
         lane = self.lanes[lane_id]

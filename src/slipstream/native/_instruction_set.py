@@ -20,6 +20,8 @@ class InstructionSet(enum.StrEnum):
     SCALAR = "scalar"
     AVX2 = "avx2"
     """x86-64 with AVX2 and FMA."""
+    AVX512BW = "avx512bw"
+    """AVX-512 F, BW, DQ and VL: Skylake-SP and later."""
     AVX512 = "avx512"
     """AVX-512 F, BW, DQ, VL, VNNI, VBMI and VPOPCNTDQ: Ice Lake, Zen 4 and later."""
     NEON = "neon"
@@ -68,17 +70,25 @@ class CpuFeatures:
                 return InstructionSet(wanted)
         return next(level for level in _BEST_FIRST if self.runs(level))
 
+    @property
+    def levels(self) -> list[InstructionSet]:
+        """`best` and what else can run here below it, best first."""
+        below = _BEST_FIRST[_BEST_FIRST.index(self.best) :]
+        return [level for level in below if self.runs(level)]
+
 
 _AVX512_ALL = frozenset({"avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"})
 _REQUIRED = {
     InstructionSet.SCALAR: frozenset[str](),
     InstructionSet.AVX2: frozenset({"avx2"}),
+    InstructionSet.AVX512BW: frozenset({"avx512", "avx2"}),
     InstructionSet.AVX512: _AVX512_ALL | {"avx2"},
     InstructionSet.NEON: frozenset({"neon"}),
     InstructionSet.NEON_DOTPROD: frozenset({"neon", "dotprod"}),
 }
 _BEST_FIRST = (
     InstructionSet.AVX512,
+    InstructionSet.AVX512BW,
     InstructionSet.AVX2,
     InstructionSet.NEON_DOTPROD,
     InstructionSet.NEON,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slipstream.errors import SlipstreamWarning
 
-ENGINE_ABI = 2
+ENGINE_ABI = 3
 _FILE_NAMES = ("libslipstream_native.so", "libslipstream_native.dylib", "slipstream_native.dll")
 _OFF = frozenset({"off", "0", "false", "no"})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.native._program import Bools, Float64s, Int32s, Int64s, Integers, Tensors
@@ -74,8 +73,9 @@ def memory_timeline(
         births, allocated, deaths, freed = _changes(tensors, pool, birth, death)
         if births.size == 0:
             continue
-        # The level only rises at births, so the peak is at one of them.
-        level = _level(births, births, allocated, deaths, freed)
+        # The level only rises at births, so the peak is at one of them: of several at once at the
+        # last, whose total is that of all.
+        level = allocated - _total_until(births, deaths, freed)
         top = int(level.argmax())
         peak_bytes[pool], peak_time[pool] = level[top], births[top]
     return MemoryTimeline(birth, death, peak_bytes, peak_time, tensors)
@@ -131,9 +131,9 @@ def _level(
     times: Float64s, births: Float64s, allocated: Int64s, deaths: Float64s, freed: Int64s
 ) -> Int64s:
     """Bytes allocated right after everything that happens at each of `times`."""
+    return _total_until(times, births, allocated) - _total_until(times, deaths, freed)
 
-    def total_until(changes: Float64s, totals: Int64s) -> npt.NDArray[np.int64]:
-        count = np.searchsorted(changes, times, side="right")
-        return np.concatenate([np.zeros(1, np.int64), totals])[count]
 
-    return total_until(births, allocated) - total_until(deaths, freed)
+def _total_until(times: Float64s, changes: Float64s, totals: Int64s) -> Int64s:
+    count = np.searchsorted(changes, times, side="right")
+    return np.concatenate([np.zeros(1, np.int64), totals])[count]

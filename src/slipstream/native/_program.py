@@ -1,11 +1,11 @@
-"""The input of the event engine: tasks, lanes, edges, resources, tensors, as checked arrays."""
+"""The input of the event engine: tasks, lanes, edges, resources, transfers, tensors."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,15 @@ MIN_QUANTUM_NS = 2.0**-10
 _MAX_INDEX = 2**31 - 1
 _MAX_BYTES = 2**62
 _CYCLE_SHOWN = 12
+_MOST_PACKETS = 2**28
+
+
+class Names(Protocol):
+    """Names by number, made when a message needs one. A list of them will do."""
+
+    def __getitem__(self, number: int, /) -> str: ...
+
+    def __len__(self) -> int: ...
 
 
 class Policy(enum.IntEnum):
@@ -44,6 +53,9 @@ class Policy(enum.IntEnum):
     """As PRIORITY, but a task with a strictly smaller priority number interrupts the running one,
     which resumes later where it stopped. With a quantum, only after whole quanta of work since
     the task was started or resumed."""
+    CONCURRENT = 4
+    """Any number of tasks at once, each as soon as it is ready: a network, a delay. Such tasks
+    have no gap and hold no resources."""
 
 
 def _none() -> Any:
@@ -112,6 +124,158 @@ class Resources:
 
 
 @dataclass(frozen=True, eq=False)
+class Packets:
+    """How transfers travel as packets: what queues do, and how senders answer.
+
+    A packet waits on every link for those before it, takes its bytes over the capacity, then the
+    latency. Senders keep a window of packets under way, which grows with acknowledgements, halves
+    with a loss, and shrinks by half of the share of packets that were marked. Acknowledgements take
+    the latency of the path and no bandwidth. More urgent transfers go first at every link.
+
+    Attributes:
+        latency_ns: float64 [links]; from the end of sending to arrival.
+        queue_bytes: float64 [links]; room for packets that wait, headers included; what finds none
+            is dropped. May be infinite.
+        mark_bytes: float64 [links]; packets that wait beyond this are marked (ECN); infinite: none.
+        payload_bytes, header_bytes: of a packet.
+        first_window, max_window: packets under way, at the beginning and at most.
+        timeout_ns: without an acknowledgement for so long, all under way count as lost; doubles
+            with every repetition.
+
+    Raises:
+        InvalidArgumentError: a shape or value outside what is allowed.
+    """
+
+    latency_ns: Float64s
+    queue_bytes: Float64s
+    mark_bytes: Float64s
+    payload_bytes: float = 1448.0
+    header_bytes: float = 90.0
+    first_window: int = 10
+    max_window: int = 1024
+    timeout_ns: float = 10e6
+
+    def __post_init__(self) -> None:
+        links = np.size(self.latency_ns)
+        put(self, "latency_ns", as_times("packets.latency_ns", self.latency_ns, links, "link"))
+        for name in ("queue_bytes", "mark_bytes"):
+            values = np.ascontiguousarray(getattr(self, name), np.float64)
+            if values.shape != (links,) or not bool(np.all(values >= 0.0)):
+                raise InvalidArgumentError(
+                    f"packets.{name}", f"must be {links} numbers that are not negative"
+                )
+            put(self, name, values)
+        for name, low in (("payload_bytes", 1.0), ("header_bytes", 0.0), ("first_window", 1),
+                          ("max_window", 1), ("timeout_ns", 1.0)):  # fmt: skip
+            value = getattr(self, name)
+            if not low <= value < 2.0**31:
+                raise InvalidArgumentError(f"packets.{name}", f"{value} is not from {low} to 2^31")
+
+
+@dataclass(frozen=True, eq=False)
+class Flows:
+    """What tasks transfer, and over which links.
+
+    A task with bytes takes its duration first (latency), then moves its bytes along its path. All
+    transfers of one instant share the links max-min fairly, by weight; a transfer with a smaller
+    `Program.priority` is served first, strictly. A rate of 1 byte per nanosecond is 1 GB/s.
+
+    Attributes:
+        capacity: float64 [links], bytes per nanosecond, one direction.
+        path_offset, path_link: int64 [tasks + 1], int32 [hops]; task t uses the links
+            ``path_link[path_offset[t]:path_offset[t + 1]]``, each at most once.
+        nbytes: float64 [tasks]; 0 for a task that transfers nothing.
+        weight: float64 [tasks]; its share where it competes, for instance how many connections
+            it opens. Default 1.
+        link_names: [links], for messages only.
+        packets: how they travel where queues matter; None: as fluids.
+
+    Raises:
+        InvalidArgumentError: a shape or value outside what is allowed; names the element.
+        GraphError: a link without capacity on the path of a transfer.
+    """
+
+    capacity: Float64s
+    path_offset: Integers
+    path_link: Integers
+    nbytes: Float64s
+    weight: Float64s = field(default_factory=_none)
+    link_names: Names | None = None
+    packets: Packets | None = None
+
+    def __post_init__(self) -> None:
+        links = np.size(self.capacity)
+        put(self, "capacity", as_amounts("flows.capacity", self.capacity, links, self.link_name))
+        tasks = np.size(self.nbytes)
+        put(self, "nbytes", as_amounts("flows.nbytes", self.nbytes, tasks, "task"))
+        weight: Any = np.ones(tasks) if self.weight is None else self.weight
+        weight = as_amounts("flows.weight", weight, tasks, "task")
+        put(self, "weight", weight)
+        hops = as_integers("flows.path_link", self.path_link, np.int32)
+        put(self, "path_link", hops)
+        offset = as_integers("flows.path_offset", self.path_offset, np.int64, tasks + 1)
+        put(self, "path_offset", offset)
+        if offset[0] != 0 or offset[-1] != hops.size or np.any(np.diff(offset) < 0):
+            raise InvalidArgumentError(
+                "flows.path_offset", f"must rise from 0 to {hops.size}, the number of hops"
+            )
+        check_index("flows.path_link", hops, links, "hop", "link")
+        self._check_transfers(weight)
+        if self.packets is not None:
+            self._check_packets(self.packets)
+
+    def link_name(self, link: int) -> str:
+        """``link 17 (leaf3->spine7)``."""
+        return f"link {link} ({self.link_names[link]})" if self.link_names else f"link {link}"
+
+    def _check_packets(self, packets: Packets) -> None:
+        if packets.latency_ns.size != self.capacity.size:
+            raise InvalidArgumentError(
+                "packets", f"is of {packets.latency_ns.size} links, there are {self.capacity.size}"
+            )
+        heavy = np.flatnonzero((self.nbytes > 0.0) & (self.weight != 1.0))
+        if heavy.size:
+            raise InvalidArgumentError(
+                "flows.weight",
+                f"task {heavy[0]} has {self.weight[heavy[0]]}, and packets know no weights",
+                remedy="weight 1, or several transfers in place of a heavy one",
+            )
+        count = float(np.ceil(self.nbytes / packets.payload_bytes).sum())
+        if count > _MOST_PACKETS:
+            raise InvalidArgumentError(
+                "flows.nbytes", f"are {count:.3g} packets, at most {_MOST_PACKETS:.3g} are allowed",
+                remedy="fluids, or fewer bytes",
+            )  # fmt: skip
+
+    def _check_transfers(self, weight: Float64s) -> None:
+        moves = self.nbytes > 0.0
+        count = np.diff(self.path_offset)
+        for wrong, what in (
+            (moves & (count == 0), "has bytes to transfer and no path"),
+            (moves & (weight == 0.0), "has weight 0, must be positive"),
+        ):
+            if wrong.any():
+                raise InvalidArgumentError("flows", f"task {int(np.flatnonzero(wrong)[0])} {what}")
+        task = np.repeat(np.arange(count.size), count)
+        closed = np.flatnonzero((self.capacity[self.path_link] == 0.0) & moves[task])
+        if closed.size:
+            hop = int(closed[0])
+            raise GraphError(
+                f"{self.link_name(int(self.path_link[hop]))} has no capacity, "
+                f"and task {task[hop]} transfers over it",
+                where="flows.capacity",
+                remedy="give the link a capacity, or route around it",
+            )
+        pair = np.sort(task * max(self.capacity.size, 1) + self.path_link)
+        twice = np.flatnonzero(pair[1:] == pair[:-1])
+        if twice.size:
+            at, link = divmod(int(pair[twice[0]]), self.capacity.size)
+            raise InvalidArgumentError(
+                "flows.path_link", f"task {at} goes twice over {self.link_name(link)}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
 class Tensors:
     """Storage that tasks create and use; see `slipstream.native.memory_timeline`.
 
@@ -171,6 +335,7 @@ class Program:
         edges: dependencies.
         steps: how often the tasks are repeated; instance (k, t) is task t of step k.
         resources: what tasks hold while they run.
+        flows: what tasks transfer over links. Not on PREEMPTIVE lanes.
         tensors: what lives in memory.
         names: [tasks], for messages only.
 
@@ -191,8 +356,9 @@ class Program:
     )
     steps: int = 1
     resources: Resources | None = None
+    flows: Flows | None = None
     tensors: Tensors | None = None
-    names: Sequence[str] | None = None
+    names: Names | None = None
 
     def __post_init__(self) -> None:
         lane = as_integers("lane", self.lane, np.int32, low=0)
@@ -230,6 +396,9 @@ class Program:
         if self.resources is not None:
             check_index("resources.task", self.resources.task, tasks, "need", "task")
             put(self, "_needs", self._sum_needs(self.resources))
+        self._check_concurrent()
+        if self.flows is not None:
+            self._check_flows(self.flows)
         if self.tensors is not None:
             self._check_tensors(self.tensors)
 
@@ -290,6 +459,36 @@ class Program:
         np.cumsum(np.bincount(task, minlength=self.tasks), out=offset[1:])
         return offset, resource, amount
 
+    def _check_concurrent(self) -> None:
+        if not (self.policies == Policy.CONCURRENT).any():
+            return
+        beside = self.policies[self.lane] == Policy.CONCURRENT
+        needy = np.zeros(self.tasks, np.bool_)
+        if self.needs is not None:
+            needy = np.diff(self.needs[0]) > 0
+        for wrong, what in ((self.gap_ns > 0.0, "a gap"), (needy, "a resource")):
+            found = np.flatnonzero(beside & wrong)
+            if found.size:
+                raise InvalidArgumentError(
+                    "policies",
+                    f"{self.task_name(int(found[0]))} has {what}, and its lane is CONCURRENT",
+                    remedy="a lane that runs one task at a time",
+                )
+
+    def _check_flows(self, flows: Flows) -> None:
+        if flows.nbytes.size != self.tasks:
+            raise InvalidArgumentError(
+                "flows.nbytes", f"has {flows.nbytes.size} entries for {self.tasks} tasks"
+            )
+        preemptive = self.policies[self.lane] == Policy.PREEMPTIVE
+        found = np.flatnonzero(preemptive & (flows.nbytes > 0.0))
+        if found.size:
+            raise InvalidArgumentError(
+                "flows",
+                f"{self.task_name(int(found[0]))} transfers on a PREEMPTIVE lane",
+                remedy="a CONCURRENT lane: transfers of smaller priority are held up anyway",
+            )
+
     def _check_tensors(self, tensors: Tensors) -> None:
         produced = np.where(tensors.producer < 0, 0, tensors.producer)
         if self.tasks or np.any(tensors.producer >= 0):
@@ -297,6 +496,64 @@ class Program:
         check_index("tensors.consumer_task", tensors.consumer_task, self.tasks, "use", "task")
         if float(tensors.nbytes.sum(dtype=np.float64)) * self.steps > _MAX_BYTES:
             raise InvalidArgumentError("tensors.nbytes", "add up to more than 2^62 bytes")
+
+
+@dataclass(frozen=True, eq=False)
+class RateChanges:
+    """When a transfer's rate or bottleneck changed, in order. The end of a transfer, which is that
+    of its task, is not listed again.
+
+    Attributes:
+        time_ns: float64 [changes].
+        rate: float64 [changes], bytes per nanosecond from then on.
+        instance: int32 [changes], step * tasks + task.
+        link: int32 [changes]; its bottleneck from then on: a link of its path that is full, and
+            on which no transfer of its priority has more for its weight.
+    """
+
+    time_ns: Float64s
+    rate: Float64s
+    instance: Int32s
+    link: Int32s
+
+    @classmethod
+    def room_for(cls, count: int) -> RateChanges:
+        return cls(
+            np.empty(count), np.empty(count), np.empty(count, np.int32), np.empty(count, np.int32)
+        )
+
+    def first(self, count: int) -> RateChanges:
+        """The first `count` of them."""
+        return RateChanges(
+            self.time_ns[:count].copy(),
+            self.rate[:count].copy(),
+            self.instance[:count].copy(),
+            self.link[:count].copy(),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class QueueCounts:
+    """What became of packets. Arrays are added to while a simulation runs.
+
+    Attributes:
+        peak_bytes: float64 [links]; the most that waited.
+        dropped, marked: int64 [links].
+        sent_again: int64 [steps * tasks]; packets that a transfer sent more than once.
+    """
+
+    peak_bytes: Float64s
+    dropped: Int64s
+    marked: Int64s
+    sent_again: Int64s
+
+    @classmethod
+    def zeros(cls, links: int, instances: int) -> QueueCounts:
+        """Before anything happened."""
+        return cls(
+            np.zeros(links), np.zeros(links, np.int64), np.zeros(links, np.int64),
+            np.zeros(instances, np.int64),
+        )  # fmt: skip
 
 
 class CycleError(GraphError):
@@ -367,6 +624,28 @@ def as_times(name: str, values: Any, size: int, element: str | Callable[[int], s
     """
     if values is None:
         return np.zeros(size, np.float64)
+    return _bounded(name, values, size, element, MAX_TIME_NS, " ns", "a finite time of at least 0")
+
+
+def as_amounts(name: str, values: Any, size: int, element: str | Callable[[int], str]) -> Float64s:
+    """`values` as float64 [size], each finite and at least 0.
+
+    Raises:
+        InvalidArgumentError: another shape, or a value that is negative, infinite or not a number.
+    """
+    top = float(np.finfo(np.float64).max)
+    return _bounded(name, values, size, element, top, "", "finite and at least 0")
+
+
+def _bounded(
+    name: str,
+    values: Any,
+    size: int,
+    element: str | Callable[[int], str],
+    top: float,
+    unit: str,
+    demand: str,
+) -> Float64s:
     try:
         array: Float64s = np.asarray(values, np.float64)
     except (TypeError, ValueError) as error:
@@ -376,13 +655,11 @@ def as_times(name: str, values: Any, size: int, element: str | Callable[[int], s
     if array.shape != (size,):
         raise InvalidArgumentError(name, f"has shape {array.shape}, must be ({size},)")
     # A NaN fails every comparison, so it is caught as well.
-    if size and not (array.min() >= 0.0 and array.max() <= MAX_TIME_NS):
-        i = int(np.flatnonzero(~((array >= 0.0) & (array <= MAX_TIME_NS)))[0])
+    if size and not (array.min() >= 0.0 and array.max() <= top):
+        i = int(np.flatnonzero(~((array >= 0.0) & (array <= top)))[0])
         place = element(i) if callable(element) else f"{element} {i}"
         raise InvalidArgumentError(
-            name,
-            f"{place} has {array[i]} ns, must be a finite time of at least 0",
-            where=f"{name}[{i}]",
+            name, f"{place} has {array[i]}{unit}, must be {demand}", where=f"{name}[{i}]"
         )
     return frozen(array, np.float64)
 

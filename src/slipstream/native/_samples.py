@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slipstream.native._program import Edges, Float64s, Policy, Program, Resources, Tensors
+from slipstream.native._program import (
+    Edges,
+    Float64s,
+    Flows,
+    Packets,
+    Policy,
+    Program,
+    Resources,
+    Tensors,
+)
 from slipstream.native.engine import quantize_ns
 
 
@@ -82,6 +91,58 @@ def random_program(
     )
 
 
+def random_transfers(
+    rng: np.random.Generator,
+    *,
+    flows: int = 40,
+    links: int = 12,
+    weighted: bool = True,
+    classes: int = 3,
+    chained: bool = True,
+) -> Program:
+    """Transfers over random paths, with ties, latencies, weights and priorities.
+
+    Args:
+        rng: decides all.
+        weighted: half of such programs have weights, from 10^-3 to 10^3.
+        classes: how many priorities there are at most.
+        chained: some begin when others end, or one after the other; else they arrive at random.
+    """
+    hops = rng.integers(1, min(5, links) + 1, flows)
+    path = [rng.choice(links, count, replace=False) for count in hops]
+    even = rng.random() < 0.5
+    weight = np.ones(flows)
+    if weighted and rng.random() < 0.5:
+        weight = 10.0 ** rng.uniform(-3, 3, flows) if rng.random() < 0.5 else hops.astype(float)
+    nbytes = rng.integers(1, 4, flows) * 8.0 if even else rng.lognormal(2.0, 1.5, flows)
+    capacity = rng.integers(1, 4, links) if even else rng.lognormal(0.0, 1.0, links)
+    lanes = np.zeros(flows, np.int32)
+    edges = Edges(np.empty(0, np.int32), np.empty(0, np.int32))
+    policies = [Policy.CONCURRENT]
+    if chained:
+        # A lane beside the network takes one of its transfers at a time.
+        policies += [Policy(int(rng.integers(0, 3)))]
+        lanes = (rng.random(flows) < 0.2).astype(np.int32)
+        edges = _random_edges(rng, flows, acyclic=True)
+        nbytes = nbytes * (rng.random(flows) < 0.9)
+    arrival = np.cumsum(rng.exponential(np.mean(nbytes) / 4.0, flows))
+    return Program(
+        lane=lanes,
+        duration_ns=_sparse_times(rng, flows) if chained else arrival,
+        priority=rng.integers(0, classes, flows),
+        policies=np.array(policies, np.uint8),
+        edges=edges,
+        steps=int(rng.integers(1, 4)) if chained else 1,
+        flows=Flows(
+            capacity=capacity.astype(np.float64),
+            path_offset=np.concatenate([[0], np.cumsum(hops)]),
+            path_link=np.concatenate(path),
+            nbytes=np.asarray(nbytes, np.float64),
+            weight=np.asarray(weight, np.float64),
+        ),
+    )
+
+
 def _sparse_times(rng: np.random.Generator, count: int) -> Float64s:
     return (rng.integers(1, 4, count) * (rng.random(count) < 0.2)).astype(np.float64)
 
@@ -115,4 +176,38 @@ def _random_tensors(rng: np.random.Generator, tasks: int) -> Tensors:
         consumer_task=rng.integers(0, tasks, int(offset[-1])),
         persistent=rng.random(count) < 0.1,
         pool=rng.integers(0, 3, count),
+    )
+
+
+def random_packets(rng: np.random.Generator) -> Program:
+    """Transfers as packets that wait for each other, on links with little room."""
+    links, transfers = int(rng.integers(2, 10)), int(rng.integers(2, 30))
+    paths = [
+        rng.permutation(links)[: int(rng.integers(1, min(links, 4) + 1))] for _ in range(transfers)
+    ]
+    first = np.arange(1, transfers)
+    waits = first[rng.random(transfers - 1) < 0.3]
+    return Program(
+        lane=np.zeros(transfers, np.int32),
+        duration_ns=rng.random(transfers) * 1e4,
+        priority=rng.integers(0, int(rng.integers(1, 4)), transfers),
+        policies=np.array([Policy.CONCURRENT], np.uint8),
+        edges=Edges((waits * rng.random(waits.size)).astype(np.int64), waits),
+        steps=int(rng.integers(1, 3)),
+        flows=Flows(
+            capacity=rng.uniform(0.5, 20.0, links),
+            path_offset=np.concatenate([[0], np.cumsum([path.size for path in paths])]),
+            path_link=np.concatenate(paths).astype(np.int32),
+            nbytes=np.floor(rng.lognormal(10, 1.5, transfers)) + 1.0,
+            packets=Packets(
+                latency_ns=rng.random(links) * 3000.0,
+                queue_bytes=np.where(rng.random(links) < 0.3, np.inf, rng.uniform(0, 5e4, links)),
+                mark_bytes=np.where(rng.random(links) < 0.5, np.inf, rng.uniform(0, 2e4, links)),
+                payload_bytes=float(rng.integers(200, 2000)),
+                header_bytes=float(rng.integers(0, 100)),
+                first_window=int(rng.integers(1, 20)),
+                max_window=int(rng.integers(4, 100)),
+                timeout_ns=float(rng.uniform(1e4, 1e6)),
+            ),
+        ),
     )

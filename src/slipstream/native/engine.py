@@ -1,8 +1,9 @@
 """The event engine: from a `Program` to the `Schedule` of its tasks.
 
 One engine serves the whole package. Programs whose lanes all have a fixed order and that hold no
-resources take one pass in topological order; all others take an event loop. Both exist twice, in
-C++ (``native/src/``) and in Python (`_engine_reference`), and give the same bits.
+resources and transfer nothing take one pass in topological order; all others take an event loop.
+Both exist twice, in C++ (``native/src/``) and in Python (`_engine_reference`,
+`_network_reference`), and give the same bits.
 
 Source: Algorithm 1 of Zhu et al., "Daydream: Accurately Estimating the Efficacy of Optimizations
 for DNN Training", USENIX ATC 2020, extended by policies, delays, steps, preemption and resources.
@@ -29,6 +30,8 @@ from slipstream.native._program import (
     Float64s,
     Int32s,
     Program,
+    QueueCounts,
+    RateChanges,
     as_integers,
     as_times,
     check_index,
@@ -73,6 +76,8 @@ class Schedule:
         makespan_ns: latest end of all tasks; gaps after it do not count.
         step_end_ns: float64 [steps]; latest end of each step.
         recomputed_tasks: task instances computed to make it; fewer than all after `resimulate`.
+        rate_changes: of its transfers, where they were asked for; else None.
+        queues: what became of its packets, where transfers travel as such; else None.
     """
 
     def __init__(
@@ -81,12 +86,16 @@ class Schedule:
         step_end_ns: Float64s,
         durations: Float64s | _Edits,
         timeline: tuple[Float64s, Float64s] | _Shifted,
+        rate_changes: RateChanges | None = None,
+        queues: QueueCounts | None = None,
     ) -> None:
         self.program = program
         self.step_end_ns = frozen(step_end_ns, np.float64)
         self.makespan_ns = float(step_end_ns.max())
         self._durations = durations
         self._timeline = timeline
+        self.rate_changes = rate_changes
+        self.queues = queues
         if isinstance(timeline, _Shifted):
             self.recomputed_tasks = timeline.blocks.recomputed_tasks
         else:
@@ -119,7 +128,17 @@ class Schedule:
 
     @functools.cached_property
     def lane_busy_ns(self) -> Float64s:
-        """float64 [lanes]; time each lane runs tasks, over all steps, gaps left out."""
+        """float64 [lanes]; time each lane runs tasks, over all steps, gaps left out.
+
+        A concurrent lane counts every task of its own.
+        """
+        if self.program.flows is not None:
+            spans = (self.end_ns - self.start_ns).sum(axis=0)
+            moves = self.program.flows.nbytes > 0.0
+            spent = np.where(moves, spans, self.duration_ns * self.program.steps)
+            return cast(
+                Float64s, np.bincount(self.program.lane, spent, minlength=self.program.lanes)
+            )
         one_step = np.bincount(self.program.lane, self.duration_ns, minlength=self.program.lanes)
         return cast(Float64s, one_step * self.program.steps)
 
@@ -203,11 +222,16 @@ class Compiled:
         self._local = threading.local()
 
     def simulate(
-        self, duration_ns: npt.ArrayLike | None = None, *, force_event_loop: bool = False
+        self,
+        duration_ns: npt.ArrayLike | None = None,
+        *,
+        rate_changes: bool = False,
+        force_event_loop: bool = False,
     ) -> Schedule:
         """The schedule with `duration_ns` (float64 [tasks]; default: the program's own).
 
         Args:
+            rate_changes: keep every change of a transfer's rate.
             force_event_loop: take the event loop even where one pass is enough (for tests).
 
         Raises:
@@ -217,6 +241,17 @@ class Compiled:
         durations = program.duration_ns
         if duration_ns is not None:
             durations = as_times("duration_ns", duration_ns, program.tasks, program.task_name)
+        packets = program.flows is not None and program.flows.packets is not None
+        if rate_changes and packets:
+            raise InvalidArgumentError(
+                "rate_changes", "is asked of packets, which have no rates", remedy="fluids"
+            )
+        if rate_changes:
+            start, end, step_end, changes = self._engine.simulate_with_rates(durations)
+            return Schedule(program, step_end, durations, (start, end), changes)
+        if packets:
+            start, end, step_end, queues = self._engine.simulate_with_queues(durations)
+            return Schedule(program, step_end, durations, (start, end), queues=queues)
         start, end, step_end = self._engine.simulate(durations, force_event_loop)
         return Schedule(program, step_end, durations, (start, end))
 

@@ -1,0 +1,5 @@
+// Four products at once.
+
+#include "adasum/pieces.h"
+
+ADASUM_KERNEL(pieces_avx2, "avx2")

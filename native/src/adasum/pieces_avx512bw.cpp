@@ -1,0 +1,5 @@
+// Eight products at once.
+
+#include "adasum/pieces.h"
+
+ADASUM_KERNEL(pieces_avx512bw, "avx512bw")

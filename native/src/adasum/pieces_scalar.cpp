@@ -1,0 +1,5 @@
+// For any processor.
+
+#include "adasum/pieces.h"
+
+ADASUM_KERNEL(pieces_scalar, "scalar")

@@ -1,0 +1,279 @@
+"""Transfers as packets: `native/src/packets.cpp`, for reading.
+
+What it does and where it comes from is said at the head of ``native/src/packets.h``. Both give the
+same bits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from slipstream.native._program import Flows, Packets, Program, QueueCounts, RateChanges
+
+# As in packets.cpp.
+_GAIN = 1.0 / 16.0
+_MOST_PATIENCE = 64.0
+
+
+@dataclass(eq=False)
+class _Sender:
+    instance: int
+    path: list[int]
+    rank: int
+    pieces: int
+    last_payload: float
+    window: float
+    threshold: float
+    latency_ns: float = 0.0  # of an acknowledgement
+    fresh: int = 0  # pieces from here on were never sent
+    next_number: int = 0
+    recovered: int = 0  # losses of packets before this number have been answered
+    round_end: int = 0  # marks are counted up to this number
+    round_acknowledged: int = 0
+    round_marked: int = 0
+    marked_share: float = 1.0
+    deadline_ns: float = 0.0
+    patience: float = 1.0
+    timer: bool = False
+    under_way: deque[tuple[int, int]] = field(default_factory=deque)  # (number, piece)
+    again: deque[int] = field(default_factory=deque)
+    delivered: set[int] = field(default_factory=set)
+    acknowledged: set[int] = field(default_factory=set)
+
+    def done(self) -> bool:
+        return len(self.delivered) == self.pieces
+
+
+@dataclass(eq=False)
+class _Packet:
+    sender: _Sender
+    piece: int
+    number: int  # of all that its sender sent
+    nbytes: float  # with headers
+    hop: int = 0
+    marked: bool = False
+
+
+@dataclass(eq=False)
+class _Queue:
+    lines: list[deque[_Packet]]  # by priority
+    busy: bool = False
+    nbytes: float = 0.0  # that wait; without the packet being sent
+
+
+class PacketNetwork:
+    """The transfers of one simulation; the same interface as `Network`."""
+
+    def __init__(self, program: Program, flows: Flows, packets: Packets) -> None:
+        self.tasks = program.tasks
+        self.packets = packets
+        self.capacity = flows.capacity.tolist()
+        self.nbytes = flows.nbytes.tolist()
+        hops, offset = flows.path_link.tolist(), flows.path_offset.tolist()
+        self.path = [hops[offset[t] : offset[t + 1]] for t in range(self.tasks)]
+        priority = program.priority.tolist()
+        classes = sorted({priority[t] for t in range(self.tasks) if self.nbytes[t] > 0.0})
+        self.rank = [classes.index(value) if value in classes else 0 for value in priority]
+        self.latency_ns = packets.latency_ns.tolist()
+        self.room = packets.queue_bytes.tolist()
+        self.marks_beyond = packets.mark_bytes.tolist()
+        self.queues = [_Queue([deque() for _ in classes]) for _ in self.capacity]
+        self.counts = QueueCounts.zeros(len(self.capacity), program.steps * program.tasks)
+        self.sequence = itertools.count()
+        self.events: list[tuple[float, int, str, int | _Packet | _Sender]] = []
+        self.arrived: list[int] = []
+        self.ended: list[int] = []
+
+    def begin(self, instance: int) -> None:
+        """The instance starts to send at the time of the next `solve`."""
+        self.arrived.append(instance)
+
+    def solve(self, now_ns: float) -> None:
+        """Starts what came."""
+        for instance in sorted(self.arrived):
+            self._start(instance, now_ns)
+        self.arrived.clear()
+
+    def next_end_ns(self) -> float:
+        """When something happens next; infinite when nothing does."""
+        return self.events[0][0] if self.events else math.inf
+
+    def take_ended(self, now_ns: float) -> list[int]:
+        """Everything up to `now_ns` happens; the instances whose last byte arrived."""
+        self.ended = []
+        while self.next_end_ns() <= now_ns:
+            time_ns, _, kind, what = heapq.heappop(self.events)
+            if isinstance(what, int):
+                self._leave(what, time_ns)
+            elif isinstance(what, _Sender):
+                self._time_out(what, time_ns)
+            elif kind == "arrival":
+                self._arrive(what, time_ns)
+            else:
+                self._acknowledge(what, time_ns)
+        return sorted(self.ended)
+
+    def changes(self) -> RateChanges:
+        """None: packets have no rates."""
+        return RateChanges.room_for(0)
+
+    def _push(self, time_ns: float, kind: str, what: int | _Packet | _Sender) -> None:
+        heapq.heappush(self.events, (time_ns, next(self.sequence), kind, what))
+
+    # ---- senders -----------------------------------------------------------------------------
+
+    def _start(self, instance: int, now_ns: float) -> None:
+        task, model = instance % self.tasks, self.packets
+        pieces = math.ceil(self.nbytes[task] / model.payload_bytes)
+        sender = _Sender(
+            instance, self.path[task], self.rank[task], pieces,
+            self.nbytes[task] - model.payload_bytes * (pieces - 1),
+            min(float(model.first_window), float(model.max_window)), float(model.max_window),
+        )  # fmt: skip
+        for link in sender.path:
+            sender.latency_ns += self.latency_ns[link]
+        self._send(sender, now_ns)
+
+    def _send(self, sender: _Sender, now_ns: float) -> None:
+        """As many packets as the window lets."""
+        while len(sender.under_way) + 1.0 <= sender.window:
+            piece = self._next_piece(sender)
+            if piece is None:
+                return
+            if not sender.under_way:
+                self._watch(sender, now_ns)
+            last = piece == sender.pieces - 1
+            payload = sender.last_payload if last else self.packets.payload_bytes
+            nbytes = payload + self.packets.header_bytes
+            packet = _Packet(sender, piece, sender.next_number, nbytes)
+            sender.under_way.append((sender.next_number, piece))
+            sender.next_number += 1
+            self._enqueue(packet, sender.path[0], now_ns)
+
+    def _next_piece(self, sender: _Sender) -> int | None:
+        """What was lost goes first."""
+        while sender.again:
+            piece = sender.again.popleft()
+            if piece not in sender.acknowledged:
+                self.counts.sent_again[sender.instance] += 1
+                return piece
+        if sender.fresh == sender.pieces:
+            return None
+        sender.fresh += 1
+        return sender.fresh - 1
+
+    def _acknowledge(self, packet: _Packet, now_ns: float) -> None:
+        sender = packet.sender
+        if sender.done():
+            return
+        sender.acknowledged.add(packet.piece)
+        if not sender.under_way or packet.number < sender.under_way[0][0]:
+            return  # one that was given up for lost
+        first_lost = None
+        while sender.under_way[0][0] < packet.number:
+            number, piece = sender.under_way.popleft()
+            first_lost = number if first_lost is None else first_lost
+            sender.again.append(piece)
+        sender.under_way.popleft()
+        sender.deadline_ns = now_ns + self.packets.timeout_ns
+        sender.patience = 1.0
+        if first_lost is None:
+            self._grow(sender, packet)
+        elif first_lost >= sender.recovered:
+            sender.window = sender.threshold = max(1.0, sender.window * 0.5)
+            sender.recovered = sender.next_number
+        self._send(sender, now_ns)
+
+    def _grow(self, sender: _Sender, packet: _Packet) -> None:
+        if packet.marked and sender.window < sender.threshold:
+            sender.threshold = sender.window
+        sender.window += 1.0 if sender.window < sender.threshold else 1.0 / sender.window
+        sender.window = min(sender.window, float(self.packets.max_window))
+        sender.round_acknowledged += 1
+        sender.round_marked += packet.marked
+        if packet.number < sender.round_end:
+            return
+        share = sender.round_marked / sender.round_acknowledged
+        sender.marked_share += (share - sender.marked_share) * _GAIN
+        if sender.round_marked > 0:
+            sender.window = max(1.0, sender.window * (1.0 - 0.5 * sender.marked_share))
+            sender.threshold = sender.window
+        sender.round_acknowledged = sender.round_marked = 0
+        sender.round_end = sender.next_number
+
+    def _watch(self, sender: _Sender, now_ns: float) -> None:
+        sender.deadline_ns = now_ns + self.packets.timeout_ns * sender.patience
+        if not sender.timer:
+            sender.timer = True
+            self._push(sender.deadline_ns, "timeout", sender)
+
+    def _time_out(self, sender: _Sender, now_ns: float) -> None:
+        sender.timer = False
+        if sender.done() or not sender.under_way:
+            return
+        if sender.deadline_ns > now_ns:
+            sender.timer = True
+            self._push(sender.deadline_ns, "timeout", sender)
+            return
+        sender.again.extend(piece for _, piece in sender.under_way)
+        sender.under_way.clear()
+        sender.threshold = max(1.0, sender.window * 0.5)
+        sender.window = 1.0
+        sender.patience = min(_MOST_PATIENCE, 2.0 * sender.patience)
+        sender.recovered = sender.round_end = sender.next_number
+        sender.round_acknowledged = sender.round_marked = 0
+        self._send(sender, now_ns)
+
+    # ---- links -------------------------------------------------------------------------------
+
+    def _arrive(self, packet: _Packet, now_ns: float) -> None:
+        if packet.hop < len(packet.sender.path):
+            self._enqueue(packet, packet.sender.path[packet.hop], now_ns)
+            return
+        sender = packet.sender
+        if sender.done():
+            return
+        sender.delivered.add(packet.piece)
+        if sender.done():
+            self.ended.append(sender.instance)
+        else:
+            self._push(now_ns + sender.latency_ns, "acknowledgement", packet)
+
+    def _enqueue(self, packet: _Packet, link: int, now_ns: float) -> None:
+        queue = self.queues[link]
+        if not queue.busy:
+            self._transmit(packet, link, now_ns)
+            return
+        nbytes = queue.nbytes + packet.nbytes
+        if nbytes > self.room[link]:
+            self.counts.dropped[link] += 1
+            return
+        if nbytes > self.marks_beyond[link]:
+            packet.marked = True
+            self.counts.marked[link] += 1
+        queue.nbytes = nbytes
+        self.counts.peak_bytes[link] = max(self.counts.peak_bytes[link], nbytes)
+        queue.lines[packet.sender.rank].append(packet)
+
+    def _transmit(self, packet: _Packet, link: int, now_ns: float) -> None:
+        self.queues[link].busy = True
+        packet.hop += 1
+        sent_ns = now_ns + packet.nbytes / self.capacity[link]
+        self._push(sent_ns, "free", link)
+        self._push(sent_ns + self.latency_ns[link], "arrival", packet)
+
+    def _leave(self, link: int, now_ns: float) -> None:
+        """A packet has left; the first of the most urgent that wait is next."""
+        queue = self.queues[link]
+        queue.busy = False
+        for line in queue.lines:
+            if line:
+                packet = line.popleft()
+                queue.nbytes -= packet.nbytes
+                self._transmit(packet, link, now_ns)
+                return
+        queue.nbytes = 0.0

@@ -1,0 +1,115 @@
+"""Whether the ids and offsets of embedding bags are what they must be, in one pass each.
+
+Bag number ``t * bags + b`` is bag b of table t. It holds ``ids[offsets[g]]`` up to the next offset,
+or up to the last id where there is none; without offsets all bags have the same number of ids.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.native._library import library
+
+_ID, _OFFSET = 1, 2
+
+
+def check(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, bags: int) -> None:
+    """See that every id is a row of its table and that offsets rise from 0.
+
+    Args:
+        ids: int32 or int64 [count], contiguous.
+        offsets: int64 [tables * bags] or one more, contiguous; None for bags of one size.
+        rows: int64 [tables], any stride, on the CPU.
+        bags: of each table.
+
+    Raises:
+        InvalidArgumentError: ``input`` has an id that is negative or too large, or ``offsets``
+            are out of order or beyond the ids; says which and where.
+    """
+    found = _fault(ids, offsets, rows, bags)
+    if found is None:
+        return
+    kind, where = found
+    if kind == _OFFSET:
+        assert offsets is not None
+        raise InvalidArgumentError("offsets", _about_offset(offsets, where, ids.numel()))
+    value = int(ids[where])
+    what = "is negative" if value < 0 else "is too large"
+    table = _table_of(where, ids.numel(), offsets, len(rows), bags)
+    of = f" (table {table})" if len(rows) > 1 else ""
+    raise InvalidArgumentError(
+        "input",
+        f"the id {value} at place {where} {what}; the table has {int(rows[table])} rows{of}",
+        remedy="ids lie in [0, num_embeddings)",
+    )
+
+
+def _about_offset(offsets: torch.Tensor, where: int, count: int) -> str:
+    value = int(offsets[where])
+    if where == 0:
+        return f"the first is {value}, not 0"
+    if value > count:
+        return f"offset {value} at place {where} is beyond the {count} ids"
+    return f"offset {value} at place {where} is less than the one before, {int(offsets[where - 1])}"
+
+
+def _fault(
+    ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, bags: int
+) -> tuple[int, int] | None:
+    function = _compiled()
+    if function is None or not ids.is_cpu:
+        return _fault_by_torch(ids, offsets, rows, bags)
+    where = ctypes.c_int64()
+    kind = function(
+        ids.data_ptr(), ids.element_size(), ids.numel(),
+        None if offsets is None else offsets.data_ptr(), 0 if offsets is None else offsets.numel(),
+        rows.data_ptr(), rows.stride(0), rows.shape[0], bags, ctypes.byref(where),
+    )  # fmt: skip
+    return (kind, where.value) if kind else None
+
+
+def _fault_by_torch(
+    ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, bags: int
+) -> tuple[int, int] | None:
+    if offsets is not None and offsets.numel():
+        before = torch.cat([offsets.new_zeros(1), offsets[:-1]])
+        wrong = (offsets < before) | (offsets > ids.numel())
+        wrong[0] = offsets[0] != 0
+        if bool(wrong.any()):
+            return _OFFSET, int(wrong.to(torch.int8).argmax())
+    for table, limit in enumerate(rows.tolist()):
+        begin, end = (
+            _begin(table + side, ids.numel(), offsets, len(rows), bags) for side in (0, 1)
+        )
+        outside = (ids[begin:end] < 0) | (ids[begin:end] >= limit)
+        if bool(outside.any()):
+            return _ID, begin + int(outside.to(torch.int8).argmax())
+    return None
+
+
+def _begin(table: int, count: int, offsets: torch.Tensor | None, tables: int, bags: int) -> int:
+    """Where the ids of `table` begin."""
+    if offsets is None:
+        return count // tables * table
+    return int(offsets[table * bags]) if table * bags < offsets.numel() else count
+
+
+def _table_of(where: int, count: int, offsets: torch.Tensor | None, tables: int, bags: int) -> int:
+    return next(t for t in range(tables) if where < _begin(t + 1, count, offsets, tables, bags))
+
+
+@functools.cache
+def _compiled() -> Any:
+    compiled: Any = library()
+    if compiled is None:
+        return None
+    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
+    compiled.slipstream_bags_check.argtypes = [
+        pointer, ctypes.c_int32, i64, pointer, i64, pointer, i64, i64, i64, pointer,
+    ]  # fmt: skip
+    return compiled.slipstream_bags_check

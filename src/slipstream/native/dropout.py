@@ -1,0 +1,126 @@
+"""The operator ``slipstream::dropout``: random numbers, comparison and scaling in one pass.
+
+``dropout(x, seed, p)`` is a function of its arguments: the same seed drops the same elements of
+any tensor, whatever the processor, the dtype or the number of threads. So its gradient is the
+operator itself, with the same seed, and no mask is stored. ``dropout_`` is the same in place.
+
+What is drawn is told by `slipstream.native._dropout_reference`, which stands in where the compiled
+library is missing, and which all kernels equal to the bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.native import _dropout_reference as reference
+from slipstream.native._families import family_kernels
+from slipstream.native._instruction_set import InstructionSet
+from slipstream.native._library import library
+
+KERNEL_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""What is computed in one pass; other floating-point numbers take a few."""
+
+_SCHEMA = "dropout(Tensor x, Tensor seed, float p) -> Tensor"
+_LARGEST = 2**32 - 1
+
+
+def draw_seed(generator: torch.Generator | None = None) -> torch.Tensor:
+    """A seed, int64 [2], from `generator` or torch's own: 128 bits, so that no two are alike."""
+    return torch.randint(
+        -(2**63), 2**63 - 1, (2,), dtype=torch.int64, generator=generator, device="cpu"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def threshold_and_scale(p: float) -> tuple[int, np.float32]:
+    """Of 2^32 numbers, how many drop an element; and by what the kept are multiplied.
+
+    At least one number keeps. The scale is 1 / (1 - p) in float32, as torch computes it.
+    """
+    return min(round(p * 2.0**32), _LARGEST), np.float32(1) / np.float32(1.0 - p)
+
+
+def kernels() -> dict[InstructionSet, int]:
+    """The kernels that run here, see `family_kernels`."""
+    return family_kernels("dropout")
+
+
+@functools.cache
+def _chosen() -> tuple[Any, int] | None:
+    """The library's function and its best kernel; None where the reference has to do."""
+    compiled: Any = library()
+    found = kernels()
+    if not found:
+        return None
+    compiled.slipstream_dropout.argtypes = [
+        ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,
+        ctypes.c_void_p, ctypes.c_uint32, ctypes.c_float, ctypes.c_int32,
+    ]  # fmt: skip
+    return compiled.slipstream_dropout, next(iter(found.values()))
+
+
+def run_kernel(
+    x: torch.Tensor, y: torch.Tensor, seed: torch.Tensor, p: float, kernel: int | None = None
+) -> None:
+    """Fill `y` from `x`, both contiguous and of the same dtype, one of `KERNEL_DTYPES`.
+
+    Args:
+        kernel: one of `kernels`; the best by default.
+    """
+    chosen = _chosen()
+    if chosen is None:
+        y.copy_(run_reference(x, seed, p))
+        return
+    function, best = chosen
+    threshold, scale = threshold_and_scale(p)
+    status = function(
+        best if kernel is None else kernel, KERNEL_DTYPES[x.dtype], x.data_ptr(), y.data_ptr(),
+        x.numel(), seed.data_ptr(), threshold, scale, torch.get_num_threads(),
+    )  # fmt: skip
+    if status:
+        raise SlipstreamError(f"the dropout kernel returned status {status}")
+
+
+def run_reference(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
+    """What every kernel makes of `x`, by numpy."""
+    key, upper = seed.numpy().view(np.uint64).tolist()
+    plain = x.detach().view(torch.uint16) if x.dtype == torch.bfloat16 else x.detach()
+    dropped = reference.drop(plain.numpy(), (key, upper), *threshold_and_scale(p))
+    return torch.from_numpy(dropped).view(x.dtype)
+
+
+def _dropout(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
+    """``slipstream::dropout`` on a processor; the result is contiguous."""
+    if not x.is_floating_point():
+        raise InvalidArgumentError("x", f"is {x.dtype}; dropout needs floating-point numbers")
+    if seed.dtype is not torch.int64 or seed.numel() != 2 or not seed.is_contiguous():
+        raise InvalidArgumentError("seed", "must be int64 [2]", remedy="draw_seed() makes one")
+    if not 0.0 <= p < 1.0:
+        raise InvalidArgumentError("p", f"{p} is not in [0, 1)")
+    if x.dtype not in KERNEL_DTYPES:
+        kept = _dropout(torch.ones(x.shape, dtype=torch.float32), seed, p) != 0
+        factor = 1.0 / (1.0 - p) if x.dtype == torch.float64 else float(threshold_and_scale(p)[1])
+        return torch.where(kept, x * factor, torch.zeros((), dtype=x.dtype)).contiguous()
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    run_kernel(x, y, seed, p)
+    return y
+
+
+def _fake(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_library: Any = torch.library
+_operators = _library.Library("slipstream", "FRAGMENT")
+_operators.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+_operators.impl("dropout", _dropout, "CPU")
+torch.library.register_fake("slipstream::dropout", _fake, lib=_operators)
+
+dropout = torch.ops.slipstream.dropout.default

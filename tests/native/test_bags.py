@@ -1,0 +1,56 @@
+"""Ids and offsets are checked with and without the library, and the place of a fault is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.native import bags
+
+ROWS = torch.tensor([5, 7])
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(bags, "_compiled", lambda: None)
+    elif bags._compiled() is None:
+        pytest.skip("no compiled library")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_what_is_right_passes(way: str, dtype: torch.dtype) -> None:
+    ids = torch.tensor([0, 4, 1, 6, 5, 0], dtype=dtype)
+    bags.check(ids, torch.tensor([0, 3, 3, 6]), ROWS, 2)
+    bags.check(ids, torch.tensor([0, 3, 3, 6, 6]), ROWS, 2)
+    bags.check(ids, None, torch.tensor([7]), 3)
+    bags.check(ids[:0], torch.tensor([0, 0, 0, 0]), ROWS, 2)
+    bags.check(ids[:0], torch.empty(0, dtype=torch.int64), ROWS, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_are_judged_by_their_own_table(way: str, dtype: torch.dtype) -> None:
+    offsets = torch.tensor([0, 1, 2, 3])
+    with pytest.raises(InvalidArgumentError, match=r"input: the id 6 at place 1 is too large.*5 r"):
+        bags.check(torch.tensor([0, 6, 6, 6], dtype=dtype), offsets, ROWS, 2)
+    with pytest.raises(InvalidArgumentError, match=r"the id 7 at place 3.*7 rows \(table 1\)"):
+        bags.check(torch.tensor([0, 4, 6, 7], dtype=dtype), offsets, ROWS, 2)
+    with pytest.raises(InvalidArgumentError, match="the id -1 at place 2 is negative"):
+        bags.check(torch.tensor([0, 4, -1, 6], dtype=dtype), None, ROWS, 2)
+    with pytest.raises(InvalidArgumentError, match="the id -3 at place 0 is negative"):
+        bags.check(torch.tensor([-3], dtype=dtype), None, torch.tensor([2**62]), 1)
+
+
+def test_offsets_rise_from_zero_to_the_ids(way: str) -> None:
+    ids = torch.zeros(4, dtype=torch.int64)
+    for offsets, said in (
+        ([1, 2], "the first is 1, not 0"),
+        ([-1, 2], "the first is -1, not 0"),
+        ([0, 3, 2], "offset 2 at place 2 is less than the one before, 3"),
+        ([0, 5], "offset 5 at place 1 is beyond the 4 ids"),
+        ([0, -(2**63)], "place 1 is less"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            bags.check(ids, torch.tensor(offsets), torch.tensor([1]), len(offsets))

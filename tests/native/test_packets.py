@@ -1,0 +1,181 @@
+"""Transfers as packets: the native engine against the readable one, and laws of queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.native import Edges, Flows, Packets, Policy, Program, Schedule
+from slipstream.native._samples import random_packets
+
+
+def program(
+    paths: list[list[int]],
+    nbytes: list[float],
+    capacity: list[float],
+    *,
+    start_ns: list[float] | None = None,
+    priority: list[int] | None = None,
+    **model: Any,
+) -> Program:
+    links = len(capacity)
+    given: dict[str, Any] = {
+        "latency_ns": np.full(links, 1000.0),
+        "queue_bytes": np.full(links, np.inf),
+        "mark_bytes": np.full(links, np.inf),
+        "payload_bytes": 1000.0,
+        "header_bytes": 0.0,
+        **model,
+    }
+    return Program(
+        lane=np.zeros(len(paths), np.int32),
+        duration_ns=np.array(start_ns or [0.0] * len(paths)),
+        priority=np.array(priority or [0] * len(paths)),
+        policies=np.array([Policy.CONCURRENT], np.uint8),
+        flows=Flows(
+            capacity=np.array(capacity),
+            path_offset=np.concatenate([[0], np.cumsum([len(path) for path in paths])]),
+            path_link=np.concatenate([np.array(path, np.int32) for path in paths]),
+            nbytes=np.array(nbytes),
+            packets=Packets(**given),
+        ),
+    )
+
+
+def end_ns(result: Schedule) -> list[float]:
+    ends: list[float] = result.end_ns[0].tolist()
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_engines_give_the_same_bits(seed: int) -> None:
+    given = random_packets(np.random.default_rng(seed))
+    native = given.compile("native").simulate()
+    python = given.compile("python").simulate()
+    assert native.start_ns.tobytes() == python.start_ns.tobytes()
+    assert native.end_ns.tobytes() == python.end_ns.tobytes()
+    assert native.queues is not None
+    assert python.queues is not None
+    for ours, theirs in zip(
+        vars(native.queues).values(), vars(python.queues).values(), strict=True
+    ):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def test_the_samples_drop_mark_and_send_again() -> None:
+    dropped = marked = again = 0
+    for seed in range(40):
+        queues = random_packets(np.random.default_rng(seed)).compile().simulate().queues
+        assert queues is not None
+        dropped += int(queues.dropped.sum())
+        marked += int(queues.marked.sum())
+        again += int(queues.sent_again.sum())
+    assert min(dropped, marked, again) > 100
+
+
+def test_one_packet_is_stored_and_forwarded() -> None:
+    # 500 bytes at 1 byte/ns, 1000 ns further, and once more.
+    assert end_ns(program([[0, 1]], [500.0], [1.0, 1.0]).compile().simulate()) == [3000.0]
+
+
+def test_a_large_window_fills_the_link() -> None:
+    wide = program([[0, 1]], [100e3], [1.0, 1.0], first_window=1000)
+    # One packet more than the bytes, on the second link, and two latencies.
+    assert end_ns(wide.compile().simulate()) == [101e3 + 2000.0]
+
+
+def test_a_window_of_one_waits_for_every_acknowledgement() -> None:
+    narrow = program([[0]], [10e3], [1.0], first_window=1, max_window=1)
+    # A packet takes 1000 ns, there and back another 2000; the last one need not come back.
+    assert end_ns(narrow.compile().simulate()) == [10 * 3000.0 - 1000.0]
+
+
+def test_with_large_queues_it_takes_as_long_as_a_fluid() -> None:
+    both = program([[0, 2], [1, 2]], [1e6, 1e6], [1.0, 1.0, 1.0], latency_ns=np.zeros(3))
+    ends = both.compile().simulate().end_ns[0]
+    assert both.flows is not None
+    fluid = replace(both, flows=replace(both.flows, packets=None)).compile().simulate()
+    assert ends == pytest.approx(fluid.end_ns[0], rel=0.01)
+
+
+def test_what_finds_no_room_is_sent_again_and_arrives() -> None:
+    # 32 senders at once into one link with room for 20 packets.
+    count = 32
+    paths = [[1 + n, 0] for n in range(count)]
+    incast = program(
+        paths, [50e3] * count, [1.0] * (count + 1), queue_bytes=np.full(count + 1, 20e3)
+    )
+    result = incast.compile().simulate()
+    assert result.queues is not None
+    assert result.queues.dropped[0] > 100
+    assert result.queues.dropped[1:].sum() == 0
+    assert result.queues.sent_again.sum() >= result.queues.dropped[0]
+    assert 0 < result.queues.peak_bytes[0] <= 20e3
+    # No sooner than the bytes let; later for what stood idle until senders lost patience.
+    assert result.makespan_ns >= count * 50e3
+
+
+def test_marks_keep_the_queue_short() -> None:
+    """Two long transfers: without marks they fill the queue, with marks it stays near them."""
+    peaks = []
+    for mark in (np.inf, 20e3):
+        long = program(
+            [[0, 2], [1, 2]], [3e6, 3e6], [1.0, 1.0, 1.0], queue_bytes=np.full(3, 200e3),
+            mark_bytes=np.full(3, mark), latency_ns=np.full(3, 5000.0), timeout_ns=5e5,
+        )  # fmt: skip
+        result = long.compile().simulate()
+        assert result.queues is not None
+        peaks.append(float(result.queues.peak_bytes[2]))
+        assert result.makespan_ns < 1.1 * 6e6
+    assert peaks[1] < 0.4 * peaks[0]
+
+
+def test_the_urgent_go_first() -> None:
+    paths, size = [[0, 2], [1, 2]], [1e6, 50e3]
+    late = program(paths, size, [1.0] * 3, start_ns=[0.0, 5e5], priority=[1, 0])
+    alone = program([[1, 2]], [50e3], [1.0] * 3, start_ns=[5e5]).compile().simulate()
+    # At each of its two links it may find a packet that has begun.
+    assert end_ns(late.compile().simulate())[1] <= end_ns(alone)[0] + 50 * 1000.0
+    fair = program(paths, size, [1.0] * 3, start_ns=[0.0, 5e5]).compile().simulate()
+    assert end_ns(fair)[1] > end_ns(late.compile().simulate())[1]
+
+
+def test_packets_and_tasks_wait_for_each_other() -> None:
+    one = program([[0], [0]], [1e3, 1e3], [1.0])
+    chained = replace(one, edges=Edges(np.array([0]), np.array([1])), steps=2)
+    assert end_ns(chained.compile().simulate()) == [2000.0, 4000.0]
+    assert chained.compile().simulate().end_ns.shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "argument"),
+    [
+        ({"payload_bytes": 0.0}, "payload_bytes"),
+        ({"header_bytes": float("nan")}, "header_bytes"),
+        ({"timeout_ns": -1.0}, "timeout_ns"),
+        ({"first_window": 0}, "first_window"),
+        ({"queue_bytes": np.array([-1.0])}, "queue_bytes"),
+        ({"mark_bytes": np.array([np.nan])}, "mark_bytes"),
+        ({"latency_ns": np.array([-1.0])}, "latency_ns"),
+        (dict.fromkeys(("latency_ns", "queue_bytes", "mark_bytes"), np.ones(2)), "packets"),
+        ({"payload_bytes": 1.0, "nbytes": [1e12]}, "nbytes"),
+    ],
+)  # fmt: skip
+def test_bad_models_are_refused_by_name(model: dict[str, Any], argument: str) -> None:
+    given = dict(model)
+    nbytes = given.pop("nbytes", [1e3])
+    with pytest.raises(InvalidArgumentError, match=argument):
+        program([[0]], nbytes, [1.0], **given)
+
+
+def test_weights_and_rates_are_refused() -> None:
+    one = program([[0]], [1e3], [1.0])
+    with pytest.raises(InvalidArgumentError, match="rate_changes"):
+        one.compile().simulate(rate_changes=True)
+    assert one.flows is not None
+    with pytest.raises(InvalidArgumentError, match="weight"):
+        replace(one.flows, weight=np.array([2.0]))
