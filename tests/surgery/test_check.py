@@ -60,6 +60,9 @@ class _Output:
     loss: Any = None
 
 
+_Pair = namedtuple("_Pair", "a b")
+
+
 class _Mapping(OrderedDict[str, Any]):
     """As libraries make their outputs: torch does not know how to look into it."""
 
@@ -70,7 +73,7 @@ class _Mapping(OrderedDict[str, Any]):
         lambda x: SimpleNamespace(loss=None, logits=x),
         lambda x: _Output(x),
         lambda x: _Mapping(logits=x),
-        lambda x: namedtuple("Pair", "a b")(1, x),
+        lambda x: _Pair(1, x),
         lambda x: [{"deep": SimpleNamespace(states=(x,))}],
     ],
 )

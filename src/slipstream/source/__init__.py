@@ -51,6 +51,7 @@ long as they do not overlap::
 
 from slipstream.source._accumulate import accumulate
 from slipstream.source._attention import fuse_attention
+from slipstream.source._batch_size import BatchSize, find_batch_size
 from slipstream.source._blocks import checkpoint_blocks
 from slipstream.source._function import value_of
 from slipstream.source._places import Places, locate, refuse_inside
@@ -60,6 +61,7 @@ from slipstream.source._write import Undone, Written, undo, write
 
 __all__ = [
     "AlreadyThereError",
+    "BatchSize",
     "NotPlacedError",
     "Places",
     "Source",
@@ -67,6 +69,7 @@ __all__ = [
     "Written",
     "accumulate",
     "checkpoint_blocks",
+    "find_batch_size",
     "fuse_attention",
     "locate",
     "refuse_inside",

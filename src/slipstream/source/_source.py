@@ -83,6 +83,24 @@ class Source:
             ) from error
         return found
 
+    @classmethod
+    def of_text(cls, text: str, path: Path) -> Source:
+        """A file as an editor holds it, which it would save in the encoding the text names.
+
+        Raises:
+            WorkloadError: it is no Python, or has letters that its encoding lacks.
+        """
+        try:
+            # The coding line itself is ASCII, whatever stands around it.
+            content = text.encode(_encoding(text.encode(errors="replace")))
+        except (SyntaxError, ValueError, LookupError) as error:
+            raise WorkloadError(
+                f"the text cannot be written as Python: {error}",
+                where=str(path),
+                remedy="mend its coding line",
+            ) from error
+        return cls.of(content, path)
+
     @cached_property
     def _layout(self) -> Layout:
         with warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from slipstream.surgery.attention import NotRewrittenError, attend, with_attention
 from slipstream.surgery.check import difference, outputs_of, tensors_in
 from slipstream.surgery.pairs import Pair, consecutive_pairs, place
+from slipstream.surgery.parameters import exchange_parameters
 from slipstream.surgery.sites import Site, callers
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "callers",
     "consecutive_pairs",
     "difference",
+    "exchange_parameters",
     "outputs_of",
     "place",
     "tensors_in",

@@ -1,0 +1,51 @@
+"""Quantisation: from real numbers to codes of 1 to 8 bits and back, calibrated and trained.
+
+    import slipstream as ss
+
+    found = ss.quant.calibrate(model, batches)            # ranges of what modules read
+    grid = found["conv1"].grid(ss.quant.Format(8))        # a scale and a zero point
+    codes = ss.quant.quantize(x, grid)
+    x_again = ss.quant.dequantize(codes, grid)
+
+One room for all who need it: low-bit layers, int8 export, compressed embeddings.
+"""
+
+from slipstream.quant.binary import binarize
+from slipstream.quant.calibration import Calibration, Range, calibrate
+from slipstream.quant.codes import code_weights, dequantize, quantize
+from slipstream.quant.fake import BinaryWeights, FakeQuantize, fake_quantize
+from slipstream.quant.format import Format, Granularity
+from slipstream.quant.grid import Grid, grid_of_range, grid_of_weights
+from slipstream.quant.observers import (
+    LeastError,
+    MinMax,
+    MovingAverage,
+    Observer,
+    Percentile,
+)
+from slipstream.quant.rounding import round_nearest, round_stochastic
+
+__all__ = [
+    "BinaryWeights",
+    "Calibration",
+    "FakeQuantize",
+    "Format",
+    "Granularity",
+    "Grid",
+    "LeastError",
+    "MinMax",
+    "MovingAverage",
+    "Observer",
+    "Percentile",
+    "Range",
+    "binarize",
+    "calibrate",
+    "code_weights",
+    "dequantize",
+    "fake_quantize",
+    "grid_of_range",
+    "grid_of_weights",
+    "quantize",
+    "round_nearest",
+    "round_stochastic",
+]

@@ -1,0 +1,95 @@
+"""Numbers to codes and back.
+
+The code of x is ``clamp(round(x / scale) + zero)`` in float32, ties to even: the arithmetic of the
+compiled kernels, so that they agree to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.quant._check import real_numbers
+from slipstream.quant.binary import binarize
+from slipstream.quant.format import Format, Granularity
+from slipstream.quant.grid import Grid, grid_of_weights
+from slipstream.quant.rounding import Rounding, rounded
+
+
+def quantize(
+    values: Any, grid: Grid, *, rounding: Rounding = "nearest", generator: Any = None
+) -> Any:
+    """The codes of `values`, in the format's dtype (int8 or uint8) and the values' shape.
+
+    Numbers beyond the grid's reach get its outermost code.
+
+    Args:
+        values: float tensor; computed in float32.
+        rounding: ``"nearest"`` (ties to even) or ``"stochastic"``.
+        generator: for stochastic rounding that can be repeated.
+
+    Raises:
+        InvalidArgumentError: not a tensor of numbers, empty, NaN or infinity; or the grid is for
+            another shape.
+    """
+    values = real_numbers("values", values)
+    scale, zero = _spread(grid, tuple(values.shape))
+    low, high = grid.format.low, grid.format.high
+    # Clamped before the zero point is added: beyond 2^24 float32 has no room for it.
+    steps = rounded(values / scale, rounding, generator)
+    return (steps.clamp(min=low - zero, max=high - zero) + zero).to(grid.format.dtype)
+
+
+def dequantize(codes: Any, grid: Grid) -> Any:
+    """The numbers that `codes` (of any integer dtype) stand for, in float32.
+
+    Raises:
+        InvalidArgumentError: the codes are floating-point numbers, or the grid is for another
+            shape.
+    """
+    if codes.is_floating_point():
+        raise InvalidArgumentError("codes", f"have dtype {codes.dtype}, codes are whole numbers")
+    scale, zero = _spread(grid, tuple(codes.shape))
+    return (codes.float() - zero) * scale
+
+
+def code_weights(
+    weight: Any,
+    bits: int,
+    granularity: Granularity | None = None,
+    *,
+    least_error: bool = True,
+    narrow: bool = False,
+) -> tuple[Any, Any]:
+    """`weight` as symmetric codes: int8 of its shape, and their float32 scales.
+
+    With one bit the codes are -1 and 1 (`binarize`), else those of a signed format.
+
+    Args:
+        least_error: choose scales for the least squared error; else from the outermost weights.
+        narrow: leave out the lowest code.
+
+    Raises:
+        InvalidArgumentError: the weight is empty, holds NaN or infinity, or bits are not 1 to 8.
+    """
+    granularity = granularity or Granularity()
+    if bits == 1:
+        return binarize(weight, granularity)
+    grid = grid_of_weights(
+        weight,
+        Format(bits, signed=True, narrow=narrow),
+        granularity,
+        method="least_error" if least_error else "range",
+    )
+    return quantize(weight, grid), grid.scale
+
+
+def _spread(grid: Grid, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    wanted = grid.granularity.scales_shape(shape)
+    if tuple(grid.scale.shape) != wanted:
+        raise InvalidArgumentError(
+            "grid", f"has scales of shape {tuple(grid.scale.shape)}; a tensor of shape {shape} "
+            f"needs {wanted}",
+        )  # fmt: skip
+    spread = grid.granularity.spread
+    return spread(grid.scale, shape), spread(grid.zero.float(), shape)

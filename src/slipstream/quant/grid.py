@@ -1,0 +1,178 @@
+"""`Grid`: where the codes of a format lie among the real numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.quant._check import real_numbers
+from slipstream.quant.format import Format, Granularity
+
+# Below it 1 / scale is no float32 any more.
+LEAST_SCALE = 1e-30
+_SHRINKS = 40
+_WHOLE = Granularity()
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """A code q stands for ``(q - zero) * scale``.
+
+    Attributes:
+        format: which codes there are.
+        scale: float32 of `Granularity.scales_shape`, each at least 1e-30.
+        zero: int32 of the same shape, each a code of the format.
+        granularity: how far each scale reaches.
+
+    Raises:
+        InvalidArgumentError: shapes differ, a scale is too small or no number, or a zero point is
+            not a code.
+    """
+
+    format: Format
+    scale: Any
+    zero: Any
+    granularity: Granularity = _WHOLE
+
+    def __post_init__(self) -> None:
+        scale, zero = self.scale, self.zero
+        if tuple(scale.shape) != tuple(zero.shape):
+            raise InvalidArgumentError(
+                "zero", f"has shape {tuple(zero.shape)}, the scales {tuple(scale.shape)}"
+            )
+        dimensions = (self.granularity.axis is not None) + (self.granularity.block is not None)
+        if scale.dim() != dimensions:
+            raise InvalidArgumentError(
+                "scale", f"has {scale.dim()} dimensions, scales per {self.granularity} {dimensions}"
+            )
+        if not bool(((scale >= LEAST_SCALE) & scale.isfinite()).all()):
+            raise InvalidArgumentError("scale", f"holds a value that is not at least {LEAST_SCALE}")
+        low, high = self.format.low, self.format.high
+        if not bool(((zero >= low) & (zero <= high)).all()):
+            raise InvalidArgumentError("zero", f"is not a code from {low} to {high}")
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether every zero point is 0."""
+        return not bool(self.zero.any())
+
+    @property
+    def reach(self) -> tuple[Any, Any]:
+        """The least and the greatest real number that has a code of its own, per scale."""
+        low = (self.format.low - self.zero) * self.scale
+        return low, (self.format.high - self.zero) * self.scale
+
+
+def grid_of_range(
+    low: Any,
+    high: Any,
+    format: Format,
+    *,
+    symmetric: bool = False,
+    granularity: Granularity | None = None,
+) -> Grid:
+    """The grid that covers the numbers from `low` to `high`, and zero, which always has a code.
+
+    Numbers within [low, high] come back from their codes with an error of at most half a scale.
+
+    Args:
+        low, high: real numbers or float tensors of the scales' shape, ``low <= high``.
+        symmetric: zero point 0 (of a signed format), or all non-negative (of an unsigned one).
+        granularity: what each of the ranges is of; default: one for all.
+
+    Raises:
+        InvalidArgumentError: NaN, infinity, an empty range, or negative numbers to be covered by
+            an unsigned symmetric format.
+    """
+    import torch
+
+    low = real_numbers("low", torch.as_tensor(low, dtype=torch.float32))
+    high = real_numbers("high", torch.as_tensor(high, dtype=torch.float32))
+    if low.shape != high.shape:
+        raise InvalidArgumentError("high", f"has shape {tuple(high.shape)}, low {tuple(low.shape)}")
+    if bool((low > high).any()):
+        raise InvalidArgumentError("low", "is greater than high")
+    # In double precision, so that the zero point is rounded once.
+    low, high = low.double().clamp(max=0.0), high.double().clamp(min=0.0)
+    if symmetric:
+        if not format.signed and bool((low < 0).any()):
+            raise InvalidArgumentError(
+                "low", "is negative, and the unsigned codes are to start at zero",
+                remedy="symmetric=False, or a signed format",
+            )  # fmt: skip
+        # A two's complement format reaches one code further down than up.
+        down = low / format.low if format.low else torch.zeros_like(low)
+        scale = torch.maximum(down, high / format.high)
+        zero = torch.zeros_like(low)
+    else:
+        scale = (high - low) / (format.high - format.low)
+        zero = format.low - low / scale.clamp(min=LEAST_SCALE)
+    # All zeros: any scale represents them exactly.
+    scale = torch.where(scale < LEAST_SCALE, torch.ones_like(scale), scale)
+    zero = zero.round().clamp(format.low, format.high)
+    return Grid(format, scale.float(), zero.int(), granularity or _WHOLE)
+
+
+def grid_of_weights(
+    weight: Any,
+    format: Format,
+    granularity: Granularity | None = None,
+    *,
+    method: Literal["range", "least_error"] = "range",
+    symmetric: bool = True,
+) -> Grid:
+    """A grid for `weight` (float, any shape), one scale for all unless `granularity` says else.
+
+    Args:
+        method: ``"range"`` represents the outermost weights; ``"least_error"`` tries ranges down
+            to a fifth of that, and takes for each scale the one of least squared error. At four
+            bits and fewer that is a different range.
+
+    Raises:
+        InvalidArgumentError: the weight is empty, holds NaN or infinity, or has no such axis.
+    """
+    import torch
+
+    from slipstream.quant.codes import dequantize, quantize
+
+    weight = real_numbers("weight", weight)
+    granularity = granularity or _WHOLE
+    low, high = granularity.extremes(weight)
+    if symmetric and format.signed:
+        high = torch.maximum(high, -low)
+        low = -high
+    best = grid_of_range(low, high, format, symmetric=symmetric, granularity=granularity)
+    if method == "range":
+        return best
+    if method != "least_error":
+        raise InvalidArgumentError("method", f"'{method}' is neither range nor least_error")
+    scale, zero = best.scale, best.zero
+    least = _squared_error(weight, dequantize(quantize(weight, best), best), granularity)
+    for step in range(1, _SHRINKS):
+        factor = 1 - 0.8 * step / _SHRINKS
+        tried = grid_of_range(
+            low * factor, high * factor, format, symmetric=symmetric, granularity=granularity
+        )
+        error = _squared_error(weight, dequantize(quantize(weight, tried), tried), granularity)
+        better = error < least
+        least = torch.where(better, error, least)
+        scale = torch.where(better, tried.scale, scale)
+        zero = torch.where(better, tried.zero, zero)
+    return Grid(format, scale, zero, granularity)
+
+
+def _squared_error(weight: Any, again: Any, granularity: Granularity) -> Any:
+    """The sum of squared errors behind each scale."""
+    import torch
+
+    error = (weight - again).square().double()
+    shape = granularity.scales_shape(tuple(weight.shape))
+    if granularity.axis is None:
+        return error.sum()
+    rows = error.movedim(granularity.axis, 0).reshape(shape[0], -1)
+    if granularity.block is None:
+        return rows.sum(1)
+    missing = shape[1] * granularity.block - rows.shape[1]
+    rows = torch.nn.functional.pad(rows, (0, missing))
+    return rows.reshape(*shape, granularity.block).sum(2)

@@ -1,0 +1,197 @@
+"""Observers: they see a tensor again and again, and say which range its codes should cover.
+
+Sources: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference", 2018
+(extremes, moving averages); percentiles and least error over a histogram: Wu et al., "Integer
+Quantization for Deep Learning Inference: Principles and Empirical Evaluation", 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.quant._check import real_numbers
+from slipstream.quant.format import Format, Granularity
+from slipstream.quant.grid import grid_of_range
+
+_BINS = 4096
+_CANDIDATES = 100
+
+
+class Observer(Protocol):
+    """What calibration needs of one."""
+
+    def observe(self, values: Any) -> None:
+        """Take a float tensor into account.
+
+        Raises:
+            InvalidArgumentError: it is empty, or holds NaN or infinity.
+        """
+
+    def range(self) -> tuple[Any, Any]:
+        """The range to cover: two float32 tensors of the scales' shape, ``low <= high``.
+
+        Raises:
+            InvalidArgumentError: nothing was observed.
+        """
+
+
+class MinMax:
+    """The outermost values ever seen, per tensor, channel or block."""
+
+    def __init__(self, granularity: Granularity | None = None) -> None:
+        self._granularity = granularity or Granularity()
+        self._low: Any = None
+        self._high: Any = None
+
+    def observe(self, values: Any) -> None:
+        """See `Observer`."""
+        import torch
+
+        low, high = self._granularity.extremes(real_numbers("values", values))
+        if self._low is not None:
+            low, high = torch.minimum(low, self._low), torch.maximum(high, self._high)
+        self._low, self._high = low, high
+
+    def range(self) -> tuple[Any, Any]:
+        """See `Observer`."""
+        return _seen(self._low), self._high
+
+
+class MovingAverage:
+    """The outermost values of each batch, averaged over batches with exponential weights.
+
+    Args:
+        momentum: weight of the newest batch, in (0, 1].
+    """
+
+    def __init__(self, momentum: float = 0.1, granularity: Granularity | None = None) -> None:
+        if not 0 < momentum <= 1:
+            raise InvalidArgumentError("momentum", f"{momentum} is not above 0 and at most 1")
+        self._momentum = momentum
+        self._granularity = granularity or Granularity()
+        self._low: Any = None
+        self._high: Any = None
+
+    def observe(self, values: Any) -> None:
+        """See `Observer`."""
+        low, high = self._granularity.extremes(real_numbers("values", values))
+        if self._low is not None:
+            low = self._low + self._momentum * (low - self._low)
+            high = self._high + self._momentum * (high - self._high)
+        self._low, self._high = low, high
+
+    def range(self) -> tuple[Any, Any]:
+        """See `Observer`."""
+        return _seen(self._low), self._high
+
+
+class _Histogram:
+    """Counts of values in 4096 bins of [-reach, reach); reach doubles when values need it.
+
+    Doubling joins bins in pairs, so that no count is ever lost or split. The extremes are kept
+    exactly.
+    """
+
+    def __init__(self) -> None:
+        self._reach = 0.0
+        self._counts: Any = None
+        self._low = math.inf
+        self._high = -math.inf
+
+    def observe(self, values: Any) -> None:
+        """See `Observer`."""
+        import torch
+
+        values = real_numbers("values", values).flatten()
+        low, high = (float(one) for one in torch.aminmax(values))
+        self._low, self._high = min(self._low, low), max(self._high, high)
+        furthest = max(-low, high, 1e-30)
+        if self._counts is None:
+            # The next power of two, so that every later reach is this one doubled.
+            self._reach = 2.0 ** math.ceil(math.log2(furthest))
+            self._counts = torch.zeros(_BINS, dtype=torch.float64)
+        while furthest > self._reach:
+            joined = self._counts.reshape(-1, 2).sum(1)
+            self._counts = torch.zeros_like(self._counts)
+            self._counts[_BINS // 4 : _BINS // 4 + _BINS // 2] = joined
+            self._reach *= 2
+        self._counts += torch.histc(values.cpu(), _BINS, -self._reach, self._reach)
+
+    def _centres(self) -> Any:
+        import torch
+
+        width = 2 * self._reach / _BINS
+        return torch.arange(_BINS, dtype=torch.float64) * width + (width / 2 - self._reach)
+
+
+class Percentile(_Histogram):
+    """The range that leaves out equal shares of the values at both ends, up to a bin's width.
+
+    Args:
+        percent: how many of the values are to be covered, above 50 and at most 100.
+    """
+
+    def __init__(self, percent: float = 99.99) -> None:
+        if not 50 < percent <= 100:
+            raise InvalidArgumentError("percent", f"{percent} is not above 50 and at most 100")
+        super().__init__()
+        self._percent = percent
+
+    def range(self) -> tuple[Any, Any]:
+        """See `Observer`."""
+        import torch
+
+        counts = _seen(self._counts)
+        outside = float(counts.sum()) * (1 - self._percent / 100) / 2
+        below = torch.cumsum(counts, 0)
+        above = torch.cumsum(counts.flip(0), 0)
+        width = 2 * self._reach / _BINS
+        first, last = int((below <= outside).sum()), _BINS - int((above <= outside).sum())
+        # Where nothing is left out, what was seen is known better than a bin's edge.
+        whole_low = first == 0 or not below[first - 1]
+        whole_high = last == _BINS or not above[_BINS - 1 - last]
+        low = self._low if whole_low else max(self._low, first * width - self._reach)
+        high = self._high if whole_high else min(self._high, last * width - self._reach)
+        return torch.tensor(low), torch.tensor(max(low, high))
+
+
+class LeastError(_Histogram):
+    """The range whose grid has the least squared error over all values seen.
+
+    Args:
+        format: which codes will be used; at few bits it pays to cut outliers off.
+        symmetric: as for `grid_of_range`.
+    """
+
+    def __init__(self, format: Format, *, symmetric: bool = False) -> None:
+        super().__init__()
+        self._format = format
+        self._symmetric = symmetric
+
+    def range(self) -> tuple[Any, Any]:
+        """See `Observer`."""
+        import torch
+
+        counts = _seen(self._counts)
+        centres = self._centres()
+        best, found = math.inf, (self._low, self._high)
+        for step in range(_CANDIDATES):
+            part = 1 - step / _CANDIDATES
+            low, high = self._low * part, self._high * part
+            grid = grid_of_range(low, high, self._format, symmetric=self._symmetric)
+            least, greatest = self._format.low - grid.zero, self._format.high - grid.zero
+            again = (centres / grid.scale).round().clamp(least, greatest) * grid.scale
+            error = float((counts * (centres - again).square()).sum())
+            if error < best:
+                best, found = error, (low, high)
+        return torch.tensor(found[0]), torch.tensor(found[1])
+
+
+def _seen(kept: Any) -> Any:
+    if kept is None:
+        raise InvalidArgumentError(
+            "observer", "has seen nothing", remedy="observe at least one batch first"
+        )
+    return kept

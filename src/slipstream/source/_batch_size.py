@@ -1,0 +1,123 @@
+"""Where a file says how many samples a step takes, if that is one number in one place."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from slipstream.source._places import Places
+from slipstream.source._refusals import NotPlacedError
+from slipstream.source._source import Source
+
+_NAME = "batch_size"
+_LOADER = "torch.utils.data.DataLoader"
+# Of other profilers: their function's default is the batch that is profiled.
+_PROVIDERS = ("skyline_input_provider", "deepview_input_provider")
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The number, and where it stands.
+
+    Attributes:
+        value: samples.
+        node: the literal in ``source.tree``.
+    """
+
+    source: Source
+    value: int
+    node: ast.Constant
+
+    @property
+    def line(self) -> int:
+        """Of the literal, from 1."""
+        return self.node.lineno
+
+    def set(self, value: int) -> Source:
+        """The file with another number there, and every other byte as it is."""
+        return self.source.replace(self.node, str(value))
+
+
+def find_batch_size(where: Places) -> BatchSize:
+    """The one literal that sets the batch size.
+
+    It is the default of the function's argument ``batch_size``, or of that of a provider's; in a
+    script what its only ``DataLoader`` is given. A name in that place is followed to the constant
+    it stands for, when that is assigned once.
+
+    Raises:
+        NotPlacedError: there is no such place, or it is not certain; says why.
+    """
+    source = where.source
+    function = where.function
+    if function is None:
+        tree = source.tree
+        providers = [
+            one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in _PROVIDERS
+        ]
+        function = providers[0] if len(providers) == 1 else None
+    found = _default(source, function) if function is not None else _given(source)
+    return _literal(source, found)
+
+
+def _default(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr:
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    first = len(positional) - len(arguments.defaults)
+    pairs = [
+        *zip(positional[first:], arguments.defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    for argument, default in pairs:
+        if argument.arg == _NAME and default is not None:
+            for node in ast.walk(function):
+                if isinstance(node, ast.Name) and node.id == _NAME and not _is_read(node):
+                    raise NotPlacedError(
+                        f"{function.name}() sets {_NAME} itself", where=source.line(node)
+                    )
+            return default
+    raise NotPlacedError(
+        f"{function.name}() has no argument {_NAME} with a default",
+        where=source.line(function),
+        remedy=f"def {function.name}({_NAME}=32): and use it where the batch is made",
+    )
+
+
+def _given(source: Source) -> ast.expr:
+    names = source.names
+    calls = [one for one in names.calls() if names.qualified(one.func) == _LOADER]
+    given = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == _NAME]
+    if len(calls) != 1 or len(given) != 1:
+        several = "several DataLoaders" if len(calls) > 1 else "no DataLoader with a batch_size"
+        raise NotPlacedError(
+            f"the script has {several}, so that it cannot be told what sets the batch",
+            where=str(source.path),
+            remedy="name a function with an argument batch_size: train.py:make_workload",
+        )
+    return given[0]
+
+
+def _literal(source: Source, value: ast.expr) -> BatchSize:
+    """The number itself, or of the constant that `value` names."""
+    if isinstance(value, ast.Constant) and type(value.value) is int:
+        return BatchSize(source, value.value, value)
+    text = source.segment(value)
+    if isinstance(value, ast.Name):
+        # A default is evaluated where the function is defined.
+        bound = source.names.bindings(source.tree, value.id)
+        if len(bound) != 1:
+            how = f"assigned {len(bound)} times" if bound else "no constant of this file"
+            raise NotPlacedError(f"'{text}' is {how}", where=source.line(value))
+        statement = source.names.statement(bound[0])
+        made = getattr(statement, "value", None)
+        simple = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement in (
+            source.tree.body
+        )
+        if simple and isinstance(made, ast.Constant) and type(made.value) is int:
+            return BatchSize(source, made.value, made)
+        raise NotPlacedError(f"'{text}' is no plain number", where=source.line(statement))
+    raise NotPlacedError(f"'{text}' is no plain number", where=source.line(value))
+
+
+def _is_read(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Load)

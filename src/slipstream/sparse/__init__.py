@@ -1,0 +1,59 @@
+"""Distances between sparse rows, nearest neighbours and near-duplicates, exactly.
+
+The estimators need scikit-learn, which is asked for when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from slipstream.errors import MissingExtraError
+from slipstream.sparse.dedup import Deduplicated, dedup
+from slipstream.sparse.join import Pairs, radius_join
+from slipstream.sparse.metrics import METRICS
+from slipstream.sparse.neighbours import knn_graph
+from slipstream.sparse.pairwise import Tile, distance_tiles, pairwise_distances
+from slipstream.sparse.semiring import Semiring
+
+if TYPE_CHECKING:
+    from slipstream.sparse.estimators import KNeighborsTransformer, NearestNeighbors
+    from slipstream.sparse.patch import patch_sklearn
+
+__all__ = [
+    "METRICS",
+    "Deduplicated",
+    "KNeighborsTransformer",
+    "NearestNeighbors",
+    "Pairs",
+    "Semiring",
+    "Tile",
+    "dedup",
+    "distance_tiles",
+    "knn_graph",
+    "pairwise_distances",
+    "patch_sklearn",
+    "radius_join",
+]
+
+_WITH_SKLEARN = {
+    "KNeighborsTransformer": "estimators",
+    "NearestNeighbors": "estimators",
+    "patch_sklearn": "patch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_SKLEARN:
+        raise AttributeError(f"module 'slipstream.sparse' has no attribute '{name}'")
+    try:
+        home = importlib.import_module(f"slipstream.sparse.{_WITH_SKLEARN[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "sklearn":
+            raise
+        raise MissingExtraError(f"slipstream.sparse.{name}", "scikit-learn", "sparse") from error
+    return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,122 @@
+"""Matrices the bench runs on, and what is measured on them in a process of its own."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+from scipy.spatial.distance import cdist
+
+from slipstream.data import get
+from slipstream.sparse.matrix import as_rows
+from slipstream.sparse.metrics import NON_NEGATIVE
+from slipstream.sparse.pairwise import pairwise_distances
+from slipstream.sparse.search import Limits, Searcher
+
+# SciPy's names; the others are computed from their formula below.
+_SCIPY = {"manhattan": "cityblock", "inner_product": "", "hellinger": "", "ruzicka": ""}
+_SETS = ("dice", "jaccard", "russellrao")
+
+
+def newsgroups_rows() -> sp.csr_matrix:
+    """TF-IDF of 20 Newsgroups, words of at least two posts, float32 [18846, 75875].
+
+    Raises:
+        MissingDataError: not in the data folder.
+        ModuleNotFoundError: scikit-learn is not installed.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    posts: Any = get("newsgroups")
+    made = TfidfVectorizer(min_df=2, dtype=np.float32).fit_transform([*posts.train, *posts.test])
+    return sp.csr_matrix(made)
+
+
+def skewed_rows(
+    rows: int, columns: int, skew: float, seed: int, entries: int = 50
+) -> sp.csr_matrix:
+    """Columns as popular as Zipf's law has it, rows of log-normal length; float32.
+
+    Args:
+        skew: the exponent: popularity of the n-th column is ``n ** -skew``.
+        entries: of a row, on average, before columns drawn twice are merged.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = np.maximum(rng.lognormal(np.log(entries) - 0.18, 0.6, rows).astype(np.int64), 1)
+    popularity = np.cumsum(1 / np.arange(1, columns + 1) ** skew)
+    total = int(lengths.sum())
+    drawn = np.searchsorted(popularity, rng.random(total) * popularity[-1]).astype(np.int32)
+    values = rng.gamma(2.0, size=total).astype(np.float32)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    made = sp.csr_matrix((values, drawn, starts), shape=(rows, columns))
+    made.sum_duplicates()
+    return made
+
+
+def heavy_row() -> sp.csr_matrix:
+    """20,000 rows of about 50 entries, and one in the middle that has half of all columns."""
+    rows = skewed_rows(20_000, 20_000, 0.8, seed=5)
+    rng = np.random.default_rng(6)
+    dense = np.where(rng.random(20_000) < 0.5, rng.random(20_000), 0.0).astype(np.float32)
+    return sp.vstack([rows[:10_000], sp.csr_matrix(dense), rows[10_001:]]).tocsr()
+
+
+def worst_error(metric: str, dtype: npt.DTypeLike, seeds: int) -> float:
+    """Of a metric against the same on dense float64 rows: float64 absolute, float32 relative."""
+    worst = 0.0
+    for seed in range(seeds):
+        rows = skewed_rows(180, 400, 1.0, seed).astype(np.float64)
+        if metric not in NON_NEGATIVE:
+            rows.data *= np.random.default_rng(seed).choice([-1.0, 1.0], rows.nnz)
+        rows = sp.vstack([rows, sp.csr_matrix((2, 400)), rows[:5]]).tocsr()
+        queries = rows[::9].astype(dtype)
+        given: dict[str, Any] = {"p": 3} if metric == "minkowski" else {}
+        made = pairwise_distances(queries, rows.astype(dtype), metric, **given)
+        expected = _dense(metric, queries.astype(np.float64).toarray(), rows.toarray())
+        known = np.isfinite(expected)
+        scale = 1.0 if dtype == np.float64 else max(1.0, float(np.abs(expected[known]).max()))
+        worst = max(worst, float(np.abs(made[known] - expected[known]).max()) / scale)
+    return worst
+
+
+def _dense(metric: str, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """NaN where SciPy leaves a distance undefined."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if metric == "inner_product":
+            return np.asarray(a @ b.T)
+        if metric == "hellinger":
+            one, other = (x / np.where(x.any(1), x.sum(1), 1)[:, None] for x in (a, b))
+            return np.asarray(cdist(np.sqrt(one), np.sqrt(other)) / np.sqrt(2))
+        if metric == "ruzicka":
+            pairs = [(np.minimum(x, b).sum(1), np.maximum(x, b).sum(1)) for x in a]
+            return np.stack([1 - small / large for small, large in pairs])
+        if metric in ("kl", "kl_intersection"):
+            made = np.stack([np.where(x > 0, x * np.log(x / b), 0.0) for x in a])
+            if metric == "kl":
+                return np.asarray(made.sum(axis=2))
+            return np.asarray(np.where(b > 0, made, 0.0).sum(axis=2) / 2)
+        if metric in _SETS:
+            return np.asarray(cdist(a != 0, b != 0, metric))
+        given = {"p": 3} if metric == "minkowski" else {}
+        return np.asarray(cdist(a, b, _SCIPY.get(metric, metric), **given))
+
+
+def peak(rows: int, block_bytes: int) -> None:
+    """Print bytes a kNN search takes beyond its matrix, those beside index and result, entries.
+
+    As tracemalloc counts them; the kernels allocate nothing themselves.
+    """
+    made = skewed_rows(rows, rows // 2, 1.0, seed=1)
+    queries = as_rows(made[:500], "A")
+    given = as_rows(made, "B")
+    tracemalloc.start()
+    run = Searcher(given, "cosine", {}, Limits(block_bytes)).against(queries)
+    run.nearest(10)
+    whole = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    held = tracemalloc.get_traced_memory()[0]
+    run.nearest(10)
+    print(whole, tracemalloc.get_traced_memory()[1] - held, made.nnz)

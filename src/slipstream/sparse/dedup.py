@@ -1,0 +1,183 @@
+"""Near-duplicates in a corpus, by exact Jaccard similarity; one text of each group is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.files import replacing
+from slipstream.sparse.join import overlaps
+from slipstream.sparse.matrix import Int64s, Rows
+from slipstream.sparse.search import Limits
+from slipstream.sparse.shingles import Shingler, as_sets
+
+
+@dataclass(frozen=True, eq=False)
+class Deduplicated:
+    """Which documents are alike.
+
+    Attributes:
+        documents: how many there are.
+        group: int64 [documents]; the first document each is alike, directly or through others.
+        pairs: near-duplicate pairs among documents with different shingles.
+        identical: documents whose shingles are those of an earlier one.
+        shingles: different shingles in all.
+    """
+
+    documents: int
+    group: Int64s
+    pairs: int
+    identical: int
+    shingles: int
+
+    @property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """bool [documents]; the first of each group."""
+        first: npt.NDArray[np.bool_] = self.group == np.arange(self.documents)
+        return first
+
+
+def dedup(
+    corpus: str | Path,
+    output: str | Path | None = None,
+    *,
+    field: str = "text",
+    threshold: float = 0.8,
+    shingle: int = 5,
+    block_bytes: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Deduplicated:
+    """Find documents that are alike, and write those that are kept.
+
+    Two documents are alike when their sets of shingles have a Jaccard similarity of at least
+    `threshold`; found exactly, up to hash collisions of single shingles (see `Shingler`). Of
+    documents connected by such pairs the first is kept.
+
+    Args:
+        corpus: a file with a JSON object a line.
+        output: where to write the lines that are kept, as they are; whole or not at all.
+        field: the text's name in the object.
+        threshold: 0 < threshold <= 1.
+        shingle: words of a shingle.
+        block_bytes: working memory beside the sets; 64 MiB by default.
+        progress: called with a short line now and then.
+
+    Raises:
+        InvalidArgumentError: `threshold` or `shingle` out of range.
+        SlipstreamError: a line is no JSON object with a text in `field`, or a file cannot be read
+            or written.
+    """
+    if not isinstance(threshold, int | float) or not 0 < threshold <= 1:
+        raise InvalidArgumentError("threshold", f"{threshold!r} is not above 0 and at most 1")
+    if not isinstance(shingle, int) or shingle < 1:
+        raise InvalidArgumentError("shingle", f"{shingle!r} is not a positive number of words")
+    limits = Limits.of(None, block_bytes)
+    path = Path(corpus)
+    sets = []
+    make = Shingler(shingle)
+    for number, line in enumerate(_lines(path), 1):
+        sets.append(make(_text(line, field, f"{path}:{number}")))
+        if number % 1000 == 0:
+            progress(f"{number:,} documents read")
+    progress(f"comparing {len(sets):,} documents")
+    found = _alike(as_sets(sets), float(threshold), limits.block_bytes, progress)
+    if output is not None:
+        progress("writing what is kept")
+        _write(path, Path(output), found.kept)
+    return found
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            yield from file
+    except OSError as error:
+        raise SlipstreamError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _text(line: bytes, field: str, where: str) -> str:
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SlipstreamError(
+            f"the line is no JSON: {error}", where=where, remedy="one JSON object a line"
+        ) from error
+    if not isinstance(value, dict):
+        raise SlipstreamError(
+            "the line is no JSON object", where=where, remedy='lines like {"text": "..."}'
+        )
+    if field not in value:
+        names = ", ".join(list(value)[:8]) or "none"
+        raise SlipstreamError(
+            f"the object has no '{field}'", where=where, remedy=f"--field one of: {names}"
+        )
+    if not isinstance(value[field], str):
+        raise SlipstreamError(f"'{field}' is not a text", where=where)
+    return str(value[field])
+
+
+def _alike(
+    rows: Rows, threshold: float, block_bytes: int, progress: Callable[[str], None]
+) -> Deduplicated:
+    first_of, unique = _identical(rows)
+    parent = np.arange(len(rows))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = int(parent[i])
+        return i
+
+    pairs = 0
+    # Identical sets are one row here: ten thousand equal texts are not fifty million pairs.
+    some = _rows_at(rows, unique)
+    for i, j, shared, either in overlaps(some, some, threshold, True, block_bytes):
+        # As a quotient: 8 / 10 reaches 0.8, although 1 - 0.8 is less than 2 / 10.
+        near = shared >= threshold * either
+        near |= np.divide(shared, either, out=np.ones(len(i)), where=either > 0) >= threshold
+        pairs += int(near.sum())
+        for a, b in zip(unique[i[near]].tolist(), unique[j[near]].tolist(), strict=True):
+            one, other = root(a), root(b)
+            # Towards the lower number, so that a group is named by its first document.
+            parent[max(one, other)] = min(one, other)
+        progress(f"{int(i[-1]) + 1:,} of {len(unique):,} compared, {pairs:,} pairs")
+    group = np.array([root(int(i)) for i in first_of], np.int64)
+    return Deduplicated(
+        len(rows), group, pairs, len(rows) - len(unique), int(rows.nnz and rows.width)
+    )
+
+
+def _identical(rows: Rows) -> tuple[Int64s, Int64s]:
+    """The first row with the same columns, for each row; and the rows that are such first ones."""
+    seen: dict[bytes, int] = {}
+    first_of = np.empty(len(rows), np.int64)
+    for i in range(len(rows)):
+        columns = rows.indices[rows.indptr[i] : rows.indptr[i + 1]].tobytes()
+        first_of[i] = seen.setdefault(columns, i)
+    return first_of, np.flatnonzero(first_of == np.arange(len(rows)))
+
+
+def _rows_at(rows: Rows, chosen: Int64s) -> Rows:
+    picked = rows.to_scipy()[chosen]
+    return Rows(picked.indptr.astype(np.int64), picked.indices, picked.data, rows.width, rows.width)
+
+
+def _write(source: Path, target: Path, kept: npt.NDArray[np.bool_]) -> None:
+    try:
+        with replacing(target) as beside, open(beside, "wb") as file:
+            for line, keep in zip(_lines(source), kept.tolist(), strict=True):
+                if keep:
+                    file.write(line if line.endswith(b"\n") else line + b"\n")
+    except OSError as error:
+        raise SlipstreamError(f"cannot be written: {error.strerror}", where=str(target)) from error
+    except ValueError as error:
+        raise SlipstreamError(
+            "the corpus changed while it was read", where=str(source), remedy="run it again"
+        ) from error

@@ -1,0 +1,234 @@
+"""scikit-learn's neighbour estimators over exact sparse distances.
+
+They take what `sklearn.neighbors` takes and answer in its form, so that DBSCAN, HDBSCAN, TSNE,
+Isomap and the neighbour classifiers can be given their graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.sparse.matrix import Int64s, Rows, as_rows
+from slipstream.sparse.neighbours import check_count, check_distance, lists_within, without_self
+from slipstream.sparse.search import Limits, Run, Searcher
+
+
+class _Neighbours(BaseEstimator):
+    """Fitting, and what all estimators here answer."""
+
+    n_neighbors: int
+    radius: float
+    metric: Any
+    metric_params: dict[str, Any] | None
+    n_jobs: int | None
+    block_bytes: int | None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def fit(self, X: Any, y: Any = None) -> Any:
+        """Keep the rows that are searched.
+
+        Args:
+            X: [n, columns]; sparse (CSR is taken as it is) or dense, finite.
+            y: not used.
+
+        Raises:
+            InvalidArgumentError: NaN or infinity, an unknown metric, an argument out of range.
+        """
+        rows = as_rows(self._checked(X, reset=True), "X")
+        check_distance(self.metric)
+        limits = Limits.of(self.n_jobs, self.block_bytes)
+        self._searcher = Searcher(rows, self.metric, dict(self.metric_params or {}), limits, "X")
+        self.n_samples_fit_ = len(rows)
+        self.effective_metric_ = self._searcher.metric
+        return self
+
+    def kneighbors(
+        self,
+        X: Any = None,
+        n_neighbors: int | None = None,
+        return_distance: bool = True,
+    ) -> Any:
+        """The nearest fitted rows, exactly, by distance; equally near ones by row.
+
+        Args:
+            X: [m, columns] queries; None for the fitted rows, each without itself.
+            n_neighbors: by default the estimator's.
+            return_distance: False returns the rows alone.
+
+        Returns:
+            distances and rows (int64), both [m, n_neighbors].
+
+        Raises:
+            InvalidArgumentError: more neighbours than rows, other columns, NaN, ...
+        """
+        check_is_fitted(self)
+        k = self.n_neighbors if n_neighbors is None else n_neighbors
+        run, own = self._run(X)
+        check_count(k, self.n_samples_fit_ - own, "n_neighbors", k)
+        distance, row = without_self(run, k) if own else run.nearest(k)
+        return (distance, row) if return_distance else row
+
+    def kneighbors_graph(
+        self,
+        X: Any = None,
+        n_neighbors: int | None = None,
+        mode: str = "connectivity",
+    ) -> sp.csr_matrix:
+        """`kneighbors` as CSR [m, n]: ones, or with ``mode="distance"`` the distances.
+
+        Raises:
+            InvalidArgumentError: as `kneighbors`; another mode.
+        """
+        _check_mode(mode)
+        distance, row = self.kneighbors(X, n_neighbors)
+        starts = np.arange(len(row) + 1) * row.shape[1]
+        data = distance.ravel() if mode == "distance" else np.ones(row.size)
+        return sp.csr_matrix((data, row.ravel(), starts), shape=(len(row), self.n_samples_fit_))
+
+    def radius_neighbors(
+        self,
+        X: Any = None,
+        radius: float | None = None,
+        return_distance: bool = True,
+        sort_results: bool = False,
+    ) -> Any:
+        """All fitted rows up to `radius` away, for each query an array, by row.
+
+        Args:
+            X, return_distance: as in `kneighbors`.
+            radius: by default the estimator's.
+            sort_results: by distance in place of by row.
+
+        Raises:
+            InvalidArgumentError: `radius` is not a number, and as `kneighbors`.
+        """
+        check_is_fitted(self)
+        radius = self.radius if radius is None else radius
+        if not isinstance(radius, int | float | np.number) or np.isnan(radius):
+            raise InvalidArgumentError("radius", f"{radius!r} is not a number")
+        run, own = self._run(X)
+        distances, rows = lists_within(run, float(radius), own, sort_results)
+        return (distances, rows) if return_distance else rows
+
+    def radius_neighbors_graph(
+        self,
+        X: Any = None,
+        radius: float | None = None,
+        mode: str = "connectivity",
+        sort_results: bool = False,
+    ) -> sp.csr_matrix:
+        """`radius_neighbors` as CSR [m, n]; see `kneighbors_graph`."""
+        _check_mode(mode)
+        distances, rows = self.radius_neighbors(X, radius, sort_results=sort_results)
+        starts = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
+        row: Int64s = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)
+        data: npt.NDArray[Any] = (
+            np.concatenate([*distances, np.empty(0)]) if mode == "distance" else np.ones(len(row))
+        )
+        return sp.csr_matrix((data, row, starts), shape=(len(rows), self.n_samples_fit_))
+
+    def _run(self, X: Any) -> tuple[Run, bool]:
+        """Queries against the fitted rows; whether the queries are those rows."""
+        fitted: Rows = self._searcher.right
+        if X is None:
+            return self._searcher.against(fitted, "X"), True
+        return self._searcher.against(as_rows(self._checked(X, reset=False), "X"), "X"), False
+
+    def _checked(self, X: Any, reset: bool) -> Any:
+        return validate_data(
+            self, X, accept_sparse="csr", reset=reset, dtype=[np.float64, np.float32],
+            accept_large_sparse=True,
+        )  # fmt: skip
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in ("connectivity", "distance"):
+        raise InvalidArgumentError("mode", f"'{mode}' is not connectivity or distance")
+
+
+class NearestNeighbors(_Neighbours):
+    """Exact neighbours under any metric of `slipstream.sparse.METRICS`.
+
+    Args:
+        n_neighbors: of `kneighbors`, unless it is told.
+        radius: of `radius_neighbors`, unless it is told.
+        metric: a name or a `slipstream.sparse.Semiring`.
+        metric_params: its keyword arguments: ``{"p": 3}`` for minkowski.
+        n_jobs: threads; None is one, -1 all.
+        block_bytes: working memory beside the rows and their index; 64 MiB by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_neighbors: int = 5,
+        radius: float = 1.0,
+        metric: Any = "euclidean",
+        metric_params: dict[str, Any] | None = None,
+        n_jobs: int | None = None,
+        block_bytes: int | None = None,
+    ) -> None:
+        self.n_neighbors = n_neighbors
+        self.radius = radius
+        self.metric = metric
+        self.metric_params = metric_params
+        self.n_jobs = n_jobs
+        self.block_bytes = block_bytes
+
+
+class KNeighborsTransformer(TransformerMixin, _Neighbours):
+    """The graph of nearest rows, as ``sklearn.neighbors.KNeighborsTransformer`` makes it.
+
+    `transform` gives CSR [m, n]. With ``mode="distance"`` every row has one neighbour more than
+    `n_neighbors`, because the fitted rows are their own first ones, as the estimators that take
+    precomputed distances expect.
+
+    Args:
+        mode: ``"distance"`` or ``"connectivity"``.
+        n_neighbors, metric, metric_params, n_jobs, block_bytes: as in `NearestNeighbors`.
+    """
+
+    radius = 1.0
+
+    def __init__(
+        self,
+        *,
+        mode: str = "distance",
+        n_neighbors: int = 5,
+        metric: Any = "euclidean",
+        metric_params: dict[str, Any] | None = None,
+        n_jobs: int | None = None,
+        block_bytes: int | None = None,
+    ) -> None:
+        self.mode = mode
+        self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.metric_params = metric_params
+        self.n_jobs = n_jobs
+        self.block_bytes = block_bytes
+
+    def fit(self, X: Any, y: Any = None) -> Any:
+        """As `NearestNeighbors.fit`."""
+        _check_mode(self.mode)
+        return super().fit(X, y)
+
+    def transform(self, X: Any) -> sp.csr_matrix:
+        """The graph from the rows of `X` to the fitted ones."""
+        check_is_fitted(self)
+        k = self.n_neighbors + (self.mode == "distance")
+        return self.kneighbors_graph(X, k, self.mode)
+
+    def fit_transform(self, X: Any, y: Any = None, **_: Any) -> sp.csr_matrix:
+        """Fit to `X` and give its own graph."""
+        return self.fit(X, y).transform(X)

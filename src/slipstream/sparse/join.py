@@ -1,0 +1,169 @@
+"""All pairs of rows that are near, as a stream; sets by the prefixes they must share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.sparse.matrix import Floats, Int64s, Rows, as_rows, same_columns
+from slipstream.sparse.metrics import metric_name
+from slipstream.sparse.neighbours import pairs_within
+from slipstream.sparse.search import Limits, Searcher, cut, running
+from slipstream.sparse.semiring import Semiring
+
+# Bytes that a candidate pair takes while it is looked at, about.
+_CANDIDATE_BYTES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Some pairs, by their left row, then by their right row.
+
+    Attributes:
+        left, right: int64 [pairs]; rows of X and of Y.
+        distance: [pairs].
+    """
+
+    left: Int64s
+    right: Int64s
+    distance: Floats
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+
+def radius_join(
+    X: Any,
+    Y: Any = None,
+    metric: str | Semiring = "jaccard",
+    radius: float = 0.2,
+    *,
+    n_jobs: int | None = None,
+    block_bytes: int | None = None,
+    **options: Any,
+) -> Iterator[Pairs]:
+    """Every pair of rows up to `radius` apart, exactly, a block at a time.
+
+    Jaccard distances below 1 are found by prefixes (Chaudhuri et al., A Primitive Operator for
+    Similarity Joins, ICDE 2006): sets that are that similar share one of their rarest columns, so
+    that only rows which do are compared. Other metrics compare all rows with all.
+
+    Args:
+        X: [m, columns]; see `slipstream.sparse.pairwise_distances`.
+        Y: [n, columns]; None for pairs within X, each once and with the lower row on the left.
+        metric, n_jobs, block_bytes, options: as in `pairwise_distances`.
+        radius: not negative.
+
+    Yields:
+        blocks of `Pairs` that ascend, none of them empty.
+
+    Raises:
+        InvalidArgumentError: as `pairwise_distances`, and `radius` is no distance.
+    """
+    if not isinstance(radius, int | float | np.number) or not radius >= 0:
+        raise InvalidArgumentError("radius", f"{radius!r} is not zero or a positive number")
+    limits = Limits.of(n_jobs, block_bytes)
+    left = as_rows(X, "X")
+    right = left if Y is None else as_rows(Y, "Y")
+    within = Y is None
+    if isinstance(metric, str) and metric_name(metric) == "jaccard" and radius < 1 and not options:
+        return _jaccard_pairs(left, right, float(radius), within, limits)
+    run = Searcher(right, metric, options, limits, "X" if within else "Y").against(left, "X")
+    return (Pairs(*found) for found in pairs_within(run, float(radius), within))
+
+
+def _jaccard_pairs(
+    left: Rows, right: Rows, radius: float, within: bool, limits: Limits
+) -> Iterator[Pairs]:
+    for i, j, shared, either in overlaps(left, right, 1.0 - radius, within, limits.block_bytes):
+        distance = np.divide(
+            either - shared, either, out=np.zeros(len(i)), where=either > 0, dtype=np.float64
+        )
+        near = distance <= radius
+        if near.any():
+            yield Pairs(i[near], j[near], distance[near])
+
+
+def overlaps(
+    left: Rows, right: Rows, similarity: float, within: bool, block_bytes: int
+) -> Iterator[tuple[Int64s, Int64s, Int64s, Int64s]]:
+    """Pairs of sets whose Jaccard similarity may reach `similarity` > 0, with what decides it.
+
+    Args:
+        within: left and right are the same rows; only pairs with the lower row first.
+
+    Yields:
+        left row, right row, columns both have, columns either has; int64, ascending. Every pair
+        that reaches `similarity` is there, and some that do not.
+    """
+    left, right = same_columns(left, right)
+    # Rare columns first: few rows share them.
+    rank = np.empty(left.width, np.int64)
+    frequency = left.frequency if within else left.frequency + right.frequency
+    rank[np.argsort(frequency, kind="stable")] = np.arange(left.width)
+    prefixes = _prefixes(right, rank, similarity)
+    queries = prefixes if within else _prefixes(left, rank, similarity)
+    transposed = prefixes.T.tocsr()
+    one, other = _sets(left), _sets(right)
+    lengths_a, lengths_b = left.lengths, right.lengths
+    empty = np.flatnonzero(lengths_b == 0)
+    work = np.asarray(
+        queries @ np.diff(transposed.indptr).astype(np.float64), np.float64
+    ).ravel() + np.where(lengths_a == 0, len(empty), 1)
+    for first, last in cut(running(work), block_bytes / _CANDIDATE_BYTES):
+        candidates = (queries[first:last] @ transposed).tocoo()
+        i, j = candidates.row.astype(np.int64) + first, candidates.col.astype(np.int64)
+        none = np.flatnonzero(lengths_a[first:last] == 0) + first
+        i = np.concatenate([i, np.repeat(none, len(empty))])
+        j = np.concatenate([j, np.tile(empty, len(none))])
+        short, long = (f(lengths_a[i], lengths_b[j]) for f in (np.minimum, np.maximum))
+        # The shorter set alone bounds how similar they are.
+        keep = short >= similarity * long * (1 - 1e-12)
+        if within:
+            keep &= j > i
+        i, j = i[keep], j[keep]
+        order = np.lexsort((j, i))
+        i, j = i[order], j[order]
+        if len(i):
+            shared = _shared(one, other, i, j, block_bytes)
+            yield i, j, shared, lengths_a[i] + lengths_b[j] - shared
+
+
+def _prefixes(rows: Rows, rank: Int64s, similarity: float) -> sp.csr_matrix:
+    """The rarest columns of each row: without one of them in common, too few others are left.
+
+    Sets of similarity ``t`` share at least ``t n`` of the ``n`` columns of either, so the
+    ``n - ceil(t n) + 1`` rarest of both have a column in common.
+    """
+    lengths = rows.lengths
+    # A little less than t n, lest rounding shortens a prefix.
+    needed = np.ceil(similarity * lengths * (1 - 1e-12) - 1e-9).astype(np.int64)
+    wanted = np.clip(lengths - needed + 1, 0, lengths)
+    row = rows.repeat(np.arange(len(rows)))
+    order = np.lexsort((rank[rows.indices], row))
+    place = np.arange(rows.nnz) - rows.repeat(rows.indptr[:-1])
+    chosen = order[place < rows.repeat(wanted)]
+    starts = np.concatenate([[0], np.cumsum(wanted)])
+    ones = np.ones(len(chosen), np.int32)
+    return sp.csr_matrix((ones, rows.indices[chosen], starts), shape=(len(rows), rows.width))
+
+
+def _sets(rows: Rows) -> sp.csr_matrix:
+    return rows.with_data(np.ones(rows.nnz, np.float32)).to_scipy()
+
+
+def _shared(
+    one: sp.csr_matrix, other: sp.csr_matrix, i: Int64s, j: Int64s, block_bytes: int
+) -> Int64s:
+    """How many columns rows ``i[n]`` and ``j[n]`` share."""
+    shared = np.empty(len(i), np.int64)
+    cost = (np.diff(one.indptr)[i] + np.diff(other.indptr)[j]).astype(np.float64)
+    for first, last in cut(running(cost), block_bytes / _CANDIDATE_BYTES):
+        both = one[i[first:last]].multiply(other[j[first:last]])
+        shared[first:last] = np.asarray(both.sum(axis=1)).ravel()
+    return shared

@@ -1,0 +1,241 @@
+"""Sparse rows in one form, whatever they were given as; what was given is never changed."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from slipstream.errors import InvalidArgumentError
+
+Floats = npt.NDArray[np.floating[Any]]
+Float64s = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+# Types whose values float32 holds exactly; everything else is computed in float64.
+_IN_FLOAT32 = (np.float16, np.float32, np.bool_, np.int8, np.uint8, np.int16, np.uint16)
+# A table with a place for every column is made; beyond this, columns are numbered anew.
+_FEW_COLUMNS = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Canonical CSR: columns ascend within a row, none twice, no explicit zeros.
+
+    Attributes:
+        indptr: int64 [rows + 1].
+        indices: int32 [nnz]; in ``range(width)``.
+        data: float32 or float64 [nnz], finite.
+        width: columns that have a number.
+        columns: columns of the matrix that was given; more than `width` where columns that no row
+            uses have lost their number.
+    """
+
+    indptr: Int64s
+    indices: npt.NDArray[np.integer[Any]]
+    data: Floats
+    width: int
+    columns: int
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def nnz(self) -> int:
+        return len(self.data)
+
+    @property
+    def lengths(self) -> Int64s:
+        """How many entries each row has, int64 [rows]."""
+        return np.diff(self.indptr)
+
+    @functools.cached_property
+    def frequency(self) -> Int64s:
+        """How many rows have each column, int64 [width]."""
+        return np.bincount(self.indices, minlength=self.width)
+
+    def sums(self, values: npt.NDArray[Any]) -> Float64s:
+        """The float64 sum of `values` [nnz] over each row."""
+        return row_sums(self.indptr, values)
+
+    def repeat(self, per_row: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """`per_row` [rows] once for every entry, [nnz]."""
+        return np.repeat(per_row, self.lengths)
+
+    def with_data(self, data: Floats) -> Rows:
+        """The same places with other values."""
+        return replace(self, data=data)
+
+    def as_type(self, dtype: npt.DTypeLike) -> Rows:
+        """The same rows in `dtype`; this very object where they already are."""
+        return self if self.data.dtype == dtype else self.with_data(self.data.astype(dtype))
+
+    def slice(self, first: int, last: int) -> Rows:
+        """Rows ``first <= i < last``, sharing memory."""
+        begin, end = int(self.indptr[first]), int(self.indptr[last])
+        return replace(
+            self,
+            indptr=self.indptr[first : last + 1] - begin,
+            indices=self.indices[begin:end],
+            data=self.data[begin:end],
+        )
+
+    def to_scipy(self) -> sp.csr_matrix:
+        """As ``scipy.sparse.csr_matrix`` [rows, width], sharing memory."""
+        return sp.csr_matrix(
+            (self.data, self.indices, self.indptr), shape=(len(self), self.width), copy=False
+        )
+
+
+def row_sums(indptr: Int64s, values: npt.NDArray[Any]) -> Float64s:
+    """float64 sums of ``values[indptr[i]:indptr[i + 1]]``, each added from left to right."""
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    return np.bincount(rows, weights=values, minlength=len(indptr) - 1).astype(np.float64)
+
+
+def as_rows(matrix: Any, argument: str) -> Rows:
+    """Rows of a SciPy sparse matrix or array, a torch sparse tensor, or a dense array.
+
+    Args:
+        matrix: [rows, columns]; entries given twice are added, explicit zeros dropped.
+        argument: what to call it in errors.
+
+    Raises:
+        InvalidArgumentError: not a matrix of real numbers, NaN or infinity in it, or indices
+            outside it.
+    """
+    given = _to_csr(matrix, argument)
+    if given.dtype.kind not in "biuf":
+        raise InvalidArgumentError(
+            argument, f"values of type {given.dtype}", remedy="real numbers are needed"
+        )
+    columns = given.shape[1]
+    _check_structure(given, argument)
+    small = given.dtype.type in _IN_FLOAT32
+    data = given.data.astype(np.float32 if small else np.float64, copy=False)
+    if not np.isfinite(data).all():
+        at = int(np.flatnonzero(~np.isfinite(data))[0])
+        row = int(np.searchsorted(given.indptr, at, side="right")) - 1
+        what = "NaN" if np.isnan(data[at]) else "infinity"
+        raise InvalidArgumentError(
+            argument,
+            f"contains {what} (row {row}, column {given.indices[at]})",
+            remedy="leave such entries out or replace them",
+        )
+    clean = sp.csr_matrix((data, given.indices, given.indptr), shape=given.shape, copy=False)
+    in_order = _is_canonical(clean)
+    if not in_order or (data.size and not data.all()):
+        clean = clean.copy()
+        clean.sum_duplicates()
+        clean.eliminate_zeros()
+    return Rows(clean.indptr.astype(np.int64), clean.indices, clean.data, columns, columns)
+
+
+def _to_csr(matrix: Any, argument: str) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(matrix, torch.Tensor):
+        matrix = _from_torch(torch, matrix.detach().cpu())
+    if sp.issparse(matrix):
+        if matrix.ndim != 2:
+            raise InvalidArgumentError(argument, f"has {matrix.ndim} dimensions", remedy="give two")
+        return matrix.tocsr()
+    dense = np.asarray(matrix)
+    if dense.ndim != 2:
+        raise InvalidArgumentError(
+            argument,
+            f"has {dense.ndim} dimensions, not two",
+            remedy="a sparse matrix of rows to compare; one row is matrix[i:i+1]",
+        )
+    if dense.dtype.kind not in "biuf":
+        raise InvalidArgumentError(
+            argument, f"values of type {dense.dtype}", remedy="real numbers are needed"
+        )
+    # SciPy has no float16.
+    return sp.csr_matrix(dense.astype(np.float32) if dense.dtype == np.float16 else dense)
+
+
+def _from_torch(torch: Any, tensor: Any) -> Any:
+    if tensor.layout is torch.strided:
+        return _values(torch, tensor)
+    if tensor.layout is torch.sparse_csr:
+        parts = (tensor.col_indices().numpy(), tensor.crow_indices().numpy())
+        return sp.csr_array((_values(torch, tensor.values()), *parts), shape=tuple(tensor.shape))
+    # Not coalesce(): adding what was given twice is done later for every kind of input.
+    if tensor.layout is torch.sparse_coo:
+        where = tuple(tensor._indices().numpy())
+        return sp.coo_array((_values(torch, tensor._values()), where), shape=tuple(tensor.shape))
+    raise InvalidArgumentError(
+        "tensor", f"layout {tensor.layout}", remedy="sparse_csr, sparse_coo or strided"
+    )
+
+
+def _values(torch: Any, tensor: Any) -> Any:
+    # NumPy has no bfloat16 and SciPy no float16; float32 holds all of their values.
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return (tensor.float() if half else tensor).numpy()
+
+
+def _check_structure(given: Any, argument: str) -> None:
+    rows, columns = given.shape
+    indptr, indices = given.indptr, given.indices
+    pointers = (
+        len(indptr) == rows + 1
+        and indptr[0] == 0
+        and indptr[-1] <= len(indices)
+        and len(indices) == len(given.data)
+        and bool((indptr[1:] >= indptr[:-1]).all())
+    )
+    if not pointers:
+        raise InvalidArgumentError(
+            argument, "its row pointers do not ascend from 0 to the number of entries"
+        )
+    if len(indices) and (indices.min() < 0 or indices.max() >= columns):
+        worst = int(indices.min() if indices.min() < 0 else indices.max())
+        raise InvalidArgumentError(
+            argument,
+            f"column {worst} in a matrix of {columns} columns",
+            remedy="an index that overflowed 32 bits looks like this: use int64 indices",
+        )
+
+
+def _is_canonical(matrix: Any) -> bool:
+    if len(matrix.indices) < 2:
+        return True
+    ascending = matrix.indices[1:] > matrix.indices[:-1]
+    # Where a row begins, the column may be anything.
+    begins = matrix.indptr[1:-1]
+    ascending[begins[(begins > 0) & (begins < len(matrix.indices))] - 1] = True
+    return bool(ascending.all())
+
+
+def same_columns(left: Rows, right: Rows) -> tuple[Rows, Rows]:
+    """Both with int32 column numbers that mean the same columns.
+
+    Raises:
+        InvalidArgumentError: they have not equally many columns.
+    """
+    if left.columns != right.columns:
+        raise InvalidArgumentError(
+            "A",
+            f"{left.columns} columns, but B has {right.columns}",
+            remedy="make both with one vocabulary",
+        )
+    used = left.nnz + right.nnz
+    if left.columns > max(_FEW_COLUMNS, 2 * used):
+        known = np.union1d(left.indices, right.indices)
+        left, right = (
+            replace(rows, indices=np.searchsorted(known, rows.indices), width=max(len(known), 1))
+            for rows in (left, right)
+        )
+    return _int32(left), _int32(right)
+
+
+def _int32(rows: Rows) -> Rows:
+    indices = np.ascontiguousarray(rows.indices, np.int32)
+    return replace(rows, indices=indices, data=np.ascontiguousarray(rows.data))

@@ -1,0 +1,488 @@
+"""Every distance as a sum over the columns two rows share, and what finishes it.
+
+With ``u(a) = f(a, 0)`` and ``v(b) = f(0, b)``, a sum of ``f`` over the columns of either row is
+
+    sum over A of u + sum over B of v + sum over both of (f(a, b) - u(a) - v(b)),
+
+two numbers a row, made once, and one pass over the columns that both have. Published kernels for
+such distances pass twice (Nolet et al., Semiring Primitives for Sparse Neighborhood Methods on the
+GPU, MLSys 2022). A `Plan` says what is multiplied (`Op`), how the sums become a distance
+(`Finish`) and what a distance that nearly cancelled is computed from again (`Exact`). Only the
+maximum of ``chebyshev`` cannot be written so; see `slipstream.sparse.chebyshev`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.sparse.matrix import Float64s, Floats, Rows
+
+
+class Op(enum.IntEnum):
+    """What is added up over shared columns; the numbers are those of ``sparse.h``."""
+
+    DOT = 0
+    MIN = 1
+    COMMON = 2
+    SHARE = 3
+    EQUAL = 4
+    POWER = 5
+    ENTROPY = 6
+    SHARE_MIN = 7
+
+
+class Finish(enum.IntEnum):
+    """How sums ``s`` and ``t`` and row terms ``u`` and ``v`` become a distance."""
+
+    AFFINE = 0
+    SUM = 1
+    COSINE = 2
+    RATIO = 3
+    CORRELATION = 4
+    DIVERGENCE = 5
+
+
+class Root(enum.IntEnum):
+    """What is taken of a `Finish.SUM` at the end."""
+
+    PLAIN = 0
+    SQRT = 1
+    POWER_ROOT = 2
+
+
+class Exact(enum.IntEnum):
+    """What is computed again, row against row, where the sums nearly cancelled."""
+
+    NEVER = 0
+    ABSOLUTE = 1
+    SQUARED = 2
+    POWERS = 3
+    SHARES = 4
+    ENTROPIES = 5
+    RELATIVE = 6
+    CENTRED = 7
+    OVER_MAXIMA = 8
+    OVER_SUMS = 9
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One matrix as a plan needs it.
+
+    Attributes:
+        channels: for each channel the values that are multiplied, float [nnz].
+        aux: for each channel a function of those values that the operation needs too, or None.
+        exact: values that distances are computed from again, float [nnz].
+        term: float64 [rows], ``u`` or ``v``.
+        term1, term2: float64 [rows]; what a divergence and a correlation need too.
+    """
+
+    channels: tuple[Floats, ...]
+    exact: Floats
+    term: Float64s
+    aux: tuple[Floats | None, ...] = (None, None)
+    term1: Float64s | None = None
+    term2: Float64s | None = None
+
+    def as_type(self, dtype: npt.DTypeLike) -> Side:
+        """The same with values of `dtype`."""
+        return replace(
+            self,
+            channels=tuple(_cast(values, dtype) for values in self.channels),
+            exact=_cast(self.exact, dtype),
+            aux=tuple(None if values is None else _cast(values, dtype) for values in self.aux),
+        )
+
+
+def _cast(values: Floats, dtype: npt.DTypeLike) -> Floats:
+    return np.ascontiguousarray(values, dtype)
+
+
+Prepare = Callable[[Rows], Side]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How one metric is computed.
+
+    Attributes:
+        ops: for each channel what is added up; its sums are ``s`` and ``t`` (one channel: both).
+        left, right: make a `Side` of A and of B.
+        degree: values are taken to this power; beyond what a type can hold, a wider one is used.
+        c0, c1, c2, c3: constants of `finish` and `exact`; see ``sparse.h``.
+        power: ``p``.
+        columns: ``k``, of the matrix as it was given.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    finish: Finish
+    left: Prepare
+    right: Prepare
+    root: Root = Root.PLAIN
+    exact: Exact = Exact.NEVER
+    degree: float = 0.0
+    c0: float = 1.0
+    c1: float = 0.0
+    c2: float = 0.0
+    c3: float = 0.0
+    power: float = 0.0
+    columns: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What some metrics can be told.
+
+    Attributes:
+        p: exponent of ``minkowski``.
+        normalise: divide each row by its sum: for ``hellinger`` and ``jensenshannon`` unless it is
+            False, for ``kl`` and ``kl_intersection`` only if True. A row without entries stays so.
+        smoothing: ``kl``: added to every value of B, so that the distance is finite.
+    """
+
+    p: float = 2.0
+    normalise: bool | None = None
+    smoothing: float = 0.0
+
+
+ADDITIVE = (
+    "braycurtis", "canberra", "correlation", "cosine", "dice", "euclidean", "hamming", "hellinger",
+    "inner_product", "jaccard", "jensenshannon", "kl", "kl_intersection", "manhattan", "minkowski",
+    "ruzicka", "russellrao", "sqeuclidean",
+)  # fmt: skip
+METRICS = tuple(sorted((*ADDITIVE, "chebyshev")))
+ALIASES = {
+    "cityblock": "manhattan", "l1": "manhattan", "taxicab": "manhattan",
+    "l2": "euclidean", "linf": "chebyshev", "infinity": "chebyshev",
+    "inner": "inner_product", "dot": "inner_product", "ip": "inner_product",
+    "weighted_jaccard": "ruzicka", "jensen_shannon": "jensenshannon", "js": "jensenshannon",
+    "kl_divergence": "kl", "bray_curtis": "braycurtis", "russell_rao": "russellrao",
+    "sorensen": "dice",
+}  # fmt: skip
+NON_NEGATIVE = frozenset({"hellinger", "jensenshannon", "kl", "kl_intersection", "ruzicka"})
+_TAKES: dict[str, frozenset[str]] = {
+    "minkowski": frozenset({"p"}),
+    "hellinger": frozenset({"normalise"}),
+    "jensenshannon": frozenset({"normalise"}),
+    "kl": frozenset({"normalise", "smoothing"}),
+    "kl_intersection": frozenset({"normalise"}),
+}
+
+
+def metric_name(metric: str) -> str:
+    """The one name of `metric`, which may be an alias.
+
+    Raises:
+        InvalidArgumentError: no such metric; the nearest are suggested.
+    """
+    if not isinstance(metric, str):
+        raise InvalidArgumentError(
+            "metric", f"{type(metric).__name__} is not a name", remedy="a string, or a Semiring"
+        )
+    name = ALIASES.get(metric.lower(), metric.lower())
+    if name not in METRICS:
+        near = UnknownNameError("metric", metric, [*METRICS, *ALIASES])
+        raise InvalidArgumentError("metric", near.what, remedy=near.remedy)
+    return name
+
+
+def check_options(name: str, given: dict[str, Any]) -> Options:
+    """The keyword arguments of a metric as `Options`.
+
+    Raises:
+        InvalidArgumentError: the metric takes no such argument, or the value is out of range.
+    """
+    takes = _TAKES.get(name, frozenset())
+    for key in given:
+        if key not in takes:
+            words = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
+            raise InvalidArgumentError(key, f"not an argument of {name}", remedy=words)
+    options = Options(**given)
+    if not (isinstance(options.p, int | float) and 0 < options.p < np.inf):
+        raise InvalidArgumentError(
+            "p", f"{options.p!r} is not a positive number", remedy="metric='chebyshev' is p = inf"
+        )
+    if not 0 <= options.smoothing < np.inf:
+        raise InvalidArgumentError("smoothing", f"{options.smoothing!r} is not zero or positive")
+    return options
+
+
+def check_domain(name: str, rows: Rows, argument: str) -> None:
+    """
+    Raises:
+        InvalidArgumentError: `name` has no meaning for negative values, and there are some.
+    """
+    if name in NON_NEGATIVE and rows.nnz and rows.data.min() < 0:
+        at = int(rows.data.argmin())
+        row = int(np.searchsorted(rows.indptr, at, side="right")) - 1
+        raise InvalidArgumentError(
+            argument,
+            f"{name} needs values >= 0, row {row} holds {rows.data[at]:g}",
+            remedy="braycurtis and canberra take negative values",
+        )
+
+
+def plan_of(name: str, options: Options, columns: int, non_negative: bool) -> Plan:
+    """How to compute an additive metric.
+
+    Args:
+        name: one of `ADDITIVE`.
+        columns: of the matrices as they were given.
+        non_negative: no value of either matrix is below zero, which makes some sums cheaper.
+    """
+    if name == "minkowski":
+        special = {1.0: "manhattan", 2.0: "euclidean"}.get(float(options.p))
+        if special is not None:
+            return plan_of(special, options, columns, non_negative)
+    common = Op.MIN if non_negative else Op.COMMON
+    plan = _PLANS[name](options, columns, common)
+    return replace(plan, columns=columns)
+
+
+# ---- what a side is made of ----------------------------------------------------------------------
+
+
+def _plain(term: Callable[[Rows], Float64s]) -> Prepare:
+    return lambda rows: Side((rows.data,), rows.data, term(rows))
+
+
+def _counts(rows: Rows) -> Float64s:
+    return rows.lengths.astype(np.float64)
+
+
+def _zero(rows: Rows) -> Float64s:
+    return np.zeros(len(rows))
+
+
+def _sum_of_sizes(rows: Rows) -> Float64s:
+    return rows.sums(np.abs(rows.data, dtype=np.float64))
+
+
+def _sum_of_squares(rows: Rows) -> Float64s:
+    return rows.sums(np.square(rows.data, dtype=np.float64))
+
+
+def _ones(rows: Rows) -> Floats:
+    return np.ones_like(rows.data)
+
+
+def _binary(rows: Rows) -> Side:
+    return Side((_ones(rows),), rows.data, _counts(rows))
+
+
+def _unit_length(rows: Rows) -> Side:
+    """Rows of length 1; by the largest entry first, so that no square overflows or vanishes."""
+    values = rows.data.astype(np.float64)
+    largest = _largest(rows)
+    # A power of two divides without rounding.
+    values = values / rows.repeat(_power_of_two(largest))
+    values = values / rows.repeat(_or_one(np.sqrt(rows.sums(np.square(values)))))
+    return Side((values,), values, (largest > 0).astype(np.float64))
+
+
+def _centred(rows: Rows, *, left: bool) -> Side:
+    """Rows divided by their deviation from their own mean over all columns."""
+    count, values = float(max(rows.columns, 1)), rows.data.astype(np.float64)
+    largest = _largest(rows)
+    values = values / rows.repeat(_power_of_two(largest))
+    mean = rows.sums(values) / count
+    deviation = rows.sums(np.square(values - rows.repeat(mean)))
+    deviation += (count - rows.lengths) * np.square(mean)
+    constant = largest == 0
+    full = (rows.lengths == rows.columns) & (rows.lengths > 0)
+    if full.any():
+        starts = rows.indptr[:-1][rows.lengths > 0]
+        spread = np.zeros(len(rows))
+        spread[rows.lengths > 0] = np.maximum.reduceat(values, starts) - np.minimum.reduceat(
+            values, starts
+        )
+        constant |= full & (spread == 0)
+    scale = np.where(constant, np.nan, np.sqrt(deviation))
+    # Values of a row without variance must be numbers; its term alone makes distances undefined.
+    values = values / rows.repeat(np.where(constant, 1.0, scale))
+    mean = mean / scale
+    return Side((values,), values, mean * count if left else mean, term1=mean)
+
+
+def _largest(rows: Rows) -> Float64s:
+    largest = np.zeros(len(rows))
+    occupied = rows.lengths > 0
+    if occupied.any():
+        sizes = np.abs(rows.data, dtype=np.float64)
+        largest[occupied] = np.maximum.reduceat(sizes, rows.indptr[:-1][occupied])
+    return largest
+
+
+def _power_of_two(size: Float64s) -> Float64s:
+    return np.ldexp(1.0, np.frexp(_or_one(size))[1])
+
+
+def _or_one(divisor: Float64s) -> Float64s:
+    return np.where(divisor > 0, divisor, 1.0)
+
+
+def _shares(rows: Rows, normalise: bool) -> Float64s:
+    """Values as float64, each row divided by its sum."""
+    values = rows.data.astype(np.float64)
+    return values / rows.repeat(_or_one(rows.sums(values))) if normalise else values
+
+
+def _square_roots(rows: Rows, normalise: bool) -> Side:
+    shares = _shares(rows, normalise)
+    values = np.sqrt(shares)
+    return Side((values,), values, rows.sums(np.square(values)))
+
+
+def _entropies(rows: Rows, normalise: bool) -> Side:
+    values = _shares(rows, normalise)
+    return Side(
+        (values,), values, rows.sums(values) * np.log(2.0), aux=(values * np.log(values), None)
+    )
+
+
+def _powers(rows: Rows, p: float) -> Side:
+    powers = np.power(np.abs(rows.data, dtype=np.float64), p)
+    return Side((rows.data,), rows.data, rows.sums(powers), aux=(powers, None))
+
+
+def _kl_left(rows: Rows, normalise: bool, smoothing: float) -> Side:
+    values = _shares(rows, normalise)
+    logs = values * (np.log(values) - (np.log(smoothing) if smoothing else 0.0))
+    channels = (values,) if smoothing else (values, np.ones_like(values))
+    # How many entries B must share for a finite distance; smoothed, none.
+    needed = np.full(len(rows), -np.inf) if smoothing else _counts(rows)
+    return Side(channels, values, rows.sums(logs), term1=rows.sums(np.abs(logs)), term2=needed)
+
+
+def _kl_right(rows: Rows, normalise: bool, smoothing: float) -> Side:
+    values = _shares(rows, normalise)
+    if smoothing:
+        return Side((np.log1p(values / smoothing),), values, _zero(rows))
+    return Side((np.log(values), np.ones_like(values)), values, _zero(rows))
+
+
+def _kl_shared_left(rows: Rows, normalise: bool) -> Side:
+    values = _shares(rows, normalise)
+    return Side((values * np.log(values), values), values, _zero(rows))
+
+
+def _kl_shared_right(rows: Rows, normalise: bool) -> Side:
+    values = _shares(rows, normalise)
+    return Side((np.ones_like(values), np.log(values)), values, _zero(rows))
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+_Make = Callable[[Options, int, Op], Plan]
+
+
+def _both(name: str, ops: tuple[Op, ...], finish: Finish, side: Prepare, **rest: Any) -> Plan:
+    return Plan(name, ops, finish, side, side, **rest)
+
+
+def _normalised(options: Options) -> bool:
+    return options.normalise is not False
+
+
+def _braycurtis(options: Options, columns: int, common: Op) -> Plan:
+    rest: dict[str, Any] = {"exact": Exact.OVER_SUMS, "degree": 1.0, "c1": -2.0}
+    side = _plain(_sum_of_sizes)
+    if common is Op.MIN:
+        return _both("braycurtis", (common,), Finish.RATIO, side, **rest)
+
+    # |a + b| falls short of |a| + |b| where the signs differ: the common part of -a and b.
+    def left(rows: Rows) -> Side:
+        return Side((rows.data, -rows.data), rows.data, _sum_of_sizes(rows))
+
+    def right(rows: Rows) -> Side:
+        return Side((rows.data, rows.data), rows.data, _sum_of_sizes(rows))
+
+    return Plan("braycurtis", (common, common), Finish.RATIO, left, right, c2=-2.0, **rest)
+
+
+def _kl(options: Options, columns: int, common: Op) -> Plan:
+    normalise, smoothing = options.normalise is True, options.smoothing
+    return Plan(
+        "kl", (Op.DOT,) if smoothing else (Op.DOT, Op.DOT), Finish.DIVERGENCE,
+        lambda rows: _kl_left(rows, normalise, smoothing),
+        lambda rows: _kl_right(rows, normalise, smoothing),
+        exact=Exact.RELATIVE, degree=1.0, c3=smoothing,
+    )  # fmt: skip
+
+
+def _kl_intersection(options: Options, columns: int, common: Op) -> Plan:
+    normalise = options.normalise is True
+    return Plan(
+        "kl_intersection", (Op.DOT, Op.DOT), Finish.AFFINE,
+        lambda rows: _kl_shared_left(rows, normalise),
+        lambda rows: _kl_shared_right(rows, normalise),
+        c0=0.0, c1=0.5, c2=-0.5,
+    )  # fmt: skip
+
+
+_PLANS: dict[str, _Make] = {
+    "inner_product": lambda o, k, m: _both(
+        "inner_product", (Op.DOT,), Finish.AFFINE, _plain(_zero), c0=0.0, c1=1.0, degree=2.0
+    ),
+    "cosine": lambda o, k, m: _both(
+        "cosine", (Op.DOT,), Finish.COSINE, _unit_length, exact=Exact.SQUARED, c3=0.5
+    ),
+    "correlation": lambda o, k, m: Plan(
+        "correlation", (Op.DOT,), Finish.CORRELATION,
+        lambda rows: _centred(rows, left=True), lambda rows: _centred(rows, left=False),
+        exact=Exact.CENTRED,
+    ),
+    "sqeuclidean": lambda o, k, m: _both(
+        "sqeuclidean", (Op.DOT,), Finish.SUM, _plain(_sum_of_squares),
+        exact=Exact.SQUARED, degree=2.0, c1=-2.0, c3=1.0,
+    ),
+    "euclidean": lambda o, k, m: _both(
+        "euclidean", (Op.DOT,), Finish.SUM, _plain(_sum_of_squares), root=Root.SQRT,
+        exact=Exact.SQUARED, degree=2.0, c1=-2.0, c3=1.0,
+    ),
+    "jaccard": lambda o, k, m: _both(
+        "jaccard", (Op.DOT,), Finish.RATIO, _binary, c1=-2.0, c2=-1.0
+    ),
+    "dice": lambda o, k, m: _both("dice", (Op.DOT,), Finish.RATIO, _binary, c1=-2.0),
+    "russellrao": lambda o, k, m: _both(
+        "russellrao", (Op.DOT,), Finish.AFFINE, _binary, c0=1.0, c1=-1.0 / max(k, 1)
+    ),
+    "ruzicka": lambda o, k, m: _both(
+        "ruzicka", (Op.MIN,), Finish.RATIO, _plain(_sum_of_sizes),
+        exact=Exact.OVER_MAXIMA, degree=1.0, c1=-2.0, c2=-1.0,
+    ),
+    "hellinger": lambda o, k, m: _both(
+        "hellinger", (Op.DOT,), Finish.SUM, lambda rows: _square_roots(rows, _normalised(o)),
+        root=Root.SQRT, exact=Exact.SQUARED, degree=2.0, c0=0.5, c1=-2.0, c3=1.0,
+    ),
+    "manhattan": lambda o, k, m: _both(
+        "manhattan", (m,), Finish.SUM, _plain(_sum_of_sizes),
+        exact=Exact.ABSOLUTE, degree=1.0, c1=-2.0,
+    ),
+    "minkowski": lambda o, k, m: _both(
+        "minkowski", (Op.POWER,), Finish.SUM, lambda rows: _powers(rows, o.p),
+        root=Root.POWER_ROOT, exact=Exact.POWERS, degree=o.p, c1=1.0, power=o.p,
+    ),
+    "canberra": lambda o, k, m: _both(
+        "canberra", (Op.SHARE_MIN if m is Op.MIN else Op.SHARE,), Finish.SUM, _plain(_counts),
+        exact=Exact.SHARES, degree=1.0, c1=1.0,
+    ),
+    "hamming": lambda o, k, m: _both(
+        "hamming", (Op.EQUAL,), Finish.SUM, _plain(_counts), c0=1.0 / max(k, 1), c1=1.0
+    ),
+    "jensenshannon": lambda o, k, m: _both(
+        "jensenshannon", (Op.ENTROPY,), Finish.SUM, lambda rows: _entropies(rows, _normalised(o)),
+        root=Root.SQRT, exact=Exact.ENTROPIES, degree=1.0, c0=0.5, c1=1.0,
+    ),
+    "braycurtis": _braycurtis,
+    "kl": _kl,
+    "kl_intersection": _kl_intersection,
+}  # fmt: skip

@@ -1,0 +1,141 @@
+"""The nearest rows, exactly, without the matrix of all distances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.sparse.device import as_tensor, device_of
+from slipstream.sparse.matrix import Floats, Int64s, as_rows
+from slipstream.sparse.metrics import metric_name
+from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.semiring import Semiring
+
+
+def knn_graph(
+    X: Any,
+    n_neighbors: int = 15,
+    metric: str | Semiring = "euclidean",
+    *,
+    include_self: bool = True,
+    n_jobs: int | None = None,
+    block_bytes: int | None = None,
+    **options: Any,
+) -> tuple[Int64s, Floats]:
+    """The nearest rows of `X` for each of its rows, exactly.
+
+    Args:
+        X: [n, columns]; see `slipstream.sparse.pairwise_distances`.
+        n_neighbors: of each row, itself among them where `include_self`.
+        include_self: the row itself comes first, as UMAP's ``precomputed_knn`` and pynndescent's
+            ``neighbor_graph`` have it; False leaves it out.
+        metric, n_jobs, block_bytes, options: as in `slipstream.sparse.pairwise_distances`.
+
+    Returns:
+        indices int64 and distances, both [n, n_neighbors], by distance, equal ones by row; tensors
+        on the CUDA device that `X` is on, if it is, else NumPy's arrays.
+
+    Raises:
+        InvalidArgumentError: as `pairwise_distances`; more neighbours than rows.
+    """
+    check_distance(metric)
+    device = device_of(X=X)
+    rows = as_rows(X, "X")
+    searcher = Searcher(rows, metric, options, Limits.of(n_jobs, block_bytes), "X", device)
+    others = n_neighbors - bool(include_self)
+    check_count(others, len(rows) - 1, "n_neighbors", n_neighbors)
+    distance, index = without_self(searcher.against(rows, "X"), others)
+    if include_self:
+        own = np.arange(len(rows))[:, None]
+        index = np.hstack([own, index])
+        distance = np.hstack([np.zeros((len(rows), 1), distance.dtype), distance])
+    return as_tensor(index, device), as_tensor(distance, device)
+
+
+def check_distance(metric: object) -> None:
+    """
+    Raises:
+        InvalidArgumentError: the metric is a similarity, whose least values are the farthest.
+    """
+    if isinstance(metric, str) and metric_name(metric) == "inner_product":
+        raise InvalidArgumentError(
+            "metric",
+            "inner_product is a similarity, not a distance",
+            remedy="cosine, or Semiring(lambda a, b: -a * b) for the largest products first",
+        )
+
+
+def check_count(wanted: int, there: int, argument: str, given: int) -> None:
+    """
+    Raises:
+        InvalidArgumentError: not a number of neighbours that can be had.
+    """
+    if not isinstance(given, int | np.integer) or isinstance(given, bool):
+        raise InvalidArgumentError(argument, f"{given!r} is not an integer")
+    if wanted < 0 or (wanted == 0 and given <= 0):
+        raise InvalidArgumentError(argument, f"Expected {argument} > 0. Got {given}")
+    if wanted > there:
+        raise InvalidArgumentError(
+            argument,
+            f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {given}, "
+            f"n_samples_fit = {there}",
+            remedy="fewer neighbours or more rows",
+        )
+
+
+def without_self(run: Run, k: int) -> tuple[Floats, Int64s]:
+    """As `Run.nearest`, where the queries are the rows themselves: each without itself."""
+    if k == 0:
+        empty = np.empty((len(run.left), 0))
+        return empty.astype(run.dtype), empty.astype(np.int64)
+    distance, row = run.nearest(min(k + 1, len(run.right)))
+    own = row == np.arange(len(row))[:, None]
+    # Where duplicates with lower numbers crowd the row itself out, the last one goes.
+    own[~own.any(axis=1), -1] = True
+    keep = ~own
+    return distance[keep].reshape(len(row), k), row[keep].reshape(len(row), k)
+
+
+def lists_within(
+    run: Run, radius: float, own: bool, by_distance: bool, dtype: npt.DTypeLike | None = None
+) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
+    """Distances up to `radius` and their rows: for each query an array of each.
+
+    Args:
+        own: the queries are the rows themselves, and each is left out of its own array.
+        by_distance: in order of distances, equal ones by row, in place of by row.
+        dtype: of the distances; by default as they are computed.
+    """
+    all_distances, all_rows = (np.empty(len(run.left), object) for _ in range(2))
+    for first, block in run.blocks():
+        for query, distances in enumerate(block, start=first):
+            rows = np.flatnonzero(distances <= radius)
+            if own:
+                rows = rows[rows != query]
+            if by_distance:
+                rows = rows[np.argsort(distances[rows], kind="stable")]
+            all_distances[query] = distances[rows].astype(dtype or block.dtype)
+            all_rows[query] = rows
+    return all_distances, all_rows
+
+
+def pairs_within(
+    run: Run, radius: float, above_diagonal: bool
+) -> Iterator[tuple[Int64s, Int64s, Floats]]:
+    """Pairs up to `radius` apart, a block at a time, by query, then by row.
+
+    Args:
+        above_diagonal: only rows with a higher number than the query.
+    """
+    for first, block in run.blocks():
+        near = block <= radius
+        if above_diagonal:
+            columns = np.arange(block.shape[1])
+            near &= columns > (np.arange(len(block)) + first)[:, None]
+        query, row = np.nonzero(near)
+        if len(query):
+            yield query + first, row, block[query, row]

@@ -1,0 +1,126 @@
+"""All distances between the rows of two matrices, whole or in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.sparse.device import as_tensor, device_of
+from slipstream.sparse.matrix import as_rows
+from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.semiring import Semiring
+
+
+def pairwise_distances(
+    A: Any,
+    B: Any = None,
+    metric: str | Semiring = "euclidean",
+    *,
+    out: Any = None,
+    n_jobs: int | None = None,
+    block_bytes: int | None = None,
+    **options: Any,
+) -> Any:
+    """Distances between every row of `A` and every row of `B`.
+
+    Args:
+        A: [m, columns]: SciPy sparse (any format, array or matrix, 32- or 64-bit indices), torch
+            sparse CSR or COO, or dense. Never changed. Entries given twice are added, explicit
+            zeros dropped.
+        B: [n, columns], on the device that `A` is on; by default `A`.
+        metric: one of `METRICS`, an alias (``l1``, ``cityblock``, ...) or a `Semiring`.
+        out: where to put the result: [m, n] of the type that would be returned, rows contiguous.
+        n_jobs: threads: None is one, -1 all.
+        block_bytes: working memory beside inputs, index of `B` and result; 64 MiB by default.
+        options: ``p`` of minkowski; ``normalise`` of hellinger, jensenshannon, kl,
+            kl_intersection; ``smoothing`` of kl.
+
+    Returns:
+        [m, n]: float32 where both are float32 (or float16, bfloat16, bool, small integers), else
+        float64. float64 distances are within 1e-10 of the formula, float32 ones within 1e-5 of the
+        scale of the rows' norms; of identical rows they are 0. The same to the bit for any number
+        of threads and any `block_bytes`. A NumPy array; for tensors on a CUDA device a tensor
+        there, computed there by Triton's kernels (``chebyshev`` and semirings on the CPU).
+
+    Raises:
+        InvalidArgumentError: a ValueError that names the argument: NaN, infinity, other columns,
+            negative values where the metric has no meaning for them, an unknown metric.
+        MissingExtraError: tensors on a CUDA device, and Triton is not installed.
+    """
+    device = device_of(A=A, B=B)
+    run = _run(A, B, metric, Limits.of(n_jobs, block_bytes), options, device)
+    shape = (len(run.left), len(run.right))
+    if device is not None and out is not None:
+        raise InvalidArgumentError("out", "is for matrices on the CPU")
+    if out is None:
+        try:
+            out = run.empty(shape[0])
+        except MemoryError as error:
+            raise InvalidArgumentError(
+                "A",
+                f"{shape[0]:,} x {shape[1]:,} distances do not fit into memory",
+                remedy="distance_tiles for blocks, or NearestNeighbors for the nearest only",
+            ) from error
+    elif out.shape != shape or out.dtype != run.dtype or out.strides[1] != out.itemsize:
+        raise InvalidArgumentError(
+            "out",
+            f"{out.dtype} {list(out.shape)}, needed is {run.dtype} {list(shape)}, rows contiguous",
+        )
+    elif not out.flags.writeable:
+        raise InvalidArgumentError("out", "is read-only")
+    run.distances(out)
+    return as_tensor(out, device)
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """Some rows of the matrix of distances.
+
+    Attributes:
+        first: the row of A that `distances` begins with.
+        distances: [rows, n], as of `pairwise_distances`.
+    """
+
+    first: int
+    distances: Any
+
+
+def distance_tiles(
+    A: Any,
+    B: Any = None,
+    metric: str | Semiring = "euclidean",
+    *,
+    rows: int | None = None,
+    n_jobs: int | None = None,
+    block_bytes: int | None = None,
+    **options: Any,
+) -> Iterator[Tile]:
+    """`pairwise_distances` a few rows at a time, from the first on.
+
+    Args:
+        rows: of A in a tile; by default as many as `block_bytes` holds.
+
+    Raises:
+        InvalidArgumentError: as `pairwise_distances`, and `rows` is not positive.
+    """
+    if rows is not None and rows < 1:
+        raise InvalidArgumentError("rows", f"{rows} is not positive")
+    device = device_of(A=A, B=B)
+    run = _run(A, B, metric, Limits.of(n_jobs, block_bytes), options, device)
+    return (Tile(first, as_tensor(block, device)) for first, block in run.blocks(rows))
+
+
+def _run(
+    A: Any,
+    B: Any,
+    metric: str | Semiring,
+    limits: Limits,
+    options: dict[str, Any],
+    device: Any,
+) -> Run:
+    left = as_rows(A, "A")
+    right = left if B is None else as_rows(B, "B")
+    argument = "A" if B is None else "B"
+    return Searcher(right, metric, options, limits, argument, device).against(left, "A")

@@ -1,0 +1,203 @@
+"""The kernels in NumPy: for reading, for checking the native ones, and to fall back on.
+
+Sums are float64 whatever the working type, so that float32 results agree with the native ones to
+rounding and float64 results to the last digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.sparse.gather import ByColumn
+from slipstream.sparse.matrix import Float64s, Floats, Int64s, Rows
+from slipstream.sparse.metrics import Exact, Finish, Op, Plan, Root, Side
+
+Bools = npt.NDArray[np.bool_]
+
+
+class ByRow:
+    """What a search needs beside the distances of one row: blocks of rows, and the nearest."""
+
+    rows: int
+    dtype: np.dtype[Any]
+    at_once = 64
+
+    def row(self, i: int) -> Floats:
+        """Distances of query `i` to all rows, [rows]."""
+        raise NotImplementedError
+
+    def scratch_bytes(self, queries: int) -> int:
+        """Working memory of a call with so many queries, about."""
+        return self.rows * 64
+
+    def distances(self, ranges: Int64s, threads: int, out: Floats) -> None:
+        """Writes ``out[i - base, j]`` for the queries of `ranges`, [calls, 2]."""
+        base = int(ranges.min())
+        for i in range(base, int(ranges.max())):
+            out[i - base] = self.row(i)
+
+    def nearest(self, ranges: Int64s, threads: int, k: int) -> tuple[Floats, Int64s]:
+        """Distances and rows of the `k` nearest, [queries, k]; ties by the lower row."""
+        base, end = int(ranges.min()), int(ranges.max())
+        distance, row = np.empty((end - base, k), self.dtype), np.empty((end - base, k), np.int64)
+        for i in range(base, end):
+            found = self.row(i).astype(self.dtype)
+            found[np.isnan(found)] = np.inf
+            # Stable: among equals the lower row comes first.
+            order = np.argsort(found, kind="stable")[:k]
+            distance[i - base], row[i - base] = found[order], order
+        return distance, row
+
+
+class ReferenceSearch(ByRow):
+    """Queries against rows under a plan, one row at a time."""
+
+    def __init__(
+        self, plan: Plan, left: tuple[Rows, Side], right: tuple[ByColumn, Side], near_zero: float
+    ) -> None:
+        self.plan, self.near_zero = plan, near_zero
+        self.left, self.left_side = left
+        self.columns, self.right_side = right
+        self.rows, self.dtype = len(self.columns.rows), self.left_side.exact.dtype
+
+    def row(self, i: int) -> Floats:
+        shared = self.columns.shared_with(self.left, i)
+        sums = [
+            np.bincount(
+                shared.row,
+                weights=_terms(
+                    self.plan, op, self.left_side.channels[c][shared.left].astype(np.float64),
+                    self.right_side.channels[c][shared.right].astype(np.float64),
+                ),
+                minlength=self.rows,
+            ).astype(np.float64)
+            for c, op in enumerate(self.plan.ops)
+        ]  # fmt: skip
+        distance, cancelled = self._finish(i, sums[0], sums[-1])
+        for j in np.flatnonzero(cancelled):
+            distance[j] = self._exactly(i, int(j))
+        return self._root(distance).astype(self.dtype)
+
+    def _finish(self, i: int, s: Float64s, t: Float64s) -> tuple[Float64s, Bools]:
+        plan, near = self.plan, self.near_zero
+        u, v = float(self.left_side.term[i]), self.right_side.term
+        never = np.zeros(self.rows, bool)
+        if plan.finish is Finish.AFFINE:
+            return plan.c0 + plan.c1 * s + plan.c2 * t, never
+        if plan.finish is Finish.SUM:
+            x = (u + v) + plan.c1 * s
+            return np.maximum(x, 0.0), self._again(x < near * (u + v))
+        if plan.finish is Finish.COSINE:
+            larger = np.maximum(u, v)
+            return np.maximum(larger - s, 0.0), self._again(larger - s < near * larger)
+        if plan.finish is Finish.RATIO:
+            x, below = (u + v) + plan.c1 * s, (u + v) + plan.c2 * t
+            ratio = np.divide(np.maximum(x, 0.0), below, out=np.zeros_like(x), where=below != 0)
+            return ratio, self._again((x < near * (u + v)) | (below < near * (u + v)))
+        if plan.finish is Finish.CORRELATION:
+            x = 1.0 + u * v - s
+            undefined = np.isnan(x)
+            return (
+                np.where(x < 0.0, 0.0, x),
+                self._again(~undefined & (x < near * (1.0 + np.abs(u * v)))),
+            )
+        assert self.left_side.term1 is not None
+        assert self.left_side.term2 is not None
+        x = u - s
+        outside = t < self.left_side.term2[i]
+        again = ~outside & (np.abs(x) < near * self.left_side.term1[i])
+        return np.where(outside, np.inf, x), self._again(again)
+
+    def _again(self, cancelled: Bools) -> Bools:
+        return cancelled & (self.plan.exact is not Exact.NEVER)
+
+    def _root(self, x: Float64s) -> Float64s:
+        if self.plan.finish is Finish.SUM:
+            x = x * self.plan.c0
+        if self.plan.root is Root.SQRT:
+            return np.sqrt(x)
+        if self.plan.root is Root.POWER_ROOT:
+            return np.power(x, 1.0 / self.plan.power)
+        return x
+
+    def _exactly(self, i: int, j: int) -> float:
+        """What takes the place of a sum that cancelled: from both rows, column by column."""
+        plan, (a, b) = self.plan, self._union(i, j)
+        match plan.exact:
+            case Exact.ABSOLUTE:
+                return float(np.abs(a - b).sum())
+            case Exact.SQUARED:
+                return plan.c3 * float(np.square(a - b).sum())
+            case Exact.POWERS:
+                return float(np.power(np.abs(a - b), plan.power).sum())
+            case Exact.SHARES:
+                return float((np.abs(a - b) / (np.abs(a) + np.abs(b))).sum())
+            case Exact.ENTROPIES:
+                return float((_relative(a, (a + b) / 2) + _relative(b, (a + b) / 2)).sum())
+            case Exact.RELATIVE:
+                return float(_relative(a, b + plan.c3).sum())
+            case Exact.CENTRED:
+                assert self.left_side.term1 is not None
+                shift = float(self.left_side.term1[i] - self.right_side.term[j])
+                rest = (plan.columns - len(a)) * shift**2
+                return 0.5 * float(np.square(a - b - shift).sum() + rest)
+            case Exact.OVER_MAXIMA:
+                return _over(float(np.abs(a - b).sum()), float(np.maximum(a, b).sum()))
+            case _:
+                return _over(float(np.abs(a - b).sum()), float(np.abs(a + b).sum()))
+
+    def _union(self, i: int, j: int) -> tuple[Float64s, Float64s]:
+        right = self.columns.rows
+        one, other = (
+            slice(int(rows.indptr[n]), int(rows.indptr[n + 1]))
+            for rows, n in ((self.left, i), (right, j))
+        )
+        columns = np.union1d(self.left.indices[one], right.indices[other])
+        a, b = np.zeros(len(columns)), np.zeros(len(columns))
+        a[np.searchsorted(columns, self.left.indices[one])] = self.left_side.exact[one]
+        b[np.searchsorted(columns, right.indices[other])] = self.right_side.exact[other]
+        return a, b
+
+
+def _relative(a: Float64s, b: Float64s) -> Float64s:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Float64s = np.where(a > 0, a * np.log(a / b), 0.0)
+    return found
+
+
+def _over(above: float, below: float) -> float:
+    if below > 0:
+        return above / below
+    return np.inf if above > 0 else 0.0
+
+
+def _terms(plan: Plan, op: Op, x: Float64s, b: Float64s) -> Float64s:
+    """What each shared column adds; see ``slipstream_sparse_op``."""
+    match op:
+        case Op.DOT:
+            return x * b
+        case Op.MIN:
+            return np.minimum(x, b)
+        case Op.COMMON:
+            return _common(x, b)
+        case Op.SHARE | Op.SHARE_MIN:
+            share: Float64s = -1.0 - 2.0 * _common(x, b) / (np.abs(x) + np.abs(b))
+            return share
+        case Op.EQUAL:
+            same: Float64s = -1.0 - (x == b).astype(np.float64)
+            return same
+        case Op.POWER:
+            alone = np.abs(x) ** plan.power + np.abs(b) ** plan.power
+            apart: Float64s = np.abs(x - b) ** plan.power - alone
+            return apart
+        case Op.ENTROPY:
+            both = x + b
+            less: Float64s = x * np.log(x) + b * np.log(b) - both * np.log(both)
+            return less
+
+
+def _common(x: Float64s, b: Float64s) -> Float64s:
+    return np.where(np.sign(x) == np.sign(b), np.minimum(np.abs(x), np.abs(b)), 0.0)

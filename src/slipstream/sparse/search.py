@@ -1,0 +1,412 @@
+"""From two matrices and a metric to blocks of distances: plan, index, threads, memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.sparse import kernels
+from slipstream.sparse.chebyshev import ChebyshevSearch
+from slipstream.sparse.device import DeviceSearch, OnDevice
+from slipstream.sparse.gather import ByColumn
+from slipstream.sparse.index import MAX_TILE_ROWS, TILE_ROWS_OF_LISTS, Index, build_index
+from slipstream.sparse.matrix import Floats, Int64s, Rows, same_columns
+from slipstream.sparse.metrics import (
+    NON_NEGATIVE,
+    Options,
+    Plan,
+    Side,
+    check_domain,
+    check_options,
+    metric_name,
+    plan_of,
+)
+from slipstream.sparse.reference import ReferenceSearch
+from slipstream.sparse.semiring import Semiring, SemiringSearch
+
+BLOCK_BYTES = 64 * 2**20
+# Distances below this share of the terms they are the difference of are computed again, exactly.
+NEAR_ZERO = 1e-3
+# Beyond these, float32 squares and sums would overflow or vanish; values are taken to float64.
+_FLOAT32_LOW, _FLOAT32_HIGH = 1e-30, 1e30
+_FLOAT64_HIGH = 1e290
+# Integers that float32 counts exactly.
+_FLOAT32_COUNT = 2**24
+# What is made of the queries takes about so much for each of their entries.
+_ENTRY_BYTES = 80
+# Queries are handed over for about so many multiply-adds, so that Ctrl-C is heard.
+_CALL_WORK = 1.5e9
+_RANGES_PER_THREAD = 8
+
+
+class Engine(Protocol):
+    """Queries against rows; `NativeSearch`, `ReferenceSearch` and others."""
+
+    rows: int
+    dtype: np.dtype[Any]
+    at_once: int
+
+    def scratch_bytes(self, queries: int) -> int: ...
+    def distances(self, ranges: Int64s, threads: int, out: Floats) -> None: ...
+    def nearest(self, ranges: Int64s, threads: int, k: int) -> tuple[Floats, Int64s]: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much memory and how many threads a search may take.
+
+    Attributes:
+        block_bytes: working memory beside inputs, index and result.
+        threads: at least 1.
+        tile_rows: rows whose sums are made at a time; None to choose. Results do not depend on it.
+    """
+
+    block_bytes: int = BLOCK_BYTES
+    threads: int = 1
+    tile_rows: int | None = None
+
+    @classmethod
+    def of(
+        cls, n_jobs: int | None, block_bytes: int | None, tile_rows: int | None = None
+    ) -> Limits:
+        """From what callers give.
+
+        Args:
+            n_jobs: threads; None is one, -1 all processors, -2 all but one.
+
+        Raises:
+            InvalidArgumentError: out of range.
+        """
+        if n_jobs is not None and (not isinstance(n_jobs, int | np.integer) or n_jobs == 0):
+            raise InvalidArgumentError("n_jobs", f"{n_jobs!r}", remedy="threads, or -1 for all")
+        here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        threads = 1 if n_jobs is None else int(n_jobs)
+        if threads < 0:
+            threads = max((here or 1) + 1 + threads, 1)
+        if block_bytes is None:
+            block_bytes = BLOCK_BYTES
+        if block_bytes < 2**16:
+            raise InvalidArgumentError(
+                "block_bytes", f"{block_bytes} is too little", remedy="64 KiB at least"
+            )
+        if tile_rows is not None and not (
+            128 <= tile_rows <= MAX_TILE_ROWS and tile_rows % 128 == 0
+        ):
+            raise InvalidArgumentError(
+                "tile_rows", f"{tile_rows}", remedy="a multiple of 128, at most 65536"
+            )
+        return cls(int(block_bytes), threads, tile_rows)
+
+
+@dataclass(eq=False)
+class Searcher:
+    """Rows that are searched under one metric; what was made for one call serves the next.
+
+    Attributes:
+        right: the rows.
+        metric: a metric's name, or a `Semiring`.
+        given: its keyword arguments.
+        device: a CUDA device to compute on, or None; chebyshev and semirings stay on the CPU.
+    """
+
+    right: Rows
+    metric: str | Semiring
+    given: dict[str, Any]
+    limits: Limits
+    argument: str = "B"
+    device: Any = None
+    _made: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.options = Options()
+        if isinstance(self.metric, Semiring):
+            if self.given:
+                raise InvalidArgumentError(next(iter(self.given)), "not an argument of a Semiring")
+            return
+        self.metric = metric_name(self.metric)
+        self.options = check_options(self.metric, self.given)
+        check_domain(self.metric, self.right, self.argument)
+
+    def against(self, left: Rows, argument: str = "A") -> Run:
+        """The rows of `left` as queries.
+
+        Raises:
+            InvalidArgumentError: other columns, or values the metric has no meaning for.
+        """
+        left, right = same_columns(left, self.right)
+        # Numbers of columns are made for the pair where they are many, and so is an index then.
+        made = self._made if right.width == right.columns else {}
+        if isinstance(self.metric, Semiring):
+            columns = made.setdefault("columns", None) or ByColumn(right.as_type(np.float64))
+            made["columns"] = columns
+            return Run(left, right, self.limits, _SemiringSlabs(self.metric, columns))
+        check_domain(self.metric, left, argument)
+        if self.metric == "chebyshev":
+            dtype = np.result_type(left.data, right.data)
+            return Run(left, right, self.limits, _ChebyshevSlabs(right, dtype))
+        non_negative = all(not rows.nnz or rows.data.min() >= 0 for rows in (left, right))
+        plan = plan_of(self.metric, self.options, right.columns, non_negative)
+        dtype = _working_type(plan, left, right)
+        if self.device is not None:
+            if (plan.ops, dtype) not in made:
+                side = plan.right(right).as_type(dtype)
+                made[plan.ops, dtype] = OnDevice.of(right, side, self.device)
+            slabs = _DeviceSlabs(
+                plan, dtype, right, made[plan.ops, dtype], self.device, self.limits.block_bytes
+            )
+            return Run(left, right, self.limits, slabs, self.device)
+        found = kernels.native()
+        key = (plan.ops, dtype, found is not None)
+        if key not in made:
+            side = plan.right(right).as_type(dtype)
+            made[key] = (
+                ByColumn(right) if found is None
+                else build_index(right, plan, side, _tile(self.limits, plan, dtype)),
+                side,
+            )  # fmt: skip
+        indexed, side = made[key]
+        if found is None:
+            return Run(left, right, self.limits, _ReferenceSlabs(plan, dtype, indexed, side))
+        return Run(left, right, self.limits, _NativeSlabs(plan, found, indexed))
+
+
+class _Slabs(Protocol):
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def index(self) -> Index | None: ...
+    def engine(self, slab: Rows) -> Engine: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _NativeSlabs:
+    plan: Plan
+    library: Any
+    index: Index
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.index.dtype
+
+    def engine(self, slab: Rows) -> Engine:
+        side = self.plan.left(slab).as_type(self.index.dtype)
+        queries = kernels.Queries.of(slab, side, self.index)
+        return kernels.NativeSearch(self.library, self.plan, self.index, queries, NEAR_ZERO)
+
+
+@dataclass(frozen=True, eq=False)
+class _ReferenceSlabs:
+    plan: Plan
+    dtype: np.dtype[Any]
+    columns: ByColumn
+    side: Side
+    index: None = None
+
+    def engine(self, slab: Rows) -> Engine:
+        side = self.plan.left(slab).as_type(self.dtype)
+        return ReferenceSearch(self.plan, (slab, side), (self.columns, self.side), NEAR_ZERO)
+
+
+@dataclass(frozen=True, eq=False)
+class _DeviceSlabs:
+    plan: Plan
+    dtype: np.dtype[Any]
+    right: Rows
+    on_device: OnDevice
+    device: Any
+    block_bytes: int
+    index: None = None
+
+    def engine(self, slab: Rows) -> Engine:
+        left, right = (slab, self.plan.left(slab).as_type(self.dtype)), (self.right, self.on_device)
+        return DeviceSearch(self.plan, left, right, NEAR_ZERO, self.device, self.block_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class _ChebyshevSlabs:
+    right: Rows
+    dtype: np.dtype[Any]
+    index: None = None
+
+    def engine(self, slab: Rows) -> Engine:
+        return ChebyshevSearch(slab, self.right, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _SemiringSlabs:
+    semiring: Semiring
+    columns: ByColumn
+    index: None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float64)
+
+    def engine(self, slab: Rows) -> Engine:
+        return SemiringSearch(self.semiring, slab, self.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Queries and rows, ready to be computed block by block.
+
+    Attributes:
+        device: where blocks of distances are: torch tensors there, or None for NumPy's arrays.
+    """
+
+    left: Rows
+    right: Rows
+    limits: Limits
+    slabs: _Slabs
+    device: Any = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the distances."""
+        return self.slabs.dtype
+
+    @property
+    def index(self) -> Index | None:
+        """The searched rows by columns, where the compiled kernels do the work."""
+        return self.slabs.index
+
+    def empty(self, queries: int) -> Any:
+        """Room for the distances of so many queries: [queries, rows]."""
+        shape = (queries, len(self.right))
+        if self.device is None:
+            return np.empty(shape, self.dtype)
+        torch = importlib.import_module("torch")
+        return torch.empty(shape, dtype=getattr(torch, self.dtype.name), device=self.device)
+
+    def distances(self, out: Floats, first: int = 0, last: int | None = None) -> None:
+        """Writes the distances of queries ``first <= i < last`` to ``out[i - first]``."""
+        for begin, end, engine, ranges in self._calls(first, last):
+            engine.distances(ranges, self.limits.threads, out[begin - first : end - first])
+
+    def nearest(self, k: int) -> tuple[Floats, Int64s]:
+        """Distances and rows of the `k` nearest of every query, [queries, k], nearest first."""
+        distance = np.empty((len(self.left), k), self.dtype)
+        row = np.empty((len(self.left), k), np.int64)
+        for begin, end, engine, ranges in self._calls(0, None):
+            distance[begin:end], row[begin:end] = engine.nearest(ranges, self.limits.threads, k)
+        return distance, row
+
+    def blocks(self, rows: int | None = None) -> Iterator[tuple[int, Floats]]:
+        """Blocks of distances from top to bottom, with the number of their first query.
+
+        Args:
+            rows: of a block; by default as many as `Limits.block_bytes` holds.
+        """
+        dtype = self.dtype
+        per_row = max(len(self.right), 1) * dtype.itemsize
+        step = rows or max(1, min(len(self.left), self.limits.block_bytes // per_row))
+        for first in range(0, len(self.left), step):
+            last = min(first + step, len(self.left))
+            block = self.empty(last - first)
+            self.distances(block, first, last)
+            yield first, block
+
+    def work(self) -> npt.NDArray[np.float64]:
+        """Multiply-adds of each query: entries of the rows in the query's columns, [queries]."""
+        return self._work(self.left)
+
+    def _work(self, queries: Rows) -> npt.NDArray[np.float64]:
+        return queries.sums(self.right.frequency[queries.indices])
+
+    def _calls(self, first: int, last: int | None) -> Iterator[tuple[int, int, Engine, Int64s]]:
+        """Queries in order, as many as are worth one call, and how threads share them."""
+        last = len(self.left) if last is None else last
+        if first >= last or not len(self.right):
+            return
+        # A part of the budget for what is made of the queries, the other for their sums.
+        entries = self.limits.block_bytes / 2 / _ENTRY_BYTES
+        for begin, end in cut(self.left.indptr[first : last + 1], entries):
+            begin, end = begin + first, end + first
+            slab = self.left.slice(begin, end)
+            engine = self.slabs.engine(slab)
+            # Also a pair without a shared column is looked at.
+            cost = self._work(slab) + len(self.right) / 8
+            for low, high in cut(running(cost), _CALL_WORK):
+                ranges = self._ranges(engine, cost[low:high]) + low
+                yield begin + low, begin + high, engine, ranges
+
+    def _ranges(self, engine: Engine, cost: npt.NDArray[np.float64]) -> Int64s:
+        """Queries computed at a time, int64 [ranges, 2]: what takes longest comes first."""
+        threads = self.limits.threads
+        share = self.limits.block_bytes // 2 // threads
+        fit = share // max(engine.scratch_bytes(1), 1)
+        most = int(max(1, min(engine.at_once, fit)))
+        done = running(cost)
+        budget = np.inf if threads == 1 else done[-1] / (threads * _RANGES_PER_THREAD)
+        ranges = np.array(list(cut(done, budget, most)), np.int64).reshape(-1, 2)
+        longest = np.argsort(-(done[ranges[:, 1]] - done[ranges[:, 0]]), kind="stable")
+        return ranges[longest]
+
+
+def running(cost: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """What the first 0, 1, 2, ... cost together."""
+    return np.concatenate([[0.0], np.cumsum(cost, dtype=np.float64)])
+
+
+def cut(
+    done: npt.NDArray[Any], budget: float, most: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Cuts ``0 <= i < len(done) - 1`` so that ``done`` grows by at most `budget` in each part.
+
+    A part has at least one and at most `most` members.
+    """
+    count, begin = len(done) - 1, 0
+    while begin < count:
+        end = int(np.searchsorted(done, done[begin] + budget, side="right")) - 1
+        end = min(max(end, begin + 1), count)
+        if most is not None:
+            end = min(end, begin + most)
+        yield begin, end
+        begin = end
+
+
+def _tile(limits: Limits, plan: Plan, dtype: np.dtype[Any]) -> int | None:
+    """The tile asked for, or the largest one of which each thread can hold a query's sums."""
+    fits = (
+        limits.block_bytes // 2 // limits.threads // (len(plan.ops) * dtype.itemsize) // 128 * 128
+    )
+    if limits.tile_rows is not None:
+        return min(limits.tile_rows, max(fits, 128))
+    return max(fits, 128) if fits < TILE_ROWS_OF_LISTS else None
+
+
+def _working_type(plan: Plan, left: Rows, right: Rows) -> np.dtype[Any]:
+    """float32 where both matrices fit into it and so does what is made of their values.
+
+    Raises:
+        InvalidArgumentError: not even float64 holds it.
+    """
+    sizes = [np.abs(rows.data) for rows in (left, right) if rows.nnz]
+    low = min((float(size.min()) for size in sizes), default=1.0)
+    high = max((float(size.max()) for size in sizes), default=1.0)
+    if plan.name in NON_NEGATIVE:
+        # Shares of a row's sum may be much smaller than the values.
+        low /= max(1.0, *(float(rows.sums(rows.data).max(initial=0.0)) for rows in (left, right)))
+    with np.errstate(over="ignore", under="ignore"):
+        least, most = np.power(low, plan.degree), np.power(high, plan.degree)
+    if most > _FLOAT64_HIGH:
+        raise InvalidArgumentError(
+            "A",
+            f"{plan.name} of values as large as {high:g} overflows",
+            remedy="divide A and B by their largest value",
+        )
+    longest = max(int(rows.lengths.max(initial=0)) for rows in (left, right))
+    narrow = (
+        left.data.dtype == right.data.dtype == np.float32
+        and least >= _FLOAT32_LOW
+        and most <= _FLOAT32_HIGH
+        and longest < _FLOAT32_COUNT
+    )
+    return np.dtype(np.float32 if narrow else np.float64)

@@ -1,0 +1,79 @@
+"""The one literal that sets the batch size: found where it is certain, refused where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.source import NotPlacedError, Source, find_batch_size, locate
+
+BODY = "\n    return model, batch, loss, optimizer\n"
+CERTAIN = {
+    "plain": "def make(batch_size=32):" + BODY,
+    "annotated": "def make(batch_size: int = 32) -> tuple:" + BODY,
+    "keyword only": "def make(width, *, depth=2, batch_size=32):" + BODY,
+    "config constant": "BATCH = 32  # samples\n\ndef make(batch_size=BATCH):" + BODY,
+    "annotated constant": "BATCH: int = 32\n\ndef make(batch_size=BATCH):" + BODY,
+    "split over lines": "def make(\n    width=8,\n    batch_size\\\n        =  32,  # samples\n):"
+    + BODY,
+    "decorated": "@cached\n@other(batch_size=8)\ndef make(batch_size=32):" + BODY,
+    "other letters": "name = '𝒃𝒂𝒕𝒄𝒉 größe'\n\ndef make(name='ü', batch_size=32):" + BODY,
+}
+UNSAFE = {
+    "no argument": ("def make(width=8):" + BODY, "no argument batch_size"),
+    "no default": ("def make(batch_size):" + BODY, "no argument batch_size"),
+    "computed": ("def make(batch_size=4 * 8):" + BODY, "'4 * 8' is no plain number"),
+    "from elsewhere": ("from config import BATCH\n\ndef make(batch_size=BATCH):" + BODY, "BATCH"),
+    "assigned twice": ("B = 8\nB = 32\n\ndef make(batch_size=B):" + BODY, "assigned 2 times"),
+    "on a condition": ("if big:\n    B = 32\n\ndef make(batch_size=B):" + BODY, "no plain number"),
+    "set inside": ("def make(batch_size=32):\n    batch_size = 8" + BODY, "sets batch_size itself"),
+    "a flag": ("def make(batch_size=True):" + BODY, "no plain number"),
+}
+
+
+def source_of(text: str, function: str | None = "make", ending: str = "\n") -> tuple[Source, str]:
+    content = text.replace("\n", ending)
+    return Source.of(content.encode(), Path("train.py")), content
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", CERTAIN)
+def test_one_token_differs_and_nothing_else(name: str, ending: str) -> None:
+    source, content = source_of(CERTAIN[name], ending=ending)
+    found = find_batch_size(locate(source, "make"))
+    assert found.value == 32
+    edited = found.set(64).content
+    assert edited == content.replace("32", "64").encode()
+    assert content.count("32") == 1
+    again = find_batch_size(locate(Source.of(edited, Path("train.py")), "make"))
+    assert again.value == 64
+    assert again.set(32).content == content.encode()
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_what_is_not_certain_is_refused_with_the_reason(name: str) -> None:
+    text, said = UNSAFE[name]
+    source, _ = source_of(text)
+    with pytest.raises(NotPlacedError) as caught:
+        find_batch_size(locate(source, "make"))
+    assert said in caught.value.what
+
+
+def test_a_script_is_edited_at_its_only_loader() -> None:
+    script = (
+        "from torch.utils.data import DataLoader\nN = 16\n"
+        "for x in DataLoader(data, shuffle=True, batch_size=N):\n    step(x)\n"
+    )
+    found = find_batch_size(locate(Source.of(script.encode(), Path("train.py")), None))
+    assert (found.value, found.line) == (16, 2)
+    assert found.set(4).content == script.replace("16", "4").encode()
+    several = script + "other = DataLoader(held_out, batch_size=8)\n"
+    with pytest.raises(NotPlacedError, match="several DataLoaders"):
+        find_batch_size(locate(Source.of(several.encode(), Path("train.py")), None))
+
+
+def test_a_providers_file_is_edited_at_its_input_provider() -> None:
+    text = "def skyline_input_provider(batch_size=16):\n    return draw(batch_size)\n"
+    found = find_batch_size(locate(Source.of(text.encode(), Path("train.py")), None))
+    assert found.set(32).content == text.replace("16", "32").encode()
