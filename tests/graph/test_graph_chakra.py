@@ -31,7 +31,7 @@ from slipstream.graph.chakra import from_chakra, to_chakra
 
 def _framed(message: Any) -> bytes:
     """Length, then message: the length by protobuf's own varint writer."""
-    from google.protobuf.internal.encoder import _VarintBytes
+    from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-defined]
 
     data = message.SerializeToString()
     return bytes(_VarintBytes(len(data))) + data
@@ -127,7 +127,7 @@ def test_others_see_types_times_and_dependencies() -> None:
 
 def _nodes(data: bytes) -> list[Any]:
     """By protobuf's own varint reader."""
-    from google.protobuf.internal.decoder import _DecodeVarint32
+    from google.protobuf.internal.decoder import _DecodeVarint32  # type: ignore[attr-defined]
 
     nodes, at = [], 0
     while at < len(data):

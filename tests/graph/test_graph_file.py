@@ -258,7 +258,19 @@ def test_pickled_objects_are_refused_and_never_loaded(path: Path) -> None:
 def test_an_array_out_of_range_is_an_error(path: Path, member: str, array: np.ndarray) -> None:
     save(a_graph(), path)
     rewrite(path, f"{member}.npy", npy(array))
-    assert load_or_error(path) is None
+    with pytest.raises(GraphError) as caught:
+        load(path)
+    assert caught.value.where == str(path)
+
+
+def test_a_cycle_is_named_with_its_tasks_and_the_file(path: Path) -> None:
+    save(graph_of([(0, 1, 0), (0, 1, 0), (1, 1, 0)], [(1, 2), (2, 0)]), path)
+    with pytest.raises(GraphError, match=r"cycle: .*task 1.* -> .*task 2.* -> .*task 0") as caught:
+        load(path)
+    assert caught.value.where == str(path)
+    # What leads into the next step closes none.
+    save(graph_of([(0, 1, 0), (0, 1, 0), (1, 1, 0)], [(1, 2), (2, 0, 0.0, 1)]), path)
+    assert load(path)
 
 
 def test_every_array_is_needed(path: Path) -> None:

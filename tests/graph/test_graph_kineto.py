@@ -524,3 +524,119 @@ def test_random_traces_have_no_cycle_and_replay_is_exact(data: st.DataObject) ->
             clock += 7
     found = graph(op("step", 0, clock + 1), *events)
     assert replay(found).schedule.step_end_ns[0] == pytest.approx(found.meta["recorded_ns"])
+
+
+# Modules, pools of threads, memory
+
+
+def _module(name: str, ts: float, dur: float, tid: int = 1) -> Event:
+    return op(f"module::{name}", ts, dur, tid) | {"cat": "user_annotation"}
+
+
+def test_a_backward_operator_belongs_to_the_module_of_its_forward() -> None:
+    engine = "autograd::engine::evaluate_function: "
+    found = graph(
+        op("aten::empty", -5, 3),
+        _module("model.a", 0, 20), op("aten::linear", 2, 16), op("aten::addmm", 4, 12, **_seq(7)),
+        _module("model.b", 30, 20), op("aten::relu", 32, 16, **_seq(8)),
+        op(engine + "ReluBackward0", 100, 10, ENGINE, **_seq(8)),
+        op("aten::threshold_backward", 102, 5, ENGINE),
+        op(engine + "AddmmBackward0", 120, 30, ENGINE, **_seq(7)),
+        op("aten::mm", 122, 20, ENGINE), launch(125, 5, 1, ENGINE), kernel("gemm", 135, 60, 1),
+        op(engine + "torch::autograd::AccumulateGrad", 160, 10, ENGINE),
+        op("aten::add_", 162, 5, ENGINE), op("aten::detach", 300, 5),
+    )  # fmt: skip
+    module = {
+        found.strings[name]: found.strings[module]
+        for name, module in zip(found.tasks.name, found.tasks.module, strict=True)
+    }
+    assert module["aten::addmm"] == module["aten::mm"] == module["gemm"] == "model.a"
+    assert module["aten::add_"] == "model.a"  # what accumulates goes where it was made
+    assert module["aten::relu"] == module["aten::threshold_backward"] == "model.b"
+    assert module["aten::detach"] == ""
+
+
+def _seq(number: int) -> dict[str, int]:
+    return {"Sequence number": number}
+
+
+def test_threads_count_for_themselves_so_that_arrows_say_whose_number_it_is() -> None:
+    engine = "autograd::engine::evaluate_function: AddmmBackward0"
+    forward = [(7, 5, "left"), (8, 6, "right")]
+    events: list[Event] = [op("aten::empty", -5, 3)]
+    for tid, ts, name in forward:
+        events += [_module(name, ts, 20, tid), op("aten::addmm", ts + 2, 9, tid, **_seq(3))]
+        events.append(_arrow("s", tid, ts + 2, tid))
+    for number, (tid, _, name) in enumerate(forward, start=2):
+        ts = 100.0 * number
+        known = {**_seq(3), "Fwd thread id": number}
+        events += [op(engine, ts, 9, **known), op(f"mm {name}", ts + 2, 5)]
+        events.append(_arrow("f", 1, ts, tid))
+    found = graph(*events)
+    module = {
+        found.strings[name]: found.strings[module]
+        for name, module in zip(found.tasks.name, found.tasks.module, strict=True)
+    }
+    assert (module["mm left"], module["mm right"]) == ("left", "right")
+    lanes = [
+        (found.lanes[found.tasks.lane[s]], found.strings[found.tasks.module[t]])
+        for s, t, kind in zip(found.edges.source, found.edges.target, found.edges.kind, strict=True)
+        if kind == Dependency.DATA
+    ]
+    assert sorted(lanes) == [("thread 7", "left"), ("thread 8", "right")]
+
+
+def _arrow(ph: str, tid: int, ts: float, number: int) -> Event:
+    return {
+        "ph": ph, "cat": "fwdbwd", "name": "fwdbwd", "pid": 100, "tid": tid, "ts": ts, "id": number
+    }  # fmt: skip
+
+
+def test_a_pool_is_given_work_and_waited_for() -> None:
+    events = (
+        step(0, 0, 1000), op("stem", 10, 90), op("left", 200, 300, 7), op("right", 210, 500, 8),
+        op("head", 750, 50),
+    )  # fmt: skip
+    found = trace(*events).graph(0)
+    handed = Dependency.THREAD_TO_THREAD
+    assert edges(found) == {
+        ("stem", "left", handed): 1, ("stem", "right", handed): 1,
+        ("left", "head", handed): 1, ("right", "head", handed): 1,
+    }  # fmt: skip
+    assert timeline_us(found)["head"] == [(750, 800)]
+    # Only the longer branch holds the step up; without it, the shorter one does.
+    assert timeline_us(scaled(found, 0.5, "left"))["head"] == [(750, 800)]
+    assert timeline_us(scaled(found, 0.1, "right"))["head"] == [(540, 590)]
+    assert timeline_us(scaled(found, 0.1, "right", "left"))["head"] == [(300, 350)]
+
+
+def test_who_gives_work_away_may_go_on_working() -> None:
+    found = trace(
+        step(0, 0, 1000), op("stem", 0, 100), op("own", 105, 400), op("given", 150, 200, 7)
+    ).graph(0)
+    assert edges(found)["stem", "given", Dependency.THREAD_TO_THREAD] == 1
+    assert timeline_us(scaled(found, 0.5, "stem"))["given"] == [(100, 300)]
+
+
+def _memory(ts: float, nbytes: int, device: int = 1, **more: object) -> Event:
+    args = {"Device Type": device, "Addr": 4096, "Bytes": nbytes, "Total Allocated": 9000, **more}
+    return {"ph": "i", "name": "[memory]", "pid": 100, "tid": 1, "ts": ts, "args": args}
+
+
+def test_allocations_are_read_in_order_of_time_where_they_were_watched() -> None:
+    events = [op("first", 50, 10), _memory(80, -512), _memory(55, 512), _memory(60, 64, device=9)]
+    document = {"schemaVersion": 1, "profile_memory": 1, "traceEvents": events}
+    found = parse_trace(json.dumps(document).encode()).memory
+    assert [(one.time_ns, one.nbytes) for one in found] == [(5000, 512), (30000, -512)]
+    assert {(one.device, one.thread, one.total_bytes) for one in found} == {
+        ("cuda", "thread 1", 9000)
+    }
+    assert trace(*events).memory == ()
+
+
+@pytest.mark.parametrize("wrong", [{"Bytes": "x"}, {"Addr": None}, {"Device Type": [1]}])
+def test_a_malformed_allocation_is_an_error_that_names_it(wrong: dict[str, object]) -> None:
+    events = [op("first", 50, 10), _memory(55, 512, **wrong)]
+    document = {"schemaVersion": 1, "profile_memory": 1, "traceEvents": events}
+    with pytest.raises(GraphError, match="memory"):
+        parse_trace(json.dumps(document).encode())

@@ -75,6 +75,12 @@ def test_a_workspace_counts_even_where_its_task_takes_no_time() -> None:
     assert replay(graph).peak_bytes == 107
 
 
+def test_tasks_that_take_no_time_hold_their_workspaces_one_after_the_other() -> None:
+    workspaces = (100, -1, 7, 0, 0), (100, -1, 7, 2, 2), (30, -1, 7, 0, 1)
+    graph = with_memory(graph_of([(0, 0, 0), (0, 0, 0), (0, 0, 0)]), *workspaces)
+    assert replay(graph).peak_bytes == 130
+
+
 def test_times_of_the_simulation_decide_across_lanes() -> None:
     """Two lanes hold 100 bytes each: at once, or after one another when one waits."""
     memory = (100, -1, 7, 0, 0), (100, -1, 7, 1, 1)

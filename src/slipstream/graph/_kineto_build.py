@@ -27,8 +27,8 @@ from slipstream.provenance import Provenance
 
 def build(
     columns: Columns, device: Device, window: Window, name: str, header: Mapping[str, Any]
-) -> Graph:
-    """The graph of what is in `window`.
+) -> tuple[Graph, Floats]:
+    """The graph of what is in `window`, and when each task began: float64 [n], ns as `columns`.
 
     Raises:
         GraphError: it is empty, or device events carry no correlation ids.
@@ -53,7 +53,7 @@ class _Assembly:
         self.name, self.header = name, header
         self.recorded_ns = 0.0
 
-    def graph(self) -> Graph:
+    def graph(self) -> tuple[Graph, Floats]:
         """Tasks in the order of their recorded starts, with the edges that agree with it."""
         segments, device = self.found.segments, self.found.device
         halves, tail_start, tail_ready, tail_end, _ = self.found.tails
@@ -112,7 +112,8 @@ class _Assembly:
         gap = np.zeros(total)
         gap[h : h + d] = self.found.gap_after
         self._host_gaps(gap, ready, end, lane, order, place, edges)
-        return self._tasks(order, lane, duration, gap, edges, host_lanes, used)
+        graph = self._tasks(order, lane, duration, gap, edges, host_lanes, used)
+        return graph, np.maximum(start[order], self.found.window.begin_ns)
 
     def _begin_unlinked(self, taken: Ints, begin: int) -> None:
         """What was launched before the recording began waits for its begin only."""
@@ -303,4 +304,30 @@ class _Assembly:
             "launch_queue": max(device.queue, default=0),
             "edges_dropped": self.found.dropped,
             "waits_unresolved": self.found.unresolved,
+            **self._device_name(),
+            "launches": self._launches(),
         }
+
+    def _launches(self) -> dict[str, list[list[int]]]:
+        """By name, how each of its kernels was launched, in the order they began; see `Columns`.
+
+        By name, so that an edit which puts in other tasks does not move them.
+        """
+        columns, device = self.found.columns, self.found.device
+        chosen = np.flatnonzero(self.found.taken)
+        chosen = chosen[np.argsort(device.start[chosen], kind="stable")]
+        found: dict[str, list[list[int]]] = {}
+        for row in device.row[chosen].tolist():
+            if columns.launch[row, 0]:
+                found.setdefault(columns.text(row), []).append(columns.launch[row].tolist())
+        return found
+
+    def _device_name(self) -> dict[str, str]:
+        """What the driver calls the machine's devices, where all are of one kind."""
+        devices = self.header.get("deviceProperties")
+        names = {
+            one["name"]
+            for one in (devices if isinstance(devices, list) else [])
+            if isinstance(one, dict) and isinstance(one.get("name"), str)
+        }
+        return {"device_name": names.pop()} if len(names) == 1 else {}

@@ -60,8 +60,11 @@ class Columns:
         device, stream: int64 [n], of device and synchronisation events.
         record_stream, record: int64 [n], of synchronisation events: the stream of the event that
             is waited for, and the correlation of the call that recorded it.
-        sequence, forward_thread: int64 [n], of operators: autograd's sequence number, and in
-            backward the thread of the forward operator (0 in forward).
+        sequence: int64 [n], of operators: autograd's sequence number. Each thread counts its own.
+        forward_thread: int64 [n], of backward operators: the thread that the forward one ran on,
+            index into `threads`; -1 in forward, and where all forward operators ran on one.
+        launch: int64 [n, 4], of kernels: blocks, threads of each, registers of each thread, bytes
+            of shared memory of each block; 0 where the trace does not tell.
     """
 
     texts: tuple[str, ...]
@@ -78,6 +81,7 @@ class Columns:
     record: Ints
     sequence: Ints
     forward_thread: Ints
+    launch: Ints
 
     def text(self, row: int) -> str:
         """The name of an event."""
@@ -107,6 +111,14 @@ class Columns:
     def is_device(self) -> NDArray[np.bool_]:
         """bool [n]; kernels and copies."""
         return np.isin(self.category, DEVICE)
+
+    @cached_property
+    def saved_key(self) -> Ints:
+        """int64 [n]; equal for a forward operator and its backward one; -1 for others."""
+        several = bool((self.forward_thread >= 0).any())
+        thread = np.where(self.forward_thread >= 0, self.forward_thread, self.thread)
+        key = self.sequence * (len(self.threads) if several else 1) + (thread if several else 0)
+        return np.where(self.sequence >= 0, key, -1)
 
     @cached_property
     def runtime_by_correlation(self) -> tuple[Ints, Ints]:

@@ -14,8 +14,8 @@ from slipstream.graph.graph import StepPhase, StringTable
 _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer.step#"
 _MODULE_FRAME = "nn.Module: "
-# Range names slipstream's own hooks open around modules: see `slipstream.capture.modules`.
-_MODULE_RANGE = "mod::"
+MODULE_RANGE = "module::"
+"""What the annotations begin with that slipstream's own hooks open around modules' forwards."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Segments:
 
 def frames(columns: Columns) -> NDArray[np.bool_]:
     """bool [n]; events that run nothing themselves but say where their children belong."""
-    ours = columns.named_like(lambda text: text.startswith((_OPTIMIZER, _MODULE_RANGE)))
+    ours = columns.named_like(lambda text: text.startswith((_OPTIMIZER, MODULE_RANGE)))
     ranges = ours & (columns.category == Category.ANNOTATION)
     chosen: NDArray[np.bool_] = ranges | (columns.category == Category.PYTHON)
     return chosen
@@ -78,9 +78,10 @@ class _Sweep:
         }
         self._scopes: dict[tuple[int, int], int] = {}
         self._texts = {0: ""}
-        # What was opened: event, scope, module, source, phase. A frame stands for the event it
-        # runs in (-1: none), whose segments it puts elsewhere.
-        self._opened: list[tuple[int, int, int, int, int]] = []
+        # What was opened: event, scope, module, source, phase, node of autograd's engine around it
+        # (-1: none). A frame stands for the event it runs in (-1: none), whose segments it puts
+        # elsewhere.
+        self._opened: list[tuple[int, int, int, int, int, int]] = []
         # Per segment: which of the opened it belongs to, start, end.
         self._of: list[int] = []
         self._start: list[float] = []
@@ -89,7 +90,9 @@ class _Sweep:
     def segments(self) -> Segments:
         """The segments so far. Stretches without length are left out, but for an event's first."""
         values = itertools.chain.from_iterable(self._opened)
-        opened = np.fromiter(values, np.int64, 5 * len(self._opened)).reshape(-1, 5)[self._of]
+        opened = np.fromiter(values, np.int64, 6 * len(self._opened)).reshape(-1, 6)
+        opened[:, 2] = self._modules(opened)
+        opened = opened[self._of]
         event, start = opened[:, 0], np.array(self._start, np.float64)
         end = np.maximum(np.array(self._end, np.float64), start)
         first = np.zeros(len(event), np.bool_)
@@ -108,6 +111,33 @@ class _Sweep:
             phase=opened[:, 4].astype(np.uint8),
         )
 
+    def _modules(self, opened: Ints) -> Ints:
+        """The module of everything opened; a backward operator's is that of its forward.
+
+        An operator's backward carries its sequence number. What has none accumulates a gradient,
+        which the engine does at once when it is there: it goes where that was made.
+        """
+        event, module, engine = opened[:, 0], opened[:, 2].copy(), opened[:, 5]
+        sequence = np.where(event >= 0, self._columns.saved_key[event], -1)
+        forward = np.flatnonzero((engine < 0) & (sequence >= 0) & (module > 0))
+        if not len(forward):
+            return module
+        # The last of each number: the innermost operator is the one that made the autograd node.
+        numbers, last = np.unique(sequence[forward][::-1], return_index=True)
+        made_in = module[forward[::-1][last]]
+        for thread in np.unique(self._columns.thread[engine[engine >= 0]]).tolist():
+            inside = np.flatnonzero((engine >= 0) & (self._columns.thread[engine] == thread))
+            number = self._columns.saved_key[engine[inside]]
+            at = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
+            known = (numbers[at] == number) & (number >= 0)
+            # Of those without a number: the last known before them.
+            before = np.maximum.accumulate(np.where(known, np.arange(len(inside)), -1))
+            found = np.where(known, made_in[at], 0)
+            from_before = (number < 0) & (before >= 0)
+            found[from_before] = found[before[from_before]]
+            module[inside] = np.where(module[inside] > 0, module[inside], found)
+        return module
+
     def run(self, rows: Ints) -> None:
         """Add the segments of one thread's events, sorted by start, the longer first."""
         columns = self._columns
@@ -119,8 +149,8 @@ class _Sweep:
         in_backward, other = int(StepPhase.BACKWARD), int(StepPhase.OTHER)
         opened, of, begun, ended = self._opened, self._of, self._start, self._end
         # Of open events: (end, number among the opened, is a frame, event or -1, inner scope,
-        # module, source, phase).
-        stack: list[tuple[float, int, bool, int, int, int, int, int]] = []
+        # module, source, phase, node of autograd's engine).
+        stack: list[tuple[float, int, bool, int, int, int, int, int, int]] = []
         cursor = 0.0
         events = zip(rows.tolist(), starts, ends, framing, names, strict=True)
         # The last one closes whatever is still open.
@@ -135,16 +165,16 @@ class _Sweep:
             if row < 0:
                 break
             if stack:
-                until, number, _, event, outer, module, source, phase = stack[-1]
+                until, number, _, event, outer, module, source, phase, engine = stack[-1]
                 end = min(end, until)
             else:
-                event, outer, module, source, phase = -1, 0, 0, 0, other
+                event, outer, module, source, phase, engine = -1, 0, 0, 0, other, -1
             if frame:
                 module, source, phase = self._placed(texts[code], module, source, phase)
                 # The segments of what it runs in keep their scope.
                 scope = opened[number][1] if stack else 0
-                stack.append((end, len(opened), True, event, outer, module, source, phase))
-                opened.append((event, scope, module, source, phase))
+                stack.append((end, len(opened), True, event, outer, module, source, phase, engine))
+                opened.append((event, scope, module, source, phase, engine))
                 continue
             if event >= 0:
                 of.append(number)
@@ -152,13 +182,13 @@ class _Sweep:
                 ended.append(start)
             cursor = start
             if code in backward:
-                phase = in_backward
+                phase, engine = in_backward, row
             # What runs inside it runs in this scope.
             inner = scopes.get((outer, code))
             if inner is None:
                 inner = self._inner(outer, code)
-            stack.append((end, len(opened), False, row, inner, module, source, phase))
-            opened.append((row, outer, module, source, phase))
+            stack.append((end, len(opened), False, row, inner, module, source, phase, engine))
+            opened.append((row, outer, module, source, phase, engine))
 
     def _inner(self, outer: int, code: int) -> int:
         name = self._columns.texts[code]
@@ -171,7 +201,7 @@ class _Sweep:
         """Module, source line and phase inside the frame `name`."""
         if name.startswith(_OPTIMIZER):
             return module, source, int(StepPhase.OPTIMIZER)
-        for prefix in (_MODULE_FRAME, _MODULE_RANGE):
+        for prefix in (_MODULE_FRAME, MODULE_RANGE):
             if name.startswith(prefix):
                 return self._strings.add(name[len(prefix) :]), source, phase
         # "train.py(12): step"; PyTorch's own files are not where a user would look.

@@ -11,7 +11,8 @@ The kinds of dependency, and what each is taken from:
 - stream to stream: ``Stream Wait Event`` names the waiting stream and the call that recorded the
   event; without those, the order of launches around ``cudaStreamWaitEvent``.
 - communication: a stream-to-stream edge at whose one end a collective is.
-- thread to thread: a thread that is silent just while autograd's thread is busy waited for it.
+- thread to thread: a thread that is silent just while autograd's thread is busy waited for it;
+  so did the step's own thread for the threads of a pool, and they for it.
 - data: an operator's backward uses what its forward saved (the sequence number).
 
 An edge that the recorded times contradict is dropped and counted, so what is built has no cycle.
@@ -61,12 +62,14 @@ class Window:
 
     Attributes:
         next_ns: when the next step begins; inf when nothing is known of one.
+        thread: the one that runs the step, as in `Columns.thread`; -1 when that is not known.
     """
 
     label: str
     begin_ns: float
     end_ns: float
     next_ns: float
+    thread: int = -1
 
 
 @dataclass
@@ -134,6 +137,7 @@ class LinkFinder:
         self.waits = np.zeros(self.hosts, np.bool_)
         self.links = Links()
         self.cross: dict[int, list[int]] = {}
+        self.handed_over: set[tuple[int, int]] = set()
         self.gap_after = np.zeros(len(device))
         self.unresolved = 0
         self.dropped = 0
@@ -439,10 +443,11 @@ class LinkFinder:
     # What threads wait for
 
     def _hand_overs(self) -> None:
-        """Edges between autograd's thread and the one that is silent while it works.
+        """Edges between a thread that works for another and the one that is silent meanwhile.
 
         Whoever begins after a silence, while the other has just fallen silent, was waiting for
-        it: autograd's thread for the caller of ``backward()``, and the caller for its return.
+        it: autograd's thread for the caller of ``backward()``, and the caller for its return; a
+        pool's thread for who gave it something to do, and that one for the result.
         """
         segments, columns = self.segments, self.columns
         starts, ends = self.ready, segments.end.copy()
@@ -459,6 +464,15 @@ class LinkFinder:
                 if caller is not engine and not backward[caller].all():
                     self._wake_ups(caller, engine, self.autograd, starts, ends)
                     self._wake_ups(engine, caller, np.ones(self.hosts, np.bool_), starts, ends)
+        everything = np.ones(self.hosts, np.bool_)
+        for own in threads:
+            for pool in threads if segments.lane[own[0]] == self.window.thread else ():
+                # Autograd's threads have their edges.
+                if pool is not own and not self.autograd[pool].any():
+                    self._wake_ups(own, pool, everything, starts, ends)
+                    self._wake_ups(pool, own, everything, starts, ends)
+                    self._first_given(own, pool, starts, ends)
+        self._share_wake_ups()
 
     def works(self) -> NDArray[np.bool_]:
         """bool [threads]; whether each computes or launches.
@@ -495,8 +509,32 @@ class LinkFinder:
             delay = float(woke[at] - silent_from[at])
             self._hand_over(int(waker[last[at]]), int(sleeper[at]), delay)
 
+    def _share_wake_ups(self) -> None:
+        """Who waits for several threads is woken by the last: that takes as long after any."""
+        links = self.links
+        least: dict[int, float] = {}
+        of_threads = [i for i, k in enumerate(links.kind) if k == Dependency.THREAD_TO_THREAD]
+        for i in of_threads:
+            least[links.target[i]] = min(least.get(links.target[i], np.inf), links.delay[i])
+        for i in of_threads:
+            links.delay[i] = least[links.target[i]]
+
+    def _first_given(self, own: Ints, pool: Ints, starts: Floats, ends: Floats) -> None:
+        """An edge to a pool's first segment, from what the step's thread had done by then.
+
+        Who gives work away may go on working, so that there is no silence to tell it by.
+        """
+        first = int(pool[0])
+        done = int(np.searchsorted(ends[own], starts[first], side="right")) - 1
+        if done >= 0:
+            source = int(own[done])
+            self._hand_over(source, first, float(starts[first] - ends[source]))
+
     def _hand_over(self, source: int, target: int, delay_ns: float) -> None:
-        self.links.add(self._last_part(source), target, Dependency.THREAD_TO_THREAD, delay_ns)
+        # One that runs its own backward pass is found both as autograd's and as a pool's caller.
+        if (source, target) not in self.handed_over:
+            self.handed_over.add((source, target))
+            self.links.add(self._last_part(source), target, Dependency.THREAD_TO_THREAD, delay_ns)
 
     def _last_part(self, segment: int) -> int:
         """The id of what is left of a segment that was cut, else its own."""
@@ -507,7 +545,7 @@ class LinkFinder:
     def _saved_tensors(self) -> None:
         """Edges from a forward operator to its backward on another thread."""
         segments = self.segments
-        sequence = self.columns.sequence[segments.event]
+        sequence = self.columns.saved_key[segments.event]
         numbered = np.flatnonzero(sequence >= 0)
         forward = numbered[segments.phase[numbered] != StepPhase.BACKWARD]
         backward = numbered[segments.first[numbered] & self.autograd[numbered]]

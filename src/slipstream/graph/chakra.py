@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from slipstream.errors import GraphError
 from slipstream.files import replacing
 from slipstream.graph.call import Call
+from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import (
     PROVENANCES,
     TASK_DTYPES,
@@ -179,6 +180,7 @@ def _document(graph: Graph) -> dict[str, Any]:
         "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
         "memory": {name: column.tolist() for name, column in graph.memory.columns().items()},
         "statistics": graph.statistics.to_json(),
+        "exchanges": [row.to_json() for row in graph.exchanges],
     }
 
 
@@ -294,6 +296,7 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
             None if call is None else Call.from_json(call) for call in document.get("shrunk", ())
         ),
         statistics=Statistics.from_json(document.get("statistics")),
+        exchanges=tuple(Exchange.from_json(row) for row in document.get("exchanges", ())),
     )
     # The node's own name is what others see and may have changed.
     for task, node in enumerate(nodes):

@@ -10,7 +10,7 @@ faster = edit.apply("matrix multiplications in bf16")
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +18,18 @@ from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
 from slipstream.graph.call import Call
-from slipstream.graph.graph import PROVENANCES, Edges, Edit, Graph, Kind, StringTable, Tasks
+from slipstream.graph.exchange import Exchange
+from slipstream.graph.graph import (
+    PROVENANCES,
+    Dependency,
+    Edges,
+    Edit,
+    Graph,
+    Kind,
+    StringTable,
+)
 from slipstream.graph.memory import Allocations, Role
+from slipstream.graph.select import Selection, matching
 from slipstream.provenance import Provenance
 
 
@@ -46,6 +56,12 @@ class Editor:
         # By id of a new row: the storages of its call's tensors.
         self._given: dict[int, Sequence[int]] = {}
         self._memory = {name: c.tolist() for name, c in graph.memory.columns().items()}
+        self._lanes = list(graph.lanes)
+        # (source, target, kind, delay, lag) of new dependencies.
+        self._connected: list[_Edge] = []
+        self._exchanges = list(graph.exchanges)
+        self._order: list[int] = list(range(len(graph)))
+        self._reordered = False
 
     def set_duration(
         self,
@@ -66,14 +82,25 @@ class Editor:
             self._call[task] = self._add_call(call)
         self._touched.add(task)
 
-    def scale(self, task: int, factor: float, provenance: Provenance) -> None:
+    def scale(
+        self, task: int, factor: float, provenance: Provenance, *, spread: float | None = None
+    ) -> None:
         """Multiply the duration of `task`."""
         self._check(task)
-        self.set_duration(task, float(self._duration_ns[task]) * factor, provenance)
+        scaled = float(self._duration_ns[task]) * factor
+        self.set_duration(task, scaled, provenance, spread=spread)
+
+    def set_gap(self, task: int, gap_ns: float) -> None:
+        """Let the lane do something untracked for so long after `task`."""
+        self._check(task, gap_ns)
+        self._gap_ns[task] = gap_ns
+        self._touched.add(task)
 
     def remove(self, task: int) -> None:
         """Take `task` and the gap after it away; what waited for it waits for its own causes."""
         self._check(task)
+        if self._reordered:
+            raise GraphError("tasks were reordered in this edit", remedy="apply it, then remove")
         self._removed.add(task)
         self._touched.add(task)
 
@@ -91,10 +118,13 @@ class Editor:
         kind: Kind = Kind.OP,
         storages: Sequence[int] = (),
         sequence: int = -1,
+        lane: int = -1,
     ) -> int:
         """Put a new task right after (or before) `task` on its lane, with its module and phase.
 
         Args:
+            lane: another lane, where it stands in the order of the tasks it was put beside; it
+                starts once that lane is free, so that it needs `connect` to wait for anything.
             storages: of the call's inputs, then outputs, as `Graph.operands`; empty when unknown,
                 and then techniques that follow cannot see what it does to tensors.
             sequence: autograd's number, that ties a backward task to its forward.
@@ -117,6 +147,8 @@ class Editor:
             "kind": int(kind),
             "sequence": sequence,
         }
+        if lane >= 0:
+            row["lane"] = lane
         tensors = 0 if call is None else len(call.inputs) + len(call.outputs)
         if len(storages) not in (0, tensors):
             raise GraphError(f"{len(storages)} storages for {tensors} tensors of {name}")
@@ -124,6 +156,33 @@ class Editor:
         handle = len(self._graph) + self._inserts - 1
         self._inserted.setdefault((0 if before else 1, task), []).append((handle, row))
         return handle
+
+    def lane(self, name: str) -> int:
+        """The number of the lane `name`, added if there is none."""
+        if name not in self._lanes:
+            self._lanes.append(name)
+        return self._lanes.index(name)
+
+    def connect(
+        self,
+        source: int,
+        target: int,
+        kind: Dependency = Dependency.COMMUNICATION,
+        *,
+        delay_ns: float = 0.0,
+        lag: int = 0,
+    ) -> None:
+        """Let `target` wait for `source`, of this step or (lag 1) of the one before.
+
+        Both are indices or what `insert` gave.
+        """
+        for task in (source, target):
+            self._check_reference(task)
+        self._connected.append((source, target, int(kind), delay_ns, lag))
+
+    def exchange(self, row: Exchange) -> None:
+        """Add a row to the table of what is communicated; its tasks may be what `insert` gave."""
+        self._exchanges.append(row)
 
     def repeat(self, task: int, where: int, *, before: bool = False) -> int:
         """Put another run of `task`, as it is now, right after (or before) `where`, in its phase.
@@ -148,6 +207,43 @@ class Editor:
             row[name] = int(getattr(self._graph.tasks, name)[task])
         self._repeated[id(row)] = task
         return handle
+
+    def select(
+        self,
+        *,
+        op: str | None = None,
+        module: str | None = None,
+        source: str | None = None,
+        phase: str | None = None,
+        kind: str | None = None,
+        where: Callable[[int], bool] | None = None,
+    ) -> Selection:
+        """Tasks by what they are; see `slipstream.graph.select.matching`.
+
+        Raises:
+            InvalidArgumentError: no such phase or kind.
+        """
+        found = matching(
+            self._graph, op=op, module=module, source=source, phase=phase, kind=kind, where=where
+        )
+        return Selection(self, found)
+
+    def reorder(self, order: NDArray[np.int64]) -> None:
+        """Put the tasks in another order; each lane runs its own in the order of the graph.
+
+        Args:
+            order: int64 [tasks], every task once.
+
+        Raises:
+            GraphError: a task is missing or there twice, or tasks were removed in this edit.
+        """
+        if not np.array_equal(np.sort(order), np.arange(len(self._graph))):
+            raise GraphError("an order names every task once")
+        if self._removed:
+            raise GraphError("tasks were removed in this edit", remedy="apply it, then reorder")
+        moved = np.asarray(order) != np.array(self._order, np.int64)
+        self._order, self._reordered = [int(task) for task in order], True
+        self._touched.update(np.asarray(order)[moved].tolist())
 
     def resize(self, allocation: int, nbytes: int) -> None:
         """Let `allocation`, an index in the graph's memory or a new one's handle, be as large."""
@@ -182,23 +278,8 @@ class Editor:
 
     def apply(self, what: str) -> Graph:
         """The edited copy, with one `Edit` that says `what` was done."""
-        graph, n = self._graph, len(self._graph)
-        order: list[int] = []
-        rows: list[dict[str, object] | None] = []
-        new_index = np.full(n + self._inserts, -1, np.int64)
-        for task in range(n):
-            for handle, row in self._inserted.get((0, task), ()):
-                new_index[handle] = len(order)
-                order.append(task)
-                rows.append(row)
-            if task not in self._removed:
-                new_index[task] = len(order)
-                order.append(task)
-                rows.append(None)
-            for handle, row in self._inserted.get((1, task), ()):
-                new_index[handle] = len(order)
-                order.append(task)
-                rows.append(row)
+        graph = self._graph
+        order, new_index, rows = self._placed()
         edited = replace(
             graph.tasks,
             duration_ns=self._duration_ns,
@@ -206,22 +287,67 @@ class Editor:
             spread=self._spread,
             provenance=self._provenance,
             call=self._call,
-        ).take(np.array(order, np.int64))
-        self._overwrite(edited, rows)
+        ).take(order)
+        columns = edited.columns()
+        for place, row in rows.items():
+            for name, value in row.items():
+                columns[name][place] = value
         starts, operands = self._operands(order, rows)
-        inserted = sum(row is not None for row in rows)
         return replace(
             graph,
             tasks=edited,
             edges=self._edges(new_index),
-            memory=self._remapped(new_index, np.array(order, np.int64)),
+            lanes=tuple(self._lanes),
+            exchanges=self._renumbered(new_index),
+            memory=self._remapped(new_index, order),
             strings=self._strings.freeze(),
             calls=tuple(self._calls),
             shrunk=self._shrunk(),
             operand_start=starts,
             operands=operands,
-            edits=(*graph.edits, Edit(self._technique, what, len(self._touched) + inserted)),
+            edits=(*graph.edits, Edit(self._technique, what, len(self._touched) + len(rows))),
         )
+
+    def _placed(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, dict[str, object]]]:
+        """Where tasks stand in the edited graph.
+
+        Returns:
+            Of each task there the recorded one that it is or was put in beside; of each recorded
+            or inserted one its place, -1 if removed; and the rows of inserted ones by place.
+        """
+        n = len(self._graph)
+        order = np.array(self._order, np.int64)
+        if self._removed:
+            gone = np.zeros(n, bool)
+            gone[list(self._removed)] = True
+            order = order[~gone[order]]
+        handles, rows = order, {}
+        if self._inserted:
+            place = np.empty(n, np.int64)
+            place[self._order] = np.arange(n)
+            # Three places for each recorded task: what is before it, itself, what is after it.
+            keys, beside = [3 * place[order] + 1], [order]
+            added: list[int] = []
+            row_of: dict[int, dict[str, object]] = {}
+            for (side, task), inserted in self._inserted.items():
+                for handle, row in inserted:
+                    added.append(handle)
+                    row_of[handle] = row
+                keys.append(np.full(len(inserted), 3 * place[task] + 2 * side, np.int64))
+                beside.append(np.full(len(inserted), task, np.int64))
+            by_place = np.argsort(np.concatenate(keys), kind="stable")
+            handles = np.concatenate([order, np.array(added, np.int64)])[by_place]
+            order = np.concatenate(beside)[by_place]
+            rows = {
+                place: row_of[handle]
+                for place, handle in enumerate(handles.tolist())
+                if handle >= n
+            }
+        new_index = np.full(n + self._inserts, -1, np.int64)
+        new_index[handles] = np.arange(len(handles))
+        return order, new_index, rows
 
     def _check(self, task: int, *times_ns: float) -> None:
         if not 0 <= task < len(self._graph):
@@ -250,40 +376,19 @@ class Editor:
         added = len(self._calls) - len(self._graph.calls)
         return (*recorded, *[None] * added) if recorded else ()
 
-    @staticmethod
-    def _overwrite(tasks: Tasks, rows: list[dict[str, object] | None]) -> None:
-        columns = tasks.columns()
-        for position, row in enumerate(rows):
-            if row is not None:
-                for name, value in row.items():
-                    columns[name][position] = value
-
     def _operands(
-        self, order: list[int], rows: list[dict[str, object] | None]
+        self, order: NDArray[np.int64], rows: dict[int, dict[str, object]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         graph = self._graph
-        counts = np.diff(graph.operand_start)
+        if not rows:
+            return graph.gathered(order)
         # The task whose operands each has; a new one that repeats none has its own.
-        like = [
-            task if row is None else self._repeated.get(id(row), -1)
-            for task, row in zip(order, rows, strict=True)
-        ]
-        own = {
-            place: np.array(self._given[id(row)], np.int32)
-            for place, row in enumerate(rows)
-            if row is not None and like[place] < 0
-        }
-        kept = [
-            int(counts[task]) if task >= 0 else len(own[place]) for place, task in enumerate(like)
-        ]
-        starts = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
-        parts = [
-            graph.storages(like[place]) if like[place] >= 0 else own[place]
-            for place, count in enumerate(kept)
-            if count
-        ]
-        operands = np.concatenate(parts) if parts else np.empty(0, np.int32)
-        return starts, operands.astype(np.int32)
+        like, own = order.copy(), {}
+        for place, row in rows.items():
+            like[place] = self._repeated.get(id(row), -1)
+            if like[place] < 0:
+                own[place] = np.array(self._given[id(row)], np.int32)
+        return graph.gathered(like, own)
 
     def _remapped(self, new_index: NDArray[np.int64], order: NDArray[np.int64]) -> Allocations:
         """The allocations with tasks numbered as in the edited graph.
@@ -309,11 +414,39 @@ class Editor:
         synchronise with hands that on to the kernel before it.
         """
         edges = self._graph.edges
-        if not len(edges):
+        if len(edges):
+            kept = _Links(edges, self._graph.tasks.lane, self._removed).bridged()
+            source, target = new_index[kept.source], new_index[kept.target]
+            edges = replace(kept, source=source.astype(np.int32), target=target.astype(np.int32))
+        if not self._connected:
             return edges
-        kept = _Links(edges, self._graph.tasks.lane, self._removed).bridged()
-        source, target = new_index[kept.source], new_index[kept.target]
-        return replace(kept, source=source.astype(np.int32), target=target.astype(np.int32))
+        columns = [list(column) for column in zip(*self._connected, strict=True)]
+        added = Edges(
+            new_index[np.array(columns[0])].astype(np.int32),
+            new_index[np.array(columns[1])].astype(np.int32),
+            np.array(columns[2], np.uint8),
+            np.array(columns[3], np.float64),
+            np.array(columns[4], np.uint8),
+        )
+        there = (added.source >= 0) & (added.target >= 0)
+        names = ("source", "target", "kind", "delay_ns", "lag")
+        return Edges(
+            *(np.concatenate([getattr(edges, n), getattr(added, n)[there]]) for n in names)
+        )
+
+    def _renumbered(self, new_index: NDArray[np.int64]) -> tuple[Exchange, ...]:
+        """The exchanges whose task is still there, in its order."""
+        numbers = np.append(new_index, -1)
+        moved = [
+            replace(
+                row,
+                task=int(numbers[row.task]),
+                ready=int(numbers[row.ready]),
+                awaited=int(numbers[row.awaited]),
+            )
+            for row in self._exchanges
+        ]
+        return tuple(sorted((row for row in moved if row.task >= 0), key=lambda row: row.task))
 
 
 def _whole(nbytes: int) -> int:

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from slipstream.errors import GraphError
 from slipstream.files import replacing
 from slipstream.graph.call import Call
+from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import TASK_DTYPES, Edges, Edit, Graph, Tasks
 from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations
 from slipstream.graph.statistics import Statistics
+from slipstream.graph.timeline import lower
 
 SCHEMA = 2
 _ALIGNMENT = 64
@@ -63,6 +65,7 @@ def save(graph: Graph, path: Path) -> None:
         "meta": dict(graph.meta),
         "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
         "statistics": graph.statistics.to_json(),
+        "exchanges": [row.to_json() for row in graph.exchanges],
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +83,8 @@ def load(path: Path) -> Graph:
     """Read and check a graph.
 
     Raises:
-        GraphError: no such file, not a graph, cut off, from a newer slipstream, or inconsistent.
+        GraphError: no such file, not a graph, cut off, from a newer slipstream, inconsistent, or
+            with dependencies that form a cycle.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -174,11 +178,17 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
                 None if call is None else Call.from_json(call) for call in meta.get("shrunk", ())
             ),
             statistics=Statistics.from_json(meta.get("statistics")),
+            exchanges=tuple(Exchange.from_json(row) for row in meta.get("exchanges", ())),
             **{name: array(name, t) for name, t in _ARRAY_DTYPES.items()},
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise broken(f"meta.json is not as expected: {error!r}") from error
-    graph.check()
+    try:
+        graph.check()
+        if len(graph.edges):
+            lower(graph, steps=1).compile()
+    except GraphError as error:
+        raise broken(error.what) from error
     return graph
 
 

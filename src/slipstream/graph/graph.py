@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.errors import GraphError
+from slipstream.errors import GraphError, InvalidArgumentError
 from slipstream.graph.call import Call
+from slipstream.graph.exchange import Exchange
 from slipstream.graph.memory import Allocations
 from slipstream.graph.statistics import Statistics
 from slipstream.provenance import Provenance
+
+if TYPE_CHECKING:
+    from slipstream.graph.edit import Editor
 
 PROVENANCES = tuple(Provenance)
 """Provenance by the code in `Tasks.provenance`."""
@@ -167,6 +172,7 @@ class Graph:
             samples, while `calls` are those of ``meta["shrunk"]["of"]``; None for a call that was
             put in or changed by an edit. Empty when no second size was recorded.
         statistics: what was recorded on request of the values in the step; none by default.
+        exchanges: what the step communicates with other ranks, see there; none on one.
     """
 
     tasks: Tasks
@@ -183,18 +189,37 @@ class Graph:
     memory: Allocations = field(default_factory=Allocations.none)
     shrunk: tuple[Call | None, ...] = ()
     statistics: Statistics = field(default_factory=Statistics)
+    exchanges: tuple[Exchange, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def __repr__(self) -> str:
+        from slipstream.graph.notebook import graph_line
+
+        return f"<Graph {graph_line(self)}>"
 
     def _repr_html_(self) -> str:
         from slipstream.graph.notebook import graph_html
 
         return graph_html(self)
 
+    def what_if(self, name: str = "by hand") -> Editor:
+        """An edit of this graph, see `slipstream.graph.edit`; `name` stands before what it did."""
+        from slipstream.graph.edit import Editor
+
+        return Editor(self, name)
+
     def string(self, index: int) -> str:
         """The string a column's entry stands for."""
         return self.strings[index]
+
+    @property
+    def workers(self) -> int:
+        """How many replicas take such a step together; 1 unless it was edited to be shared."""
+        found = self.meta.get("workers", 1)
+        # A file may say anything.
+        return found if type(found) is int and found > 0 else 1
 
     def storages(self, task: int) -> NDArray[np.int32]:
         """Storage ids of the task's inputs, then outputs."""
@@ -202,6 +227,28 @@ class Graph:
             self.operand_start[task] : self.operand_start[task + 1]
         ]
         return found
+
+    def gathered(
+        self, tasks: NDArray[np.int64], own: Mapping[int, NDArray[np.int32]] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """``operand_start`` and ``operands`` of a graph of these tasks, in this order.
+
+        Args:
+            own: by place in `tasks` where those are -1, the operands there.
+        """
+        counts = np.where(tasks >= 0, np.diff(self.operand_start, append=0)[tasks], 0)
+        for place, given in (own or {}).items():
+            counts[place] = len(given)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        # Each operand's place: as far from its task's first as in the gathered ones.
+        first = np.where(tasks >= 0, self.operand_start[tasks], 0) - starts[:-1]
+        places = np.repeat(first, counts) + np.arange(starts[-1])
+        for place in own or {}:
+            places[starts[place] : starts[place + 1]] = 0
+        operands = self.operands[places] if len(self.operands) else np.zeros(len(places), np.int32)
+        for place, given in (own or {}).items():
+            operands[starts[place] : starts[place + 1]] = given
+        return starts, operands.astype(np.int32)
 
     def check(self) -> None:
         """Raise a `GraphError` naming the first thing that cannot be in a graph."""
@@ -242,6 +289,8 @@ class Graph:
             raise GraphError("the operand table does not match the tasks")
         self.memory.check(n)
         self.statistics.check()
+        for row in self.exchanges:
+            row.check(n)
         if self.shrunk and len(self.shrunk) != len(self.calls):
             raise GraphError(
                 f"{len(self.shrunk)} calls at another number of samples for {len(self.calls)}"
@@ -267,6 +316,29 @@ class StringTable:
     def freeze(self) -> tuple[str, ...]:
         """All strings by index."""
         return tuple(self._index)
+
+
+def need_graph(graph: object) -> None:
+    """Say what to do with a recording's path where the recording itself is needed.
+
+    Raises:
+        InvalidArgumentError: `graph` is not a `Graph`.
+    """
+    if isinstance(graph, Graph):
+        return
+    if isinstance(graph, (str, os.PathLike)):
+        raise InvalidArgumentError(
+            "graph",
+            f"'{os.fspath(graph)}' is a path",
+            remedy=f'read the recording: ss.load("{os.fspath(graph)}")'
+            if str(graph).endswith(".slipgraph")
+            else f'record it: ss.profile("{os.fspath(graph)}")',
+        )
+    raise InvalidArgumentError(
+        "graph",
+        f"it is of the type {type(graph).__name__}",
+        remedy="give what ss.profile or ss.load returned",
+    )
 
 
 def replace_tasks(graph: Graph, **changes: Any) -> Graph:

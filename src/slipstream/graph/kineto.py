@@ -38,17 +38,47 @@ _LARGEST_BYTES = 8 << 30
 # 52 days. What seems to be longer has times of different clocks.
 _LONGEST_NS = 2.0**52
 _STEP = "ProfilerStep#"
+_MEMORY = "[memory]"
+_ARROW = "fwdbwd"
+# c10's numbers of devices.
+_ALLOCATORS = {0: "cpu", 1: "cuda"}
 _EXPORT = "export it again: prof.export_chrome_trace('trace.json.gz')"
 _CORRELATED = (Category.RUNTIME, Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One ``ProfilerStep#N`` of a trace: its number, and begin and end in ns from the trace's."""
+    """One ``ProfilerStep#N`` of a trace: its number, and begin and end in ns from the trace's.
+
+    Attributes:
+        thread: the thread that ran it, as in `Columns.thread`.
+    """
 
     number: int
     begin_ns: float
     end_ns: float
+    thread: int = -1
+
+
+@dataclass(frozen=True)
+class MemoryChange:
+    """One allocation, or one free, of a device's allocator.
+
+    Attributes:
+        time_ns: from the trace's first event.
+        thread: the lane's name of the thread that asked for it, as `Graph.lanes` has it.
+        address: on the device.
+        nbytes: negative when freed.
+        device: "cpu" or "cuda".
+        total_bytes: what the allocator has given out, this one included; as the trace says.
+    """
+
+    time_ns: float
+    thread: str
+    address: int
+    nbytes: int
+    device: str
+    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -60,12 +90,14 @@ class KinetoTrace:
         columns: its events.
         steps: in order of time; empty when the profiler was used without a schedule.
         header: what the trace says of itself: devices, ranks, versions.
+        memory: what was allocated and freed, by time; empty unless the profiler watched it.
     """
 
     name: str
     columns: Columns
     steps: tuple[Step, ...]
     header: Mapping[str, Any]
+    memory: tuple[MemoryChange, ...] = ()
 
     @cached_property
     def _device(self) -> Device:
@@ -82,10 +114,20 @@ class KinetoTrace:
             GraphError: there is no such step, it is empty, or no launch can be told from its
                 kernels.
         """
+        return self.timed_graph(step)[0]
+
+    def timed_graph(
+        self, step: int | Literal["all"] | None = None
+    ) -> tuple[Graph, NDArray[np.float64]]:
+        """The graph of one step, and when each of its tasks began; see `graph`.
+
+        Returns:
+            The graph, and float64 [n]: ns from the trace's first event.
+        """
         window = self._window(step)
-        graph = build(self.columns, self._device, window, self.name, self.header)
+        graph, start = build(self.columns, self._device, window, self.name, self.header)
         graph.check()
-        return graph
+        return graph, start
 
     def _window(self, step: int | Literal["all"] | None) -> Window:
         columns = self.columns
@@ -109,7 +151,7 @@ class KinetoTrace:
         # What lies between two annotations is part of what a step costs.
         later = [s.begin_ns for s in self.steps if s.begin_ns >= chosen.end_ns]
         end = min(later, default=chosen.end_ns)
-        return Window(f"{_STEP}{chosen.number}", chosen.begin_ns, end, end)
+        return Window(f"{_STEP}{chosen.number}", chosen.begin_ns, end, end, chosen.thread)
 
 
 def read_kineto(path: Path, step: int | Literal["all"] | None = None) -> Graph:
@@ -140,10 +182,11 @@ def parse_trace(data: bytes, name: str = "trace") -> KinetoTrace:
                 f"the JSON is broken or cut off: {error}", where=name, remedy=_EXPORT
             ) from error
         events, header = _events(document, name)
-        columns, steps = _columns(events, name)
+        columns, steps, origin_us = _columns(events, name)
+        memory = _memory(events, origin_us, name) if header.get("profile_memory") else ()
         # Freed before the collector runs again: it would visit every event.
         del document, events
-    return KinetoTrace(name, columns, steps, header)
+    return KinetoTrace(name, columns, steps, header, memory)
 
 
 def _bytes(path: Path) -> bytes:
@@ -186,7 +229,29 @@ def _events(document: Any, name: str) -> tuple[list[Any], dict[str, Any]]:
     return events, header
 
 
-def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...]]:
+def _memory(events: Sequence[Any], origin_us: float, name: str) -> tuple[MemoryChange, ...]:
+    """What the allocators did, in order of time."""
+    found = []
+    rows = [event for event in events if event.get("name") == _MEMORY]
+    try:
+        for event, time_us in zip(rows, _numbers(rows, "ts", name).tolist(), strict=True):
+            args = event["args"]
+            device = _ALLOCATORS.get(int(args["Device Type"]))
+            if device is not None:
+                time_ns, thread = round((time_us - origin_us) * 1e3), _text(event["tid"])
+                address, nbytes = int(args["Addr"]), int(args["Bytes"])
+                total = int(args.get("Total Allocated", 0))
+                found.append(
+                    MemoryChange(time_ns, f"thread {thread}", address, nbytes, device, total)
+                )
+    except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
+        raise GraphError(
+            f"an event is malformed: {error!r}", where=f"{name}: {_MEMORY}", remedy=_EXPORT
+        ) from error
+    return tuple(sorted(found, key=lambda change: change.time_ns))
+
+
+def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...], float]:
     try:
         rows = [event for event in events if event.get("ph") == "X"]
         words = {event.get("cat") for event in rows}
@@ -199,6 +264,8 @@ def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...
         names = [texts.setdefault(str(event["name"]), len(texts)) for event in rows]
         args = [event.get("args") or {} for event in rows]
         thread, threads = _threads(rows)
+        ids = _ids(category, args)
+        ids["forward_thread"] = _forward_threads(events, rows, ids["forward_thread"], thread)
         columns = Columns(
             texts=tuple(map(_text, texts)),
             name=np.array(names, np.int32),
@@ -207,7 +274,7 @@ def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...
             end=np.zeros(0),
             thread=thread,
             threads=threads,
-            **_ids(category, args),
+            **ids,
         )
     except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
         raise GraphError(
@@ -227,7 +294,7 @@ def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...
         last = int(np.argmax(end))
         raise _odd(rows[last], "ts" if start[last] > _LONGEST_NS else "dur", name)
     columns = columns.with_times(start, end)
-    return columns, _steps(columns)
+    return columns, _steps(columns), float(origin)
 
 
 def _threads(
@@ -240,6 +307,43 @@ def _threads(
     threads: dict[tuple[str, str], int] = {}
     number = [threads.setdefault((_text(pid), _text(tid)), len(threads)) for pid, tid in seen]
     return np.array(number, np.int32)[found], tuple(threads)
+
+
+def _forward_threads(
+    events: Sequence[Any],
+    rows: Sequence[Mapping[str, Any]],
+    number: NDArray[np.int64],
+    thread: NDArray[np.int32],
+) -> NDArray[np.int64]:
+    """For each backward operator, which of the threads its forward one ran on; see `Columns`.
+
+    Args:
+        number: int64 [n], PyTorch's own number of that thread; the trace nowhere says which it is,
+            but its arrows from forward to backward operators begin there.
+        thread: int32 [n], of each event.
+    """
+    unknown = np.full(len(number), -1, np.int64)
+    if len(np.unique(number[number > 0])) < 2:
+        return unknown
+    places = {
+        (row["pid"], row["tid"], row["ts"]): at
+        for at, row in enumerate(rows)
+        if row.get("cat") == "cpu_op"
+    }
+    begins: dict[Any, int] = {}
+    found: dict[int, int] = {}
+    arrows = [event for event in events if event.get("cat") == _ARROW]
+    for arrow in sorted(arrows, key=lambda event: event["ph"] != "s"):
+        place = places.get((arrow["pid"], arrow["tid"], arrow["ts"]))
+        if place is None:
+            continue
+        if arrow["ph"] == "s":
+            begins[arrow["id"]] = int(thread[place])
+        elif arrow["id"] in begins and number[place] > 0:
+            found[int(number[place])] = begins[arrow["id"]]
+    for name, its in found.items():
+        unknown[number == name] = its
+    return unknown
 
 
 def _text(value: object) -> str:
@@ -297,7 +401,23 @@ def _ids(
         "record": column(sync, "wait_on_cuda_event_record_corr_id"),
         "sequence": column(ops, "Sequence number"),
         "forward_thread": column(ops, "Fwd thread id"),
+        "launch": _launches(category, args),
     }
+
+
+def _launches(category: NDArray[np.int8], args: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
+    """`Columns.launch`."""
+    values = np.zeros((len(args), 4), np.int64)
+    for row in np.flatnonzero(category == Category.KERNEL).tolist():
+        found = args[row]
+        grid, block = found.get("grid"), found.get("block")
+        rest = [found.get("registers per thread"), found.get("shared memory")]
+        if isinstance(grid, list) and isinstance(block, list):
+            numbers = [*grid, *block]
+            if all(type(one) is int and 0 < one < 2**31 for one in numbers):
+                values[row, :2] = math.prod(grid), math.prod(block)
+                values[row, 2:] = [one if type(one) is int else 0 for one in rest]
+    return values
 
 
 def _culprit(events: Sequence[Any]) -> str:
@@ -321,7 +441,8 @@ def _steps(columns: Columns) -> tuple[Step, ...]:
     for row in np.flatnonzero(named & (columns.category == Category.ANNOTATION)).tolist():
         number = columns.text(row).removeprefix(_STEP)
         if number.isdecimal():
-            steps.append(Step(int(number), float(columns.start[row]), float(columns.end[row])))
+            begin, end = float(columns.start[row]), float(columns.end[row])
+            steps.append(Step(int(number), begin, end, int(columns.thread[row])))
     steps.sort(key=lambda step: step.begin_ns)
     # Every thread that takes part may repeat the annotation; one of each number is enough.
     return tuple(next(same) for _, same in itertools.groupby(steps, key=lambda step: step.number))

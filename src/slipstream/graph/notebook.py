@@ -14,6 +14,19 @@ _ROWS = 8
 _MOST_TASKS = 300_000
 
 
+def graph_line(graph: Graph) -> str:
+    """What was recorded, its size and how long it takes, in one line."""
+    line = f"{graph.meta.get('workload', 'a step')}: {len(graph)} tasks"
+    if len(graph) <= _MOST_TASKS:
+        try:
+            line += f", {format_duration(replay(graph).step_ns)} per step"
+        except GraphError as error:
+            line += f"; {error.what}"
+    if graph.samples:
+        line += f", {graph.samples} samples"
+    return line + "".join(f", edited: {edit.technique}" for edit in graph.edits)
+
+
 def graph_html(graph: Graph) -> str:
     """A table of the operators that take most of the step."""
     title = str(graph.meta.get("workload", "a step"))

@@ -96,7 +96,7 @@ def _growth(changes: list[int], begin: int, kept: float) -> int:
     """Growth in the last of a few steps, when the first one's is over."""
     top, grown = begin, 0
     for _ in range(_CYCLES):
-        alive, grown = begin, 0
+        alive, grown, before = begin, 0, top
         for change in changes:
             alive += change
             if alive > top:
@@ -104,4 +104,6 @@ def _growth(changes: list[int], begin: int, kept: float) -> int:
                 top = alive
             elif top - alive > kept:
                 top = alive
+        if top == before:  # the next one would be the same
+            break
     return grown

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,13 +48,18 @@ class Timeline:
     def memory(self) -> native.MemoryTimeline:
         """When each of `Graph.memory` lives during the first step, and what that adds up to."""
         start, end = self.start_ns, self.end_ns
-        # Frees come before allocations at equal times: a task of no length still has to hold
-        # its workspace for a moment.
-        end = np.maximum(end, np.nextafter(start, np.inf))
+        # Tasks of no length have a moment each, one after the other, to hold what they need: too
+        # short to be seen, and long enough to be told apart.
+        moment = 4 * np.spacing(end.max(initial=1.0))
+        nth = np.arange(len(start)) * moment
+        begins, ends = np.empty((2, 1, len(start) + 1))
+        np.add(start, nth, out=begins[0, :-1])
+        np.maximum(start, end, out=ends[0, :-1])
+        ends[0, :-1] += nth
+        ends[0, :-1] += moment / 2
         # One more task, at the step's end, uses what outlives the step.
-        last = end.max(initial=0.0)
-        start, end = np.append(start, last)[None], np.append(end, last)[None]
-        return native.memory_timeline(_tensors(self.graph), start, end)
+        begins[0, -1] = ends[0, -1] = ends[0, :-1].max(initial=0.0)
+        return native.memory_timeline(_tensors(self.graph), begins, ends)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -72,6 +79,28 @@ class Timeline:
         return busy
 
 
+class _Names(Sequence[str]):
+    """What tasks are called, for messages: writing all down takes longer than simulating them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._strings, self._name = graph.strings, graph.tasks.name
+
+    def __len__(self) -> int:
+        return len(self._name)
+
+    @overload
+    def __getitem__(self, task: int) -> str: ...
+
+    @overload
+    def __getitem__(self, task: slice) -> list[str]: ...
+
+    def __getitem__(self, task: int | slice) -> str | list[str]:
+        if isinstance(task, slice):
+            return [self._strings[name] for name in self._name[task]]
+        name: str = self._strings[self._name[task]]
+        return name
+
+
 def lower(graph: Graph, steps: int = _STEPS) -> native.Program:
     """The engine's form of `graph`: lanes in program order, edges with delay and lag."""
     edges = graph.edges
@@ -84,7 +113,7 @@ def lower(graph: Graph, steps: int = _STEPS) -> native.Program:
             edges.source, edges.target, native.quantize_ns(edges.delay_ns), edges.lag
         ),
         steps=steps,
-        names=[graph.strings[name] for name in graph.tasks.name],
+        names=_Names(graph),
     )
 
 

@@ -1,0 +1,242 @@
+"""Put communications into a graph, priced on a cluster, and replace them by others.
+
+The graph of one rank stands for all of them. A technique that compresses gradients takes the rows
+of `Graph.exchanges` and says what is done instead, on the lane of the gradients and on the network:
+
+    edit = Editor(graph, "powersgd:4")
+    for row in graph.exchanges:
+        replace_exchange(
+            edit, row, cluster,
+            encode=[Work("P = M Q", 2.1e6, Provenance.MICROBENCHMARK)],
+            transfers=[replace(row.collective, nbytes=compressed)],
+            decode=[Work("P Q^T", 1.3e6, Provenance.MICROBENCHMARK)],
+        )
+    compressed = edit.apply("gradients of rank 4")
+
+`Exchange.tensors` are the gradients in the bucket, `Exchange.ready` the task that releases it,
+`Exchange.awaited` the first task that needs the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream.errors import GraphError
+from slipstream.graph.call import Call, TensorSpec
+from slipstream.graph.edit import Editor
+from slipstream.graph.exchange import Exchange
+from slipstream.graph.graph import Graph, Kind
+from slipstream.graph.timeline import replay
+from slipstream.provenance import Provenance
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster, Collective
+
+NETWORK = "network"
+"""The lane of communications."""
+_Z90 = 1.645
+# The middle half of a normal distribution reaches so many standard deviations to each side.
+_MIDDLE_HALF = 0.674
+# What a network reaches of its data sheet: a 90 % interval for what nobody measured.
+_NOT_MEASURED = 0.25
+
+
+@dataclass(frozen=True)
+class Work:
+    """A computation that an edit puts in."""
+
+    name: str
+    duration_ns: float
+    provenance: Provenance
+    spread: float = 0.0
+    call: Call | None = None
+
+
+def network_spread(cluster: Cluster) -> float:
+    """How unsure the time of a communication is: relative half-width of the middle half."""
+    known = cluster.calibration
+    p90 = _NOT_MEASURED if known is None else known.residual_p90
+    return p90 / _Z90 * _MIDDLE_HALF
+
+
+def insert_exchange(
+    edit: Editor,
+    cluster: Cluster,
+    collective: Collective,
+    *,
+    beside: int,
+    ready: int,
+    awaited: int,
+    lag: int = 0,
+    ready_lag: int = 0,
+    tensors: tuple[TensorSpec, ...] = (),
+    name: str = "",
+    duration_ns: float | None = None,
+) -> int:
+    """Put a communication on the network's lane, priced on `cluster`.
+
+    Args:
+        beside: the task after which it stands in program order; later ones on the lane follow.
+        ready: the task whose end releases it.
+        awaited: the task that waits for it; -1: none.
+        lag: 1 when `awaited` belongs to the next step.
+        ready_lag: 1 when `ready` belongs to the step before.
+        duration_ns: what it takes, of who knows better than the cluster's closed form.
+
+    Returns:
+        A handle, as `Editor.insert`.
+
+    Raises:
+        InvalidArgumentError: its group is larger than the cluster.
+        ClusterError: two of its devices are not joined.
+    """
+    group = cluster.group_of(collective)
+    cost = cluster.cost(replace(collective, group=group))
+    handle = edit.insert(
+        beside,
+        name or collective.kind,
+        cost.duration_ns if duration_ns is None else duration_ns,
+        cost.provenance,
+        spread=network_spread(cluster),
+        kind=Kind.COMMUNICATION,
+        lane=edit.lane(NETWORK),
+    )
+    edit.connect(ready, handle, lag=ready_lag)
+    if awaited >= 0:
+        edit.connect(handle, awaited, lag=lag)
+    edit.exchange(
+        Exchange(
+            handle, ready, awaited, replace(collective, group=group), tensors, cost.latency_ns,
+            cost.bytes_per_rank, cost.bottleneck, lag,
+        )
+    )  # fmt: skip
+    return handle
+
+
+def replace_exchange(
+    edit: Editor,
+    row: Exchange,
+    cluster: Cluster,
+    *,
+    encode: Sequence[Work],
+    transfers: Sequence[Collective],
+    decode: Sequence[Work],
+    name: str = "compressed ",
+    thread: str = "",
+    duration_ns: float | None = None,
+) -> None:
+    """Do something else instead of `row`: encode, one transfer after the other, decode.
+
+    Without a `thread`, encoding runs where the gradients are computed, as soon as they are ready,
+    and holds up what follows there; decoding runs there before the result is used.
+
+    Args:
+        name: what the transfers are called, before the word for the collective.
+        thread: the lane of a thread with a core to itself, which does all this for one exchange
+            after the other, in the order of these calls: the next is encoded once the last is
+            decoded.
+        duration_ns: of a transfer, as of `insert_exchange`.
+
+    Raises:
+        GraphError: nothing is known of what releases and awaits it.
+    """
+    if row.ready < 0 or row.awaited < 0:
+        raise GraphError(f"exchange {row.task} cannot be replaced: it is not known what awaits it")
+    edit.remove(row.task)
+    if thread:
+        lane = edit.lane(thread)
+        _on_thread(edit, row, cluster, encode, transfers, decode, name, lane, duration_ns)
+        return
+    ready = row.ready
+    for work in encode:
+        ready = _put(edit, row.ready, work)
+    # The first decoding waits for the last transfer, the rest follow on their lane.
+    first = row.awaited
+    for number, work in enumerate(decode):
+        handle = _put(edit, row.awaited, work, before=True)
+        first = handle if number == 0 else first
+    _transfer(edit, row, cluster, transfers, ready, first, name, duration_ns)
+
+
+def _on_thread(
+    edit: Editor, row: Exchange, cluster: Cluster, encode: Sequence[Work],
+    transfers: Sequence[Collective], decode: Sequence[Work], name: str, lane: int,
+    duration_ns: float | None,
+) -> None:  # fmt: skip
+    """Encode, transfer and decode on a lane of their own."""
+    ready = row.ready
+    for work in encode:
+        handle = _put(edit, row.task, work, lane=lane)
+        edit.connect(ready, handle)
+        ready = handle
+    awaited = -1 if decode else row.awaited
+    ready = _transfer(edit, row, cluster, transfers, ready, awaited, name, duration_ns)
+    for work in decode:
+        handle = _put(edit, row.task, work, lane=lane)
+        edit.connect(ready, handle)
+        ready = handle
+    if decode:
+        edit.connect(ready, row.awaited, lag=row.lag)
+
+
+def _transfer(
+    edit: Editor, row: Exchange, cluster: Cluster, transfers: Sequence[Collective], ready: int,
+    awaited: int, name: str, duration_ns: float | None,
+) -> int:  # fmt: skip
+    """One transfer after the other, from `ready` on; the last one, for which `awaited` waits."""
+    for number, collective in enumerate(transfers):
+        last = number == len(transfers) - 1
+        ready = insert_exchange(
+            edit,
+            cluster,
+            collective,
+            beside=row.task,
+            ready=ready,
+            awaited=awaited if last else -1,
+            lag=row.lag if last and awaited >= 0 else 0,
+            tensors=row.tensors if last else (),
+            name=f"{name}{collective.kind}",
+            duration_ns=duration_ns,
+        )
+    return ready
+
+
+def with_overlap(graph: Graph, cluster: Cluster) -> Graph:
+    """`graph` with computations slowed by the cluster's penalty while the worker communicates.
+
+    By as much as they overlap as it is: what gets longer overlaps a little more, which is left out.
+    """
+    penalty = cluster.overlap_penalty
+    if not penalty.value or not graph.exchanges:
+        return graph
+    timeline = replay(graph)
+    edit = Editor(graph, "overlap")
+    talks = graph.tasks.kind == Kind.COMMUNICATION
+    start, end = timeline.start_ns[talks], timeline.end_ns[talks]
+    slowed = 0
+    for task in np.flatnonzero(~talks & (graph.tasks.duration_ns > 0)).tolist():
+        # The network is one lane: its spans do not overlap each other.
+        both = np.minimum(end, timeline.end_ns[task]) - np.maximum(start, timeline.start_ns[task])
+        spent = float(np.maximum(both, 0.0).sum())
+        if spent > 0.0:
+            longer = float(graph.tasks.duration_ns[task]) + penalty.value * spent
+            edit.set_duration(task, longer, penalty.provenance)
+            slowed += 1
+    return edit.apply(f"{slowed} computations slowed by communication beside them")
+
+
+def _put(edit: Editor, where: int, work: Work, *, before: bool = False, lane: int = -1) -> int:
+    return edit.insert(
+        where,
+        work.name,
+        work.duration_ns,
+        work.provenance,
+        spread=work.spread,
+        call=work.call,
+        before=before,
+        lane=lane,
+    )

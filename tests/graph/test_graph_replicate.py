@@ -1,0 +1,112 @@
+"""One step on many ranks: equal ones are as fast as one, unequal ones wait for the slowest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.graph import Dependency, Graph, Kind, load, replace_tasks, replay, replicate, save
+from small_steps import FAST, SLOW, graph_of, shared
+from tiny_models import same
+
+
+@pytest.fixture(scope="module")
+def step() -> Graph:
+    return shared(graph_of("transformer"), SLOW, "ddp:4,bucket_mb=0.004")
+
+
+def test_one_rank_is_the_graph_itself(step: Graph) -> None:
+    plain = graph_of("mlp")
+    one = replicate(plain, 1)
+    assert len(one.edits) == len(plain.edits) + 1
+    assert same(one, Graph(**{**vars(plain), "edits": one.edits, "meta": one.meta}))
+
+
+def test_equal_ranks_take_as_long_as_one_and_all_alike(step: Graph) -> None:
+    four = replicate(step, 4)
+    assert len(four) == 4 * len(step)
+    assert len(four.exchanges) == 4 * len(step.exchanges)
+    assert four.samples == step.samples
+    assert four.workers == 4
+    timeline, alone = replay(four), replay(step)
+    assert timeline.step_ns == alone.step_ns
+    np.testing.assert_array_equal(timeline.end_ns, np.tile(alone.end_ns, 4))
+    assert timeline.peak_bytes == alone.peak_bytes
+    assert (four.tasks.rank == np.repeat(np.arange(4), len(step))).all()
+    # Nobody's tensors are anybody else's.
+    storages = [set(part[part >= 0].tolist()) for part in np.split(four.operands, 4)]
+    assert not set.intersection(*storages)
+
+
+def test_what_talks_to_nobody_goes_on_by_itself() -> None:
+    plain = graph_of("mlp")
+    two = replicate(plain, 2)
+    assert two.samples == 2 * plain.samples
+    slowed = two.tasks.duration_ns.copy()
+    slowed[len(plain) :] *= 2
+    timeline = replay(replace_tasks(two, duration_ns=slowed))
+    ends = np.split(timeline.end_ns, 2)
+    np.testing.assert_array_equal(ends[0], replay(plain).end_ns)
+    assert ends[1][-1] > ends[0][-1]
+
+
+def test_every_exchange_begins_when_the_last_rank_is_ready(step: Graph) -> None:
+    four, n = replicate(step, 4), len(step)
+    slow = four.tasks.duration_ns.copy()
+    third = slice(2 * n, 3 * n)
+    slow[third] = np.where(
+        four.tasks.kind[third] == Kind.COMMUNICATION, slow[third], 3 * slow[third]
+    )
+    four = replace_tasks(four, duration_ns=slow)
+    timeline = replay(four)
+    for row in step.exchanges:
+        begins = timeline.start_ns[row.task + n * np.arange(4)]
+        ready = timeline.end_ns[row.ready + n * np.arange(4)]
+        assert (begins == begins[0]).all()
+        assert begins[0] >= ready.max() == ready[2]
+    across = four.edges.source // n != four.edges.target // n
+    assert across.sum() == 4 * 3 * len(step.exchanges)
+    assert (four.edges.kind[across] == Dependency.COMMUNICATION).all()
+
+
+def test_a_step_waits_for_the_slowest_and_so_does_the_closed_form() -> None:
+    """What `ddp:jitter` adds is the mean over many draws of what the slowest of them adds."""
+    jitter = 0.05
+    fast, told = (
+        shared(graph_of("transformer"), FAST, f"ddp:4,bucket_mb=0.004{more}")
+        for more in ("", f",jitter={jitter}")
+    )
+    equal = replay(fast).step_ns
+    steps = [replay(replicate(fast, 4, jitter=jitter, seed=k)).step_ns for k in range(60)]
+    assert min(steps) < equal < max(steps)
+    assert np.mean(steps) - equal == pytest.approx(replay(told).step_ns - equal, rel=0.2)
+
+
+def test_pace_is_drawn_from_the_seed_and_leaves_links_as_they_are(step: Graph) -> None:
+    one, again, other = (replicate(step, 4, jitter=0.1, seed=seed) for seed in (1, 1, 2))
+    assert same(one, again)
+    assert not same(one, other)
+    talks = one.tasks.kind == Kind.COMMUNICATION
+    np.testing.assert_array_equal(
+        one.tasks.duration_ns[talks], replicate(step, 4).tasks.duration_ns[talks]
+    )
+
+
+def test_replicas_can_be_saved(step: Graph, tmp_path: Path) -> None:
+    made = replicate(step, 4, jitter=0.1)
+    path = tmp_path / "four.slipgraph"
+    save(made, path)
+    assert same(load(path), made)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "jitter", "said"),
+    [(0, 0.0, "0 ranks"), (3, 0.0, "3 ranks of a step of 4"), (4, 1.0, "not between"),
+     (4, float("nan"), "not between")],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(step: Graph, ranks: int, jitter: float, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        replicate(step, ranks, jitter=jitter)
