@@ -1,0 +1,107 @@
+"""Trees of switches that add up what ranks send through them.
+
+Every cable of a tree carries the bytes once up and the sum once down, whatever the number of ranks
+below it; a switch that cannot add up passes on what each of its children sends.
+
+Source: Gebara, Ghobadi, Costa, "In-network aggregation for shared machine learning clusters",
+MLSys 2021 (here one tree a group, rooted at the nearest switch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.cluster.errors import ClusterError
+from slipstream.cluster.routing import Int32s
+from slipstream.cluster.topology import Float64s, Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """Attributes:
+    links: int32 [links]; of the tree, both ways, and of its switches that add up.
+    streams: float64 [links]; how many times each carries the bytes.
+    depth: hops from the farthest rank to the root.
+    delay_ns: what links take from the farthest rank to the root and back.
+    """
+
+    links: Int32s
+    streams: Float64s
+    depth: int
+    delay_ns: float
+
+
+def aggregation_tree(topology: Topology, devices: Sequence[int]) -> Tree:
+    """The tree over these devices, rooted at the switch that adds up and is nearest to all.
+
+    Where several are, groups take different ones.
+
+    Raises:
+        ClusterError: no switch adds up, or none is joined to all devices both ways.
+    """
+    from scipy.sparse import csr_array  # heavy; whoever only looks for techniques comes by here
+    from scipy.sparse.csgraph import dijkstra
+
+    src, dst = topology.link_src, topology.link_dst
+    loop = {int(src[link]): int(link) for link in np.flatnonzero(src == dst)}
+    if topology.aggregator is None:
+        raise ClusterError(
+            "no switch of this network adds up", remedy="Topology.with_aggregators, or another algo"
+        )
+    # From the root against the links: the way before a node is its next hop to the root.
+    back = csr_array((np.ones(src.size), (dst, src)), (topology.nodes,) * 2)
+    roots = np.array(sorted(loop))
+    hops, after = dijkstra(back, unweighted=True, indices=roots, return_predecessors=True)
+    members = topology.node_of_device[np.asarray(devices)]
+    far, total = hops[:, members].max(axis=1), hops[:, members].sum(axis=1)
+    if not np.isfinite(far).any():
+        raise ClusterError("no switch that adds up is joined to all devices of the group")
+    nearest = np.flatnonzero((far == far.min()) & (total == total[far == far.min()].min()))
+    chosen = int(nearest[int(devices[0]) % nearest.size])
+    root, up = int(roots[chosen]), after[chosen]
+
+    order = sorted(_above(members.tolist(), up, root), key=lambda n: -hops[chosen, n])
+    joins = {
+        (int(src[link]), int(dst[link])): int(link)
+        for link in np.flatnonzero(np.isin(src, order) & np.isin(dst, order))
+    }
+    below = dict.fromkeys(order, 0.0)
+    for node in members.tolist():
+        below[node] = 1.0
+    carried: dict[int, float] = {}
+    delay = dict.fromkeys(order, 0.0)
+    for node in order:
+        if node in loop and below[node] > 0.0:
+            carried[loop[node]] = 1.0
+            below[node] = 1.0
+        if node == root:
+            continue
+        parent = int(up[node])
+        if (parent, node) not in joins:
+            raise ClusterError(
+                f"{topology.node_name(parent)} has no link back to {topology.node_name(node)}",
+                remedy="cables of two links, or another algo",
+            )
+        there, back_again = joins[node, parent], joins[parent, node]
+        carried[there] = carried[back_again] = below[node]
+        below[parent] += below[node]
+        trip = topology.latency_ns[there] + topology.latency_ns[back_again]
+        delay[parent] = max(delay[parent], delay[node] + float(trip))
+    return Tree(
+        np.array(list(carried), np.int32), np.array(list(carried.values())), int(far[chosen]),
+        delay[root],
+    )  # fmt: skip
+
+
+def _above(members: Sequence[int], up: Int32s, root: int) -> set[int]:
+    """The nodes on the ways from members to the root, with both."""
+    found: set[int] = {root}
+    for member in members:
+        node = member
+        while node not in found:
+            found.add(node)
+            node = int(up[node])
+    return found

@@ -1,0 +1,149 @@
+"""A cluster from measurements: gloo between processes of this machine, or in a network lab."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from slipstream.cluster.cluster import Calibration, Cluster
+from slipstream.cluster.errors import ClusterError
+from slipstream.cluster.fitting import Fit, fit
+from slipstream.cluster.generators import loopback, star
+from slipstream.cluster.measuring import Operation, Rank, Sample, run_operations
+from slipstream.cluster.netlab import Netlab
+from slipstream.cluster.quantity import Quantity
+from slipstream.cluster.topology import LinkKind
+from slipstream.errors import InvalidArgumentError
+from slipstream.measure.environment import capture, machine_id
+from slipstream.provenance import Provenance
+
+# Close enough to each other to tell where messages begin to take another way.
+SIZES = tuple(2**k for k in range(10, 24))
+MOST_REGIMES = 3
+ROUNDS = 3
+# The first shows latency alone; between it and the others a token bucket lets a message pass that
+# it has saved up for.
+SHAPED_SIZES = (2**9, 2**17, 2**18, 2**19, 2**20, 2**21)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def fitted_operations(
+    ranks: int, sizes: Sequence[int], repeats: int, shaped: bool = False
+) -> list[Operation]:
+    """What a calibration times: one to another, and all-reduces of two and of all.
+
+    On shaped cables an all-gather in place of the former: collectives send both ways at once, which
+    keeps this machine's cores busy enough to be slower than one way after the other.
+    """
+    groups = sorted({2, ranks})
+    first = "all_gather" if shaped else "p2p"
+    found = [Operation(first, size, (0, 1), repeats) for size in sizes]
+    for count in groups:
+        found += [Operation("all_reduce", size, tuple(range(count)), repeats) for size in sizes]
+    return found
+
+
+def calibrate(
+    ranks: int = 2,
+    *,
+    lab_bytes_per_s: float | None = None,
+    sizes: Sequence[int] | None = None,
+    repeats: int = 9,
+    oversubscribe: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Cluster:
+    """Time communications between processes and fit latency, bandwidth and the cost of adding up.
+
+    Args:
+        ranks: processes.
+        lab_bytes_per_s: put each on a host of a network lab with cables of that rate (needs
+            root); else all communicate through this machine's memory.
+        oversubscribe: allow more ranks than cores; what is measured then is the scheduler too.
+
+    Returns:
+        A cluster of that many devices, with the fit's residuals and intervals.
+
+    Raises:
+        ClusterError: more ranks than cores, or measurements that no latency and bandwidth explain.
+    """
+    if ranks < 2:
+        raise InvalidArgumentError("ranks", f"{ranks} is less than 2; nobody to talk to")
+    share = ranks / cores()
+    if share > 1.0 and lab_bytes_per_s is None and not oversubscribe:
+        raise ClusterError(
+            f"{ranks} ranks on {cores()} cores would measure the scheduler, not the link",
+            remedy=f"at most {cores()} ranks, a network lab, or oversubscribe if that is meant",
+        )
+    shaped = lab_bytes_per_s is not None
+    chosen = sizes or (SHAPED_SIZES if shaped else SIZES)
+    operations = fitted_operations(ranks, chosen, repeats, shaped)
+    progress(f"timing {len(operations)} operations of {ranks} ranks")
+    if lab_bytes_per_s is None:
+        samples, torch = run_operations([Rank()] * ranks, operations, rounds=ROUNDS)
+        where = "memory of this machine"
+    else:
+        with Netlab(ranks, lab_bytes_per_s) as lab:
+            samples, torch = run_operations(
+                lab.ranks(), operations, address=lab.address(0), port=29400
+            )
+        where = f"network lab, cables of {lab_bytes_per_s * 8 / 1e6:g} Mbit/s"
+    # A lab's cables have one rate.
+    found = fit(samples, most_regimes=1 if shaped else MOST_REGIMES)
+    return fitted_cluster(ranks, where, shaped, found, samples, f"torch {torch}, gloo")
+
+
+def fitted_cluster(
+    ranks: int, where: str, shaped: bool, found: Fit, samples: Sequence[Sample], libraries: str
+) -> Cluster:
+    """The cluster that a fit to samples describes.
+
+    Raises:
+        ClusterError: the fit has no bandwidth.
+    """
+    share = ranks / cores()
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    source = f"{libraries}, {ranks} ranks, {where}, {date}"
+    if found.ns_per_byte <= 0.0:
+        raise ClusterError(
+            "the measurements show no bandwidth: larger messages do not take longer",
+            remedy="larger sizes",
+        )
+    link = LinkKind.of("measured", 1e9 / found.ns_per_byte, provenance=Provenance.FITTED,
+                       source=source)  # fmt: skip
+    detail = {
+        "ranks": ranks,
+        "where": where,
+        "samples": [
+            [s.operation.kind, len(s.operation.ranks), s.operation.nbytes, s.duration_ns]
+            for s in samples
+        ],
+        **{f"{name}_interval": list(ends) for name, ends in found.intervals.items()},
+    }
+    calibration = Calibration(
+        date, machine_id(capture(torch=False)), libraries, found.residual, found.residual_p90,
+        share, detail,
+    )  # fmt: skip
+    make = star if shaped else loopback
+    return Cluster(
+        f"measured {date}",
+        make(ranks, link),
+        alpha_ns=Quantity(found.alpha_ns, Provenance.FITTED, source),
+        reduce_ns_per_byte=Quantity(found.reduce_ns_per_byte, Provenance.FITTED, source),
+        calibration=calibration,
+        about=f"Fitted to gloo between {ranks} ranks: {where}",
+        regimes=found.regimes,
+    )
+
+
+def measured_here(cluster: Cluster) -> bool | None:
+    """Whether its calibration is of this machine; None where it has none."""
+    if cluster.calibration is None:
+        return None
+    return cluster.calibration.fingerprint == machine_id(capture(torch=False))

@@ -1,0 +1,297 @@
+"""From timed communications to latency, bandwidth and the cost of adding up.
+
+A duration is a sum of three terms that are known but for their factors: messages that follow each
+other, bytes that pass the busiest link, bytes that are added up. The factors are the least squares
+of the relative errors, none of them negative; their intervals come from fitting again to samples
+drawn with replacement from the repeats.
+
+Where messages of different sizes go different ways, each way has a latency and a rate of its own.
+How many ways there are is found by leaving out one size after the other: another is only believed
+where it predicts those left out better.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.cluster.closed_form import closed_form_ns
+from slipstream.cluster.errors import ClusterError
+from slipstream.cluster.measuring import Operation, Sample
+from slipstream.cluster.regimes import Regime, regime_of
+from slipstream.cluster.topology import Float64s
+
+_WORST_RESIDUAL = 0.30
+_DRAWS = 200
+_INTERVAL = (5.0, 95.0)
+# A larger message may take less time by this much before we say that something else was measured.
+_NOISE = 0.25
+# Sizes that a regime has at least: two would always lie on its line.
+_SIZES_EACH = 3
+# What another regime has to take off the error of sizes left out: of it, and in all.
+_GAIN, _LEAST_GAIN = 0.1, 0.002
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a message costs: ``alpha_ns + nbytes * ns_per_byte``, and adding up.
+
+    Attributes:
+        alpha_ns, ns_per_byte, reduce_ns_per_byte: see above; of several regimes the start-up of the
+            smallest messages, and a byte of the largest.
+        intervals: of each, 5 % and 95 % of the bootstrap.
+        residuals: relative error of each sample.
+        regimes: where one latency and one rate do not do; relative to `ns_per_byte`.
+    """
+
+    alpha_ns: float
+    ns_per_byte: float
+    reduce_ns_per_byte: float
+    intervals: dict[str, tuple[float, float]]
+    residuals: tuple[float, ...]
+    regimes: tuple[Regime, ...] = ()
+
+    @property
+    def residual(self) -> float:
+        return float(np.median(np.abs(self.residuals)))
+
+    @property
+    def residual_p90(self) -> float:
+        return float(np.percentile(np.abs(self.residuals), 90))
+
+    def predict_ns(self, operation: Operation) -> float:
+        """How long an operation takes by this fit."""
+        regimes = self.regimes or (Regime(0.0, self.alpha_ns),)
+        took = 0.0
+        for part, message in _parts(operation):
+            one = regime_of(regimes, message, 1.0)
+            slope = self.ns_per_byte * one.slowdown
+            took += float(part @ np.array([one.alpha_ns, slope, self.reduce_ns_per_byte]))
+        return took
+
+
+def terms(operation: Operation) -> Float64s:
+    """Messages in a row, bytes over the busiest link, bytes added up: of what gloo really does.
+
+    Its all-reduce goes around a ring, its all-gather too but for one half piece (see
+    `patterns`); its ``reduce_scatter_tensor`` is an all-reduce (bytes on the wire say so), and so
+    is what the first phase of our two-dimensional one uses.
+    """
+    found: Float64s = np.sum([part for part, _ in _parts(operation)], axis=0)
+    return found
+
+
+def _parts(operation: Operation) -> list[tuple[Float64s, float]]:
+    """The three terms of what it does one after the other, each with the bytes of a message."""
+    n, size = len(operation.ranks), float(operation.nbytes)
+    if operation.kind == "p2p":
+        return [(np.array([1.0, size, 0.0]), size)]
+    if operation.kind == "2d":
+        half = n // 2
+        rows = _gloo("all_reduce", size, half) + _gloo("all_gather", size, half)
+        return [(rows, size / half), (_gloo("all_reduce", size / half, 2), size / half / 2)]
+    if operation.kind != "all_gather":
+        return [(_gloo("all_reduce", size, n), size / n)]
+    # Of gathers in a row only the first is asked for too late: the next request is there already.
+    ring = _gloo("all_gather", size, n, "ring")
+    return [(ring + (_gloo("all_gather", size, n) - ring) / operation.in_a_row, size / n)]
+
+
+def _gloo(kind: str, size: float, n: int, algo: str = "") -> Float64s:
+    algo = algo or ("gloo" if kind == "all_gather" else "ring")
+
+    def cost(alpha: float, rate: float, add: float) -> float:
+        return float(
+            closed_form_ns(kind, algo, size, n, alpha_ns=alpha, bytes_per_s=rate,
+                           reduce_ns_per_byte=add)
+        )  # fmt: skip
+
+    # The formula is linear in its three factors.
+    none = np.inf
+    return np.array([cost(1.0, none, 0.0), cost(0.0, 1e9, 0.0), cost(0.0, none, 1.0)])
+
+
+def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> Fit:
+    """The factors that explain the samples.
+
+    Args:
+        most_regimes: ways that messages of different sizes may go.
+
+    Raises:
+        ClusterError: larger messages took less time, or the factors leave more than 30 % of the
+            median sample unexplained.
+    """
+    if len(samples) < 3:
+        raise ClusterError(f"{len(samples)} samples are too few to fit", remedy="more sizes")
+    _check_monotone(samples)
+    durations = np.array([sample.duration_ns for sample in samples])
+    found = _believed(samples, most_regimes)
+    table, factors = _table(samples, found.starts), found.factors
+    residuals = table @ factors / durations - 1.0
+    if float(np.median(np.abs(residuals))) > _WORST_RESIDUAL:
+        raise ClusterError(
+            "latency and bandwidth leave the median measurement off by "
+            f"{np.median(np.abs(residuals)):.0%}",
+            remedy="a quieter machine, or fewer ranks than processor cores",
+        )
+    rng = np.random.default_rng(seed)
+    repeats = [np.array(sample.repeats_ns) for sample in samples]
+    draws = np.array([
+        _solve(table, np.array([np.median(rng.choice(r, r.size)) for r in repeats]))
+        for _ in range(_DRAWS)
+    ])  # fmt: skip
+    low, high = np.percentile(draws, _INTERVAL, axis=0)
+    # The smallest messages' latency, the largest ones' rate.
+    last = len(found.starts) - 1
+    columns = {"alpha_ns": 0, "ns_per_byte": 2 * last + 1, "reduce_ns_per_byte": 2 * last + 2}
+    alpha, slope, add = (float(factors[column]) for column in columns.values())
+    regimes = tuple(
+        Regime(start, float(factors[2 * k]), float(factors[2 * k + 1]) / slope)
+        for k, start in enumerate(found.starts) if last and slope > 0.0
+    )  # fmt: skip
+    return Fit(
+        alpha, slope, add, {name: (float(low[c]), float(high[c])) for name, c in columns.items()},
+        tuple(residuals.tolist()), regimes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Lines:
+    """A line for the messages from each start on.
+
+    Attributes:
+        factors: latency and time a byte of each in turn; last, the cost of adding up.
+    """
+
+    starts: tuple[float, ...]
+    factors: Float64s
+    error: float
+
+
+def _believed(samples: Sequence[Sample], most: int) -> _Lines:
+    """As many regimes as predict sizes that are left out better than fewer do."""
+    found = _lines(samples, 1)
+    sizes = sorted({sample.operation.nbytes for sample in samples})
+    if most == 1 or len(sizes) <= 2 * _SIZES_EACH:
+        return found
+    error = _left_out(samples, sizes, 1)
+    for count in range(2, most + 1):
+        more = _lines(samples, count)
+        if len(more.starts) < count:
+            break
+        then = _left_out(samples, sizes, count)
+        if error - then < max(_GAIN * error, _LEAST_GAIN):
+            break
+        found, error = more, then
+    return found
+
+
+def _left_out(samples: Sequence[Sample], sizes: Sequence[int], count: int) -> float:
+    """Mean relative error of each size predicted from the others."""
+    errors: list[float] = []
+    for size in sizes:
+        rest = [sample for sample in samples if sample.operation.nbytes != size]
+        left = [sample for sample in samples if sample.operation.nbytes == size]
+        lines = _lines(rest, count)
+        took = np.array([sample.duration_ns for sample in left])
+        errors += np.abs(_table(left, lines.starts) @ lines.factors / took - 1.0).tolist()
+    return float(np.mean(errors))
+
+
+def _lines(samples: Sequence[Sample], count: int) -> _Lines:
+    """That many regimes, or fewer where no more can be told apart: each time the cut that leaves
+    least, with no message cheaper than a smaller one."""
+    found = _solved(samples, (0.0,))
+    sizes = sorted({message for sample in samples for _, message in _parts(sample.operation)})
+    for _ in range(1, count):
+        options = [
+            lines
+            for low, high in itertools.pairwise(sizes)
+            if (lines := _cut(samples, sizes, found.starts, low, high)) is not None
+        ]
+        if not options:
+            break
+        found = min(options, key=lambda lines: lines.error)
+    return found
+
+
+def _cut(
+    samples: Sequence[Sample], sizes: Sequence[float], starts: tuple[float, ...], low: float,
+    high: float,
+) -> _Lines | None:  # fmt: skip
+    """One regime more, from a size above `low` on; None where that is not allowed.
+
+    Where the lines meet between the two sizes it begins there, else half way with a step up.
+    """
+    middle = float(np.sqrt(low * high))
+    cuts = tuple(sorted({*starts, middle}))
+    if np.histogram(sizes, [*cuts, np.inf])[0].min() < _SIZES_EACH:
+        return None
+    found = _solved(samples, cuts)
+    lines = found.factors[:-1].reshape(-1, 2)
+    moved = [0.0]
+    for k, start in enumerate(cuts[1:], start=1):
+        less, more = lines[k - 1], lines[k]
+        below = max(size for size in sizes if size < start)
+        above = min(size for size in sizes if size >= start)
+        meet = (less[0] - more[0]) / (more[1] - less[1]) if more[1] != less[1] else np.nan
+        if below < meet <= above:
+            moved.append(float(meet))
+        elif more[0] + more[1] * start >= less[0] + less[1] * start:
+            moved.append(start)
+        else:
+            return None
+    return _Lines(tuple(moved), found.factors, found.error)
+
+
+def _solved(samples: Sequence[Sample], starts: tuple[float, ...]) -> _Lines:
+    durations = np.array([sample.duration_ns for sample in samples])
+    table = _table(samples, starts)
+    factors = _solve(table, durations)
+    error = float(np.square(table @ factors / durations - 1.0).sum())
+    return _Lines(starts, factors, error)
+
+
+def _table(samples: Sequence[Sample], starts: Sequence[float]) -> Float64s:
+    """Each sample's factors: messages and bytes of each regime, bytes added up."""
+    table = np.zeros((len(samples), 2 * len(starts) + 1))
+    for row, sample in zip(table, samples, strict=True):
+        for part, message in _parts(sample.operation):
+            k = int(np.searchsorted(starts, message, side="right")) - 1
+            row[2 * k : 2 * k + 2] += part[:2]
+            row[-1] += part[2]
+    return table
+
+
+def _solve(table: Float64s, durations: Float64s) -> Float64s:
+    scaled = table / durations[:, None]
+    scale = np.maximum(np.abs(scaled).max(axis=0), 1e-300)
+    from scipy.optimize import nnls  # heavy; whoever only looks for techniques comes by here
+
+    found: Float64s = nnls(scaled / scale, np.ones(durations.size))[0] / scale
+    return found
+
+
+def _check_monotone(samples: Sequence[Sample]) -> None:
+    kinds = {(s.operation.kind, s.operation.ranks) for s in samples}
+    for kind, ranks in sorted(kinds):
+        line = sorted(
+            (s for s in samples if (s.operation.kind, s.operation.ranks) == (kind, ranks)),
+            key=lambda s: s.operation.nbytes,
+        )
+        longest = line[0]
+        for sample in line:
+            faster = sample.duration_ns < longest.duration_ns * (1.0 - _NOISE)
+            # Latencies of small messages scatter: most repeats have to say so.
+            if faster and np.percentile(sample.repeats_ns, 75) < np.percentile(
+                longest.repeats_ns, 25
+            ):
+                raise ClusterError(
+                    f"{kind} of {sample.operation.nbytes} bytes took {sample.duration_ns:.0f} ns, "
+                    f"less than a smaller one's {longest.duration_ns:.0f} ns",
+                    remedy="measure again on a quieter machine",
+                )
+            longest = max(longest, sample, key=lambda s: s.duration_ns)

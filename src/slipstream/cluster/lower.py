@@ -1,0 +1,382 @@
+"""From jobs on a cluster to one program of the event engine.
+
+A computation is a task on its device's lane. A collective is the transfers of its phases, with a
+barrier behind each: transfers of a phase are independent flows, as connections are, so that one
+that is held up does not hold up the others until the barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.cluster.cluster import Cluster
+from slipstream.cluster.collective import Collective
+from slipstream.cluster.cost import placed
+from slipstream.cluster.groups import Group
+from slipstream.cluster.queues import Queues
+from slipstream.cluster.regimes import regime_of
+from slipstream.cluster.routing import Int32s, Int64s
+from slipstream.cluster.tasks import Job, Task
+from slipstream.cluster.topology import Float64s
+from slipstream.errors import InvalidArgumentError
+from slipstream.native import Edges, Flows, Policy, Program
+
+# The lane of all transfers, waits and barriers; behind it one lane for each device that computes.
+_BESIDE = 0
+
+
+@dataclass
+class Block:
+    """Tasks of the engine that a job becomes, with numbers of their own from 0."""
+
+    lane: list[Int64s] = field(default_factory=list)
+    duration: list[Float64s] = field(default_factory=list)
+    priority: list[Int64s] = field(default_factory=list)
+    nbytes: list[Float64s] = field(default_factory=list)
+    slowdown: list[Float64s] = field(default_factory=list)
+    weight: list[Float64s] = field(default_factory=list)
+    hops: list[Int64s] = field(default_factory=list)
+    links: list[Int32s] = field(default_factory=list)
+    src: list[Int64s] = field(default_factory=list)
+    dst: list[Int64s] = field(default_factory=list)
+    size: int = 0
+
+    def add(
+        self,
+        count: int,
+        *,
+        lane: int = _BESIDE,
+        duration: float = 0.0,
+        priority: int = 0,
+        nbytes: Float64s | None = None,
+        slowdown: float = 1.0,
+        weight: float = 1.0,
+        hops: Int64s | None = None,
+        links: Int32s | None = None,
+    ) -> Int64s:
+        """That many tasks alike; their numbers."""
+        self.lane.append(np.full(count, lane))
+        self.duration.append(np.full(count, duration))
+        self.priority.append(np.full(count, priority))
+        self.nbytes.append(np.zeros(count) if nbytes is None else nbytes)
+        self.slowdown.append(np.full(count, slowdown))
+        self.weight.append(np.full(count, weight))
+        self.hops.append(np.zeros(count, np.int64) if hops is None else hops)
+        if links is not None:
+            self.links.append(links)
+        first, self.size = self.size, self.size + count
+        return np.arange(first, self.size)
+
+    def order(self, before: Int64s, after: Int64s) -> None:
+        """All of `before` gate all of `after`; one of the two has one task."""
+        src, dst = np.broadcast_arrays(before, after)
+        self.src.append(src)
+        self.dst.append(dst)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where a job is in the program.
+
+    Attributes:
+        first: number of its first task in the program.
+        size: tasks of one iteration.
+        copies: how often these are repeated in the program; else the program has steps.
+        begin, end: per task of the job, the tasks of the program that begin and end it.
+        start, finish: those of the whole iteration.
+    """
+
+    first: int
+    size: int
+    copies: int
+    begin: Int64s
+    end: Int64s
+    start: int
+    finish: int
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A program of the engine, and where the jobs are in it.
+
+    Attributes:
+        lane_device: device of each lane from 1 on.
+        nbytes: float64 [tasks]; what each transfers. The program's flows have as many bytes as pass
+            at the links' capacities in the time that these take.
+    """
+
+    program: Program
+    layouts: tuple[Layout, ...]
+    lane_device: Int64s
+    nbytes: Float64s
+
+
+def lower(cluster: Cluster, jobs: Sequence[Job], queues: Queues | None = None) -> Lowered:
+    """Everything is checked here: what comes out runs.
+
+    Args:
+        queues: of links, where transfers travel as packets; None: as fluids.
+
+    Raises:
+        InvalidArgumentError: a rank, group or dependency that is not there.
+        ClusterError: devices that are not joined, or only by a link without capacity.
+    """
+    if not jobs:
+        raise InvalidArgumentError("jobs", "is empty")
+    if queues is not None and cluster.regimes:
+        raise InvalidArgumentError(
+            "fidelity", f"packets of {cluster.name} would all pass at its links' capacities, and "
+            "its messages do not (regimes)", remedy="fidelity='fluid'",
+        )  # fmt: skip
+    devices = [_devices(cluster, job, number) for number, job in enumerate(jobs)]
+    computing = np.unique(
+        np.concatenate([_computing(job, ranks) for job, ranks in zip(jobs, devices, strict=True)])
+    )
+    # Where all jobs run equally often, the engine repeats the program; else it is written out.
+    repeats = {job.iterations for job in jobs}
+    steps = repeats.pop() if len(repeats) == 1 else 1
+    blocks, layouts, first = [], [], 0
+    for number, (job, ranks) in enumerate(zip(jobs, devices, strict=True)):
+        block, layout = _lower_job(cluster, job, number, ranks, computing, queues)
+        copies = job.iterations // steps
+        blocks.append(block)
+        layouts.append(replace(layout, first=first, copies=copies))
+        first += block.size * copies
+    program, nbytes = _join(cluster, jobs, blocks, layouts, steps, computing.size, queues)
+    return Lowered(program, tuple(layouts), computing, nbytes)
+
+
+def _devices(cluster: Cluster, job: Job, number: int) -> Int64s:
+    if job.placement is None:
+        return np.arange(cluster.devices)
+    devices = job.placement.members.reshape(-1)
+    wrong = devices[(devices < 0) | (devices >= cluster.devices)]
+    if wrong.size:
+        raise InvalidArgumentError(
+            "placement", f"of job {number} ({job.name}) names device {wrong[0]}, the cluster has "
+            f"{cluster.devices}",
+        )  # fmt: skip
+    return devices
+
+
+def _computing(job: Job, devices: Int64s) -> Int64s:
+    ranks = [task.rank for task in job.tasks.tasks if task.rank is not None]
+    return devices[[rank for rank in ranks if rank < devices.size]]
+
+
+def _lower_job(
+    cluster: Cluster,
+    job: Job,
+    number: int,
+    devices: Int64s,
+    computing: Int64s,
+    queues: Queues | None,
+) -> tuple[Block, Layout]:
+    block = Block()
+    tasks = job.tasks.tasks
+    arrival = block.add(1, duration=job.arrival_ns)
+    start = block.add(1)
+    block.order(arrival, start)
+    begin, end = np.zeros(len(tasks), np.int64), np.zeros(len(tasks), np.int64)
+    for t, task in enumerate(tasks):
+        where = f"task {t} ({task.name}) of job {number} ({job.name})"
+        if task.collective is not None:
+            begin[t], end[t] = _lower_collective(
+                cluster, job, task.collective, devices, block, queues
+            )
+        elif task.rank is not None:
+            if task.rank >= devices.size:
+                raise InvalidArgumentError(
+                    "rank", f"{where} has rank {task.rank}, the job has {devices.size} devices"
+                )
+            lane = 1 + int(np.searchsorted(computing, devices[task.rank]))
+            begin[t] = end[t] = block.add(
+                1, lane=lane, duration=task.duration_ns, priority=task.priority + job.priority
+            )[0]
+        else:
+            begin[t] = end[t] = block.add(1, duration=task.duration_ns)[0]
+    finish = block.add(1)
+    _order_tasks(block, tasks, begin, end, int(start[0]), int(finish[0]), f"job {number}")
+    return block, Layout(0, block.size, 1, begin, end, int(start[0]), int(finish[0]))
+
+
+def _order_tasks(
+    block: Block, tasks: Sequence[Task], begin: Int64s, end: Int64s, start: int, finish: int,
+    where: str,
+) -> None:  # fmt: skip
+    last = np.ones(len(tasks), np.bool_)
+    pairs: list[tuple[int, int]] = []
+    for t, task in enumerate(tasks):
+        for on in task.after:
+            if not 0 <= on < len(tasks):
+                raise InvalidArgumentError(
+                    "after", f"task {t} ({task.name}) of {where} waits for task {on}, which is "
+                    f"not there",
+                )  # fmt: skip
+            pairs.append((int(end[on]), int(begin[t])))
+            last[on] = False
+        if not task.after:
+            pairs.append((start, int(begin[t])))
+    pairs += [(int(end[t]), finish) for t in np.flatnonzero(last)]
+    table = np.array(pairs, np.int64)
+    block.order(table[:, 0], table[:, 1])
+
+
+def _lower_collective(
+    cluster: Cluster,
+    job: Job,
+    given: Collective,
+    devices: Int64s,
+    block: Block,
+    queues: Queues | None,
+) -> tuple[int, int]:
+    """Number of the task that begins it and of the one that ends it."""
+    if given.group is None:
+        used = devices if job.placement is not None else cluster.all().members.reshape(-1)
+        shape = job.placement.shape if job.placement is not None else cluster.all().shape
+        rows = job.placement is not None and job.placement.rows > 1
+        group = Group.of(used, () if rows else shape)
+    else:
+        ranks = given.group.members
+        if int(ranks.max()) >= devices.size or int(ranks.min()) < 0:
+            raise InvalidArgumentError(
+                "group", f"of {given.kind} names rank {int(ranks.max())}, the job {job.name} has "
+                f"{devices.size} devices",
+            )  # fmt: skip
+        group = Group(devices[ranks], given.group.shape)
+    servers = tuple(int(devices[s]) if s < devices.size else s for s in given.servers)
+    collective = replace(given, group=group, servers=servers)
+    chosen = given.algo in ("auto", "2d")
+    algo = cluster.cost(collective).algo if chosen else given.algo
+    begin = before = block.add(1)
+    if queues is not None and algo == "in_network":
+        raise InvalidArgumentError(
+            "algo", "in_network is asked of packets, which have no switches that add up",
+            remedy="fidelity='fluid'",
+        )  # fmt: skip
+    regimes = cluster.message_regimes
+    for phase in placed(cluster.topology, collective, group, algo, regimes[0].alpha_ns):
+        regime = regime_of(regimes, given.nbytes, phase.message)
+        ahead = phase.latency_ns(regime) + given.nbytes * phase.per_byte_ns(
+            regime, cluster.reduce_ns_per_byte.value
+        )
+        if queues is not None:
+            # A packet takes the latency of its path itself.
+            ahead -= phase.delay_ns
+        flows = block.add(
+            phase.src.size,
+            duration=ahead,
+            priority=given.priority + job.priority,
+            nbytes=np.where(phase.counts > 0, phase.share * given.nbytes, 0.0),
+            slowdown=regime.slowdown,
+            weight=given.weight * job.weight,
+            hops=phase.counts,
+            links=phase.links,
+        )
+        block.order(before, flows)
+        before = block.add(1)
+        block.order(flows, before)
+    return int(begin[0]), int(before[0])
+
+
+def _join(
+    cluster: Cluster,
+    jobs: Sequence[Job],
+    blocks: Sequence[Block],
+    layouts: Sequence[Layout],
+    steps: int,
+    computing: int,
+    queues: Queues | None,
+) -> tuple[Program, Float64s]:
+    src: list[Int64s] = []
+    dst: list[Int64s] = []
+    lag: list[npt.NDArray[np.uint8]] = []
+    columns: dict[str, list[npt.NDArray[Any]]] = {
+        name: []
+        for name in (
+            "lane",
+            "duration",
+            "priority",
+            "nbytes",
+            "slowdown",
+            "weight",
+            "hops",
+            "links",
+        )
+    }
+    for block, layout in zip(blocks, layouts, strict=True):
+        for name, parts in columns.items():
+            one = getattr(block, name)
+            once = np.concatenate(one) if one else np.empty(0, np.int32)
+            parts.append(np.tile(once, layout.copies))
+        shift = layout.first + layout.size * np.arange(layout.copies)[:, None]
+        for ends, found in ((src, block.src), (dst, block.dst)):
+            ends.append((np.concatenate(found)[None, :] + shift).reshape(-1))
+        lag.append(np.zeros(src[-1].size, np.uint8))
+        if steps > 1:
+            src.append(np.array([layout.first + layout.finish]))
+            dst.append(np.array([layout.first + layout.start]))
+            lag.append(np.ones(1, np.uint8))
+        else:
+            src.append(shift[:-1, 0] + layout.finish)
+            dst.append(shift[1:, 0] + layout.start)
+            lag.append(np.zeros(layout.copies - 1, np.uint8))
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    topology = cluster.topology
+    program = Program(
+        lane=joined["lane"],
+        duration_ns=joined["duration"],
+        priority=joined["priority"],
+        policies=np.array([Policy.CONCURRENT, *[Policy.PRIORITY] * computing], np.uint8),
+        edges=Edges(np.concatenate(src), np.concatenate(dst), lag=np.concatenate(lag)),
+        steps=steps,
+        flows=Flows(
+            capacity=topology.capacity / 1e9,
+            path_offset=np.concatenate([[0], np.cumsum(joined["hops"])]),
+            path_link=joined["links"].astype(np.int32),
+            nbytes=joined["nbytes"] * joined["slowdown"],
+            weight=joined["weight"],
+            link_names=_LinkNames(cluster),
+            packets=None if queues is None else queues.on(topology),
+        ),
+        names=_TaskNames(jobs, layouts),
+    )
+    return program, joined["nbytes"]
+
+
+class _LinkNames:
+    """Made when a message needs one."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._topology = cluster.topology
+
+    def __len__(self) -> int:
+        return self._topology.links
+
+    def __getitem__(self, link: int, /) -> str:
+        return self._topology.link_name(link)
+
+
+class _TaskNames:
+    """``all_reduce of job 3``, made when a message needs it."""
+
+    def __init__(self, jobs: Sequence[Job], layouts: Sequence[Layout]) -> None:
+        self._jobs, self._layouts = jobs, layouts
+
+    def __len__(self) -> int:
+        last = self._layouts[-1]
+        return last.first + last.size * last.copies
+
+    def __getitem__(self, task: int, /) -> str:
+        firsts = [layout.first for layout in self._layouts]
+        number = int(np.searchsorted(firsts, task, side="right")) - 1
+        layout, job = self._layouts[number], self._jobs[number]
+        local = (task - layout.first) % layout.size
+        inside = np.flatnonzero((layout.begin <= local) & (local <= layout.end))
+        name = job.tasks.tasks[int(inside[0])].name if inside.size else "start or end"
+        return f"{name} of job {number} ({job.name})"

@@ -1,0 +1,243 @@
+"""Hosts and cables inside one machine: network namespaces, shaped by token buckets.
+
+Every host is a network namespace that a sleeping process holds; a cable is a veth pair into a
+bridge in a namespace of its own, with a token bucket at both ends. A lab lives as long as the
+process that made it: when that ends, however it ends, the kernel ends the sleepers, and with them
+go namespaces, cables and bridge. Nothing outside the namespaces is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from slipstream.cluster.errors import ClusterError
+from slipstream.cluster.measuring import Rank
+from slipstream.errors import InvalidArgumentError
+
+INTERFACE = "eth0"
+_NETWORK = "10.77.0"
+_MOST_HOSTS = 250
+_TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
+# Small, so that short messages are shaped as well; the kernel cuts larger packets to it. But what
+# the bucket could not save up while the kernel's timer was late is lost, and on busy cores it is
+# late by a millisecond.
+_BURST_BYTES, _BURST_S = 8192, 0.0015
+_READY_S = 5.0
+
+
+def why_no_netlab() -> str | None:
+    """None where a lab can be made, else what is missing, in a line."""
+    if not hasattr(os, "geteuid") or not Path("/proc/self/ns/net").exists():
+        return "a network lab needs Linux with network namespaces"
+    if os.geteuid() != 0:
+        return "a network lab needs root: it makes network namespaces"
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    return f"a network lab needs {', '.join(missing)}" if missing else None
+
+
+@dataclass
+class Netlab:
+    """Hosts on a switch, each by a cable of `bytes_per_s` each way. Use as a context manager.
+
+    Args:
+        hosts: how many.
+        bytes_per_s: of every cable, Ethernet and TCP headers included.
+        racks: how many switches share the hosts, the first ones on the first; neighbours are
+            joined by a cable.
+        between_bytes_per_s: of a cable between racks; None: as the others.
+    """
+
+    hosts: int
+    bytes_per_s: float
+    racks: int = 1
+    between_bytes_per_s: float | None = None
+    pids: list[int] = field(default_factory=list)  # of the hosts, then of the switch
+    _holders: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hosts <= _MOST_HOSTS:
+            raise InvalidArgumentError("hosts", f"{self.hosts} is not from 1 to {_MOST_HOSTS}")
+        if not 1e3 <= self.bytes_per_s < 1e12:
+            raise InvalidArgumentError("bytes_per_s", f"{self.bytes_per_s} cannot be shaped")
+        if self.racks < 1 or self.hosts % self.racks:
+            raise InvalidArgumentError("racks", f"{self.hosts} hosts do not fill {self.racks}")
+        if self.between_bytes_per_s is not None and not 1e3 <= self.between_bytes_per_s < 1e12:
+            raise InvalidArgumentError(
+                "between_bytes_per_s", f"{self.between_bytes_per_s} cannot be shaped"
+            )
+
+    def __enter__(self) -> Netlab:
+        reason = why_no_netlab()
+        if reason is not None:
+            raise ClusterError(reason)
+        try:
+            for _ in range(self.hosts + 1):
+                self._hold()
+            self._wire()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the holders; the kernel takes the rest away."""
+        for holder in self._holders:
+            with contextlib.suppress(ProcessLookupError):
+                holder.send_signal(signal.SIGKILL)
+            holder.wait()
+        self._holders.clear()
+        self.pids.clear()
+
+    def address(self, host: int) -> str:
+        """The host's address, inside the lab only."""
+        return f"{_NETWORK}.{host + 1}"
+
+    def prefix(self, host: int) -> tuple[str, ...]:
+        """Words before a command that is to run on a host."""
+        return ("nsenter", "--target", str(self.pids[host]), "--net")
+
+    @contextlib.contextmanager
+    def unshaped(self) -> Iterator[None]:
+        """Cables as fast as this machine, for what is not timed."""
+        none = "qdisc del dev {device} root"
+        self._each_end(none, none)
+        try:
+            yield
+        finally:
+            self._put_shapes()
+
+    def ranks(self, hosts: Sequence[int] | None = None) -> list[Rank]:
+        """One process a host, for `measuring.run_operations`."""
+        chosen = range(self.hosts) if hosts is None else hosts
+        return [Rank(self.prefix(host), INTERFACE) for host in chosen]
+
+    def counters(self) -> list[tuple[int, int]]:
+        """Bytes that each host received and sent through its cable, headers included."""
+        found = []
+        for host in range(self.hosts):
+            # The device file system shows the namespace of who mounted it, this file the reader's.
+            text = Path(f"/proc/{self.pids[host]}/net/dev").read_text()
+            line = next(line for line in text.splitlines() if line.strip().startswith(INTERFACE))
+            numbers = line.split(":")[1].split()
+            found.append((int(numbers[0]), int(numbers[8])))
+        return found
+
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> list[int]:
+        """The command on every host at once; exit codes. None is left behind, whatever happens.
+
+        Each gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME.
+        """
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            for host in range(self.hosts):
+                given = {
+                    **os.environ, **(environment or {}), "RANK": str(host),
+                    "WORLD_SIZE": str(self.hosts), "MASTER_ADDR": self.address(0),
+                    "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": INTERFACE,
+                }  # fmt: skip
+                running.append(
+                    subprocess.Popen(
+                        [*self.prefix(host), "setpriv", "--pdeathsig", "KILL", *command],
+                        env=given, start_new_session=True,
+                    )
+                )  # fmt: skip
+            return [process.wait() for process in running]
+        finally:
+            for process in running:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _hold(self) -> None:
+        own = os.readlink("/proc/self/ns/net")
+        holder = subprocess.Popen(
+            ["unshare", "--net", "setpriv", "--pdeathsig", "KILL", "sleep", "infinity"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        self._holders.append(holder)
+        until = time.monotonic() + _READY_S
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                named = Path(f"/proc/{holder.pid}/comm").read_text().strip()
+                if named == "sleep" and os.readlink(f"/proc/{holder.pid}/ns/net") != own:
+                    self.pids.append(holder.pid)
+                    return
+            if holder.poll() is not None:
+                break
+            time.sleep(0.005)
+        raise ClusterError("a network namespace could not be made", remedy="root, and no container "
+                           "that forbids it")  # fmt: skip
+
+    def _wire(self) -> None:
+        switch = self.pids[-1]
+        links = []
+        for rack in range(self.racks):
+            links += [f"link add br{rack} type bridge", f"link set br{rack} up"]
+        for host in range(self.hosts):
+            links += [
+                f"link add h{host} type veth peer name {INTERFACE} netns {self.pids[host]}",
+                f"link set h{host} master br{host * self.racks // self.hosts} up",
+            ]
+        for rack in range(1, self.racks):
+            links += [
+                f"link add up{rack} type veth peer name down{rack}",
+                f"link set up{rack} master br{rack} up",
+                f"link set down{rack} master br{rack - 1} up",
+            ]
+        _batch(switch, "ip", links)
+        for host in range(self.hosts):
+            _batch(
+                self.pids[host], "ip",
+                ["link set lo up", f"addr add {self.address(host)}/24 dev {INTERFACE}",
+                 f"link set {INTERFACE} up"],
+            )  # fmt: skip
+        self._put_shapes()
+
+    def _put_shapes(self) -> None:
+        own = _shape(self.bytes_per_s)
+        between = _shape(self.between_bytes_per_s or self.bytes_per_s)
+        self._each_end("qdisc add dev {device} " + own, "qdisc add dev {device} " + between)
+
+    def _each_end(self, line: str, between: str) -> None:
+        hosts, joined = range(self.hosts), range(1, self.racks)
+        ends = [line.format(device=f"h{host}") for host in hosts]
+        ends += [between.format(device=f"{end}{n}") for n in joined for end in ("up", "down")]
+        _batch(self.pids[-1], "tc", ends)
+        for host in hosts:
+            _batch(self.pids[host], "tc", [line.format(device=INTERFACE)])
+
+
+def _shape(bytes_per_s: float) -> str:
+    burst = max(_BURST_BYTES, int(bytes_per_s * _BURST_S))
+    return f"root tbf rate {bytes_per_s * 8:.0f}bit burst {burst} latency 100ms"
+
+
+def _batch(pid: int, tool: str, lines: Sequence[str]) -> None:
+    done = subprocess.run(
+        ["nsenter", "--target", str(pid), "--net", tool, "-batch", "-"],
+        input="\n".join(lines) + "\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise ClusterError(f"the network lab cannot be wired: {tool} failed",
+                           where=said[0] if said else None)  # fmt: skip

@@ -1,0 +1,237 @@
+"""What happened when, on which link, and what held it up."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.cluster.cluster import Cluster
+from slipstream.cluster.lower import Layout, Lowered
+from slipstream.cluster.routing import Int64s
+from slipstream.cluster.tasks import Job
+from slipstream.cluster.topology import Float64s
+from slipstream.errors import InvalidArgumentError
+from slipstream.files import replacing
+from slipstream.native import QueueCounts, Schedule
+from slipstream.provenance import Provenance
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """A link, and of the time that transfers were under way, the share that it held them up."""
+
+    link: int
+    name: str
+    share: float
+
+
+class Timeline:
+    """The result of `simulate`. Times are nanoseconds.
+
+    Fluid transfers have no queues: what they take says nothing about the tail of latencies.
+
+    Attributes:
+        cluster, jobs: what was simulated.
+        schedule: of the engine, for those who want every transfer.
+        makespan_ns: when the last task ended.
+        provenance: `simulated`.
+    """
+
+    provenance = Provenance.SIMULATED
+
+    def __init__(
+        self, cluster: Cluster, jobs: Sequence[Job], lowered: Lowered, schedule: Schedule
+    ) -> None:
+        self.cluster = cluster
+        self.jobs = tuple(jobs)
+        self.schedule = schedule
+        self.makespan_ns = schedule.makespan_ns
+        self._lowered = lowered
+
+    def job(self, number: int) -> JobTimeline:
+        """What became of one job.
+
+        Raises:
+            InvalidArgumentError: no such job.
+        """
+        if not 0 <= number < len(self.jobs):
+            raise InvalidArgumentError("job", f"{number} is not a job; there are {len(self.jobs)}")
+        return JobTimeline(self, number, self._lowered.layouts[number])
+
+    @functools.cached_property
+    def link_bytes(self) -> Float64s:
+        """float64 [links]; what each carried."""
+        flows = self.schedule.program.flows
+        assert flows is not None
+        carried = np.repeat(self._lowered.nbytes, np.diff(flows.path_offset))
+        once: Any = np.bincount(flows.path_link, carried, flows.capacity.size)
+        return np.asarray(once, np.float64) * self.schedule.program.steps
+
+    @property
+    def queues(self) -> QueueCounts | None:
+        """Where transfers travelled as packets: per link the most bytes that waited, packets
+        dropped and marked; per transfer of the engine, packets sent again. Else None."""
+        return self.schedule.queues
+
+    def link_utilisation(self) -> Float64s:
+        """float64 [links]; of each link's capacity, the share that was used up to the end."""
+        able = self.cluster.topology.capacity * (self.makespan_ns / 1e9)
+        return np.divide(self.link_bytes, able, out=np.zeros(able.size), where=able > 0.0)
+
+    @functools.cached_property
+    def device_busy_ns(self) -> Float64s:
+        """float64 [devices]; how long each computed."""
+        busy = np.zeros(self.cluster.devices)
+        busy[self._lowered.lane_device] = self.schedule.lane_busy_ns[1:]
+        return busy
+
+    def bottlenecks(self, job: int | None = None) -> list[Bottleneck]:
+        """What held up the transfers (of one job), the worst first.
+
+        Raises:
+            InvalidArgumentError: it was simulated without ``explain=True``.
+        """
+        held = self._held_up(None if job is None else self.job(job).layout)
+        total = float(held.sum())
+        order = np.argsort(-held, kind="stable")
+        name = self.cluster.topology.link_name
+        return [
+            Bottleneck(int(link), name(int(link)), float(held[link]) / total)
+            for link in order if held[link] > 0.0
+        ]  # fmt: skip
+
+    def _held_up(self, layout: Layout | None) -> Float64s:
+        changes = self.schedule.rate_changes
+        if changes is None:
+            raise InvalidArgumentError("explain", "was not asked for", remedy="explain=True")
+        order = np.argsort(changes.instance, kind="stable")
+        instance, since = changes.instance[order], changes.time_ns[order]
+        until = np.append(since[1:], 0.0)
+        last = np.append(instance[1:] != instance[:-1], True)
+        until[last] = self.schedule.end_ns.reshape(-1)[instance[last]]
+        spent = until - since
+        if layout is not None:
+            task = instance % self.schedule.program.tasks
+            first = layout.first
+            spent = spent * ((task >= first) & (task < first + layout.size * layout.copies))
+        held: Any = np.bincount(changes.link[order], spent, self.cluster.topology.links)
+        return np.asarray(held, np.float64)
+
+    def to_bytes(self) -> bytes:
+        """Every start and end: equal for equal simulations."""
+        return self.schedule.start_ns.tobytes() + self.schedule.end_ns.tobytes()
+
+    def to_perfetto(self, path: str | Path, *, links: int = 20) -> None:
+        """For ui.perfetto.dev: devices and communications as tracks, the busiest links as counters.
+
+        Args:
+            links: of how many links to draw the rate, where `explain` was asked for.
+        """
+        events = [*self._task_events(), *self._link_events(links)]
+        target = Path(path)
+        with replacing(target) as beside:
+            beside.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": events}))
+
+    def _task_events(self) -> Iterator[dict[str, Any]]:
+        yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "devices"}}
+        for number, job in enumerate(self.jobs):
+            pid = number + 1
+            yield {"ph": "M", "pid": pid, "name": "process_name",
+                   "args": {"name": f"{job.name} {number}: communication"}}  # fmt: skip
+            timeline = self.job(number)
+            devices = None if job.placement is None else job.placement.members.reshape(-1)
+            for t, task in enumerate(job.tasks.tasks):
+                start, end = timeline.task_ns(t)
+                device = task.rank
+                if task.rank is not None and devices is not None:
+                    device = int(devices[task.rank])
+                for k in range(job.iterations):
+                    yield {
+                        "ph": "X", "name": task.name, "ts": start[k] / 1e3,
+                        "dur": (end[k] - start[k]) / 1e3,
+                        "pid": 0 if device is not None else pid,
+                        "tid": device if device is not None else t,
+                        "args": {"job": number, "iteration": k},
+                    }  # fmt: skip
+
+    def _link_events(self, links: int) -> Iterator[dict[str, Any]]:
+        changes, flows = self.schedule.rate_changes, self.schedule.program.flows
+        if changes is None or flows is None:
+            return
+        busiest = np.argsort(-self.link_utilisation(), kind="stable")[:links].tolist()
+        drawn = {link: 0.0 for link in busiest if self.link_bytes[link] > 0.0}
+        ends = self.schedule.end_ns.reshape(-1)
+        instances = np.unique(changes.instance)
+        # At one time, what ends makes room first.
+        time = np.concatenate([ends[instances], changes.time_ns])
+        rate = np.concatenate([np.zeros(instances.size), changes.rate])
+        who = np.concatenate([instances, changes.instance])
+        known: dict[int, float] = {}
+        for n in np.argsort(time, kind="stable").tolist():
+            task = int(who[n]) % self.schedule.program.tasks
+            step = float(rate[n]) - known.get(int(who[n]), 0.0)
+            known[int(who[n])] = float(rate[n])
+            for link in flows.path_link[flows.path_offset[task] : flows.path_offset[task + 1]]:
+                if int(link) not in drawn:
+                    continue
+                drawn[int(link)] += step
+                name = self.cluster.topology.link_name(int(link))
+                yield {
+                    "ph": "C", "pid": 10**6, "name": f"{name} (GB/s)", "ts": time[n] / 1e3,
+                    "args": {"rate": max(0.0, round(drawn[int(link)], 9))},
+                }  # fmt: skip
+
+
+class JobTimeline:
+    """What became of one job.
+
+    Attributes:
+        iteration_start_ns, iteration_end_ns: float64 [iterations].
+    """
+
+    def __init__(self, timeline: Timeline, number: int, layout: Layout) -> None:
+        self._timeline = timeline
+        self.number = number
+        self.layout = layout
+        self.iteration_start_ns = self._times(layout.start)[1]
+        self.iteration_end_ns = self._times(layout.finish)[1]
+
+    @property
+    def iteration_ns(self) -> Float64s:
+        """float64 [iterations]; how long each took."""
+        return self.iteration_end_ns - self.iteration_start_ns
+
+    def task_ns(self, task: int) -> tuple[Float64s, Float64s]:
+        """When a task began and ended, in every iteration; both float64 [iterations]."""
+        begin, end = int(self.layout.begin[task]), int(self.layout.end[task])
+        # A communication begins and ends with tasks that take no time.
+        return self._times(begin)[0], self._times(end)[1]
+
+    def exposed_ns(self, task: int) -> Float64s:
+        """float64 [iterations]; of a communication, the time in which no device of the job
+        computes."""
+        job = self._timeline.jobs[self.number]
+        start, end = self.task_ns(task)
+        computed = [
+            self.task_ns(t) for t, one in enumerate(job.tasks.tasks) if one.rank is not None
+        ]
+        exposed = np.zeros(start.size)
+        for k in range(start.size):
+            spans = sorted((float(a[k]), float(b[k])) for a, b in computed)
+            at = float(start[k])
+            for low, high in spans:
+                exposed[k] += max(0.0, min(low, float(end[k])) - at)
+                at = max(at, min(high, float(end[k])))
+            exposed[k] += max(0.0, float(end[k]) - at)
+        return exposed
+
+    def _times(self, local: int) -> tuple[Float64s, Float64s]:
+        layout, schedule = self.layout, self._timeline.schedule
+        task: Int64s = layout.first + local + layout.size * np.arange(layout.copies)
+        return schedule.start_ns[:, task].reshape(-1), schedule.end_ns[:, task].reshape(-1)

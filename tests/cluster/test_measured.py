@@ -1,0 +1,272 @@
+"""Calibration and network labs: fits of made-up samples, refusals, a real lab if there is root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.cluster import (
+    ClusterError,
+    Netlab,
+    _ranks,
+    calibrate,
+    calibration,
+    closed_form_ns,
+    why_no_netlab,
+)
+from slipstream.cluster.fitting import fit, terms
+from slipstream.cluster.measuring import Operation, Rank, Sample, run_operations
+from slipstream.errors import InvalidArgumentError
+
+ALPHA, SLOPE, ADD = 30e3, 8.0, 1.5
+
+
+@pytest.fixture
+def lab_here(require: Callable[[str, bool, str], None]) -> None:
+    """This test needs root, for network namespaces."""
+    require("netlab", why_no_netlab() is None, why_no_netlab() or "")
+
+
+def made_up(
+    noise: float, seed: int = 0, sizes: tuple[int, ...] = (2**12, 2**16, 2**20)
+) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for kind, ranks in (("p2p", 2), ("all_reduce", 2), ("all_reduce", 4)):
+        for size in sizes:
+            operation = Operation(kind, size, tuple(range(ranks)))
+            exact = float(terms(operation) @ np.array([ALPHA, SLOPE, ADD]))
+            repeats = exact * (1 + noise * rng.standard_normal(9))
+            found.append(Sample(operation, float(np.median(repeats)), tuple(repeats.tolist())))
+    return found
+
+
+def test_a_fit_finds_what_the_samples_were_made_of() -> None:
+    found = fit(made_up(0.0))
+    assert found.alpha_ns == pytest.approx(ALPHA)
+    assert found.ns_per_byte == pytest.approx(SLOPE)
+    assert found.reduce_ns_per_byte == pytest.approx(ADD)
+    assert found.residual == pytest.approx(0.0, abs=1e-12)
+    assert found.predict_ns(Operation("p2p", 1000, (0, 1))) == pytest.approx(ALPHA + 8000)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_of_gathers_in_a_row_only_the_first_is_asked_for_late(n: int) -> None:
+    ranks = tuple(range(n))
+    ring = closed_form_ns("all_gather", "ring", 1e6, n, alpha_ns=0.0, bytes_per_s=1e9)
+    for count in (1, 2, 8):
+        asked = terms(Operation("all_gather", 1_000_000, ranks, in_a_row=count))
+        # Half a piece of 1e6 / n bytes, once.
+        assert asked[1] - ring == pytest.approx(1e6 / n / 2 / count)
+
+
+def test_ranks_ask_to_go_first_and_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refuse(thread: int, policy: int, parameters: object) -> None:
+        asked.append(thread)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    monkeypatch.setattr(os, "listdir", lambda path: ["11", "12"])
+    _ranks._go_first()
+    assert asked == [11]
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *given: asked.append(given[0]))
+    _ranks._go_first()
+    assert asked == [11, 11, 12]
+
+
+def test_intervals_hold_the_truth_under_noise() -> None:
+    found = fit(made_up(0.03))
+    low, high = found.intervals["ns_per_byte"]
+    assert low < SLOPE * 1.02
+    assert high > SLOPE * 0.98
+    assert 0.0 < found.residual < 0.05
+
+
+def test_what_latency_and_bandwidth_do_not_explain_is_refused() -> None:
+    with pytest.raises(ClusterError, match="leave the median measurement off"):
+        fit(_steep())
+    samples = made_up(0.0)
+    samples[2] = _replaced(samples[2], samples[0].duration_ns / 2 / samples[2].duration_ns)
+    with pytest.raises(ClusterError, match="less than a smaller one's"):
+        fit(samples)
+    with pytest.raises(ClusterError, match="too few"):
+        fit(samples[:2])
+
+
+def _steep() -> list[Sample]:
+    return [
+        Sample(Operation("p2p", 2**k, (0, 1)), 2.0 ** (k * k / 8), (2.0 ** (k * k / 8),) * 3)
+        for k in range(4, 24)
+    ]
+
+
+def _replaced(sample: Sample, factor: float) -> Sample:
+    return Sample(sample.operation, sample.duration_ns * factor,
+                  tuple(r * factor for r in sample.repeats_ns))  # fmt: skip
+
+
+def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "cores", lambda: 2)
+    with pytest.raises(ClusterError, match="3 ranks on 2 cores would measure the scheduler"):
+        calibrate(3)
+    with pytest.raises(InvalidArgumentError, match="ranks: 1 is less than 2"):
+        calibrate(1)
+
+
+def test_real_ranks_answer_and_a_calibration_is_saved(tmp_path: Path) -> None:
+    operations = [Operation("p2p", 2**k, (0, 1), 3) for k in (10, 16, 20)]
+    operations += [
+        Operation(kind, 2**16, (0, 1), 3, in_a_row=4)
+        for kind in ("p2p", "all_reduce", "all_gather", "reduce_scatter")
+    ]
+    samples, torch = run_operations([Rank(), Rank()], operations)
+    assert [s.operation for s in samples] == operations
+    assert all(s.duration_ns > 0.0 and len(s.repeats_ns) == 3 for s in samples)
+    assert torch
+    (pooled,), _ = run_operations([Rank(), Rank()], [Operation("p2p", 4096, (0, 1), 3)], rounds=2)
+    assert len(pooled.repeats_ns) == len(pooled.began_ns) == 6
+    assert pooled.duration_ns == np.median(pooled.repeats_ns)
+    assert sorted(pooled.began_ns) == list(pooled.began_ns)
+
+
+def test_a_rank_that_fails_is_reported_and_none_is_left() -> None:
+    with pytest.raises(ClusterError, match=r"rank \d of the measurement failed"):
+        run_operations([Rank(), Rank()], [Operation("nonsense", 4, (0, 1))], limit_s=600)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_ranks_end_with_whoever_asked_even_if_killed() -> None:
+    ask = (
+        "from slipstream.cluster.measuring import *; "
+        "run_operations([Rank()] * 2, [Operation('p2p', 4, (0, 1), 10**9)])"
+    )
+    asking = subprocess.Popen([sys.executable, "-c", ask], start_new_session=True)
+    try:
+        ranks: list[int] = []
+        until = time.monotonic() + 60
+        while len(ranks) < 2 and time.monotonic() < until:
+            ranks = children_of(asking.pid)
+            time.sleep(0.02)
+        assert len(ranks) == 2
+    finally:
+        asking.kill()
+        asking.wait()
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < until:
+        time.sleep(0.02)
+    left = [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
+    assert not left
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                # After the name in brackets: state, parent.
+                after = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(after[1]) == pid:
+                    found.append(int(entry.name))
+    return found
+
+
+def test_a_lab_checks_what_it_is_asked() -> None:
+    with pytest.raises(InvalidArgumentError, match="hosts: 0"):
+        Netlab(0, 1e6)
+    with pytest.raises(InvalidArgumentError, match="bytes_per_s"):
+        Netlab(2, 0.0)
+    with pytest.raises(InvalidArgumentError, match="racks: 3 hosts"):
+        Netlab(3, 1e6, racks=2)
+    with pytest.raises(InvalidArgumentError, match="between_bytes_per_s"):
+        Netlab(4, 1e6, racks=2, between_bytes_per_s=float("nan"))
+
+
+def test_without_root_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match="needs root"), Netlab(2, 1e6):
+        pass
+
+
+@pytest.mark.usefixtures("lab_here")
+def test_a_lab_shapes_counts_and_leaves_nothing() -> None:
+    with Netlab(2, 25e6) as lab:
+        pids = list(lab.pids)
+        operations = [Operation("p2p", size, (0, 1), 3) for size in (2**18, 2**20)]
+        before = lab.counters()
+        samples, _ = run_operations(lab.ranks(), operations, address=lab.address(0), port=29401)
+        sent = [after[1] - b[1] for after, b in zip(lab.counters(), before, strict=True)]
+    # 25 MB/s less 4 % of headers, and one way takes no less; five times each size there and back.
+    assert samples[1].duration_ns >= 2**20 / 25e6 * 1e9 * 0.99
+    assert min(sent) > 5 * (2**18 + 2**20)
+    assert not any(_alive(pid) for pid in pids)
+
+
+@pytest.mark.usefixtures("lab_here")
+def test_a_command_on_every_host(capfd: Any) -> None:
+    with Netlab(3, 1e6) as lab:
+        assert lab.run(["sh", "-c", "echo $RANK of $WORLD_SIZE; exit $RANK"]) == [0, 1, 2]
+    assert sorted(capfd.readouterr().out.split("\n"))[1:] == ["0 of 3", "1 of 3", "2 of 3"]
+
+
+@pytest.mark.usefixtures("lab_here")
+def test_racks_are_joined_by_a_cable_of_its_own() -> None:
+    """One host of each rack sends the other, over the cable between, what it takes seconds for."""
+    script = (
+        "import os, socket, sys, time\n"
+        "rank = int(os.environ['RANK']); data = bytes(1 << 18)\n"
+        "if rank == 3:\n"
+        "    one = socket.create_server(('', 4000)).accept()[0]\n"
+        "    while one.recv(1 << 16): pass\n"
+        "elif rank == 0:\n"
+        "    for _ in range(600):\n"
+        "        try: one = socket.create_connection(('10.77.0.4', 4000)); break\n"
+        "        except OSError: time.sleep(0.1)\n"
+        "    one.sendall(data)\n"
+    )
+    with Netlab(4, 1e9, racks=2, between_bytes_per_s=1e6) as lab:
+        began = time.monotonic()
+        assert lab.run([sys.executable, "-S", "-c", script]) == [0] * 4
+        took = time.monotonic() - began
+        received = [counted[0] for counted in lab.counters()]
+        with lab.unshaped():
+            pass
+    assert received[3] > 1 << 18
+    # What two buckets have saved up passes at once, the rest at a megabyte a second.
+    assert took >= ((1 << 18) - 2 * 8192) / 1e6
+
+
+@pytest.mark.usefixtures("lab_here")
+def test_a_killed_lab_leaves_nothing() -> None:
+    code = (
+        "import os, signal; from slipstream.cluster import Netlab\n"
+        "lab = Netlab(2, 1e6).__enter__(); print(*lab.pids, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    import sys
+    import time
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 3
+    until = time.monotonic() + 600.0
+    while any(_alive(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "(sleep) Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,193 @@
+"""Messages of different sizes that go different ways: found by fits, saved, priced, simulated."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.cluster import (
+    Cluster,
+    Collective,
+    Group,
+    Job,
+    LinkKind,
+    Quantity,
+    Regime,
+    Tasks,
+    simulate,
+    star,
+)
+from slipstream.cluster.calibration import fitted_cluster
+from slipstream.cluster.fitting import Fit, fit
+from slipstream.cluster.measuring import Operation, Sample
+from slipstream.errors import InvalidArgumentError
+
+LINK = LinkKind.of("memory", 2e9)
+# In cache 50 us and 0.1 ns a byte; outside it, from a million bytes on, 80 us and 0.5 ns.
+CACHED, LARGE = Regime(0.0, 50e3, 0.2), Regime(1e6, 80e3, 1.0)
+
+
+def here(ranks: int = 2) -> Cluster:
+    return Cluster(
+        "here", star(ranks, LINK), alpha_ns=Quantity(50e3), reduce_ns_per_byte=Quantity(0.3),
+        regimes=(CACHED, LARGE),
+    )  # fmt: skip
+
+
+def message_ns(nbytes: float) -> float:
+    return 50e3 + 0.1 * nbytes if nbytes < 1e6 else 80e3 + 0.5 * nbytes
+
+
+def timed(took: Any, *, noise: float = 0.0, kinds: tuple[str, ...] = ("p2p",)) -> list[Sample]:
+    rng = np.random.default_rng(1)
+    found = []
+    for kind, power in itertools.product(kinds, range(20, 47)):
+        size = int(2 ** (power / 2)) // 4 * 4
+        exact = took(size) if kind == "p2p" else 2 * took(size / 2) + 0.3 * size / 2
+        repeats = exact * (1 + noise * rng.standard_normal(9))
+        operation = Operation(kind, size, (0, 1))
+        found.append(Sample(operation, float(np.median(repeats)), tuple(repeats.tolist())))
+    return found
+
+
+def errors(found: Fit, samples: list[Sample]) -> list[float]:
+    return [abs(found.predict_ns(s.operation) / s.duration_ns - 1) for s in samples]
+
+
+def test_a_jump_is_found_with_a_step_where_it_is() -> None:
+    samples = timed(message_ns, kinds=("p2p", "all_reduce"))
+    found = fit(samples, most_regimes=3)
+    first, second = found.regimes
+    assert first.from_bytes == 0.0
+    # Between the sizes around it.
+    assert 2**19.5 < second.from_bytes < 2**20
+    assert (first.alpha_ns, second.alpha_ns) == (pytest.approx(50e3), pytest.approx(80e3))
+    assert first.slowdown * found.ns_per_byte == pytest.approx(0.1)
+    assert found.ns_per_byte == pytest.approx(0.5)
+    assert found.reduce_ns_per_byte == pytest.approx(0.3)
+    assert found.alpha_ns == first.alpha_ns
+    assert max(errors(found, samples)) < 1e-6
+    assert found.intervals["ns_per_byte"][0] == pytest.approx(0.5)
+
+
+def test_lines_that_meet_between_two_sizes_go_on_without_a_step() -> None:
+    def handshake(nbytes: float) -> float:
+        return 10e3 + 0.5 * nbytes if nbytes < 120e3 else 46e3 + 0.2 * nbytes
+
+    found = fit(timed(handshake), most_regimes=3)
+    assert [one.from_bytes for one in found.regimes] == [0.0, pytest.approx(120e3)]
+    assert found.regimes[0].slowdown == pytest.approx(2.5)
+
+
+def test_one_line_stays_one_and_cheaper_than_a_smaller_one_is_not_allowed() -> None:
+    plain = fit(timed(lambda size: 20e3 + 0.4 * size, noise=0.05), most_regimes=3)
+    assert plain.regimes == ()
+    # A tenth less from 300,000 bytes on: noise, no way of messages.
+    lower = timed(lambda size: (20e3 + 0.4 * size) * (1.0 if size < 3e5 else 0.9))
+    found = fit(lower, most_regimes=3)
+    sizes = np.geomspace(4, 1e8, 400).astype(int).tolist()
+    for one in (found, fit(timed(message_ns, noise=0.05), most_regimes=3)):
+        took = [one.predict_ns(Operation("p2p", size, (0, 1))) for size in sizes]
+        assert np.all(np.diff(took) >= 0.0)
+
+
+def test_sizes_left_out_are_predicted_where_one_line_is_not() -> None:
+    samples = timed(message_ns, noise=0.03)
+    several, one = (fit(samples[::2], most_regimes=most) for most in (3, 1))
+    left = samples[1::2]
+    assert np.median(errors(several, left)) < 0.03
+    assert np.mean(errors(several, left)) < np.mean(errors(one, left)) / 3
+
+
+def test_few_sizes_are_one_line() -> None:
+    assert fit(timed(message_ns)[::5], most_regimes=3).regimes == ()
+
+
+@pytest.mark.parametrize("nbytes", [0.0, 1e3, 999e3, 1e6, 1.9e6, 2e6, 5e8])
+def test_closed_form_and_simulation_take_the_way_of_the_message(nbytes: float) -> None:
+    for collective, expected in (
+        (Collective("p2p", nbytes, Group.of([0, 1])), message_ns(nbytes)),
+        (
+            Collective("all_reduce", nbytes, Group.of([0, 1]), "ring"),
+            2 * message_ns(nbytes / 2) + 0.3 * nbytes / 2,
+        ),
+    ):
+        cluster = here()
+        assert cluster.cost(collective).duration_ns == pytest.approx(expected)
+        tasks = Tasks()
+        tasks.communicate(collective)
+        timeline = simulate(cluster, Job(tasks))
+        assert timeline.makespan_ns == pytest.approx(expected)
+        # What is counted is what was sent, however long it took.
+        assert timeline.link_bytes.max() == pytest.approx(nbytes)
+
+
+def test_many_at_once_equal_one_by_one_to_the_bit() -> None:
+    cluster = here(16)
+    rng = np.random.default_rng(0)
+    size, ranks = 10 ** rng.uniform(0, 9, 200), rng.integers(1, 17, 200)
+    many = cluster.cost_many_ns("all_reduce", size, ranks, ("ring", "auto", "tree"), [0])
+    auto = cluster.cost_many_ns("all_reduce", size, ranks)
+    for i in range(200):
+        group = Group.of(range(ranks[i]))
+        for algo, found in (("ring", many), ("auto", auto)):
+            one = cluster.cost(Collective("all_reduce", float(size[i]), group, algo))
+            assert found[i] == one.duration_ns
+
+
+def test_large_messages_share_a_link_as_slowly_as_they_pass_it() -> None:
+    tasks = Tasks()
+    tasks.communicate(Collective("p2p", 1e8))
+    jobs = [Job(tasks, placement=Group.of([0, 1]))] * 2
+    assert simulate(here(), jobs).makespan_ns == pytest.approx(80e3 + 2 * 0.5e8)
+
+
+def test_a_file_keeps_them_and_older_files_are_read(tmp_path: Path) -> None:
+    samples = timed(message_ns, noise=0.02)
+    found = fit(samples, most_regimes=3)
+    made = fitted_cluster(2, "memory", False, found, samples, "gloo")
+    path = tmp_path / "here.toml"
+    made.save(path)
+    back = Cluster.load(path)
+    assert back.regimes == made.regimes == found.regimes
+    assert len(back.regimes) == 2
+    for nbytes in (1e3, 3e5, 1e7):
+        wanted = Collective("p2p", nbytes)
+        assert back.cost(wanted).duration_ns == pytest.approx(
+            found.predict_ns(Operation("p2p", int(nbytes), (0, 1)))
+        )
+    older = [line for line in path.read_text().split("\n") if not line.startswith("regimes")]
+    path.write_text("\n".join(older))
+    assert Cluster.load(path).regimes == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("[{ from_bytes = 5, alpha_ns = 1 }]", "begin at 5 bytes"),
+        ("[{ from_bytes = 0, alpha_ns = 1 }, { from_bytes = 0, alpha_ns = 2 }]", "follows one"),
+        ("[{ from_bytes = 0, alpha_ns = -1 }]", "alpha_ns = -1"),
+        ("[{ from_bytes = 0, alpha_ns = 1, slowdown = nan }]", "slowdown = nan"),
+        ("[{ from_bytes = 0, alpha = 1 }]", "not an array of"),
+        ("7", "not an array of"),
+    ],
+)
+def test_malformed_ones_are_refused(tmp_path: Path, given: str, message: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f'regimes = {given}\n[topology]\ngenerator = "star"\ndevices = 2\nlink = "nic"\n'
+        "[links.nic]\nbytes_per_s = 1e9\n"
+    )
+    with pytest.raises(InvalidArgumentError, match="regimes: .*" + message):
+        Cluster.load(path)
+
+
+def test_packets_are_refused() -> None:
+    tasks = Tasks()
+    tasks.communicate(Collective("p2p", 1e3))
+    with pytest.raises(InvalidArgumentError, match="fidelity: packets of here"):
+        simulate(here(), Job(tasks), fidelity="packet")
