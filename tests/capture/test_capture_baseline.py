@@ -58,7 +58,7 @@ def _hidden(model: nn.Module, dtype: torch.dtype | None = None) -> Callable[[], 
 
 def _recorded(result: Any) -> Graph:
     built = build_from(result, (), 0, "test")
-    running = capture(CaptureSettings(warmup=1, steps=2, threads=1))(built)
+    running = capture(CaptureSettings(warmup=1, steps=2, threads=1, own_process=False))(built)
     while True:
         try:
             running.send(None)

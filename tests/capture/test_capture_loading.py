@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch.utils.data
 
+from known_clock import KnownClock
+from slipstream.capture import loading
 from slipstream.capture.loading import LoadingClock, count_events, lay_out, share_out
 from slipstream.capture.overhead import LoadingTime, StepTimes
 from slipstream.capture.trace import Node
@@ -61,26 +63,35 @@ def test_recorded_times_share_out_what_was_measured() -> None:
 
 
 class Slow(torch.utils.data.IterableDataset[int]):
-    """Works, then waits."""
+    """Works, then waits; on a clock that nothing else moves."""
+
+    def __init__(self, clock: KnownClock) -> None:
+        self.clock = clock
 
     def __iter__(self) -> Iterator[int]:
         while True:
-            begin = time.thread_time_ns()
-            while time.thread_time_ns() - begin < 3_000_000:
-                pass
-            time.sleep(0.004)
+            self.clock.work(3e6)
+            self.clock.wait(4e6)
             yield 1
 
 
-def test_the_clock_tells_work_from_waiting_and_leaves_torch_as_it_was() -> None:
-    batches = iter(torch.utils.data.DataLoader(Slow(), None))
+def test_the_clock_tells_work_from_waiting_and_leaves_torch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = KnownClock()
+    clocks = SimpleNamespace(
+        perf_counter_ns=lambda: int(known.wall_ns), thread_time_ns=lambda: int(known.cpu_ns)
+    )
+    monkeypatch.setattr(loading, "time", clocks)
+    monkeypatch.setattr(loading, "delay_between", lambda before, after: 0)
+    batches = iter(torch.utils.data.DataLoader(Slow(known), None))
     before = type(batches).__next__
     with LoadingClock() as clock:
         next(batches)
         next(batches)
     next(batches)
-    assert 6_000_000 <= clock.time.cpu_ns < 60_000_000
-    assert clock.time.waiting_ns >= 7_500_000
+    assert clock.time.cpu_ns == pytest.approx(6e6, rel=0.1)
+    assert clock.time.waiting_ns == pytest.approx(8e6, rel=0.1)
     assert type(batches).__next__ is before
 
 

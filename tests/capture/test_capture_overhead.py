@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.capture.overhead import calibrate
+from slipstream.capture.overhead import StepTimes, calibrate
 
 counts = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
 
 @given(counts, st.floats(0, 1400), st.randoms())
 def test_a_known_cost_per_event_is_found_and_taken_off(
-    inner: list[int], cost: float, random: np.random.Generator
+    inner: list[int], cost: float, random: Random
 ) -> None:
     units = len(inner)
     # Long enough against the cost that nothing falls below zero.
@@ -74,3 +76,17 @@ def test_a_step_in_which_nothing_takes_time_is_not_divided_by() -> None:
     found = calibrate(nothing, np.zeros((1, 2), np.int64), nothing[0], np.zeros(2, np.int64), 10.0)
     assert np.isfinite(found.duration_ns).all()
     assert np.isfinite(found.gap_ns).all()
+
+
+def test_contention_shows_in_the_queue_or_in_steps_of_different_lengths() -> None:
+    def contended(wall: tuple[int, ...], cpu: int, queued: int, threads: int) -> bool:
+        return StepTimes(wall, (cpu,) * len(wall), queued_ns=queued).contended(threads)
+
+    calm, uneven = (100, 101, 102), (100, 130, 140)
+    assert not contended(calm, 100, 0, 1)
+    assert contended(uneven, 100, 0, 1)
+    # The other thread's CPU time is not this thread's.
+    assert not contended(calm, 60, 0, 2)
+    assert contended(uneven, 60, 0, 2)
+    # All steps held up alike.
+    assert contended(calm, 60, 90, 2)

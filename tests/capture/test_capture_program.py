@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -149,7 +149,7 @@ class Fickle(nn.Module):
 
 
 def test_an_operator_of_the_recorded_step_only_is_no_measurement() -> None:
-    graph = profile(Workload.of(Fickle(11), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
+    graph = profile(Workload.of(Fickle(12), torch.randn(2, 4)), warmup=1, steps=3, threads=1)
     provenance = {
         graph.strings[name]: PROVENANCES[code]
         for name, code in zip(graph.tasks.name, graph.tasks.provenance, strict=True)
@@ -191,7 +191,7 @@ class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
-        self.steps = 0
+        self.steps = -1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.steps += 1
@@ -201,13 +201,16 @@ class Branching(nn.Module):
 
 
 def test_steps_that_branch_are_aligned_and_say_how_well() -> None:
-    # Recorded is the 11th step, of four layers; profiled were the 6th, 7th and 8th.
+    # Recorded is the 12th step, of four layers; profiled were the 6th, 7th and 8th.
     graph = profile(Workload.of(Branching(), torch.randn(2, 16)), warmup=1, steps=3, threads=1)
     assert 0 < graph.meta["unaligned_share"] < 0.4
     names = [graph.strings[name] for name in graph.tasks.name]
     assert names.count("aten::addmm") in (3, 4)
     assert names.count("aten::exp") == 1
-    assert (graph.tasks.duration_ns[1:] > 0).all()
+    # Of a short operator nothing may be left once the profiler's cost is off; what only the
+    # recorded step ran comes on top.
+    graph.check()
+    assert replay(graph).step_ns >= 0.999 * graph.meta["step_ns"]["cpu_minimum"]
 
 
 def test_a_step_without_operators_is_refused() -> None:
@@ -294,7 +297,8 @@ def test_who_keeps_garbage_keeps_it() -> None:
 def test_measured_times_are_real() -> None:
     graph = captured("transformer")
     assert (graph.tasks.duration_ns[1:] >= 0).all()
-    assert np.median(graph.tasks.duration_ns[1:]) > 100
+    # However busy the machine is: the plain steps' CPU time is shared out among all.
+    assert (graph.tasks.duration_ns + graph.tasks.gap_ns).sum() > 100 * len(graph)
     assert graph.meta["profiler_ns_per_event"] >= 0
     assert graph.meta["threads"] == 1
     assert graph.samples == 3
@@ -302,3 +306,16 @@ def test_measured_times_are_real() -> None:
 
 def test_by_default_a_capture_profiles_two_dozen_steps() -> None:
     assert CaptureSettings().steps == 24
+
+
+def test_a_machine_that_becomes_busy_gets_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_LONGEST_CAPTURE_S", 0.5)
+    weight, calls = torch.ones(8, 8), itertools.count()
+
+    def step() -> torch.Tensor:
+        if next(calls) > 4:
+            time.sleep(0.1)
+        return weight @ weight
+
+    graph = profile(Workload.of(step), warmup=1, steps=24)
+    assert 3 <= graph.meta["aligned_steps"] < 12

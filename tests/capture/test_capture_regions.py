@@ -52,7 +52,7 @@ def run(built: Built, program: Any) -> Any:
 
 
 def record(built: Built, *needs: str) -> Graph:
-    settings = CaptureSettings(warmup=1, steps=3, threads=1, needs=needs)
+    settings = CaptureSettings(warmup=1, steps=3, threads=1, needs=needs, own_process=False)
     return run(built, capture(settings)(built))
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from slipstream.capture.modules import PREFIX
 from slipstream.capture.trace import Node
 from slipstream.capture.units import find_units
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.verbs._profile import profile
+from slipstream.workload import Workload
 from tiny_models import MODELS, captured, in_phase, module_of, name_of, parts
 
 SPEC = TensorSpec("float32", (2, 2), (2, 1))
@@ -165,3 +170,25 @@ def test_source_lines_name_the_users_file() -> None:
         graph.string(graph.tasks.source[task]) for task in in_phase(graph, StepPhase.FORWARD)
     }
     assert any(source.startswith("tiny_models.py:") for source in sources)
+
+
+def test_the_update_and_the_backward_pass_have_the_lines_that_asked_for_them() -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs = torch.randn(2, 4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (model(inputs) * inputs).sum().backward()
+        optimizer.step()
+
+    first = step.__code__.co_firstlineno
+    graph = profile(Workload.of(model, step=step), steps=2)
+    lines = {
+        phase: {graph.string(int(graph.tasks.source[task])) for task in in_phase(graph, phase)}
+        for phase in (StepPhase.BACKWARD, StepPhase.OPTIMIZER)
+    }
+    here = Path(__file__).name
+    assert f"{here}:{first + 2}" in lines[StepPhase.BACKWARD]
+    assert "" not in lines[StepPhase.BACKWARD]
+    assert lines[StepPhase.OPTIMIZER] == {f"{here}:{first + 3}"}

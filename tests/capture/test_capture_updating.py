@@ -65,18 +65,18 @@ def test_each_part_has_the_cost_that_its_own_times_show() -> None:
 def test_the_update_of_a_real_step_has_the_time_it_was_seen_to_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[UpdateTime] = []
+    # So long that what the machine does beside it does not matter.
+    least = 1_000_000_000
 
     class Watching(UpdateClock):
         def take(self) -> UpdateTime:
-            seen.append(super().take())
-            return seen[-1]
+            seen = super().take()
+            return UpdateTime(least, least) if seen.cpu_ns else seen
 
     monkeypatch.setattr(program, "UpdateClock", Watching)
     graph = profile(workload("transformer"), warmup=1, steps=4, threads=1)
-    least = min(one.cpu_ns for one in seen if one.cpu_ns)
     tasks = graph.tasks
     update = tasks.phase == StepPhase.OPTIMIZER
     inside = float(tasks.duration_ns[update].sum() + tasks.gap_ns[update][:-1].sum())
     # The rest is Python before its first operator and after its last.
-    assert 0.5 * least < inside <= least
+    assert 0.5 * least < inside <= least * (1 + 1e-9)

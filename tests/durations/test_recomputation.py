@@ -65,9 +65,9 @@ def count_blocks(saved: int) -> int:
 def test_of_differences_the_median_is_taken_and_of_times_the_least(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def timer(call: Call, clock: object, warm: bool) -> object:
+    def timer(call: Call, clock: object, warm: bool) -> microbenchmark._Timer:
         values = count(1)
-        return lambda: float(next(values))
+        return microbenchmark._Timer(lambda: float(next(values)))
 
     monkeypatch.setattr(microbenchmark, "_timer", timer)
     monkeypatch.setattr(microbenchmark, "_ROUNDS", 5)

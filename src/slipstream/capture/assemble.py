@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from slipstream.capture.align import Aligned, align
 from slipstream.capture.baseline import describe_baseline
+from slipstream.capture.collecting import collection_ns, collection_spread
 from slipstream.capture.events import Step
+from slipstream.capture.lines import (
+    Seen,
+    describe_lines,
+    find_chains,
+    line_of_units,
+    makers,
+)
 from slipstream.capture.loading import count_events, lay_out, share_out
 from slipstream.capture.machine import describe_machine
 from slipstream.capture.memory import MemoryRecord, allocations
@@ -42,7 +50,8 @@ from slipstream.provenance import Provenance
 if TYPE_CHECKING:
     from slipstream.workload import Built
 
-_CONTENDED = 1.15
+COLLECTION_TASK = "garbage collection"
+"""What the task is called that stands for Python's garbage collector."""
 LOADING_TASK = "data loading"
 """What the task is called that stands for a ``DataLoader`` at work; its scope says which kind."""
 
@@ -58,12 +67,14 @@ def assemble(
     other: OtherSize,
     memory: MemoryRecord | None = None,
     faulting: Faulting | None = None,
+    seen: Seen | None = None,
 ) -> Graph:
     """The graph of one step.
 
     Args:
         parameters: storages of the model's parameters; empty when there is no model to ask.
         faulting: steps before the process kept its pages; None when it had them all along.
+        seen: a step's operators with the user's lines behind them; None where none was watched.
 
     Raises:
         GraphError: no operators ran, or the steps have too little in common.
@@ -98,12 +109,15 @@ def assemble(
     found = np.array(parameters or _parameters(trace, units), np.int32)
     graph = _graph(
         built, trace, units, found, names, calibration, durations, provenance, times, threads,
-        aligned, other,
+        aligned, other, seen,
     )  # fmt: skip
     held, reason = allocations(memory, trace, units, found.tolist())
     meta = {**graph.meta, "memory_reason": reason} if reason else graph.meta
     graph = replace(graph, memory=held, meta=meta)
     graph.memory.check(len(graph))
+    if collected := collection_ns(times.collecting, outside + within):
+        spread = collection_spread(times.collecting)
+        graph = _behind(graph, COLLECTION_TASK, collected, spread, Kind.COLLECTION)
     if faulting is not None:
         graph = _with_page_faults(graph, faulting.extra_ns(times, threads), faulting.spread)
         # Of the step as it runs, page faults and all.
@@ -116,10 +130,14 @@ def assemble(
 
 
 def _with_page_faults(graph: Graph, extra_ns: float, spread: float) -> Graph:
+    return _behind(graph, PAGE_FAULTS, extra_ns, spread, Kind.HOST)
+
+
+def _behind(graph: Graph, name: str, total_ns: float, spread: float, kind: Kind) -> Graph:
     """One more task at the step's end; where in the step its parts lie is not known."""
     last = len(graph) - 1
     edit = Editor(graph, "")
-    edit.insert(last, PAGE_FAULTS, extra_ns, Provenance.MEASURED, spread=spread, kind=Kind.HOST)
+    edit.insert(last, name, total_ns, Provenance.MEASURED, spread=spread, kind=kind)
     found = edit.apply("")
     tasks = found.tasks
     # It takes over nothing of the task it stands behind.
@@ -180,8 +198,13 @@ def _graph(
     threads: int,
     aligned: Aligned,
     other: OtherSize,
+    seen: Seen | None,
 ) -> Graph:
     strings = StringTable()
+    chains = None
+    if seen is not None:
+        chains = find_chains(trace, units, seen, makers(built), built.lines.returned)
+    line = line_of_units(names, units, chains)
     # Calls that are equal here need not be with another number of samples.
     calls: dict[tuple[str, str], int] = {}
     call_list: list[Call] = []
@@ -211,7 +234,7 @@ def _graph(
         name=_column(strings, ["step", *(_name(trace[i]) for i in units.nodes)]),
         scope=_column(strings, ["", *units.scope]),
         module=_column(strings, ["", *units.module]),
-        source=_column(strings, ["", *(names.sources.get(module, "") for module in units.module)]),
+        source=_column(strings, ["", *map(line, range(len(units.nodes)))]),
         kind=np.array([Kind.HOST, *(_kind(trace[i]) for i in units.nodes)], np.uint8),
         phase=np.concatenate([[StepPhase.OTHER], units.phase]).astype(np.uint8),
         lane=np.zeros(n, np.int32),
@@ -242,6 +265,7 @@ def _graph(
             "inference_mode": names.inference_mode,
             "baseline": describe_baseline(built, trace, names.autocast),
             "shrunk": other.meta,
+            "lines": describe_lines(built, chains or ()),
         },
         shrunk=tuple(others),
     )
@@ -290,7 +314,6 @@ def _meta(
     import torch
 
     wall, cpu = np.array(times.wall_ns, float), np.array(times.cpu_ns, float)
-    ratio = float(np.median(wall) / max(float(np.median(cpu)), 1.0))
     return {
         "workload": built.name,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -314,7 +337,7 @@ def _meta(
                 (np.percentile(cpu, 75) - np.percentile(cpu, 25)) / 2 / np.median(cpu)
             ),
         },
-        "contended": threads == 1 and ratio > _CONTENDED,
+        "contended": times.contended(threads),
         "steps": len(times.wall_ns),
         "aligned_steps": len(aligned.length_ns),
         "unaligned_share": aligned.unaligned,

@@ -71,13 +71,14 @@ class LoadingClock:
     Attributes:
         time: so far; time in the queue for a core that another program has is in neither part,
             where the system tells it apart.
+        inside: whether it is there now.
     """
 
     def __init__(self) -> None:
         self.time = LoadingTime(0, 0)
         self._delay = RunDelay()
         self._original: Callable[[Any], Any] | None = None
-        self._inside = False
+        self.inside = False
 
     def __enter__(self) -> LoadingClock:
         iterator = _iterator()
@@ -86,9 +87,9 @@ class LoadingClock:
 
         @functools.wraps(original)
         def timed(batches: Any) -> Any:
-            if self._inside:
+            if self.inside:
                 return original(batches)
-            self._inside = True
+            self.inside = True
             queued = self._delay.read()
             wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
             try:
@@ -96,7 +97,7 @@ class LoadingClock:
             finally:
                 cpu_ns, wall_ns = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
                 waited = wall_ns - cpu_ns - (delay_between(queued, self._delay.read()) or 0)
-                self._inside = False
+                self.inside = False
                 self.time = LoadingTime(
                     self.time.cpu_ns + cpu_ns, self.time.waiting_ns + max(waited, 0)
                 )

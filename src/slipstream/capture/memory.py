@@ -8,14 +8,14 @@ one's allocations and from a walk over model, optimizer and batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.events import MARKER
+from slipstream.capture.events import MARKER, mark
 from slipstream.capture.memory_align import REMEDY, fit, unseen_bytes
 from slipstream.capture.modules import PREFIX
 from slipstream.capture.trace import Node
@@ -57,8 +57,12 @@ class MemoryRecord:
     gradients: frozenset[int]
 
 
-def held(built: Built) -> Held:
-    """The storages of a workload's parameters, gradients, buffers, optimizer state and batch."""
+def held(built: Built, device: str = "cpu") -> Held:
+    """The storages of a workload's parameters, gradients, buffers, optimizer state and batch.
+
+    Args:
+        device: the kind of device whose memory is meant: "cpu" or "cuda".
+    """
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -66,7 +70,8 @@ def held(built: Built) -> Held:
 
     def add(tensors: Iterable[Any], role: Role) -> None:
         for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+            strided = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+            if strided and tensor.device.type == device:
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     found.setdefault(storage.data_ptr(), (storage.nbytes(), role))
@@ -82,9 +87,9 @@ def held(built: Built) -> Held:
     return found
 
 
-def gradients(built: Built) -> frozenset[int]:
-    """Addresses of the gradients that parameters have now."""
-    return frozenset(ptr for ptr, (_, role) in held(built).items() if role is Role.GRADIENT)
+def gradients(built: Built, device: str = "cpu") -> frozenset[int]:
+    """Addresses of the gradients that parameters have now on such a device."""
+    return frozenset(ptr for ptr, (_, role) in held(built, device).items() if role is Role.GRADIENT)
 
 
 def _modules(built: Built) -> list[Any]:
@@ -109,6 +114,18 @@ def memory_profiler() -> Any:
     return torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True
     )
+
+
+def record_memory(built: Built) -> Generator[None, None, tuple[Any, MemoryRecord | None]]:
+    """Two steps: the profiler that saw them, and the memory of the second; None if it saw none."""
+    with memory_profiler() as profiler:
+        yield
+        before = held(built)
+        mark()
+        yield
+        mark()
+        after = gradients(built)
+    return profiler, read_memory(profiler, before, after)
 
 
 def read_memory(profiler: Any, before: Held, after: frozenset[int]) -> MemoryRecord | None:

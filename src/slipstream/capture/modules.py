@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from slipstream.graph import MODULE_RANGE, StepPhase
 
 if TYPE_CHECKING:
     import torch
 
-PREFIX = "module::"
+    from slipstream.workload.lines import Chain, UserLines
+
+PREFIX = MODULE_RANGE
 ROOT = "model"
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARY = (os.path.dirname(os.path.abspath(os.__file__)), _PACKAGE)
+UPDATE = "Optimizer.step#"
+"""What torch's annotations of ``Optimizer.step`` begin with."""
 
 
 class ModuleNames:
@@ -23,37 +25,76 @@ class ModuleNames:
     modules that do not belong to it, such as a loss.
 
     Attributes:
-        sources: by NAME: the user's ``file.py:line`` that called it first, as the file's name only.
+        sources: by NAME: the user's ``file.py:line`` that called it first, else that made it.
+        update, backward: the user's line that called the optimizer, and the backward pass, first;
+            empty where no code of theirs did.
         inference_mode: whether a module ran under ``torch.inference_mode``.
         autocast: the dtype of the autocast a module ran under, such as ``bfloat16``; else empty.
     """
 
-    def __init__(self, model: torch.nn.Module | None) -> None:
+    def __init__(self, model: torch.nn.Module | None, lines: UserLines | None = None) -> None:
+        self._lines = lines
         self._names: dict[int, str] = {}
         if model is not None:
             for name, module in model.named_modules():
                 self._names[id(module)] = f"{ROOT}.{name}" if name else ROOT
         self._open: list[Any] = []
         self._hooks: list[Any] = []
+        self._torch_backward: Any = None
+        # One object: torch.compile compiles again for another.
+        self._watching = self._watched_backward
         self.sources: dict[str, str] = {}
+        self.update = ""
+        self.backward = ""
         self.inference_mode = False
         self.autocast = ""
 
     def __enter__(self) -> ModuleNames:
         import torch
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         register = torch.nn.modules.module
+        self._torch_backward = torch.autograd.backward
+        # Nothing of torch's own tells who asks for a backward pass.
+        torch.autograd.backward = self._watching
         self._hooks = [
+            register_optimizer_step_pre_hook(self._before_update),
             register.register_module_forward_pre_hook(self._before),
             register.register_module_forward_hook(self._after, always_call=True),
         ]
         return self
 
     def __exit__(self, *error: object) -> None:
+        import torch
+
+        torch.autograd.backward = self._torch_backward
         for hook in self._hooks:
             hook.remove()
         while self._open:
             self._open.pop().__exit__(None, None, None)
+
+    def _before_update(self, *arguments: object) -> None:
+        self.update = self.update or self._user_line()
+
+    def _watched_backward(self, *arguments: Any, **named: Any) -> Any:
+        self.backward = self.backward or self._user_line()
+        return self._torch_backward(*arguments, **named)
+
+    def line_of(self, module: str, phase: int, scope: str) -> str:
+        """The user's line behind an operator: its module's, else of the pass it belongs to."""
+        if line := self.sources.get(module):
+            return line
+        if phase == StepPhase.BACKWARD:
+            return self.backward
+        # Setting gradients to zero is of the same phase, and asked for elsewhere.
+        return self.update if scope.startswith(UPDATE) else ""
+
+    def _user_line(self) -> str:
+        """The nearest of the user's lines behind whoever called the hook that asks."""
+        return "" if self._lines is None else innermost(self._lines.chain(sys._getframe(2)))
+
+    def _maker(self, module: torch.nn.Module) -> str:
+        return "" if self._lines is None else innermost(self._lines.made(module))
 
     def _before(self, module: torch.nn.Module, inputs: Any) -> None:
         import torch
@@ -63,7 +104,7 @@ class ModuleNames:
 
         name = self._names.get(id(module), type(module).__name__)
         if name not in self.sources:
-            self.sources[name] = _user_line()
+            self.sources[name] = self._user_line() or self._maker(module)
         self.inference_mode |= torch.is_inference_mode_enabled()
         self.autocast = self.autocast or _autocast()
         annotation: Any = torch.profiler.record_function(PREFIX + name)
@@ -97,15 +138,6 @@ def _autocast() -> str:
     return ""
 
 
-def _user_line() -> str:
-    """``file.py:line`` of the nearest frame outside torch, the standard library and us."""
-    import torch
-
-    libraries = (*_LIBRARY, os.path.dirname(torch.__file__))
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(libraries) and not path.startswith("<"):
-            return f"{os.path.basename(path)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+def innermost(chain: Chain) -> str:
+    """``file.py:line`` of the line that made the call; empty where there is none."""
+    return str(chain[-1]) if chain else ""

@@ -56,7 +56,10 @@ def record_other_size(built: Built, trace: Sequence[Node]) -> OtherSize:
     batch, samples, rows = built.batch, built.samples, built.rows
     if not built.reads_batch or not rows:
         return OtherSize(
-            0, samples, reason="the step hides its batch; return (model, batch, loss, optimizer)"
+            0,
+            samples,
+            reason="the step hides its batch; "
+            "name a function that returns (model, batch, loss, optimizer)",
         )
     if samples % rows:
         return OtherSize(

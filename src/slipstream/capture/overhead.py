@@ -13,11 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.capture.collecting import CollectionTime
 from slipstream.capture.updating import UpdateTime
 
 # Above what recording one event costs on a slow machine; a larger excess is contention, which
 # spreads over all tasks.
 _LARGEST_EVENT_COST_NS = 1500.0
+# From this ratio of times on, a step was held up by something else than its own work.
+_CONTENDED = 1.15
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,44 @@ class StepTimes:
         wall_ns, cpu_ns: by the wall clock, and of the thread's CPU time.
         loading: what of it getting batches took; empty when no loader was watched.
         updating: what of it the weight update took; empty when no optimizer was watched.
+        collecting: what of it collecting garbage took; empty where nobody watched.
+        queued_ns: how long the thread was ready to run in all of them, and had no core.
     """
 
     wall_ns: tuple[int, ...]
     cpu_ns: tuple[int, ...]
     loading: tuple[LoadingTime, ...] = ()
     updating: tuple[UpdateTime, ...] = ()
+    collecting: tuple[CollectionTime, ...] = ()
+    queued_ns: int = 0
+
+    def contended(self, threads: int) -> bool:
+        """Whether other programs kept the step's threads waiting.
+
+        On one thread that is wall time beyond CPU time. Several threads wait for each other by
+        computing, so that only waiting in the queue, or steps of different lengths, tell.
+        """
+        wall, cpu = float(np.median(self.wall_ns)), float(np.median(self.cpu_ns))
+        if threads == 1:
+            return wall > _CONTENDED * max(cpu, 1.0)
+        queued = self.queued_ns / max(sum(self.wall_ns), 1)
+        return wall > _CONTENDED * float(np.min(self.wall_ns)) or queued > _CONTENDED - 1
 
     def quiet_ns(self, threads: int) -> tuple[float, float]:
         """The step without contention: its least time outside of loaders, and within them.
 
+        Without collections of garbage, which do not come in every step.
+
         On one thread that is CPU time; in a loader also what it waits for a disk or a process.
         """
         loading = self.loading or (LoadingTime(0, 0),) * len(self.cpu_ns)
+        collecting = self.collecting or (CollectionTime(),) * len(self.cpu_ns)
         within = float(min(one.cpu_ns + one.waiting_ns for one in loading))
         if threads != 1:
-            return max(float(np.min(self.wall_ns)) - within, 0.0), within
+            walls = np.subtract(self.wall_ns, [one.wall_ns for one in collecting])
+            return max(float(walls.min()) - within, 0.0), within
         outside = np.subtract(self.cpu_ns, [one.cpu_ns for one in loading])
+        outside = outside - [one.cpu_ns for one in collecting]
         return float(outside.min()), within
 
     def quiet_update_ns(self, threads: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ _DTYPES = {
 # itself adds: the profiler has none of them among this thread's events.
 _ELSEWHERE = ("## process_group:init ##", "gloo:", "nccl:", "mpi:", "ucc:")
 _NO_TENSOR = 0
+_NO_ROOT = -1
 PARAMETERS = "slipstream::parameters"
 """Annotation under which a capture shows the trace the model's parameters, before the step."""
 
@@ -82,7 +84,7 @@ def read_trace(path: Path) -> list[Node]:
 
 
 def _nodes(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
-    rows = sorted(rows, key=lambda row: row["id"])
+    rows = _of_one_thread(sorted(rows, key=lambda row: row["id"]))
     nodes: list[Node] = []
     index: dict[int, int] = {}
     for row in rows:
@@ -97,6 +99,24 @@ def _nodes(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
         index[row["id"]] = len(nodes)
         nodes.append(_node(row, index[above]))
     return nodes
+
+
+def _of_one_thread(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those of the thread that ran the step; others work beside it, and have no place in its order.
+
+    It is the one that was shown the parameters, else the one with the most rows.
+    """
+    root: dict[int, int] = {}
+    for row in rows:
+        begins = row["name"].startswith(_THREAD_ROOT)
+        root[row["id"]] = row["id"] if begins else root.get(row["ctrl_deps"], _NO_ROOT)
+    roots = Counter(root.values())
+    del roots[_NO_ROOT]
+    if len(roots) < 2:
+        return rows
+    shown = [root[row["id"]] for row in rows if row["name"] == PARAMETERS]
+    own = shown[0] if shown else roots.most_common(1)[0][0]
+    return [row for row in rows if root[row["id"]] in (own, _NO_ROOT)]
 
 
 def _around(missing: int, index: Mapping[int, int], nodes: Sequence[Node]) -> int:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.capture.modules import UPDATE
+
 if TYPE_CHECKING:
     from slipstream.capture.align import Aligned
     from slipstream.capture.units import Units
-
-_UPDATE = "Optimizer.step#"
-"""What torch's annotations of ``Optimizer.step`` begin with."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class UpdateSpan:
 
 def find_update(units: Units, aligned: Aligned) -> UpdateSpan | None:
     """The one update of the recorded step; None where there is none, or more, or steps differ."""
-    begins = [i for i, name in enumerate(units.events) if name.startswith(_UPDATE)]
+    begins = [i for i, name in enumerate(units.events) if name.startswith(UPDATE)]
     if len(begins) != 1 or aligned.unaligned:
         return None
     start, end = aligned.start_ns, aligned.end_ns

@@ -1,12 +1,13 @@
 """How long operator calls take here: asked for and measured first, looked up in predictions."""
 
-from slipstream.durations.durations import Answer, Durations, Question, usable_cores
+from slipstream.durations.durations import Answer, Durations, Question, Ratio, usable_cores
 from slipstream.durations.rescale import common_spread, pace, questions, rescale
 
 __all__ = [
     "Answer",
     "Durations",
     "Question",
+    "Ratio",
     "common_spread",
     "pace",
     "questions",

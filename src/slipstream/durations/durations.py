@@ -5,35 +5,47 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.child import Child
+from slipstream.durations import roofline
+from slipstream.durations.fitted import fitted
+from slipstream.durations.levels import Level
+from slipstream.durations.work import work
 from slipstream.errors import SlipstreamWarning, StoreError
 from slipstream.graph import Call
 from slipstream.provenance import Provenance
 from slipstream.sqlite import errors_in_words, open_database, transaction
 
+# `operator` and `asked` are of calls as a step makes them, so that neighbours can be found.
+# `workspace` is in bytes, `made` a JSON list of them.
 _MIGRATIONS = (
     """
     CREATE TABLE duration (
         machine TEXT NOT NULL, call TEXT NOT NULL, threads INTEGER NOT NULL,
-        nanoseconds REAL, spread REAL, error TEXT, created TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+        nanoseconds REAL, spread REAL, workspace INTEGER, made TEXT, error TEXT,
+        operator TEXT, asked TEXT, created TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
         PRIMARY KEY (machine, call, threads)
     );
+    CREATE INDEX of_operator ON duration (machine, operator, threads);
     """,
 )
-# Raised whenever the micro-benchmark measures something else than before: old answers are void.
-_METHOD = 5
+# Raised whenever the micro-benchmark measures something else than before, or the table changes:
+# each has a file of its own, so that an older slipstream beside this one keeps its answers.
+_METHOD = 6
 # Of a call's time by the wall clock; what waited longer for a core is not kept for the next time.
 _MOST_WAITED = 0.05
 _BATCH = 24
 _BATCH_TIMEOUT_S = 300.0
+# What is kept of a measured call.
+_ANSWER = ("nanoseconds", "spread", "workspace", "made")
 # `Question.key`, and the number of threads.
 _Key = tuple[str, int]
 
@@ -46,9 +58,27 @@ class Answer:
         nanoseconds: least CPU time seen on one thread, else least wall time.
         spread: relative half-width of the middle half of the samples; larger by what threads
             waited for a core.
+        workspace: bytes of torch's allocator that it needs at once beyond what it returns; None
+            where that is not known.
+        made: bytes of the storage of each tensor that it returns; None where that is not known.
     """
 
     nanoseconds: float
+    spread: float
+    provenance: Provenance
+    workspace: int | None = None
+    made: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as long one call takes as another.
+
+    Attributes:
+        spread: relative half-width, of the same meaning as `Answer.spread`.
+    """
+
+    value: float
     spread: float
     provenance: Provenance
 
@@ -86,15 +116,21 @@ class Durations:
 
     Args:
         threads: intra-op threads the calls run with.
-        path: the cache; ``~/.cache/slipstream/durations.db`` (``$XDG_CACHE_HOME`` respected).
+        path: the cache; ``~/.cache/slipstream/durations-N.db`` (``$XDG_CACHE_HOME`` respected).
+        level: the newest instruction set that libraries may use; None for what they use here.
     """
 
-    def __init__(self, threads: int = 1, path: Path | None = None) -> None:
+    def __init__(
+        self, threads: int = 1, path: Path | None = None, level: Level | None = None
+    ) -> None:
         self.threads = threads
-        self._path = path or cache_folder() / "durations.db"
-        self._machine = machine_key()
+        self._path = path or cache_folder() / f"durations-{_METHOD}.db"
+        self._environment = dict(level.environment) if level is not None else {}
+        # As another machine, which it is to whoever asks how long a call takes.
+        self._machine = machine_key() + (f" {level.name}" if level is not None else "")
         self._known: dict[_Key, Answer | None] = {}
         self._unknown: set[_Key] = set()
+        self._neighbours: dict[str, list[tuple[Call, float]]] = {}
         self._warned = False
 
     def lookup(self, call: Call | Question) -> Answer | None:
@@ -106,6 +142,65 @@ class Durations:
             self._unknown.add(key)
         return self._known.get(key)
 
+    def ratio(self, old: Call, new: Call) -> Ratio | None:
+        """How many times as long `new` takes as `old`, from the best source that knows both.
+
+        Micro-benchmarks first; where a call cannot be run alone, a curve through the same operator
+        at other sizes (`fitted`); else the machine's limits (`roofline`). None where shapes do not
+        tell the work.
+        """
+        was, now = self.lookup(old), self.lookup(new)
+        if was is not None and now is not None and was.nanoseconds:
+            spread = math.hypot(was.spread, now.spread)
+            return Ratio(now.nanoseconds / was.nanoseconds, spread, now.provenance)
+        was, now = was or self._fitted(old), now or self._fitted(new)
+        if was is not None and now is not None and was.nanoseconds:
+            spread = math.hypot(was.spread, now.spread)
+            return Ratio(now.nanoseconds / was.nanoseconds, spread, Provenance.FITTED)
+        return self._of_limits(old, new)
+
+    def _fitted(self, call: Call) -> Answer | None:
+        if call.name not in self._neighbours:
+            self._neighbours[call.name] = self._measured(call.name)
+        fit = fitted(call, self._neighbours[call.name])
+        return None if fit is None else Answer(fit.nanoseconds, fit.spread, Provenance.FITTED)
+
+    def _of_limits(self, old: Call, new: Call) -> Ratio | None:
+        was, now = work(old), work(new)
+        if was is None or now is None:
+            return None
+        known = self.limits(frozenset({was.dtype, now.dtype}))
+        if known is None:
+            return None
+        before, after = known.least_ns(was), known.least_ns(now)
+        if before is None or after is None:
+            return None
+        return Ratio(after / before, roofline.SPREAD, known.provenance)
+
+    def limits(self, dtypes: frozenset[str]) -> roofline.Limits | None:
+        """The machine's limits; None until `roofline.probes` of `dtypes` are measured."""
+        return roofline.limits(self._nanoseconds, dtypes)
+
+    def _nanoseconds(self, call: Call) -> float | None:
+        answer = self.lookup(call)
+        return None if answer is None else answer.nanoseconds
+
+    def _measured(self, operator: str) -> list[tuple[Call, float]]:
+        """Every call of `operator` measured here, with its duration in ns."""
+        if not os.path.exists(self._path):
+            return []
+        with errors_in_words(self._path):
+            connection = open_database(self._path, _MIGRATIONS)
+            try:
+                rows = connection.execute(
+                    "SELECT asked, nanoseconds FROM duration WHERE machine = ? AND operator = ? "
+                    "AND threads = ? AND nanoseconds IS NOT NULL",
+                    (self._machine, operator, self.threads),
+                ).fetchall()
+            finally:
+                connection.close()
+        return [(Call.from_json(json.loads(asked)), float(took)) for asked, took in rows]
+
     def measure(
         self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None
     ) -> None:
@@ -113,29 +208,42 @@ class Durations:
 
         The calls of one batch are measured in turns, so that their ratios hold even when the
         machine's speed drifts. What cannot be run alone is remembered as such; what had to wait
-        for a core serves this object alone, since the machine may be idle the next time.
+        for a core serves this object alone, since the machine may be idle the next time. Where
+        there was such a call, the machine's limits are measured too, which `ratio` falls back on.
 
         Raises:
             ChildError: the benchmarking process died.
         """
-        missing = self.missing(calls)
+        asked = list(calls)
+        missing = self.missing(asked)
         if not missing:
             return
         most = max(threads for (_, threads), _ in missing)
-        with Child("the micro-benchmark", environment=one_pool(most)) as child:
+        with Child("the micro-benchmark", environment=one_pool(most) | self._environment) as child:
             for begin in range(0, len(missing), _BATCH):
-                say(f"measuring operators {begin + 1}-{min(begin + _BATCH, len(missing))} "
-                    f"of {len(missing)}")  # fmt: skip
                 batch = missing[begin : begin + _BATCH]
-                found = child.call(
-                    "slipstream.durations.microbenchmark:run",
-                    timeout_s=_BATCH_TIMEOUT_S,
-                    calls=[one.call.to_json() for _, one in batch],
-                    threads=[threads for (_, threads), _ in batch],
-                    wall=[one.wall for _, one in batch],
-                    warm=[one.warm for _, one in batch],
-                )
-                self._save(list(zip([key for key, _ in batch], found, strict=True)))
+                say(f"measuring operators {begin + 1} to {begin + len(batch)} of {len(missing)}")
+                self._benchmark(child, batch)
+            dtypes = self._without_answer(asked)
+            if dtypes and (probes := self.missing(roofline.probes(dtypes))):
+                say("measuring this machine's limits")
+                self._benchmark(child, probes)
+
+    def _benchmark(self, child: Child, batch: list[tuple[_Key, Question]]) -> None:
+        found = child.call(
+            "slipstream.durations.microbenchmark:run",
+            timeout_s=_BATCH_TIMEOUT_S,
+            calls=[one.call.to_json() for _, one in batch],
+            threads=[threads for (_, threads), _ in batch],
+            wall=[one.wall for _, one in batch],
+            warm=[one.warm for _, one in batch],
+        )
+        self._save(list(zip(batch, found, strict=True)))
+
+    def _without_answer(self, asked: Iterable[Call | Question]) -> frozenset[str]:
+        """The dtypes of calls that could not be run alone, and whose work is known."""
+        alone = (work(one) for one in asked if isinstance(one, Call) and self.lookup(one) is None)
+        return frozenset(one.dtype for one in alone if one is not None)
 
     def missing(self, calls: Iterable[Call | Question]) -> list[tuple[_Key, Question]]:
         """Those of `calls` that `measure` would micro-benchmark now, with their keys."""
@@ -156,36 +264,43 @@ class Durations:
             try:
                 for key in keys:
                     row = connection.execute(
-                        "SELECT nanoseconds, spread FROM duration "
+                        "SELECT nanoseconds, spread, workspace, made FROM duration "
                         "WHERE machine = ? AND call = ? AND threads = ?",
                         (self._machine, _digest(key[0]), key[1]),
                     ).fetchone()
                     if row is not None:
-                        self._known[key] = _answer(row[0], row[1])
+                        self._known[key] = _answer(
+                            row[0], row[1], row[2], json.loads(row[3] or "null")
+                        )
             finally:
                 connection.close()
 
-    def _save(self, rows: list[tuple[_Key, dict[str, Any]]]) -> None:
+    def _save(self, rows: list[tuple[tuple[_Key, Question], dict[str, Any]]]) -> None:
         with self._without_cache(), errors_in_words(self._path):
             connection = open_database(self._path, _MIGRATIONS)
             try:
                 with transaction(connection):
-                    for key, found in rows:
+                    for (key, one), found in rows:
                         if found.get("waited", 0.0) > _MOST_WAITED:
                             continue
+                        plain = one.key == one.call.key
                         connection.execute(
                             "INSERT OR REPLACE INTO duration "
-                            "(machine, call, threads, nanoseconds, spread, error) "
-                            "VALUES (?, ?, ?, ?, ?, ?)",
+                            "(machine, call, threads, nanoseconds, spread, error, operator, asked, "
+                            "workspace, made) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                             (
                                 self._machine, _digest(key[0]), key[1], found.get("nanoseconds"),
                                 found.get("spread"), found.get("error"),
+                                one.call.name if plain else None,
+                                json.dumps(one.call.to_json()) if plain else None,
+                                found.get("workspace"), json.dumps(found.get("made")),
                             ),
                         )  # fmt: skip
             finally:
                 connection.close()
-        for key, found in rows:
-            self._known[key] = _answer(found.get("nanoseconds"), found.get("spread"))
+        self._neighbours.clear()
+        for (key, _), found in rows:
+            self._known[key] = _answer(*(found.get(name) for name in _ANSWER))
 
     @contextlib.contextmanager
     def _without_cache(self) -> Iterator[None]:
@@ -207,10 +322,17 @@ def _question(call: Call | Question) -> Question:
     return call if isinstance(call, Question) else Question(call)
 
 
-def _answer(nanoseconds: float | None, spread: float | None) -> Answer | None:
+def _answer(
+    nanoseconds: float | None,
+    spread: float | None,
+    workspace: int | None,
+    made: Sequence[int] | None,
+) -> Answer | None:
     if nanoseconds is None:
         return None
-    return Answer(float(nanoseconds), float(spread or 0.0), Provenance.MICROBENCHMARK)
+    took, unsure = float(nanoseconds), float(spread or 0.0)
+    returned = None if made is None else tuple(made)
+    return Answer(took, unsure, Provenance.MICROBENCHMARK, workspace, returned)
 
 
 def _digest(key: str) -> str:
@@ -233,7 +355,6 @@ def machine_key() -> str:
     from importlib.metadata import version
 
     facts = {
-        "method": _METHOD,
         "cpu": _cpu_model(),
         "torch": version("torch"),
         "cores": os.cpu_count(),

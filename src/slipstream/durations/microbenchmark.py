@@ -9,21 +9,29 @@ do add: an operator on two threads whose cores are taken waits for them in every
 hundred times as long as it runs, and all repetitions agree. So the kernel is asked how long our
 threads waited for a core, and what they waited is part of the spread.
 
-Besides operators there are three calls that are not in torch's schema:
+Besides operators there are four calls that are not in torch's schema:
 ``slipstream::optimizer_step``, a whole ``optimizer.step()`` over parameters of given shapes, Python
 and all; ``slipstream::take_batch``, what the main process does to get a batch of tensors of
-given shapes from a worker of a ``DataLoader`` that has it ready; and ``slipstream::in_mode``, an
-operator called with autograd, without, or in inference mode.
+given shapes from a worker of a ``DataLoader`` that has it ready; ``slipstream::in_mode``, an
+operator called with autograd, without, or in inference mode; and ``slipstream::module_pass``, the
+forward or backward pass of a module, Python and all.
+A technique adds calls of its own, ``slipstream::NAME``, by an entry point NAME in the group
+``slipstream.timers``: a function from the `Call` to what is to be timed. Only what is installed can
+be named so, whatever a graph holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import importlib
 import inspect
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +42,8 @@ from slipstream.heap import keep_pages
 OPTIMIZER_STEP = "slipstream::optimizer_step"
 TAKE_BATCH = "slipstream::take_batch"
 IN_MODE = "slipstream::in_mode"
+MODULE_PASS = "slipstream::module_pass"
+TIMERS = "slipstream.timers"
 _ROUNDS = 15
 _SAMPLE_NS = 2e6
 _BATCH_BUDGET_S = 20.0
@@ -42,6 +52,9 @@ _ROTATED_BYTES = 32 << 20
 _MOST_SETS = 16
 _PAGE_BYTES = 4096
 _MOST_WAITED = 0.99
+_WORK = "slipstream work "
+# Its kernel makes what the backward pass reads only while gradients are recorded.
+_ASKS_THE_MODE = ("aten::mkldnn_rnn_layer",)
 
 
 def run(
@@ -52,8 +65,8 @@ def run(
 ) -> list[dict[str, Any]]:
     """For each call (JSON of `Call.to_json`) how long it takes, or ``{"error"}``.
 
-    ``nanoseconds`` and ``spread`` are those of an `Answer`; ``waited`` is the share of that time in
-    which threads may have waited for a core, 0 where CPU time is taken.
+    ``nanoseconds``, ``spread``, ``workspace`` and ``made`` are those of an `Answer`; ``waited`` is
+    the share of that time in which threads may have waited for a core, 0 where CPU time is taken.
 
     Args:
         threads: intra-op threads, of all or of each; 0 for what torch chooses.
@@ -74,7 +87,7 @@ def run(
         for count, by_wall in zip(counts, wall or [False] * len(calls), strict=True)
     ]
     results: list[dict[str, Any]] = []
-    timers: list[Callable[[], float] | None] = []
+    timers: list[_Timer | None] = []
     # With each sample the share of it that was waited.
     samples: list[list[tuple[float, float]]] = [[] for _ in calls]
     # An in-place operator repeated often enough would shrink its numbers into the slow range.
@@ -90,13 +103,15 @@ def run(
                 except Exception as error:
                     timers.append(None)
                     results.append({"error": f"{type(error).__name__}: {error}"[:300]})
+            needs = _needs([None if timer is None else timer.once for timer in timers])
             began = time.monotonic()
             for round_ in range(_ROUNDS):
                 for i, timer in enumerate(timers):
                     if timer is not None:
                         torch.set_num_threads(counts[i])
                         by_wall = clocks[i] is time.perf_counter_ns
-                        samples[i].append(_with_waiting(timer) if by_wall else (timer(), 0.0))
+                        sample = timer.sample
+                        samples[i].append(_with_waiting(sample) if by_wall else (sample(), 0.0))
                 if round_ >= 2 and time.monotonic() - began > _BATCH_BUDGET_S:
                     break
     finally:
@@ -112,7 +127,7 @@ def run(
             nanoseconds, waited = middle if difference else ordered[0]
             # Undisturbed it would have taken somewhere from what was not waited to all of it.
             spread = math.hypot(spread, math.log1p(-waited))
-            results[i] = {"nanoseconds": nanoseconds, "spread": spread, "waited": waited}
+            results[i] = {"nanoseconds": nanoseconds, "spread": spread, "waited": waited} | needs[i]
     return results
 
 
@@ -138,15 +153,95 @@ def waited_ns() -> int:
     return total
 
 
-def _timer(call: Call, clock: Callable[[], int], warm: bool = False) -> Callable[[], float]:
-    """A function that runs `call` for about two milliseconds and returns ns per call."""
+@dataclass(frozen=True)
+class _Timer:
+    """How one call is timed.
+
+    Attributes:
+        sample: runs it for about two milliseconds and returns ns per call.
+        once: runs it once and returns what it makes; None for what is no operator of a step.
+    """
+
+    sample: Callable[[], float]
+    once: Callable[[], object] | None = None
+
+
+def _needs(works: Sequence[Callable[[], object] | None]) -> list[dict[str, Any]]:
+    """Of each work its ``workspace`` and ``made``, as an `Answer` has them; {} for None."""
+    import torch
+    from torch._C._profiler import _EventType
+    from torch.utils._pytree import tree_leaves
+
+    found: list[dict[str, Any]] = [{} for _ in works]
+    if not any(works):
+        return found
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    # One for all: starting and stopping it takes longer than most operators.
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        for i, work in enumerate(works):
+            if work is not None:
+                with torch.profiler.record_function(f"{_WORK}{i}"):
+                    made = tree_leaves(work())
+                tensors = [one for one in made if isinstance(one, torch.Tensor)]
+                found[i]["made"] = [one.untyped_storage().nbytes() for one in tensors]
+                del made, tensors
+    stack = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while stack:
+        event = stack.pop()
+        if not event.name.startswith(_WORK):
+            stack.extend(event.children)
+            continue
+        inside, changes = [event], []
+        while inside:
+            one = inside.pop()
+            inside.extend(one.children)
+            if one.tag == _EventType.Allocation and one.extra_fields.device.type == "cpu":
+                changes.append((one.start_time_ns, one.extra_fields.alloc_size))
+        levels = list(itertools.accumulate((size for _, size in sorted(changes)), initial=0))
+        found[int(event.name.removeprefix(_WORK))]["workspace"] = max(levels) - levels[-1]
+    return found
+
+
+def _timer(call: Call, clock: Callable[[], int], warm: bool = False) -> _Timer:
+    """How `call` is timed."""
+    import torch
+
     if call.op.startswith(TAKE_BATCH):
-        return _take_batch(call)
+        return _Timer(_take_batch(call))
     if call.op.startswith(IN_MODE):
         return _in_mode(call, clock)
     if call.op.startswith(CHECKPOINT):
-        return checkpoint_overhead(call.arguments[0], clock)
-    return _operator_timer(call, clock, most_sets=1 if warm else _MOST_SETS)
+        return _Timer(checkpoint_overhead(call.arguments[0], clock))
+    if (make := _registered(call.name)) is not None:
+        return _Timer(_repeated(make(call), clock))
+    mode = torch.enable_grad if call.name in _ASKS_THE_MODE else contextlib.nullcontext
+    return _operator_timer(call, clock, mode=mode, most_sets=1 if warm else _MOST_SETS)
+
+
+def _registered(name: str) -> Callable[[Call], Callable[[], object]] | None:
+    """What an installed package times under this name; None where nobody does."""
+    namespace, _, short = name.partition("::")
+    if namespace != "slipstream":
+        return None
+    for point in entry_points(group=TIMERS, name=short):
+        found: Callable[[Call], Callable[[], object]] = point.load()
+        return found
+    return None
+
+
+def _repeated(work: Callable[[], object], clock: Callable[[], int]) -> Callable[[], float]:
+    work()
+    start = clock()
+    work()
+    repeats = max(1, round(_SAMPLE_NS / max(clock() - start, 200)))
+
+    def sample() -> float:
+        begin = clock()
+        for _ in range(repeats):
+            work()
+        return (clock() - begin) / repeats
+
+    return sample
 
 
 def _operator_timer(
@@ -155,7 +250,7 @@ def _operator_timer(
     prepare: Callable[[Any], Any] = lambda made: made,
     mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     most_sets: int = _MOST_SETS,
-) -> Callable[[], float]:
+) -> _Timer:
     """A timer of an operator that runs in `mode`; `prepare` is given every set of inputs."""
     operator, positional, named = _resolve(call)
     size = sum(spec.nbytes for spec in call.inputs) + sum(spec.nbytes for spec in call.outputs)
@@ -171,8 +266,8 @@ def _operator_timer(
         operator(*arguments, **keywords)
         start = clock()
         operator(*arguments, **keywords)
-        once = max(clock() - start, 200)
-    repeats = max(1, round(_SAMPLE_NS / once))
+        took = max(clock() - start, 200)
+    repeats = max(1, round(_SAMPLE_NS / took))
     schedule = [inputs[i % sets] for i in range(repeats)]
 
     def sample() -> float:
@@ -182,7 +277,11 @@ def _operator_timer(
                 operator(*args, **kwargs)
             return (clock() - begin) / repeats
 
-    return sample
+    def once() -> object:
+        with mode():
+            return operator(*arguments, **keywords)
+
+    return _Timer(sample, once)
 
 
 def _resolve(
@@ -193,8 +292,13 @@ def _resolve(
 
     if call.op.startswith(OPTIMIZER_STEP):
         return (lambda optimizer: optimizer.step()), [lambda: _optimizer(call)], {}
+    if call.op.startswith(MODULE_PASS):
+        return (lambda run: run()), [lambda: _module_pass(call)], {}
     schema = torch._C.parse_schema(call.op)
     namespace, _, name = schema.name.partition("::")
+    if namespace == "slipstream":
+        # An operator of ours is registered by the module of its name.
+        importlib.import_module(f"slipstream.native.{name}")
     operator = getattr(getattr(torch.ops, namespace), name)
     operator = getattr(operator, schema.overload_name or "default")
     bound = _index_bound(call)
@@ -231,7 +335,34 @@ def _optimizer(call: Call) -> Any:
     return optimizer
 
 
-def _in_mode(call: Call, clock: Callable[[], int]) -> Callable[[], float]:
+def _module_pass(call: Call) -> Callable[[], Any]:
+    """One pass of a module.
+
+    The call's arguments are the class (``package.module:Class``), its settings as pairs, the input,
+    and whether to time the backward pass. A module that is given integers looks them up in a table
+    of its ``num_embeddings`` rows; its backward pass goes to its parameters.
+    """
+    import torch
+
+    path, settings, spec, backward = call.arguments
+    home, _, name = path.partition(":")
+    module = getattr(importlib.import_module(home), name)(**dict(settings))
+    given = random_tensor(spec, getattr(module, "num_embeddings", 1))
+    floating = given.is_floating_point()
+    sources = [given.requires_grad_()] if floating else list(module.parameters())
+
+    def forward() -> Any:
+        with torch.enable_grad():
+            return module(given)
+
+    if not backward:
+        return forward
+    made = forward()
+    gradient = torch.ones_like(made)
+    return lambda: torch.autograd.grad(made, sources, gradient, retain_graph=True)
+
+
+def _in_mode(call: Call, clock: Callable[[], int]) -> _Timer:
     """Time an operator in a mode of autograd.
 
     The call's arguments are the mode (``grad``, ``no_grad``, ``inference``), the operator, its

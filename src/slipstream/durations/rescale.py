@@ -15,20 +15,19 @@ _UNKNOWN_SPREAD = 0.5
 def rescale(edit: Editor, graph: Graph, changed: Mapping[int, Call], durations: Durations) -> None:
     """Give every task of `changed` the duration its new call would have in its place.
 
-    The ratio of two micro-benchmarks scales what was measured in the step, not the benchmark's
-    own value: what caches and neighbours do to the operator cancels. A call that cannot be
-    benchmarked keeps its time, marked as assumed.
+    The ratio of two micro-benchmarks (or of what stands in for them, see `Durations.ratio`) scales
+    what was measured in the step, not the benchmark's own value: what caches and neighbours do to
+    the operator cancels. A call of which nothing is known keeps its time, marked as assumed.
     """
     for task, call in changed.items():
-        old = durations.lookup(graph.calls[graph.tasks.call[task]])
-        new = durations.lookup(call)
         now = float(graph.tasks.duration_ns[task])
-        if old is None or new is None or not old.nanoseconds:
+        ratio = durations.ratio(graph.calls[graph.tasks.call[task]], call)
+        if ratio is None:
             edit.set_duration(task, now, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD, call=call)
         else:
-            ratio = new.nanoseconds / old.nanoseconds
-            spread = math.hypot(old.spread, new.spread)
-            edit.set_duration(task, now * ratio, new.provenance, spread=spread, call=call)
+            edit.set_duration(
+                task, now * ratio.value, ratio.provenance, spread=ratio.spread, call=call
+            )
 
 
 def questions(graph: Graph, changed: Mapping[int, Call]) -> list[Call]:

@@ -1,0 +1,169 @@
+"""What a step with several lanes allocates and frees, tied to its tasks.
+
+The host asks the allocator, on a device too: what a kernel writes was allocated before its launch,
+and is given back, in the order of the stream, when the host drops it. So what owns an allocation
+is a task of a thread. Within a task, only the most that it needs at once counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.capture.lanes import partners
+from slipstream.capture.memory import NOTHING_SEEN, Held
+from slipstream.graph import Allocations, Graph, KinetoTrace, MemoryChange, Role, StepPhase
+
+SEVERAL_THREADS = (
+    "the step runs on several threads, and PyTorch's profiler sees the allocations of one"
+)
+"""Why there are no allocations of a step without a device."""
+
+
+@dataclass(frozen=True)
+class WatchedStep:
+    """A step that was recorded with its allocations and the names of its modules.
+
+    Attributes:
+        trace: its last step is the one.
+        before: what exists when that begins: by address, bytes and role.
+        gradients: addresses of parameters' gradients when it ends.
+    """
+
+    trace: KinetoTrace
+    before: Held
+    gradients: frozenset[int]
+
+
+def with_memory(graph: Graph, watched: WatchedStep, device: str) -> Graph:
+    """`graph` with the allocations on `device` of a step of the same kind; or with why not."""
+    if device == "cpu":
+        return replace(graph, meta={**graph.meta, "memory_reason": SEVERAL_THREADS})
+    step = watched.trace.steps[-1]
+    there, start = watched.trace.timed_graph(step.number)
+    changes = [change for change in watched.trace.memory if change.device == device]
+    inside = [c for c in changes if step.begin_ns <= c.time_ns < step.end_ns]
+    if not inside:
+        return replace(graph, meta={**graph.meta, "memory_reason": NOTHING_SEEN})
+    earlier = [c for c in changes if c.time_ns < step.begin_ns]
+    before = _alive(earlier, watched.before)
+    if device == "cuda":
+        # The allocator says how much it has given out: some of it nobody could name.
+        given_out = inside[0].total_bytes - inside[0].nbytes
+        unknown = given_out - sum(size for size, _ in before.values())
+        if unknown > 0:
+            before = {**before, -1: (unknown, Role.OTHER)}
+    found = _allocations(there, start, inside, before, watched.gradients)
+    owner = _owners(graph, there)
+    memory = replace(
+        found,
+        producer=np.where(found.producer >= 0, owner[found.producer], -1).astype(np.int32),
+        release=np.where(found.release >= 0, owner[found.release], -1).astype(np.int32),
+    )
+    return replace(graph, memory=memory)
+
+
+def _alive(changes: Sequence[MemoryChange], before: Held) -> Held:
+    """What exists after `changes`: what was walked to, and what was allocated and not freed."""
+    alive: dict[int, int] = {}
+    for change in changes:
+        if change.nbytes > 0:
+            alive[change.address] = change.nbytes
+        else:
+            alive.pop(change.address, None)
+    others = {at: (size, Role.OTHER) for at, size in alive.items() if at not in before}
+    return {**before, **others}
+
+
+def _allocations(
+    graph: Graph,
+    start: NDArray[np.float64],
+    changes: Sequence[MemoryChange],
+    before: Held,
+    gradients: frozenset[int],
+) -> Allocations:
+    task_of = _tasks_at(graph, start, changes)
+    level = sum(size for size, _ in before.values())
+    # By task, the most that was alive during it; tasks without a change are left out.
+    peak: dict[int, int] = {}
+    rows: list[tuple[int, Role, int, int]] = []
+    live: dict[int, tuple[int, int, Role]] = {
+        at: (size, -1, role) for at, (size, role) in before.items()
+    }
+    for change, task in zip(changes, task_of.tolist(), strict=True):
+        level += change.nbytes
+        peak[task] = max(peak.get(task, 0), level)
+        if change.nbytes > 0:
+            live[change.address] = (change.nbytes, task, Role.OTHER)
+            continue
+        size, producer, role = live.pop(change.address, (0, -1, Role.OTHER))
+        if not size:
+            level -= change.nbytes
+        elif producer != task:
+            rows.append((size, _role(graph, producer, task, role, False), producer, task))
+    for at, (size, producer, role) in live.items():
+        rows.append((size, _role(graph, producer, -1, role, at in gradients), producer, -1))
+    rows += _workspaces(len(graph), rows, peak)
+    nbytes, roles, producers, releases = zip(*rows, strict=True)
+    return Allocations.of(nbytes, [-1] * len(rows), roles, producers, releases)
+
+
+def _tasks_at(
+    graph: Graph, start: NDArray[np.float64], changes: Sequence[MemoryChange]
+) -> NDArray[np.int64]:
+    """The task that each change happened in, or after, on the thread that made it."""
+    # Other changes belong to whatever the host did last.
+    host = np.array([not lane.startswith("gpu") for lane in graph.lanes], np.bool_)
+    lanes = {name: np.flatnonzero(graph.tasks.lane == at) for at, name in enumerate(graph.lanes)}
+    anywhere = np.flatnonzero(host[graph.tasks.lane])
+    found = np.empty(len(changes), np.int64)
+    for row, change in enumerate(changes):
+        tasks = lanes.get(change.thread, anywhere)
+        at = int(np.searchsorted(start[tasks], change.time_ns, side="right")) - 1
+        found[row] = tasks[max(at, 0)]
+    return found
+
+
+def _workspaces(
+    tasks: int, rows: Sequence[tuple[int, Role, int, int]], peak: dict[int, int]
+) -> list[tuple[int, Role, int, int]]:
+    """What tasks need for a while beyond what `rows` say."""
+    change = np.zeros(tasks + 1, np.int64)
+    for nbytes, _, producer, release in rows:
+        change[max(producer, 0)] += nbytes
+        change[release + 1 if release >= 0 else tasks] -= nbytes
+    level = np.cumsum(change)
+    return [
+        (most - int(level[task]), Role.TEMPORARY, task, task)
+        for task, most in sorted(peak.items())
+        if most > level[task]
+    ]
+
+
+def _role(graph: Graph, producer: int, release: int, role: Role, gradient: bool) -> Role:
+    if producer < 0:
+        return role
+    made = graph.tasks.phase[producer]
+    freed = graph.tasks.phase[release] if release >= 0 else None
+    if gradient and made == StepPhase.BACKWARD:
+        return Role.GRADIENT
+    if freed is None:
+        return Role.OPTIMIZER if made == StepPhase.OPTIMIZER else Role.OTHER
+    if made == StepPhase.FORWARD and freed != StepPhase.FORWARD:
+        return Role.ACTIVATION
+    return Role.TEMPORARY
+
+
+def _owners(graph: Graph, there: Graph) -> NDArray[np.int64]:
+    """int64 [tasks of `there`]: the task of `graph` that each is, or that the last known is."""
+    partner = partners(there, graph)
+    for lane in np.unique(there.tasks.lane):
+        tasks = np.flatnonzero(there.tasks.lane == lane)
+        known = np.maximum.accumulate(np.where(partner[tasks] >= 0, np.arange(len(tasks)), -1))
+        first = partner[tasks][partner[tasks] >= 0]
+        fallback = int(first[0]) if len(first) else 0
+        partner[tasks] = np.where(known >= 0, partner[tasks][np.maximum(known, 0)], fallback)
+    return partner

@@ -1,0 +1,285 @@
+"""Which of the user's lines every operator of a step comes from.
+
+Torch's own records know operators, not the Python code that calls them. One more step runs under a
+`TorchDispatchMode`, which is told of every operator while Python's stack still stands; its
+operators are found again in the recorded step by their names and order. An operator of the
+backward pass belongs to the line that ran its forward operator: autograd's sequence number ties
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slipstream.capture.align import positions
+from slipstream.capture.modules import ROOT, ModuleNames, module_classes
+from slipstream.capture.trace import Node
+from slipstream.capture.units import LOADING, Units
+from slipstream.graph import StepPhase
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built
+    from slipstream.workload.lines import Chain, Line, UserLines
+
+_ENGINE = "autograd::engine::evaluate_function: "
+_OPTIMIZER = "(optimizer)"
+_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The operators of one step in their order, and the user's lines behind each."""
+
+    names: tuple[str, ...]
+    chains: tuple[Chain, ...]
+
+
+class LineWatch:
+    """Within it, every operator that reaches a kernel is noted with the user's lines behind it."""
+
+    def __init__(self, lines: UserLines) -> None:
+        self._lines = lines
+        self._names: list[str] = []
+        self._chains: list[Chain] = []
+        self._mode: Any = None
+
+    @property
+    def seen(self) -> Seen:
+        """What was noted so far."""
+        return Seen(tuple(self._names), tuple(self._chains))
+
+    def __enter__(self) -> LineWatch:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        note = self._note
+
+        class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                note(func)
+                return func(*args, **(kwargs or {}))
+
+        self._mode = Watch()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._mode.__exit__(None, None, None)
+
+    def _note(self, function: Any) -> None:
+        schema = getattr(function, "_schema", None)
+        name = schema.name if schema is not None else str(function)
+        frame = sys._getframe(2)
+        chain = self._lines.chain(frame)
+        if _in_loader(frame):
+            # A loading is one task, whatever runs in it.
+            if self._names and self._names[-1] == LOADING and self._chains[-1] == chain:
+                return
+            name = LOADING
+        self._names.append(name)
+        self._chains.append(chain)
+
+
+def _in_loader(frame: Any) -> bool:
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__next__" and code.co_filename.endswith(_LOADER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def find_chains(
+    trace: Sequence[Node], units: Units, seen: Seen, made: Mapping[str, Chain], returned: Chain
+) -> list[Chain]:
+    """The user's lines behind each unit of a recorded step, outermost first; empty where unknown.
+
+    Args:
+        made: by module and optimizer (see `makers`): the lines that made it.
+        returned: the line that gave a loss which no code of the user's calls.
+    """
+    makers = [
+        _maker(module, phase, made, returned)
+        for module, phase in zip(units.module, units.phase.tolist(), strict=True)
+    ]
+    watched = [
+        chain or maker for chain, maker in zip(_aligned(trace, units, seen), makers, strict=True)
+    ]
+    by_sequence = _by_sequence(trace, units, watched)
+    chains: list[Chain] = []
+    gradient_of: dict[int, Chain] = {}
+    for u, i in enumerate(units.nodes.tolist()):
+        call, storages = trace[i].call, trace[i].storages
+        given = len(call.inputs) if call is not None else 0
+        if units.phase[u] != StepPhase.BACKWARD or _recomputed(trace, i):
+            chains.append(watched[u])
+            continue
+        chain: Chain = ()
+        if (sequence := int(units.sequence[u])) >= 0:
+            chain = by_sequence.get(sequence, ())
+        else:
+            # It accumulates a parameter's gradient: that goes where the gradient was made.
+            chain = next((gradient_of[s] for s in storages[:given] if s in gradient_of), ())
+        chain = chain or makers[u] or watched[u]
+        for storage in set(storages[given:]).difference(storages[:given]):
+            gradient_of[storage] = chain
+        chains.append(chain)
+    return chains
+
+
+def _aligned(trace: Sequence[Node], units: Units, seen: Seen) -> list[Chain]:
+    names = [_name(trace[i]) for i in units.nodes.tolist()]
+    found = positions(names, seen.names).tolist()
+    return [seen.chains[at] if at >= 0 else () for at in found]
+
+
+def _name(node: Node) -> str:
+    return LOADING if node.call is None else node.call.op.partition("(")[0].partition(".")[0]
+
+
+def _by_sequence(trace: Sequence[Node], units: Units, watched: Sequence[Chain]) -> dict[int, Chain]:
+    """By autograd's number: the lines behind what made the node of that number.
+
+    That is an operator, one that calls the operators which were watched, or a
+    ``torch.autograd.Function``: its own code lies within, and the line that applies it is meant.
+    """
+    unit_of = {node: u for u, node in enumerate(units.nodes.tolist())}
+    within: dict[int, Chain] = {}
+    for node, u in unit_of.items():
+        chain = watched[u]
+        above = trace[node].parent
+        while above >= 0 and above not in unit_of:
+            within[above] = _common(within[above], chain) if above in within else chain
+            above = trace[above].parent
+    found: dict[int, Chain] = {}
+    for i, node in enumerate(trace):
+        # The innermost operator with a number is the one that made the autograd node.
+        if node.sequence < 0 or _is_backward(trace, i):
+            continue
+        own = _own_unit(trace, i, unit_of, watched)
+        chain = within.get(i, ()) if own is None else own
+        if own is None and node.call is None:
+            chain = _applied(chain, node.name)
+        if chain:
+            found[node.sequence] = chain
+    return found
+
+
+def _is_backward(trace: Sequence[Node], i: int) -> bool:
+    """Whether it is autograd's annotation of a backward operator: its number is its forward's."""
+    above = trace[i].parent
+    return trace[i].call is None and above >= 0 and trace[above].name.startswith(_ENGINE)
+
+
+def _own_unit(
+    trace: Sequence[Node], i: int, unit_of: Mapping[int, int], watched: Sequence[Chain]
+) -> Chain | None:
+    """The lines of the unit that a node is, or is inside of; None where it is inside of none."""
+    while i >= 0:
+        if i in unit_of:
+            return watched[unit_of[i]]
+        i = trace[i].parent
+    return None
+
+
+def _applied(chain: Chain, function: str) -> Chain:
+    """`chain` up to the line that applies the ``autograd.Function`` of this name."""
+    for at, line in enumerate(chain):
+        if line.function.endswith(f"{function}.forward"):
+            return chain[:at]
+    return chain
+
+
+def _common(one: Chain, other: Chain) -> Chain:
+    """What two chains begin with; the whole of one where the other is not known."""
+    if not one or not other:
+        return one or other
+    same = 0
+    while same < min(len(one), len(other)) and one[same] == other[same]:
+        same += 1
+    return one[:same]
+
+
+def _recomputed(trace: Sequence[Node], i: int) -> bool:
+    """Whether an operator of the backward pass runs a part of the forward pass once more."""
+    return trace[i].call is not None and trace[i].sequence >= 0
+
+
+def _maker(module: str, phase: int, made: Mapping[str, Chain], returned: Chain) -> Chain:
+    """Who is behind an operator that no line of the user's calls."""
+    while module:
+        if chain := made.get(module):
+            return chain
+        module = module.rpartition(".")[0]
+    if phase == StepPhase.OPTIMIZER:
+        return made.get(_OPTIMIZER, ())
+    return returned if phase == StepPhase.FORWARD else ()
+
+
+def makers(built: Built) -> dict[str, Chain]:
+    """By the name of each module, of the loss and of the optimizer: the lines that made it."""
+    import torch
+
+    lines = built.lines
+    found: dict[str, Chain] = {}
+    if isinstance(built.loss, torch.nn.Module):
+        found[type(built.loss).__name__] = lines.made(built.loss)
+    for name, module in built.model.named_modules() if built.model is not None else ():
+        found[f"{ROOT}.{name}" if name else ROOT] = lines.made(module)
+    found[_OPTIMIZER] = lines.made(built.optimizer)
+    return {name: chain for name, chain in found.items() if chain}
+
+
+def describe_lines(built: Built, chains: Sequence[Chain]) -> dict[str, Any]:
+    """What a graph keeps beside the line of every task, see `slipstream.graph.lines`."""
+    functions: dict[str, str] = {}
+    callers: dict[str, list[list[str]]] = {}
+    made = makers(built)
+
+    def note(line: Line) -> None:
+        functions.setdefault(str(line), line.function)
+
+    for chain in dict.fromkeys([*chains, *made.values()]):
+        for line in chain:
+            note(line)
+    for chain in dict.fromkeys(chains):
+        if len(chain) > 1:
+            above = [str(line) for line in reversed(chain[:-1])]
+            known = callers.setdefault(str(chain[-1]), [])
+            if above not in known:
+                known.append(above)
+    return {
+        "functions": functions,
+        "callers": callers,
+        "made": {name: str(chain[-1]) for name, chain in made.items() if name != _OPTIMIZER},
+        "files": class_files(built),
+    }
+
+
+def class_files(built: Built) -> dict[str, str]:
+    """By module: the user's file that defines its class; those of others are left out."""
+    if built.model is None:
+        return {}
+    found = {
+        name: built.lines.file_of(type(module))
+        for name, module in zip(module_classes(built.model), built.model.modules(), strict=True)
+    }
+    return {name: file for name, file in found.items() if file}
+
+
+def line_of_units(
+    names: ModuleNames, units: Units, chains: Sequence[Chain] | None
+) -> Callable[[int], str]:
+    """``file:line`` of a unit: of its own chain; where no step was watched, of its module."""
+
+    def line(u: int) -> str:
+        if chains is not None and chains[u]:
+            return str(chains[u][-1])
+        return names.line_of(units.module[u], int(units.phase[u]), units.scope[u])
+
+    return line

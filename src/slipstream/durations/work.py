@@ -1,0 +1,108 @@
+"""What an operator call has to do, from its shapes alone: arithmetic and memory traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from slipstream.graph import Call, TensorSpec
+
+# The same arithmetic under another name than the one torch's table knows.
+_KNOWN_AS = {
+    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        "_scaled_dot_product_flash_attention_backward"
+    ),
+    "mkldnn_convolution": "_convolution_of_library",
+}
+# Of their first argument they read only what they return.
+_READ_ROWS = frozenset({"embedding", "index_select", "gather", "index", "nll_loss_forward"})
+# Much arithmetic that the shapes of tensors do not tell.
+_UNTOLD = ("rnn_layer", "linalg_", "fft_", "optimizer_step", "take_batch", "in_mode", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a call.
+
+    Attributes:
+        flops: floating-point operations of matrix products and convolutions, a multiply-add
+            counting as two; 0 for calls that only stream over their tensors.
+        nbytes: bytes of inputs read once and outputs written once; 0 for views.
+        dtype: of the arithmetic: that of the first floating-point input.
+    """
+
+    flops: int
+    nbytes: int
+    dtype: str
+
+
+def work(call: Call) -> Work | None:
+    """The work of `call`; None where shapes do not tell it (recurrent layers, decompositions).
+
+    Floating-point operations are counted by ``torch.utils.flop_counter``.
+    """
+    if not call.inputs or any(part in call.name for part in _UNTOLD):
+        return None
+    specs = [*call.inputs, *call.outputs]
+    read: Sequence[TensorSpec] = call.inputs
+    if call.name.removeprefix("aten::") in _READ_ROWS:
+        read = [*call.outputs, *call.inputs[1:]]
+    nbytes = 0 if _is_view(call) else sum(spec.nbytes for spec in (*read, *call.outputs))
+    dtype = next(
+        (spec.dtype for spec in specs if spec.dtype.startswith(("float", "bfloat"))),
+        specs[0].dtype,
+    )
+    return Work(_flops(call), nbytes, dtype)
+
+
+def _is_view(call: Call) -> bool:
+    """Whether the schema says that what it returns is its input, looked at in another way."""
+    returned = call.op.rpartition("->")[2]
+    return "(a)" in returned and "!" not in returned
+
+
+def _flops(call: Call) -> int:
+    name = call.name.removeprefix("aten::")
+    name = _KNOWN_AS.get(name, name)
+    if name == "_convolution_of_library":
+        return _convolution(call)
+    formula = _formulas().get(name)
+    if formula is None:
+        return 0
+    arguments = [_meta(value) for value in call.arguments]
+    made = [_meta(spec) for spec in call.outputs]
+    try:
+        return int(formula(*arguments, out_val=made[0] if len(made) == 1 else tuple(made)))
+    except (TypeError, ValueError, IndexError, AssertionError):
+        # Called with arguments the formula does not expect.
+        return 0
+
+
+def _convolution(call: Call) -> int:
+    """A convolution of oneDNN: per output element the products of one filter."""
+    filters = call.inputs[1].shape
+    per_output = 1
+    for extent in filters[1:]:
+        per_output *= extent
+    return 2 * sum(spec.numel for spec in call.outputs) * per_output
+
+
+@lru_cache(maxsize=1)
+def _formulas() -> dict[str, Any]:
+    from torch.utils.flop_counter import flop_registry
+
+    return {str(op).partition(".")[2]: formula for op, formula in flop_registry.items()}
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, TensorSpec):
+        import torch
+
+        dtype = getattr(torch, value.dtype)
+        return torch.empty_strided(value.shape, value.strides, dtype=dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return [_meta(item) for item in value]
+    return value
