@@ -114,7 +114,21 @@ def test_one_seed_and_seeds_that_change_nothing_give_no_yardstick():
     assert (alone.low, alone.spread) == (None, None)
     fixed = check(trials(0.0, 0.0, by=(1e-4, 1e-4)), base=trials(0.0, 0.0))
     assert fixed.status is QualityStatus.OPEN
-    assert "sets its own seed" in fixed.sentence
+    assert " from 2 seeds (the workload sets its own seed: one run, not 2) differs by " in (
+        fixed.sentence
+    )
+    assert "[" not in fixed.sentence, "one run has no interval"
+    assert not check(trials(0.0, 0.01, by=(1e-4, 1e-4)), base=trials(0.0, 0.01)).one_run
+    assert not alone.one_run
+
+
+def test_an_interval_wider_than_the_loss_many_times_is_a_dash():
+    wild = check(trials(0.0, 0.01, by=(-6.0, 6.0)), base=trials(0.0, 0.01))
+    assert " [–, –]" in wild.sentence
+    made = experiment(events=(wild.to_event(),))
+    table = comparison_table(made, claims(made)).to_records()
+    (row,) = [row for row in table if str(row["what"]).endswith("quality")]
+    assert str(row["ratio [95% CI]"]).endswith("[–, –]")
 
 
 def test_steps_that_return_no_number_are_not_checked_and_it_is_said():
@@ -201,10 +215,10 @@ def test_a_check_is_kept_to_the_digit_and_shown_everywhere(tmp_path: Path):
     assert payload["quality"][0]["says"] == found.sentence
 
 
-def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_as_they_are():
+def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_as_they_are(clock):
     result = measure.compare(
-        {"base": lambda: sum(range(40_000)), "fast": lambda: sum(range(10_000))},
-        budget="1s",
+        {"base": lambda: clock.work(4e5), "fast": lambda: clock.work(1e5)},
+        budget="60s",
         environment=environment(),
         changes_numerics=["fast"],
         quality={"base": [True] * 40, "fast": [True] * 20 + [False] * 20},
@@ -215,9 +229,9 @@ def test_outcomes_on_items_are_shown_like_checks_and_leave_old_verdicts_as_they_
     assert any("20 were lost and 0 gained" in note for note in result.table().notes)
 
 
-def test_a_check_stands_in_for_outcomes_and_without_either_there_is_no_claim():
-    arms = {"base": lambda: sum(range(40_000)), "fast": lambda: sum(range(10_000))}
-    options = {"budget": "1s", "environment": environment(), "changes_numerics": ["fast"]}
+def test_a_check_stands_in_for_outcomes_and_without_either_there_is_no_claim(clock):
+    arms = {"base": lambda: clock.work(4e5), "fast": lambda: clock.work(1e5)}
+    options = {"budget": "60s", "environment": environment(), "changes_numerics": ["fast"]}
     with pytest.raises(InvalidArgumentError, match="changes numerics"):
         measure.compare(arms, **options)
     unchecked = QualityCheck("fast", "rounding", QualityStatus.UNCHECKED)

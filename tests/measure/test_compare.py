@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,24 +20,43 @@ HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]
 
 
 def compare(arms, **options):
-    options = {"budget": "3s", "environment": ENVIRONMENT, **options}
-    options.setdefault("plan", measure.Plan(maximum_warmup_s=0.2, red_factor=1.0))
+    # On a clock that is known a run is narrow enough long before, and always the same.
+    options = {"budget": "60s", "environment": ENVIRONMENT, **options}
+    plan = measure.Plan(minimum_warmup_s=0.0, maximum_warmup_s=0.0, red_factor=1.0)
+    options.setdefault("plan", plan)
     return measure.compare(arms, **options)
 
 
-def work(n):
-    return lambda: sum(range(n))
+@pytest.fixture
+def work(clock):
+    """What does as much as told on a clock that nothing else moves."""
+    return lambda n: lambda: clock.work(10.0 * n)
 
 
-def test_half_the_work_is_faster_and_the_ratio_says_by_how_much():
+def test_half_the_work_is_faster_and_the_ratio_says_by_how_much(work):
     result = compare({"base": work(40_000), "fast": work(20_000)})
     assert result.verdict is Verdict.FASTER
     low, high = result.ratio("fast", "base").ci
-    assert 0.4 < low <= high < 0.6
+    assert 0.49 < low <= high < 0.51
 
 
-def test_an_arm_that_waits_is_judged_by_wall_time():
-    result = compare({"base": lambda: time.sleep(0.006), "slow": lambda: time.sleep(0.009)})
+def compare_really(arms, **options):
+    """As many blocks on a machine that is busy as on one that is not."""
+    plan = measure.Plan(
+        minimum_warmup_s=0.0, maximum_warmup_s=0.0, maximum_blocks=20, red_factor=1.0
+    )
+    return compare(arms, plan=plan, budget="600s", **options)
+
+
+def test_functions_are_really_timed():
+    arms = {"base": lambda: sum(range(40_000)), "fast": lambda: sum(range(10_000))}
+    claim = compare_really(arms, metrics=["cpu"]).ratio("fast", metric="cpu")
+    # How sure that is, and so the verdict, is up to the machine.
+    assert 0.05 < claim.ratio < 0.8
+
+
+def test_an_arm_that_waits_is_judged_by_wall_time(clock):
+    result = compare({"base": lambda: clock.wait(6e6), "slow": lambda: clock.wait(9e6)})
     claim = result.ratio("slow")
     assert claim.metric == "wall"
     assert "waits" in claim.reason
@@ -50,14 +68,13 @@ def test_workers_are_compared_like_functions():
         measure.WorkerArm(
             name, "workers:setup", "workers:sample", arguments={"work": n}, environment=HERE
         )
-        for name, n in (("base", 400_000), ("fast", 200_000))
+        for name, n in (("base", 400_000), ("fast", 100_000))
     ]
-    result = compare(arms)
-    assert result.verdict is Verdict.FASTER
+    assert 0.05 < compare_really(arms).ratio("fast").ratio < 0.8
 
 
-def test_both_clocks_are_recorded_and_one_carries_the_claim():
-    result = compare({"base": work(40_000), "fast": work(20_000)}, budget=1.0)
+def test_both_clocks_are_recorded_and_one_carries_the_claim(work):
+    result = compare({"base": work(40_000), "fast": work(20_000)})
     assert {claim.metric for claim in result.claims if claim.arm == "fast"} == {"wall", "cpu"}
     assert sum(claim.carries for claim in result.claims) == 1
 
@@ -84,7 +101,7 @@ print(claim.ratio, claim.verdict, claim.blocks)
     assert blocks == "8"
 
 
-def test_several_candidates_have_several_verdicts():
+def test_several_candidates_have_several_verdicts(work):
     result = compare({"base": work(20_000), "b": work(10_000), "c": work(40_000)})
     assert result.verdicts == {"b": Verdict.FASTER, "c": Verdict.SLOWER}
     with pytest.raises(InvalidArgumentError, match=r"use \.verdicts"):
@@ -94,13 +111,13 @@ def test_several_candidates_have_several_verdicts():
     assert "not corrected" in between.reason
 
 
-def test_the_baseline_may_be_any_arm():
-    result = compare({"fast": work(20_000), "base": work(40_000)}, baseline="base", budget=1.0)
+def test_the_baseline_may_be_any_arm(work):
+    result = compare({"fast": work(20_000), "base": work(40_000)}, baseline="base")
     assert result.ratio("fast").ratio < 0.7
 
 
-def test_it_prints_and_saves_and_the_store_gives_it_back(tmp_path):
-    result = compare({"base": work(40_000), "fast": work(20_000)}, budget=1.0)
+def test_it_prints_and_saves_and_the_store_gives_it_back(tmp_path, work):
+    result = compare({"base": work(40_000), "fast": work(20_000)})
     assert "fast" in str(result)
     identity = result.save(tmp_path / "r.db")
     with Store(tmp_path / "r.db") as store:
@@ -108,18 +125,18 @@ def test_it_prints_and_saves_and_the_store_gives_it_back(tmp_path):
         assert repr(again.claims) == repr(result.claims) == repr(store.claims(identity))
 
 
-def test_a_store_keeps_it_while_it_runs(tmp_path):
+def test_a_store_keeps_it_while_it_runs(tmp_path, work):
     with Store(tmp_path / "r.db") as store:
-        compare({"base": work(40_000), "fast": work(20_000)}, budget=1.0, store=store)
+        compare({"base": work(40_000), "fast": work(20_000)}, store=store)
         assert store.load("last").status == "complete"
 
 
-def test_speed_without_quality_is_refused_for_what_changes_numerics():
-    arms = {"base": work(10), "fast": work(5)}
+def test_speed_without_quality_is_refused_for_what_changes_numerics(work):
+    arms = {"base": work(40_000), "fast": work(20_000)}
     with pytest.raises(InvalidArgumentError, match="'fast' changes numerics"):
         compare(arms, changes_numerics=["fast"])
     outcomes = {"base": [True, True, False, True], "fast": [True, False, False, True]}
-    result = compare(arms, changes_numerics=["fast"], quality=outcomes, budget=0.5)
+    result = compare(arms, changes_numerics=["fast"], quality=outcomes)
     (row,) = (event.detail for event in result.experiment.events if event.kind == "quality")
     assert (row["lost"], row["gained"]) == (1, 0)
 
@@ -136,14 +153,14 @@ def test_arms_that_return_different_shapes_are_not_the_same_work():
     ("arms", "options", "what"),
     [
         ({}, {}, "nothing to compare with"),
-        ({"a": work(1)}, {}, "nothing to compare with"),
-        ({"a": work(1), "b": work(1)}, {"budget": "0s"}, "no time at all"),
-        ({"a": work(1), "b": work(1)}, {"budget": -1}, "no time at all"),
-        ({"a": work(1), "b": work(1)}, {"budget": "soon"}, "not a quantity"),
-        ({"a": work(1), "b": work(1)}, {"level": 1.0}, "not between 0 and 1"),
-        ({"a": work(1), "b": work(1)}, {"metrics": []}, "there are none"),
-        ({"a": work(1), "b": work(1)}, {"baseline": "c"}, "no arm is called 'c'"),
-        ({"a": work(1), "b": 3}, {}, "cannot be called"),
+        ({"a": print}, {}, "nothing to compare with"),
+        ({"a": print, "b": print}, {"budget": "0s"}, "no time at all"),
+        ({"a": print, "b": print}, {"budget": -1}, "no time at all"),
+        ({"a": print, "b": print}, {"budget": "soon"}, "not a quantity"),
+        ({"a": print, "b": print}, {"level": 1.0}, "not between 0 and 1"),
+        ({"a": print, "b": print}, {"metrics": []}, "there are none"),
+        ({"a": print, "b": print}, {"baseline": "c"}, "no arm is called 'c'"),
+        ({"a": print, "b": 3}, {}, "cannot be called"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arms, options, what):
@@ -151,8 +168,8 @@ def test_what_cannot_be_compared_is_refused(arms, options, what):
         compare(arms, **options)
 
 
-def test_an_unknown_arm_or_metric_is_named():
-    result = compare({"base": work(40_000), "fast": work(20_000)}, budget=0.5)
+def test_an_unknown_arm_or_metric_is_named(work):
+    result = compare({"base": work(40_000), "fast": work(20_000)})
     with pytest.raises(UnknownNameError, match="unknown arm 'fats'"):
         result.ratio("fats")
     with pytest.raises(UnknownNameError, match="unknown metric 'energy'"):

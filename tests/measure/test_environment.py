@@ -41,7 +41,7 @@ def _captured(program: str = "", cwd: Path | None = None, **variables: str) -> E
         text=True,
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return from_facts(json.loads(done.stdout))
@@ -253,6 +253,17 @@ def test_the_machine_is_told_from_what_runs_on_it(here: Environment) -> None:
     assert machine_id(newer) == machine_id(here)
     assert newer.env_id != here.env_id
     assert machine_id(other) != machine_id(here)
+
+
+def test_the_scheduling_priority_is_no_other_machine(here: Environment) -> None:
+    assert "now.nice" in here.facts
+    facts = dict(here.facts)
+    nicer = from_facts({**facts, "now.nice": 5})
+    assert (machine_id(nicer), nicer.env_id) == (machine_id(here), here.env_id)
+    # As stores of older versions have it.
+    older = from_facts({**facts, "machine.nice": 0})
+    assert machine_id(older) == machine_id(from_facts({**facts, "machine.nice": 5}))
+    assert machine_id(older) == machine_id(here)
 
 
 def test_a_field_only_one_side_has_differs() -> None:

@@ -80,6 +80,63 @@ def test_what_an_experiment_was_begun_with_it_scores(store: Store) -> None:
     assert [s.prediction for s in Ledger(store).scores()] == [attached]
 
 
+def _proved(
+    store: Store, created: str, ratio: float = 0.6, threads: int = 1, **more: object
+) -> str:
+    """As `prove` keeps it: arms named by technique, its own prediction, torch's facts recorded."""
+    attached = prediction(
+        ratio=0.6, low=0.55, high=0.65, created=created, detail={"threads": threads}
+    )
+    arms = (ArmRecord("base"), ArmRecord("lowrank:0.25"))
+    proved = experiment(
+        title="train.py:step",
+        created=created,
+        arms=arms,
+        predictions={"lowrank:0.25": attached},
+        environment=environment(torch_config="asked for by the runner"),
+        **more,
+    )
+    return store.save(proved, [claim(arm="lowrank:0.25", ratio=ratio)])
+
+
+def test_what_a_person_was_shown_is_scored_beside_what_prove_predicts_itself(store: Store) -> None:
+    shown = [
+        prediction(ratio=0.7, low=r, high=0.75, created=f"2026-01-0{day}T00:00:00Z",
+                   detail={"threads": 1})
+        for day, r in ((1, 0.5), (2, 0.65))
+    ]  # fmt: skip
+    ledger = Ledger(store)
+    for one in shown:
+        ledger.record(one, ENVIRONMENT)
+    _proved(store, "2026-01-03T00:00:00Z")
+    assert [(s.attached, s.within) for s in ledger.scores()] == [
+        (True, True), (False, True), (False, False),
+    ]  # fmt: skip
+    (counts,) = ledger.evidence()
+    assert counts.prediction == shown[1], "the latest that was shown"
+    # A second proof without a look before it does not make the miss undone.
+    _proved(store, "2026-01-04T00:00:00Z")
+    assert [s.attached for s in ledger.evidence()] == [False, True]
+    found = ledger.calibration(ENVIRONMENT, "cpu")
+    assert (found.n, found.coverage) == (1, 0.0)
+    assert "lay outside its interval" in found.note
+
+
+def test_a_prediction_of_other_threads_is_not_scored(store: Store) -> None:
+    Ledger(store).record(prediction(detail={"threads": 2}), ENVIRONMENT)
+    _proved(store, "2026-01-03T00:00:00Z", threads=1)
+    assert [s.attached for s in Ledger(store).scores()] == [True]
+
+
+def test_the_same_machine_has_the_same_history_before_anything_was_recorded_there(
+    store: Store,
+) -> None:
+    _proved(store, "2026-01-03T00:00:00Z")
+    ledger = Ledger(store)
+    assert ledger.calibration(environment(git_dirty="never seen"), "cpu").n == 1
+    assert ledger.calibration(environment(cpu_model="another"), "cpu").n == 0
+
+
 def test_an_untrustworthy_claim_scores_nothing(store: Store) -> None:
     Ledger(store).record(prediction())
     store.save(experiment(), [claim(verdict=Verdict.UNTRUSTWORTHY)])

@@ -19,7 +19,7 @@ MIB = 2**20
 
 def peak(function, **arguments):
     prepare = "workers:import_numpy"
-    return memory.peak_memory(function, arguments, prepare=prepare, environment=HERE, timeout_s=60)
+    return memory.peak_memory(function, arguments, prepare=prepare, environment=HERE, timeout_s=600)
 
 
 def assert_close(found, megabytes):
@@ -64,7 +64,7 @@ def test_a_phase_in_a_phase_is_refused():
 
 def test_what_the_function_raises_arrives():
     with pytest.raises(WorkloadError, match="cannot be built"):
-        memory.peak_memory("workers:setup", {"fail": True}, environment=HERE, timeout_s=60)
+        memory.peak_memory("workers:setup", {"fail": True}, environment=HERE, timeout_s=600)
 
 
 def test_without_proc_the_process_has_one_peak_and_phases_say_why_not(monkeypatch):

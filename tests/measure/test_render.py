@@ -128,8 +128,39 @@ def test_an_interrupted_experiment_is_marked() -> None:
 def test_what_could_not_be_computed_is_a_dash() -> None:
     refused = claim(ratio=math.nan, low=0.0, high=math.inf, metric="cpu_p99", detectable=math.inf)
     (row,) = comparison_table(experiment(), [refused]).to_records()
-    assert row["ratio [95% CI]"] == "- [0.000, ∞]"
-    assert row["detectable"] == "±-"
+    assert row["ratio [95% CI]"] == "- [–, –]"
+    assert row["detectable"] == "–"
+
+
+def test_what_says_nothing_is_a_dash_and_not_three_hundred_digits() -> None:
+    wild = claim(ratio=3.457, low=0.0, high=math.inf, detectable=math.expm1(700.0), blocks=5)
+    guard = replace(wild, arm="base'", low=1e-9, high=1e9, carries=False)
+    table = comparison_table(experiment(), [wild, guard])
+    (row,) = table.to_records()
+    assert (row["ratio [95% CI]"], row["detectable"]) == ("3.457 [–, –]", "–")
+    (line,) = [note for note in table.notes if "A/A guard" in note]
+    assert "3.457 [–, –] at" in line
+    assert not re.search(r"\d{8}", " ".join([*table.notes, str(row)]))
+
+
+@pytest.mark.parametrize(
+    ("state", "because"),
+    [
+        ("red", "faster, but the machine was too busy to check the measurement against itself"),
+        ("green", "faster, but there are too few blocks to check the measurement against itself"),
+    ],
+)
+def test_a_verdict_nothing_vouches_for_says_so_itself(state: str, because: str) -> None:
+    guard = claim(arm="base'", ratio=1.0, low=0.4, high=2.3, carries=False)
+    made = experiment(events=(Event(0, "gate", {"state": state}),))
+    (row,) = comparison_table(made, [claim(), guard]).to_records()
+    assert row["verdict"] == because
+    tight = replace(guard, low=0.97, high=1.03)
+    (row,) = comparison_table(made, [claim(), tight]).to_records()
+    assert row["verdict"] == "faster"
+    silent = claim(verdict=Verdict.UNTRUSTWORTHY)
+    (row,) = comparison_table(made, [silent, guard]).to_records()
+    assert row["verdict"] == "not trustworthy"
 
 
 @pytest.mark.parametrize(

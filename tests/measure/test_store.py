@@ -241,7 +241,7 @@ def test_kill_minus_9_loses_at_most_the_running_block_and_it_resumes(tmp_path: P
 def test_two_processes_write_at_the_same_time(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     writers = [_writer(path, 60) for _ in range(2)]
-    outputs = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    outputs = [writer.communicate(timeout=600)[0].split() for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0]
     with Store(path, read_only=True) as store:
         assert {s.experiment_id for s in store.list()} == {lines[0] for lines in outputs}

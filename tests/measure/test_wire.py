@@ -61,7 +61,7 @@ def test_collectives_over_gloo_are_counted_by_rank_and_step(ranks, tmp_path):
             child.start_call(
                 "workers:collectives", rank=rank, ranks=ranks, address=address, elements=999
             )
-        answers = [child.finish_call(timeout_s=90) for child in children]
+        answers = [child.finish_call(timeout_s=600) for child in children]
     share = (ranks - 1) / ranks
     for rank, answer in enumerate(answers):
         found = {operation: (step, sent) for operation, step, sent in answer["collectives"]}

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-_LIMIT_S = 60.0
+_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Fork:
     """Call a function in a fork, which ends at once afterwards, and return its outcome."""
     import torch  # noqa: F401 - once, for all forks
 
-    from slipstream import child
+    from slipstream.child import Channel
 
     output = tmp_path_factory.mktemp("output") / "log"
 
@@ -46,10 +46,10 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Fork:
         to_child, from_parent = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _answer(function, child.Channel(to_child, from_child), output)
+            _answer(function, Channel(to_child, from_child), output)
         os.close(from_child)
         os.close(to_child)
-        channel = child.Channel(to_parent, from_parent)
+        channel = Channel(to_parent, from_parent)
         try:
             message = channel.receive(_LIMIT_S)
         except EOFError:
@@ -59,7 +59,7 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Fork:
                 os.kill(pid, signal.SIGKILL)
             status = os.waitpid(pid, 0)[1]
             channel.close()
-        assert message is not None, f"no answer within {_LIMIT_S} s"
+        assert message is not None, f"no answer within {_LIMIT_S:g} s"
         code = os.waitstatus_to_exitcode(status)
         return Outcome(message.get("result"), message.get("error"), code)
 
@@ -69,7 +69,7 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Fork:
 def _answer(function: Callable[[], Any], channel: Any, output: Path) -> NoReturn:
     import torch
 
-    from slipstream import child
+    from slipstream.child import describe_error, worker
 
     try:
         # Whoever forks after threads were used may not use them.
@@ -80,10 +80,10 @@ def _answer(function: Callable[[], Any], channel: Any, output: Path) -> NoReturn
         import sys
 
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        child._channel = channel
+        worker._channel = channel
         channel.send({"result": function()})
     except BaseException as error:
-        channel.send({"error": child.describe_error(error)})
+        channel.send({"error": describe_error(error)})
     finally:
         os._exit(0)
 

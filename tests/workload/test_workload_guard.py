@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 
 from slipstream.errors import WorkloadError
@@ -267,10 +269,18 @@ while True:
 
 
 def _becomes_true(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
+
+
+def _ended(pid: int) -> bool:
+    """Also of one whose parent is gone and whom nobody has buried yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)"])
@@ -280,11 +290,26 @@ def test_files_go_back_even_when_our_own_process_is_killed(project: Path, end: s
         [sys.executable, "-c", _OWNER.replace("END", end)],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     keep_in, writer = done.stdout.split()
     assert _becomes_true(lambda: not Path(keep_in).exists())
     assert snapshot(project) == before
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(writer), 0)
+    assert _becomes_true(lambda: _ended(int(writer)))
+
+
+def test_a_ctrl_c_as_soon_as_the_folder_is_there_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    make = os.mkdir
+
+    def interrupted(path: str, mode: int) -> None:
+        make(path, mode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), kept_files(watched=False):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -68,6 +68,23 @@ def test_what_was_nearly_a_workload_is_guessed(written: str, meant: str) -> None
 
 
 @pytest.mark.usefixtures("train")
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("run.slipgrph", "run.slipgraph"),
+        ("trian.pyy:make", "train.py:make"),
+        ("nowhere/xyz.gph", None),
+    ],
+)
+def test_a_slip_of_the_pen_brings_the_nearest_file(written: str, meant: str | None) -> None:
+    Path("run.slipgraph").touch()
+    with pytest.raises(InvalidArgumentError) as caught:
+        Workload.parse(written)
+    expected = f"did you mean {meant}?" if meant else "as train.py:make_workload, or train.py"
+    assert caught.value.remedy == expected
+
+
+@pytest.mark.usefixtures("train")
 def test_a_missing_file_brings_the_nearest_name() -> None:
     with pytest.raises(WorkloadError, match=r"there is no file 'trian\.py'") as caught:
         Workload.parse("trian.py")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.techniques.accumulation import Accumulation
 from slipstream.workload import Built
 
 Run = Callable[..., Any]
@@ -51,6 +52,12 @@ def look(built: Built) -> Generator[None, Any, dict[str, Any]]:
     }
 
 
+def look_long(built: Built) -> Generator[None, Any, None]:
+    """More steps than any script here has."""
+    while True:
+        yield
+
+
 def test_model_optimizer_and_samples_are_found(drive_forked: Run) -> None:
     found = drive_forked(LOOP, look).result
     assert found["weights"] == _WEIGHTS
@@ -62,6 +69,47 @@ def test_the_program_gets_the_loss_of_each_step(drive_forked: Run) -> None:
     losses = drive_forked(LOOP, look).result["losses"]
     assert all(loss > 0 for loss in losses)
     assert len(set(losses)) == 3
+
+
+# The rate is 0, so that every batch has a loss of its own, whatever came before it.
+_FOUR_LOSSES = """
+import torch
+model = torch.nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+torch.nn.init.ones_(model.weight)
+for step in range(400):
+    x = torch.full((5, 1), float(step % 4))
+    loss = model(x).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_an_edited_script_runs_in_place_of_the_file(drive_forked: Run, tmp_path: Path) -> None:
+    plain = drive_forked(_FOUR_LOSSES, look).result
+    assert len(set(plain["losses"])) == 3
+    assert set(plain["losses"]) < {0.0, 1.0, 2.0, 3.0}
+    found = drive_forked(_FOUR_LOSSES, look, techniques=(Accumulation(2),)).result
+    # A step is two batches, and its loss is the mean of theirs.
+    assert set(found["losses"]) == {0.5, 2.5}
+    assert (plain["samples"], found["samples"]) == (5, 10)
+    assert (tmp_path / "user" / "train.py").read_text() == _FOUR_LOSSES
+
+
+def test_an_error_in_an_edited_script_is_where_it_ran(drive_forked: Run) -> None:
+    text = _FOUR_LOSSES + "    assert step < 9, 'enough'\n"
+    found = drive_forked(text, look_long, techniques=(Accumulation(2),))
+    assert "enough" in found.what
+    assert found.error is not None
+    # Two lines further down than in the file.
+    assert str(found.error["where"]).endswith(f"train.py:{text.count(chr(10)) + 2}")
+
+
+def test_an_edit_without_a_place_is_an_error_before_the_script_runs(drive_forked: Run) -> None:
+    text = "print('ran')\n" + _FOUR_LOSSES.replace("for step in range(400)", "step = 0\nwhile 1")
+    said = drive_forked(text, look, techniques=(Accumulation(2),)).what
+    assert "no for loop" in said
 
 
 def test_the_same_seed_gives_the_same_losses(drive_forked: Run) -> None:

@@ -22,7 +22,7 @@ from slipstream.data.kinds import (
 _RUNS = re.compile(
     r"\('(?P<system>[^']+)', '(?P<benchmark>[^']+)'\) n (?P<runs>\d+) min (?P<fastest>[\d.]+) "
     r"med (?P<median>[\d.]+) max (?P<slowest>[\d.]+) olympic-mean (?P<mean>[\d.]+) s .* "
-    r"gbs (?P<batch>\d+) evals .*"
+    r"gbs (?P<batch>\d+) evals \[(?P<evaluations>\d+(, \d+)*)\]"
 )
 _STEPS = re.compile(r"\('(?P<system>[^']+)', '(?P<benchmark>[^']+)'\) (?P<values>\{.*\})")
 _SUM = re.compile(r"SUM\(avg\)\s+(?P<total>[\d.]+)")
@@ -75,6 +75,7 @@ def _runs(entry: Entry, line: str, path: Path) -> TrainingRuns:
     return TrainingRuns(
         match["system"], match["benchmark"], int(match["runs"]), float(match["fastest"]),
         float(match["median"]), float(match["slowest"]), float(match["mean"]), int(match["batch"]),
+        tuple(int(count) for count in match["evaluations"].split(", ")),
     )  # fmt: skip
 
 

@@ -316,7 +316,11 @@ class Accesses(Dataset):
 
 @dataclass(frozen=True)
 class TrainingRuns:
-    """Repeated runs of one benchmark on one system until its quality target. Times in seconds."""
+    """Repeated runs of one benchmark on one system until its quality target. Times in seconds.
+
+    Attributes:
+        evaluations: how many evaluations each of the first four runs took to reach it.
+    """
 
     system: str
     benchmark: str
@@ -326,6 +330,7 @@ class TrainingRuns:
     slowest_s: float
     olympic_mean_s: float
     global_batch: int
+    evaluations: tuple[int, ...]
 
 
 @dataclass(frozen=True)

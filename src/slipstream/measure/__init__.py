@@ -10,8 +10,9 @@ Nothing is imported before it is used; importing this module does not import tor
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.measure.arms import Arm, CallableArm, CommandArm, WorkerArm, timed
@@ -62,12 +63,4 @@ __all__ = [
     "timed",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'slipstream.measure' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"slipstream.measure.{_HOME_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

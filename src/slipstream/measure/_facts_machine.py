@@ -38,16 +38,26 @@ def _or_unreadable(value: Any) -> Any:
     return UNREADABLE if value is None or value == "" else value
 
 
-def _processor() -> dict[str, Any]:
-    import psutil
-
+def _first_processor() -> dict[str, str]:
     first: dict[str, str] = {}
     for line in (read("/proc/cpuinfo") or "").splitlines():
         key, colon, value = line.partition(":")
         if not colon:
             break  # an empty line ends the first processor
         first[key.strip()] = value.strip()
-    flags = (first.get("flags") or first.get("Features") or "").split()
+    return first
+
+
+def cpu_flags() -> list[str]:
+    """The instruction sets the processor says it has, by Linux's names; none elsewhere."""
+    first = _first_processor()
+    return sorted((first.get("flags") or first.get("Features") or "").split())
+
+
+def _processor() -> dict[str, Any]:
+    import psutil
+
+    first = _first_processor()
     smt = read(_CPUS / "smt/active")
     model = first.get("model name") or first.get("CPU part") or platform.processor()
     return {
@@ -58,7 +68,7 @@ def _processor() -> dict[str, Any]:
         "cpu.model_number": _or_unreadable(first.get("model") or first.get("CPU variant")),
         "cpu.stepping": _or_unreadable(first.get("stepping") or first.get("CPU revision")),
         "cpu.microcode": _or_unreadable(first.get("microcode")),
-        "cpu.flags": sorted(flags) or UNREADABLE,
+        "cpu.flags": cpu_flags() or UNREADABLE,
         "cpu.logical": os.cpu_count(),
         "cpu.physical": _or_unreadable(psutil.cpu_count(logical=False)),
         "cpu.smt": UNREADABLE if smt is None else smt == "1",
@@ -103,8 +113,8 @@ def _limits() -> dict[str, Any]:
     return {
         "machine.affinity": affinity,
         "machine.cpu_quota": _cpu_quota(),
-        "machine.memory_limit_bytes": _memory_limit(),
-        "machine.nice": os.nice(0) if hasattr(os, "nice") else UNREADABLE,
+        "machine.memory_limit_bytes": memory_limit(),
+        "now.nice": os.nice(0) if hasattr(os, "nice") else UNREADABLE,
     }
 
 
@@ -138,7 +148,8 @@ def _cpu_quota() -> Any:
     return min(quotas, default=None)
 
 
-def _memory_limit() -> Any:
+def memory_limit() -> int | None:
+    """Bytes that the tightest control group leaves all its processes; None when not limited."""
     limits = _cgroup_files("memory", "memory.max", "memory.limit_in_bytes")
     return min((int(t) for t in limits if t != "max" and int(t) < _UNLIMITED), default=None)
 

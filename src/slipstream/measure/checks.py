@@ -24,6 +24,7 @@ _LEVEL = 0.95
 # The kind of change (see `technique.QualityKind`) of which a few steps show what it does.
 _SHOWN_BY_FEW_STEPS = "rounding"
 _EVENT = "quality"
+_WIDEST = 10.0
 
 
 class QualityStatus(StrEnum):
@@ -119,6 +120,14 @@ class QualityCheck:
         return self.status in (QualityStatus.FAILED, QualityStatus.WORSE)
 
     @property
+    def one_run(self) -> bool:
+        """Whether all seeds gave the same to the digit on both sides: no chance, no interval."""
+        sides = (self.baseline, self.losses_baseline), (self.candidate, self.losses_candidate)
+        return len(self.seeds) > 1 and all(
+            len(set(values)) == 1 and len(set(losses)) <= 1 for values, losses in sides
+        )
+
+    @property
     def verdict(self) -> str:
         """A few words for a table."""
         if self.status is QualityStatus.OPEN and self.kind != _SHOWN_BY_FEW_STEPS:
@@ -157,6 +166,8 @@ class QualityCheck:
     def _found(self) -> str:
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
+        if self.one_run:
+            seeds += f" (the workload sets its own seed: one run, not {len(self.seeds)})"
         if self.status is QualityStatus.SAME or (self.baseline and self.baseline == self.candidate):
             return f"{self.measure} after {steps} from {seeds} is the same to the last bit."
         if self.difference is None:
@@ -165,8 +176,9 @@ class QualityCheck:
             most = f"at most {format_share(self.difference)} of the largest"
             return f"{self.measure} from {seeds} differs by {most}."
         interval = ""
-        if self.low is not None and self.high is not None:
-            interval = f" [{self.relative(self.low)}, {self.relative(self.high)}]"
+        if self.low is not None and self.high is not None and not self.one_run:
+            ends = (self.relative(end) if self.tells(end) else "–" for end in (self.low, self.high))
+            interval = f" [{', '.join(ends)}]"
         said = f"{self.measure} after {steps} from {seeds} differs by "
         said += self.relative(self.difference) + interval
         if self.spread:
@@ -177,6 +189,10 @@ class QualityCheck:
         """A difference as a share of the baseline's size, where it has one."""
         scale = self.scale
         return f"{value:+.2g}" if scale is None else format_share(value / scale, signed=True)
+
+    def tells(self, end: float) -> bool:
+        """Whether an end of the interval says anything: not beyond 1000 % of the baseline."""
+        return abs(end) <= _WIDEST * (self.scale or math.inf)
 
     def _left_open(self) -> str:
         basis = f" ({self.basis})" if self.basis else ""
@@ -299,7 +315,10 @@ def _status(
     if low is None or high is None or spread is None:
         return QualityStatus.OPEN, "one seed gives no interval"
     if spread == 0:
-        return QualityStatus.OPEN, "the workload sets its own seed, so that chance has no size here"
+        return (
+            QualityStatus.OPEN,
+            "with one and the same run for every seed, chance has no size here",
+        )
     from scipy.special import chdtri
 
     df = seeds - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -238,17 +238,20 @@ def compare(
         }
     )
     _check_shapes(listed, plan.timeout_s)
+    sink = store.sink() if store is not None else None
     experiment = run(
         listed,
         settings,
         title=title,
         environment=environment,
         plan=plan,
-        sink=store.sink() if store is not None else None,
+        sink=sink,
         progress=progress,
         events=[*_quality_events(outcomes, first), *(check.to_event() for check in checks)],
         predictions=predictions,
     )
+    if sink is not None and sink.recording is not None:
+        experiment = replace(experiment, experiment_id=sink.recording.experiment_id)
     return Comparison.of(experiment)
 
 

@@ -3,10 +3,10 @@
 Facts are JSON values under dotted names (``"cpu.model"``). A fact that this machine does not
 reveal is the text ``"unreadable"``, never a guess. The group ``now.`` holds what changes from one
 second to the next or says how a run was started (clock frequency, free memory, load, the command
-line): it is recorded, for people who look for a reason, but not hashed, because two runs that
-differ only there are meant to be compared, and blocks of one experiment live through such changes.
-Seeds and data checksums are hashed: with other numbers in them, sparse or data-dependent work is
-other work.
+line, the scheduling priority): it is recorded, for people who look for a reason, but not hashed,
+because two runs that differ only there are meant to be compared, and blocks of one experiment live
+through such changes. Seeds and data checksums are hashed: with other numbers in them, sparse or
+data-dependent work is other work.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ from slipstream.measure._redact import Redactor
 from slipstream.measure.records import Environment
 
 _UNHASHED = "now."
+# As Linux names them: x86 vectors, x86 tiles, Arm.
+_BF16 = frozenset(("avx512_bf16", "amx_bf16", "avx_vnni_bf16", "bf16", "svebf16"))
 # The part of the facts that is the machine rather than what runs on it; see `machine_id`.
 _MACHINE_GROUPS = ("cpu.", "memory.", "gpu.", "machine.")
+# Recorded among them by older versions; says how a run was started, see ``now.nice``.
+_NOT_THE_MACHINE = frozenset(("machine.nice",))
 
 
 def capture(
@@ -78,6 +82,17 @@ def differences(a: Environment, b: Environment) -> tuple[str, ...]:
     )
 
 
+def processor_flags() -> frozenset[str]:
+    """The instruction sets of this processor, by Linux's names; none where it does not say."""
+    return frozenset(_facts_machine.cpu_flags())
+
+
+def computes_in_bf16() -> bool | None:
+    """Whether this processor has bfloat16 instructions; None where it does not say what it has."""
+    flags = _facts_machine.cpu_flags()
+    return bool(_BF16 & set(flags)) if flags else None
+
+
 def machine_id(environment: Environment) -> str:
     """Hash of the facts about the machine alone: same processor, memory, accelerators, limits.
 
@@ -85,7 +100,13 @@ def machine_id(environment: Environment) -> str:
     errors (see `ledger.py`) should outlive that.
     """
     facts = stable_facts(environment.facts)
-    return _hash({k: v for k, v in facts.items() if k.startswith(_MACHINE_GROUPS)})
+    return _hash(
+        {
+            name: value
+            for name, value in facts.items()
+            if name.startswith(_MACHINE_GROUPS) and name not in _NOT_THE_MACHINE
+        }
+    )
 
 
 def _hash(facts: Mapping[str, Any]) -> str:

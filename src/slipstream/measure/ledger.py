@@ -1,9 +1,9 @@
 """The prediction ledger: what was predicted, what was measured later, and what that teaches.
 
-Every prediction is kept. When a claim about the same workload, technique and metric is measured in
-the same environment, the prediction is *scored*: its residual is ``log(measured / predicted)``,
-and its *stretch* how many times wider the 90 % interval would have had to be (in logarithms) to
-reach the measured ratio; a stretch of at most 1 is a hit.
+Every prediction is kept. When a claim about the same workload, technique and metric is measured on
+the same machine with as many threads, the prediction is *scored*: its residual is
+``log(measured / predicted)``, and its *stretch* how many times wider the 90 % interval would have
+had to be (in logarithms) to reach the measured ratio; a stretch of at most 1 is a hit.
 
 From the stretches of this machine's past predictions follows a factor for the next one: widen its
 interval by the stretch that nine in ten of the past ones did not exceed. With the quantile taken
@@ -21,7 +21,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.measure.environment import machine_id
-from slipstream.measure.records import Claim, Environment, Metric, PredictionRecord, Verdict
+from slipstream.measure.records import (
+    ArmRecord,
+    Claim,
+    Environment,
+    Experiment,
+    Metric,
+    PredictionRecord,
+    Verdict,
+)
 from slipstream.measure.store import Store
 
 _LEVEL = 0.9
@@ -37,6 +45,7 @@ class Score:
     """A prediction beside what was measured.
 
     Attributes:
+        attached: the experiment was begun with it, where others were shown before.
         residual: log(measured / predicted); 0.1 is 10 % more than predicted.
         stretch: by how much the interval must be widened to hold the measured ratio; below 1 is a
             hit.
@@ -48,6 +57,7 @@ class Score:
     experiment_id: str
     residual: float
     stretch: float
+    attached: bool = False
 
     @property
     def within(self) -> bool:
@@ -107,10 +117,12 @@ class Ledger:
         """Every prediction that was measured since, in the order of the measurements.
 
         A prediction an experiment was begun with is scored by that experiment. Any other is scored
-        by the first later one in the same environment whose arm has its workload and technique.
-        Claims that are not trustworthy score nothing.
+        by the first later one on the same machine, with as many threads where that is known, whose
+        arm has its workload and technique. Of one claim the former comes first, then the others as
+        they were made. Claims that are not trustworthy score nothing.
         """
         waiting = list(self._store.predictions())
+        machines = {e.env_id: machine_id(e) for e in self._store.environments()}
         found: list[Score] = []
         for summary in self._store.list():
             claims = self._store.claims(summary.experiment_id)
@@ -123,34 +135,57 @@ class Ledger:
                 if arm is None or not _usable(claim):
                     continue
                 attached = experiment.predictions.get(claim.arm)
-                for prediction in list(waiting):
-                    if prediction.metric != claim.metric:
-                        continue
-                    fits = (
-                        (arm.workload, arm.technique) == (prediction.workload, prediction.technique)
-                        and prediction.env_id == summary.env_id
-                        and prediction.created <= summary.created
+                if attached is not None and attached.metric != claim.metric:
+                    attached = None
+                fitting = [
+                    prediction
+                    for prediction in waiting
+                    if prediction.metric == claim.metric
+                    and prediction != attached
+                    and (prediction.workload, prediction.technique) == subject(experiment, arm)
+                    and machines.get(prediction.env_id) == machines[summary.env_id]
+                    and prediction.created <= summary.created
+                    and _same_threads(prediction, attached)
+                ]
+                if attached in waiting:
+                    fitting.insert(0, attached)
+                for prediction in fitting:
+                    waiting.remove(prediction)
+                    found.append(
+                        _score(prediction, claim, summary.experiment_id, prediction == attached)
                     )
-                    if fits or prediction == attached:
-                        waiting.remove(prediction)
-                        found.append(_score(prediction, claim, summary.experiment_id))
         return tuple(found)
 
-    def calibration(self, env_id: str, metric: Metric = "wall") -> Calibration:
-        """How far to trust predictions of `metric` on the machine of `env_id`.
+    def evidence(self) -> tuple[Score, ...]:
+        """One score a claim, in the order of the measurements: of what was shown last before it.
+
+        Where nothing was shown, of the prediction that the experiment was begun with.
+        """
+        found: dict[tuple[str, str, Metric], Score] = {}
+        for score in self.scores():
+            found[score.experiment_id, score.claim.arm, score.claim.metric] = score
+        return tuple(found.values())
+
+    def calibration(self, environment: str | Environment, metric: Metric = "wall") -> Calibration:
+        """How far to trust predictions of `metric` on the machine of `environment`, or of its id.
 
         Other software and other code on the same machine count too; other machines do not. Several
-        predictions of one workload and technique are one piece of evidence: the latest counts.
+        predictions of one workload and technique are one piece of evidence: the latest that was
+        shown before it was measured counts, else the latest that a measurement began with.
 
         Raises:
-            UnknownNameError: nothing was ever recorded in that environment.
+            UnknownNameError: an id in which nothing was ever recorded.
         """
-        machine = machine_id(self._store.environment(env_id))
+        if isinstance(environment, str):
+            environment = self._store.environment(environment)
+        machine = machine_id(environment)
         here = {e.env_id for e in self._store.environments() if machine_id(e) == machine}
+        # Of the measurement: only experiments are sure to have kept theirs.
+        done = {one.experiment_id for one in self._store.list() if one.env_id in here}
         latest = {
             (score.prediction.workload, score.prediction.technique): score
-            for score in self.scores()
-            if score.prediction.metric == metric and score.prediction.env_id in here
+            for score in sorted(self.evidence(), key=lambda score: not score.attached)
+            if score.prediction.metric == metric and score.experiment_id in done
         }
         return calibrate(tuple(latest.values()), where=str(self._store.path))
 
@@ -197,15 +232,31 @@ def _in_words(hits: int, n: int, factor: float, level: float) -> str:
     return text
 
 
+def subject(experiment: Experiment, arm: ArmRecord) -> tuple[str, str]:
+    """Workload and technique of an arm, in the words of the ledger.
+
+    An arm without words of its own is named by the title and its own name, as `prove` names them.
+    """
+    return arm.workload or experiment.title, arm.technique or arm.name
+
+
+def _same_threads(prediction: PredictionRecord, attached: PredictionRecord | None) -> bool:
+    """False where both are known to be of a number of threads, and of another one."""
+    known = {
+        one.detail["threads"] for one in (prediction, attached) if one and "threads" in one.detail
+    }
+    return len(known) <= 1
+
+
 def _usable(claim: Claim) -> bool:
     return claim.verdict is not Verdict.UNTRUSTWORTHY and 0 < claim.ratio < math.inf
 
 
-def _score(prediction: PredictionRecord, claim: Claim, experiment_id: str) -> Score:
+def _score(prediction: PredictionRecord, claim: Claim, experiment_id: str, attached: bool) -> Score:
     residual = math.log(claim.ratio / prediction.ratio)
     end = prediction.high if residual > 0 else prediction.low
     reach = max(abs(math.log(end / prediction.ratio)), _NARROWEST)
-    return Score(prediction, claim, experiment_id, residual, abs(residual) / reach)
+    return Score(prediction, claim, experiment_id, residual, abs(residual) / reach, attached)
 
 
 def _wilson(hits: int, n: int) -> tuple[float, float]:

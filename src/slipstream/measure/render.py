@@ -19,6 +19,7 @@ import numpy as np
 from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.checks import QualityCheck, checks_of, format_share
 from slipstream.measure.environment import differences
+from slipstream.measure.gate import Level
 from slipstream.measure.quality import QualityRow
 from slipstream.measure.records import (
     DIAGNOSTICS,
@@ -32,7 +33,13 @@ from slipstream.measure.records import (
 )
 from slipstream.measure.statistics import median_interval
 from slipstream.tables import Column, Table
-from slipstream.units import format_bytes, format_duration, format_percent
+from slipstream.units import (
+    format_bytes,
+    format_detectable,
+    format_duration,
+    format_percent,
+    format_reach,
+)
 
 Predictions = Mapping[str, PredictionRecord | Sequence[PredictionRecord]]
 """By arm: what was predicted for it; several where several metrics were predicted."""
@@ -45,6 +52,7 @@ _QUANTILE = re.compile(r"(.+)_p([0-9.]+)")
 _THROUGHPUT = "throughput"
 # An A/A interval that reaches further from 1 would hold 1 on a machine that is not fit, too.
 _GUARD_TELLS = 0.2
+_TOO_WIDE = "too wide to tell"
 _OF_SIZE = {Verdict.FASTER.value: "less", Verdict.SLOWER.value: "more"}
 _OF_SIZE |= {
     verdict.value: verdict.value.replace(Verdict.FASTER, "less")
@@ -69,6 +77,8 @@ class ComparisonRow:
         reason: why it carries the claim, or why the verdict is what it is.
         gate: how many blocks were begun at each state of the machine.
         mark: why the row is worth less than it looks; empty for a paired measurement.
+        doubt: why the verdict is less sure than it sounds; empty where the baseline, measured
+            against itself, came out equal closely enough.
     """
 
     arm: str
@@ -93,6 +103,7 @@ class ComparisonRow:
     prediction_error: float | None = None
     within: bool | None = None
     mark: str = ""
+    doubt: str = ""
 
 
 def comparison_rows(
@@ -128,7 +139,18 @@ def comparison_rows(
             env_id=experiment.environment.env_id,
         )
         rows.append(row if predicted is None else _beside(row, predicted))
-    return tuple(rows)
+    guards = {row.metric: row for row in rows if is_guard(row)}
+    return tuple(replace(row, doubt=_doubt(row, guards.get(row.metric))) for row in rows)
+
+
+def _doubt(row: ComparisonRow, guard: ComparisonRow | None) -> str:
+    """What a verdict has to say of a guard that cannot vouch for it."""
+    silent = row.verdict in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY)
+    if guard is None or silent or is_guard(row) or _guard_says(guard) != _TOO_WIDE:
+        return ""
+    if 2 * row.gate.get(Level.RED, 0) > sum(row.gate.values()):
+        return "the machine was too busy to check the measurement against itself"
+    return "there are too few blocks to check the measurement against itself"
 
 
 def comparison_table(
@@ -391,7 +413,7 @@ def _cells(row: ComparisonRow, marked: bool) -> list[object]:
         _verdict(row),
         "-" if predicted is None else _interval(predicted.ratio, predicted.low, predicted.high),
         error,
-        "-" if row.detectable is None else f"±{format_percent(row.detectable)}",
+        "-" if row.detectable is None else format_detectable(row.detectable),
         row.blocks,
         _gate(row.gate),
         _clock(row),
@@ -409,6 +431,7 @@ def _quality_cells(one: QualityCheck | QualityRow, marked: bool) -> list[object]
     else:
         measure, verdict = "quality", one.verdict
         count = f"{len(one.seeds)} seeds" if len(one.seeds) != 1 else "1 seed"
+        count = "one run" if one.one_run else count
         a, b = (
             f"{float(np.mean(side)):.4g}" if side else "-" for side in (one.baseline, one.candidate)
         )
@@ -437,8 +460,12 @@ def _quality_ratio(check: QualityCheck) -> str:
     if not check.baseline:
         return f"±{format_share(check.difference)}"
     sign = math.copysign(1.0, float(np.mean(check.baseline)))
-    ends = [check.difference, check.low, check.high]
-    found = [_fine(1 + sign * end / check.scale) for end in ends if end is not None]
+    ends = [check.difference, *(() if check.one_run else (check.low, check.high))]
+    found = [
+        _fine(1 + sign * end / check.scale) if number == 0 or check.tells(end) else "–"
+        for number, end in enumerate(ends)
+        if end is not None
+    ]
     if sign < 0:
         found[1:] = found[:0:-1]
     return found[0] + (f" [{', '.join(found[1:])}]" if found[1:] else "")
@@ -449,7 +476,7 @@ def _fine(ratio: float) -> str:
 
 
 def _interval(middle: float, low: float, high: float) -> str:
-    return f"{_number(middle)} [{_number(low)}, {_number(high)}]"
+    return f"{_number(middle)} {format_reach(middle, low, high, _number)}"
 
 
 def _number(ratio: float) -> str:
@@ -464,7 +491,8 @@ def _verdict(row: ComparisonRow) -> str:
     if row.verdict == Verdict.INCONCLUSIVE and row.further_blocks:
         return f"{row.verdict} (about {row.further_blocks} more blocks)"
     # Memory and traffic are not fast or slow.
-    return _OF_SIZE.get(row.verdict, row.verdict) if row.unit == "bytes" else row.verdict
+    verdict = _OF_SIZE.get(row.verdict, row.verdict) if row.unit == "bytes" else row.verdict
+    return f"{verdict}, but {row.doubt}" if row.doubt else verdict
 
 
 def _gate(states: Mapping[str, int]) -> str:
@@ -486,7 +514,7 @@ def _guard_says(row: ComparisonRow) -> str:
     if not row.low <= 1 <= row.high:
         return "does not hold 1"
     if row.low < 1 - _GUARD_TELLS or row.high > 1 + _GUARD_TELLS:
-        return "too wide to tell"
+        return _TOO_WIDE
     return "holds 1"
 
 
@@ -504,7 +532,8 @@ def _notes(
         f"A = {settings.baseline}; ratio = B / A of paired blocks, below 1 is cheaper; "
         f"intervals hold at {format_percent(settings.level)} over all looks together; "
         "error: measured against predicted; "
-        "detectable: the smallest difference this run could have told from none."
+        "detectable: the smallest difference this run could have told from none; "
+        "\u2013: cannot be told yet."
     ]
     notes += [f"{line}." for line in _event_notes(experiment)]
     notes += dict.fromkeys(

@@ -95,12 +95,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, for a person: the claims are those of the last look."""
+    """How far a run is, for a person: the claims are those of the last look.
+
+    Attributes:
+        seconds_left: at most; more than the budget has where `widened`.
+        widened: why the run may take longer than its budget; empty where it may not.
+    """
 
     phase: str
     block: int
     seconds_left: float
     claims: tuple[Claim, ...] = ()
+    widened: str = ""
 
 
 class ArmFailedError(MeasurementError):
@@ -265,6 +271,7 @@ class _Run:
         self.fresh_events: list[Event] = list(events)
         self.last_claims: tuple[Claim, ...] = ()
         self.deadline = 0.0
+        self.widened = ""
 
     def resume(self, before: Experiment) -> None:
         """Take over what an interrupted run of the same arms recorded, and go on after it."""
@@ -288,6 +295,7 @@ class _Run:
                 self._read_gate()
                 if self.gate_level is Level.RED:
                     self.deadline += self.settings.budget_s * (self.plan.red_factor - 1)
+                    self.widened = f"{self.plan.red_factor:g} times the budget: the machine is busy"
                 self._warm_up()
                 self._calibrate()
                 reason = self._measure()
@@ -344,7 +352,10 @@ class _Run:
         self._require_arms()
 
     def _warm_up(self) -> None:
-        """Rounds over the arms that are not yet stationary, until all are or time is up."""
+        """Rounds over the arms that are not yet stationary, until all are or time is up.
+
+        One at least: a machine may stand still for longer than a small budget.
+        """
         budget = self.settings.budget_s
         longest = self.plan.maximum_warmup_s
         longest = budget / 10 if longest is None else longest
@@ -352,7 +363,7 @@ class _Run:
         history: dict[str, list[Sample]] = {name: [] for name in self.living}
         inner = dict.fromkeys(self.living, 1)
         cold = list(self.living)
-        while cold and time.monotonic() < self.deadline:
+        while cold:
             self._say("warmup")
             values: dict[tuple[str, Metric], float] = {}
             for name in cold:
@@ -374,6 +385,8 @@ class _Run:
                 and spent[name] < longest
                 and not (spent[name] >= self.plan.minimum_warmup_s and _stationary(history[name]))
             ]
+            if time.monotonic() >= self.deadline:
+                break
         self._require_arms()
         self._estimates = {
             name: min(min(_undisturbed(sample) for sample in history[name][-_WINDOW:]), 1e18)
@@ -425,12 +438,12 @@ class _Run:
     # The blocks.
 
     def _measure(self) -> str:
-        """Blocks until something says stop; the reason."""
+        """Blocks, one at least, until something says stop; the reason."""
         orders = _orders(self.living, self.random)
         while True:
             if self.plan.maximum_blocks is not None and self.block >= self.plan.maximum_blocks:
                 return "blocks"
-            if time.monotonic() >= self.deadline:
+            if self.block and time.monotonic() >= self.deadline:
                 return "budget"
             self._read_gate()
             self._one_block(next(orders))
@@ -614,7 +627,7 @@ class _Run:
         if self.progress is None:
             return
         left = max(0.0, self.deadline - time.monotonic()) if self.deadline else 0.0
-        self.progress(Progress(phase, self.block, left, self.last_claims))
+        self.progress(Progress(phase, self.block, left, self.last_claims, self.widened))
 
 
 def _orders(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:

@@ -1,7 +1,7 @@
 """The recipe of what the user runs: where it is, its arguments, the techniques on top."""
 
 from slipstream.workload.built import Applicable, Built, build_from
-from slipstream.workload.drive import Program, drive
+from slipstream.workload.drive import Program, drive, run_steps
 from slipstream.workload.kept import kept_files, restore_files
 from slipstream.workload.recipe import Workload
 
@@ -14,4 +14,5 @@ __all__ = [
     "drive",
     "kept_files",
     "restore_files",
+    "run_steps",
 ]

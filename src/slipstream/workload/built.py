@@ -9,15 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from slipstream.errors import WorkloadError
+from slipstream.units import with_article
 from slipstream.workload.batch import resized
+from slipstream.workload.lines import UserLines
 
-HIDDEN_BATCH = "the step hides its batch; return (model, batch, loss, optimizer)"
+HIDDEN_BATCH = (
+    "the step hides its batch; name a function that returns (model, batch, loss, optimizer)"
+)
 _FIELDS = ("model", "batch", "loss", "optimizer", "step", "metric", "samples")
 _IN_ORDER = "return (model, batch, loss, optimizer) in this order"
 
 
 def _no_step() -> None:
     """Stands for a step that is yet to be made from the other fields."""
+
+
+def _nothing() -> None:
+    """Nothing outlasts a step that nobody else takes part in."""
 
 
 class Applicable(Protocol):
@@ -47,6 +55,13 @@ class Built:
         samples_before: the same before any technique changed it.
         name: the workload's, for messages.
         reads_batch: whether `step` takes `batch` from here, so that another may be put there.
+        from_parts: whether `step` was made from the other parts, so that they are all there is.
+        lines: tells which of the user's lines made what, and which of them run.
+        rank, ranks: which of how many processes this is that take the step together; they are
+            joined in torch's default process group before the first technique of the stage
+            "distribution" is applied, and have the parameters of rank 0.
+        settle: waits until nothing of the steps so far is under way; what communicates beyond the
+            end of a step puts its own here.
     """
 
     model: Any
@@ -59,6 +74,11 @@ class Built:
     samples_before: int = 0
     name: str = ""
     reads_batch: bool = False
+    from_parts: bool = False
+    lines: UserLines = field(default_factory=UserLines)
+    rank: int = 0
+    ranks: int = 1
+    settle: Callable[[], object] = _nothing
 
     @property
     def training(self) -> bool:
@@ -68,12 +88,12 @@ class Built:
     @property
     def own_step(self) -> bool:
         """Whether `step` is the user's function; a plain script has none that can be called."""
-        return self.step is not _no_step and not self.reads_batch
+        return self.step is not _no_step and not self.from_parts
 
     @property
     def rows(self) -> int:
         """How long the batch's first dimension is, which holds its samples; 0 if unknown."""
-        return _count_samples(self.batch)
+        return count_samples(self.batch)
 
     def resize(self, samples: int) -> None:
         """Replace the batch by one that makes a step of `samples`, cut off or repeated.
@@ -115,12 +135,12 @@ def build_from(
     built.name = name
     if built.model is not None and not isinstance(built.model, torch.nn.Module):
         raise WorkloadError(
-            f"the model is a {type(built.model).__name__}, not a torch.nn.Module",
+            f"the model is {with_article(type(built.model).__name__)}, not a torch.nn.Module",
             where=where,
             remedy=_inner_module(built.model) or "return (model, batch, loss, optimizer)",
         )
     if not built.samples:
-        built.samples = _count_samples(built.batch)
+        built.samples = count_samples(built.batch)
     built.samples_before = built.samples
     torch.manual_seed(seed)
     for technique in sorted(techniques, key=lambda technique: technique.stage):
@@ -166,7 +186,7 @@ def _normalise(result: Any, where: str | None) -> Built:
         if 2 <= len(result) <= 4 and (inner := _inner_module(result[0])) is not None:
             remedy = inner
     raise WorkloadError(
-        f"the function returned {'nothing' if result is None else 'a ' + shown}",
+        f"the function returned {'nothing' if result is None else with_article(shown)}",
         where=where,
         remedy=remedy,
     )
@@ -179,7 +199,7 @@ def _inner_module(wrapper: Any) -> str | None:
     for name, value in vars(wrapper).items() if hasattr(wrapper, "__dict__") else ():
         if isinstance(value, torch.nn.Module):
             return (
-                f"return the module inside: its '{name}' is a {type(value).__name__}; "
+                f"return the module inside: its '{name}' is {with_article(type(value).__name__)}; "
                 "or a function that runs one step"
             )
     return None
@@ -201,7 +221,8 @@ def _with_step(built: Built, where: str | None) -> Built:
     if isinstance(built.batch, torch.optim.Optimizer) or not (
         built.loss is None or callable(built.loss)
     ):
-        kinds = f"batch is a {type(built.batch).__name__}, loss is a {type(built.loss).__name__}"
+        batch, loss = (with_article(type(one).__name__) for one in (built.batch, built.loss))
+        kinds = f"batch is {batch}, loss is {loss}"
         raise WorkloadError(
             f"the function returned its parts in another order: {kinds}",
             where=where,
@@ -220,11 +241,11 @@ def _with_step(built: Built, where: str | None) -> Built:
             with torch.no_grad():
                 return _forward(built.model, built.batch, built.loss)
 
-        built.step, built.reads_batch = infer, True
+        built.step, built.reads_batch, built.from_parts = infer, True, True
         return built
     if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
         raise WorkloadError(
-            f"what stands for the optimizer is a {type(optimizer).__name__}",
+            f"what stands for the optimizer is {with_article(type(optimizer).__name__)}",
             where=where,
             remedy=_IN_ORDER,
         )
@@ -236,7 +257,7 @@ def _with_step(built: Built, where: str | None) -> Built:
         built.optimizer.step()
         return loss.detach()
 
-    built.step, built.reads_batch = train, True
+    built.step, built.reads_batch, built.from_parts = train, True, True
     return built
 
 
@@ -365,7 +386,8 @@ def _loss_of(output: Any, where: str | None) -> Any:
     return value
 
 
-def _count_samples(batch: Any) -> int:
+def count_samples(batch: Any) -> int:
+    """The first dimension of the first tensor in `batch`; 0 where there is none."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -374,7 +396,7 @@ def _count_samples(batch: Any) -> int:
         batch = list(batch.values())
     if isinstance(batch, (tuple, list)):
         for item in batch:
-            found = _count_samples(item)
+            found = count_samples(item)
             if found:
                 return found
     return 0

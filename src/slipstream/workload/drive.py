@@ -20,9 +20,12 @@ from typing import Any, NoReturn, TypeVar
 
 from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, UnknownNameError, WorkloadError
+from slipstream.units import with_article
 from slipstream.workload.built import Built, build_from
 from slipstream.workload.guard import FileGuard
+from slipstream.workload.lines import UserLines, project_root
 from slipstream.workload.prepare import prepare
+from slipstream.workload.providers import build_from_providers, family_of
 from slipstream.workload.recipe import Workload
 from slipstream.workload.script import ARGPARSE, run_script
 
@@ -51,16 +54,25 @@ def drive(
             the program had its steps.
     """
     if workload.live is not None:
-        return _steps(workload.build(seed), None, program)
+        return run_steps(workload.build(seed), program)
     # No __pycache__ of ours beside the user's modules.
     sys.dont_write_bytecode = True
     with FileGuard(workload.path.parent, keep_in):
         if workload.function is None:
             return run_script(workload, program, leave, seed)
-        return _steps(*_build_function(workload, seed), program)
+        built, where = _build_function(workload, seed)
+        return run_steps(built, program, where)
 
 
-def _steps(built: Built, where: str | None, program: Program[T]) -> T:
+def run_steps(built: Built, program: Program[T], where: str | None = None) -> T:
+    """Run `program` over the steps of what is built already, here; what it returns.
+
+    Args:
+        where: ``file:line`` that chose model and batch, for errors that name no line themselves.
+
+    Raises:
+        WorkloadError: a step fails, at no line of the user's.
+    """
     running = program(built)
     value = None
     while True:
@@ -107,13 +119,22 @@ def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    lines = UserLines(project_root(path))
     prepare(workload.techniques)
     torch.manual_seed(seed)
-    spec.loader.exec_module(module)
+    with lines:
+        spec.loader.exec_module(module)
     where = f"{path}:{workload.function}"
+    if (family := family_of(workload.function)) is not None:
+        torch.manual_seed(seed)
+        with lines:
+            provided = build_from_providers(module, family, workload.arguments)
+        built = build_from(provided, workload.techniques, seed, workload.name, where)
+        built.lines = lines
+        return built, where
     function: Any = getattr(module, workload.function or "", None)
     if not callable(function):
-        kind = "not defined" if function is None else f"a {type(function).__name__}"
+        kind = "not defined" if function is None else with_article(type(function).__name__)
         raise WorkloadError(
             f"'{workload.function}' is {kind}, not a function",
             where=str(path),
@@ -123,9 +144,11 @@ def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
     if code is not None:
         where = f"{path}:{code.co_firstlineno}"
         _check_arguments(function, workload, where)
+    lines.note_return(function)
     torch.manual_seed(seed)
     try:
-        result = function(**workload.arguments)
+        with lines:
+            result = function(**workload.arguments)
     except SystemExit as left:
         # What argparse leaves with: it reads the arguments of a script, and here is none.
         if left.code != ARGPARSE:
@@ -135,7 +158,9 @@ def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
             where=where,
             remedy=f"drop :{workload.function} to run the whole script: {path.name} -- ARGS",
         ) from left
-    return build_from(result, workload.techniques, seed, workload.name, where), where
+    built = build_from(result, workload.techniques, seed, workload.name, where)
+    built.lines = lines
+    return built, where
 
 
 def _leave_process_group() -> None:

@@ -13,6 +13,7 @@ import filecmp
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -180,9 +181,12 @@ def kept_files(*, watched: bool = True) -> Iterator[Path]:
     Args:
         watched: also put back when this very process is killed; for code that is likely to write.
     """
-    folder = Path(tempfile.mkdtemp(prefix="slipstream-kept-"))
-    watcher = _Watcher(folder) if watched else None
+    # Named before it is made: a Ctrl-C right after that must find somebody who removes it.
+    folder = Path(tempfile.gettempdir(), f"slipstream-kept-{secrets.token_hex(8)}")
+    watcher: _Watcher | None = None
     try:
+        os.mkdir(folder, 0o700)
+        watcher = _Watcher(folder) if watched else None
         yield folder
     finally:
         with _uninterrupted():
@@ -231,7 +235,12 @@ class _Watcher:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._write_fd, b"done")
         os.close(self._write_fd)
-        self._process.wait()
+        try:
+            self._process.wait(_LONGEST_WAIT_S)
+        except subprocess.TimeoutExpired:
+            # On a busy machine it may not have begun yet; there is nothing left for it to do.
+            self._process.kill()
+            self._process.wait(_LONGEST_WAIT_S)
 
 
 def watch(read_fd: int, folder: str) -> None:

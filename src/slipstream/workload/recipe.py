@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import difflib
 import json
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from slipstream.units import with_article
 from slipstream.workload.built import Applicable, Built, build_from
+from slipstream.workload.providers import provider_in
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,24 @@ class Workload:
     live: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def parse(cls, target: str, *script_arguments: str, **arguments: Any) -> Workload:
+    def parse(cls, target: str | Path, *script_arguments: str, **arguments: Any) -> Workload:
         """A workload from ``file.py:function`` or ``script.py``, checked as far as text allows.
 
+        A file with ``skyline_model_provider`` or ``deepview_model_provider`` is one of providers,
+        not a script; see `slipstream.workload.providers`.
+
         Raises:
-            InvalidArgumentError: not of that form.
+            InvalidArgumentError: not of that form, or a live object.
             WorkloadError: the file does not exist or does not parse.
             UnknownNameError: the file defines no such function; the nearest is suggested.
         """
+        if not isinstance(target, (str, Path)):
+            raise InvalidArgumentError(
+                "workload",
+                f"it is {with_article(type(target).__name__)}, and a file's name is meant",
+                remedy='"train.py:make_workload"; what lives here, as in a notebook: '
+                "ss.Workload.of(model, batch, loss, optimizer)",
+            )
         text = str(target)
         try:
             json.dumps(arguments)
@@ -70,6 +83,8 @@ class Workload:
             # After `from x import *` nobody can tell.
             if function not in functions | others and "*" not in others:
                 raise UnknownNameError("function", function, functions, where=str(file))
+        elif (found := provider_in(tree)) is not None:
+            text = f"{text}:{found}"
         elif arguments:
             raise InvalidArgumentError(
                 "--set",
@@ -214,8 +229,13 @@ def workload_functions(path: Path) -> list[str]:
         tree = _parse_source(path)
     except WorkloadError:
         return []
+    return [node.name for node in workloads_in(tree)]
+
+
+def workloads_in(tree: ast.Module) -> list[ast.FunctionDef]:
+    """As `workload_functions`, of a syntax tree."""
     return [
-        node.name
+        node
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
         and len(node.args.posonlyargs + node.args.args) == len(node.args.defaults)
@@ -251,9 +271,21 @@ def _guess(text: str) -> str | None:
     file = Path(module.replace(".", "/") + ".py")
     if not colon and module and file.is_file():
         return f"did you mean {file}:{name}?"
+    if text.endswith(".slipgraph"):
+        return "a recording cannot be run; predict and advise take it: ss.load(...)"
     if path.endswith(".ipynb"):
         return "a notebook is no workload; in it, use slipstream.Workload.of(model, batch, ...)"
-    return None
+    near = difflib.get_close_matches(Path(path).name, _files_beside(path))
+    return f"did you mean {Path(path).with_name(near[0])}{colon}{function}?" if near else None
+
+
+def _files_beside(path: str) -> list[str]:
+    """Names of scripts and recordings in the folder of `path`; none where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return [
+            one.name for one in Path(path).parent.iterdir() if one.suffix in (".py", ".slipgraph")
+        ]
+    return []
 
 
 def _parse_source(file: Path) -> ast.Module:

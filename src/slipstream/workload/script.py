@@ -1,6 +1,7 @@
 """A plain training script as a workload: its optimizer steps are its steps.
 
-The script runs as ``__main__``, unchanged. The first two optimizer steps tell which models and
+The script runs as ``__main__``, unchanged, or as techniques that change its loop have edited it:
+its file stays as it is. The first two optimizer steps tell which models and
 optimizers there are; from then on every optimizer step resumes the program. When the program has
 what it needs, the process ends at once, so that nothing the script would do later (saving a
 checkpoint, overwriting results) happens.
@@ -9,11 +10,14 @@ checkpoint, overwriting results) happens.
 from __future__ import annotations
 
 import functools
+import importlib.util
+import linecache
 import os
 import runpy
 import stat
 import sys
 import traceback
+import types
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -21,7 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
 from slipstream.workload.built import Built
-from slipstream.workload.prepare import prepare
+from slipstream.workload.lines import UserLines, project_root
+from slipstream.workload.prepare import edited, prepare
 from slipstream.workload.recipe import Workload, workload_functions
 
 if TYPE_CHECKING:
@@ -48,9 +53,14 @@ class ScriptEndedError(WorkloadError):
 
 
 class _Discovery:
-    """Which models the optimizers train, seen from what runs between two optimizer steps."""
+    """Which models the optimizers train, seen from what runs between two optimizer steps.
 
-    def __init__(self) -> None:
+    Args:
+        adds_up: whether a step's loss is all that ``backward`` was called on, not only the last.
+    """
+
+    def __init__(self, adds_up: bool) -> None:
+        self._adds_up = adds_up
         self.roots: dict[int, torch.nn.Module] = {}
         self._batches: dict[int, Any] = {}
         self._hooks: list[Any] = []
@@ -81,14 +91,15 @@ class _Discovery:
 
         @functools.wraps(backward)
         def noting(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            self._loss = loss
+            before = self._loss if self._adds_up else None
+            self._loss = loss if before is None else before.detach() + loss.detach()
             self.backwards += 1
             return backward(loss, *args, **kwargs)
 
         torch.Tensor.backward = noting  # type: ignore[method-assign, assignment]
 
     def take_loss(self) -> Any:
-        """The last loss, once: nothing of ours shall keep its graph alive."""
+        """The step's loss, once: nothing of ours shall keep its graph alive."""
         loss, self._loss = self._loss, None
         return loss
 
@@ -128,7 +139,10 @@ def run_script(
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     path = workload.path.resolve()
-    discovery = _Discovery()
+    content = edited(path, workload.techniques)
+    # What an edit changes is how many batches there are in a step: the loss is all of theirs.
+    discovery = _Discovery(adds_up=content is not None)
+    lines = UserLines(project_root(path))
     hooks = [
         torch.nn.modules.module.register_module_forward_pre_hook(discovery.before_forward),
         torch.nn.modules.module.register_module_forward_hook(
@@ -147,8 +161,10 @@ def run_script(
         for hook in hooks:
             hook.remove()
         discovery.finish()
+        lines.__exit__()
         try:
             built = _discovered(workload, discovery, optimizer)
+            built.lines = lines
             for technique in sorted(workload.techniques, key=lambda technique: technique.stage):
                 technique.apply(built)
         except Exception as error:
@@ -161,8 +177,12 @@ def run_script(
     torch.manual_seed(seed)
     sys.argv = [str(path), *workload.script_arguments]
     sys.path.insert(0, str(path.parent))
+    lines.__enter__()
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        if content is None:
+            runpy.run_path(str(path), run_name="__main__")
+        else:
+            _run_edited(path, content)
     except SystemExit as exit_:
         raise _too_short(path, seen, discovery, exit_) from None
     except Exception as error:
@@ -172,6 +192,17 @@ def run_script(
         described = describe_error(error)
         raise WorkloadError(described["what"], where=described["where"], remedy=remedy) from error
     raise _too_short(path, seen, discovery, None)
+
+
+def _run_edited(path: Path, content: bytes) -> None:
+    """As ``runpy.run_path``, with this content in place of the file's."""
+    text = importlib.util.decode_source(content)
+    # Errors show the lines that ran.
+    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+    module = types.ModuleType("__main__")
+    module.__file__, module.__package__ = str(path), ""
+    sys.modules["__main__"] = module
+    exec(compile(content, str(path), "exec"), vars(module))
 
 
 def _resume_after_step(
@@ -208,14 +239,16 @@ def _resume_after_step(
 
 def _leave_with(error: Exception) -> NoReturn:
     """End the process with our error; raised, it could be caught by the script's own handlers."""
-    channel().send({"error": describe_error(error)})
-    os._exit(1)
+    try:
+        channel().send({"error": describe_error(error)})
+    finally:
+        os._exit(1)
 
 
 def _discovered(
     workload: Workload, discovery: _Discovery, optimizer: torch.optim.Optimizer
 ) -> Built:
-    from slipstream.workload.built import _count_samples
+    from slipstream.workload.built import count_samples
 
     model = discovery.model_of(optimizer)
     batch = discovery.batch_of(model)
@@ -223,8 +256,8 @@ def _discovered(
         model,
         batch=batch,
         optimizer=optimizer,
-        samples=_count_samples(batch),
-        samples_before=_count_samples(batch),
+        samples=count_samples(batch),
+        samples_before=count_samples(batch),
         name=workload.name,
     )
 
@@ -259,7 +292,7 @@ def _too_short(
         said = _last_output()
         remedy = "run it on its own; it gives up there too"
         if left.code == ARGPARSE:
-            remedy = f"its arguments go after --, as in: {name} -- --epochs 1"
+            remedy = f"its arguments go after --, as in: {name} -- ARGS"
         return WorkloadError(
             f"{name} gave up {after} with sys.exit({left.code})"
             + (f"; its last output was:\n{_indented(said)}" if said else ""),
@@ -271,7 +304,7 @@ def _too_short(
     return ScriptEndedError(
         f"{name} {how} {after}",
         remedy="let it run longer (more epochs or data), or ask for fewer: --steps N takes about "
-        "2 N + 25 of them",
+        "2 N + 26 of them",
     )
 
 
