@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -170,6 +171,7 @@ def test_none_is_a_value_of_what_may_be_none() -> None:
         ("late:3", UnknownNameError, "unknown setting"),
         ("amp:bf17", InvalidArgumentError, "one of bf16, fp16"),
         ("shrink:half", InvalidArgumentError, "'half' is not a number"),
+        ("shrink:half", InvalidArgumentError, "try: as shrink:ratio=0.5"),
         ("shrink:rank=2.5", InvalidArgumentError, "'2.5' is not a whole number"),
         ("shrink:warm=maybe", InvalidArgumentError, "neither true nor false"),
         ("shrink:0.5,3", UsageError, "'3' in 'shrink:0.5,3' has no key"),
@@ -245,3 +247,9 @@ def test_the_wall_clock_shows_what_moves_to_other_cores() -> None:
 
 def test_amp_keeps_the_protocol() -> None:
     assert isinstance(Amp(), Technique)
+
+
+def test_looking_for_techniques_loads_nothing_that_only_their_use_needs() -> None:
+    code = "import sys\nfrom slipstream import technique\ntechnique.registry()\n"
+    code += "sys.exit(bool({'scipy', 'sklearn', 'onnx', 'rich'} & set(sys.modules)))\n"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,24 +8,29 @@ and ``except=GLOB`` choose layers. A combination joins with ``+`` and is applied
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from slipstream.cluster import Cluster
     from slipstream.durations import Durations
     from slipstream.graph import Graph
     from slipstream.source import Places, Source
     from slipstream.workload import Built, Workload
 
 GROUP = "slipstream.techniques"
+# Origins of graphs that `slipstream import` makes; what was exported here keeps its calls.
+_TRACES = frozenset({"kineto", "chakra"})
 
 
 class Stage(IntEnum):
@@ -116,7 +121,7 @@ class Context:
     """
 
     durations: Durations
-    cluster: object | None = None
+    cluster: Cluster | None = None
 
 
 @runtime_checkable
@@ -164,7 +169,11 @@ class Settings:
         variants: settings worth trying on paper, in the grammar; the default one when empty.
         clock: ``wall`` for what moves work to other cores or processes, whose CPU time does not
             fall; else ``cpu``, which a busy machine does not disturb.
-        in_scripts: whether `apply` can put it on a plain script, which runs a loop of its own.
+        needs_cluster: whether it spreads the step over a cluster, without which it cannot be told;
+            then ``place(cluster)`` raises where it does not fit there.
+        compresses: whether it sends gradients of replicas in fewer bytes.
+        reads_lanes: whether it judges a step by its kernels alone, without operators' arguments,
+            which are not recorded of a step on a device or on several threads.
     """
 
     name: ClassVar[str]
@@ -172,7 +181,13 @@ class Settings:
     needs: ClassVar[frozenset[str]] = frozenset()
     variants: ClassVar[tuple[str, ...]] = ()
     clock: ClassVar[str] = "cpu"
-    in_scripts: ClassVar[bool] = True
+    needs_cluster: ClassVar[bool] = False
+    compresses: ClassVar[bool] = False
+    reads_lanes: ClassVar[bool] = False
+
+    def least(self, graph: Graph) -> float:
+        """The least share of its time that a changed operator of `graph` can take; 0 if unknown."""
+        return 0.0
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -192,7 +207,7 @@ def registry() -> dict[str, type[Technique]]:
         SlipstreamError: an installed technique cannot be imported.
     """
     found: dict[str, type[Technique]] = {}
-    for point in entry_points(group=GROUP):
+    for point in _points(entry_points, tuple(sys.path)):
         try:
             found[point.name] = point.load()
         except Exception as error:
@@ -203,6 +218,12 @@ def registry() -> dict[str, type[Technique]]:
                 remedy=f"mend or uninstall {package}",
             ) from error
     return dict(sorted(found.items()))
+
+
+@functools.lru_cache(maxsize=4)
+def _points(find: Callable[..., EntryPoints], path: tuple[str, ...]) -> EntryPoints:
+    """Looked for once for each search path: every installed package's description is read."""
+    return find(group=GROUP)
 
 
 def parse(text: str) -> tuple[Technique, ...]:
@@ -226,6 +247,20 @@ def parse(text: str) -> tuple[Technique, ...]:
                 remedy="give them as two alternatives: --technique A --technique B",
             )
     return tuple(sorted(techniques, key=lambda technique: technique.stage))
+
+
+def need_alternatives(techniques: object) -> None:
+    """See that alternatives are in a list: a text by itself would be read letter by letter.
+
+    Raises:
+        InvalidArgumentError: `techniques` is one text.
+    """
+    if isinstance(techniques, str):
+        raise InvalidArgumentError(
+            "techniques",
+            f"'{techniques}' is one text, and a list of alternatives is meant",
+            remedy=f'["{techniques}"]',
+        )
 
 
 def combination_name(techniques: Sequence[Technique]) -> str:
@@ -253,16 +288,46 @@ def refusal(technique: Technique, graph: Graph) -> str | None:
 
     For a statistic that was not recorded the reason names the command that records it.
     """
-    return technique.why_not(graph) or _unrecorded(technique, graph)
+    return (
+        _unreadable(technique, graph) or technique.why_not(graph) or _unrecorded(technique, graph)
+    )
+
+
+def _unreadable(technique: Technique, graph: Graph) -> str | None:
+    """Why a technique that asks for operators' arguments cannot judge a step without them."""
+    if getattr(technique, "reads_lanes", False):
+        return None
+    if "lanes_of" not in graph.meta:
+        if graph.meta.get("origin") in _TRACES and not graph.calls:
+            return "the imported trace has no operators' arguments; slipstream profile records them"
+        return None
+    if graph.meta["lanes_of"] == "cpu":
+        return (
+            f"the step ran on several threads; {technique.name} is predicted only for steps "
+            "whose operators run on one"
+        )
+    return (
+        f"the step ran on a CUDA device; {technique.name} is predicted from operators and their "
+        "timings on a processor"
+    )
 
 
 def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | None:
-    """Why one of `techniques` cannot be put on a plain script while it runs; None if all can."""
+    """Why one of `techniques` cannot be put on a plain script; None if all can.
+
+    Raises:
+        WorkloadError: the script is no Python.
+    """
+    from slipstream.source import AlreadyThereError, NotPlacedError
+    from slipstream.workload.prepare import Editing, edited
+
     if workload.live is not None or workload.function is not None:
         return None
-    for technique in techniques:
-        if not getattr(technique, "in_scripts", True):
-            return f"{technique.name} changes the loop, and {workload.path.name} runs its own"
+    try:
+        edited(workload.path, techniques)
+    except (AlreadyThereError, NotPlacedError) as error:
+        names = " and ".join(one.name for one in techniques if isinstance(one, Editing))
+        return f"{names} edits the loop, which has no place for it: {error.what} ({error.where})"
     return None
 
 
@@ -341,7 +406,9 @@ def _read(text: str, hint: Any, argument: str) -> Any:
         return _read(text, next(o for o in options if o is not type(None)), argument)
     if hint is bool:
         if text.lower() not in ("true", "false", "yes", "no", "on", "off", "1", "0"):
-            raise InvalidArgumentError(argument, f"'{text}' is neither true nor false")
+            raise InvalidArgumentError(
+                argument, f"'{text}' is neither true nor false", remedy=f"as {argument}=true"
+            )
         return text.lower() in ("true", "yes", "on", "1")
     if hint in (int, float):
         kind = "whole number" if hint is int else "number"
@@ -350,7 +417,8 @@ def _read(text: str, hint: Any, argument: str) -> Any:
         except ValueError:
             number = math.nan
         if number != number:
-            raise InvalidArgumentError(argument, f"'{text}' is not a {kind}")
+            example = f"as {argument}={2 if hint is int else 0.5}"
+            raise InvalidArgumentError(argument, f"'{text}' is not a {kind}", remedy=example)
         return number
     return text
 

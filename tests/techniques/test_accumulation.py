@@ -7,17 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from recorded import build, graph_of, inference, mlp, record
+from recorded import build, graph_of, inference, mlp
 from torch import distributed, nn
 
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Graph, StepPhase, replay
-from slipstream.technique import Context
+from slipstream.source import AlreadyThereError, NotPlacedError
+from slipstream.technique import Context, Stage
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.workload import Built, build_from
+from small_steps import COPY_NS, context
+from tiny_models import record
 
 
 @pytest.mark.parametrize("batches", [2, 3])
@@ -35,6 +39,22 @@ def test_everything_but_the_update_repeats(batches: int, tmp_path: Path) -> None
     assert after.samples == batches * graph.samples
 
 
+def test_what_is_added_to_gradients_follows_every_pass_but_the_first() -> None:
+    graph = graph_of(mlp)
+    after = Accumulation(4).predict(graph, context(None))
+    names = [after.string(int(name)) for name in after.tasks.name]
+    added = [place for place, name in enumerate(names) if name == "accumulate gradients"]
+    assert len(added) == 3
+    assert after.tasks.duration_ns[added].tolist() == [6 * COPY_NS] * 3
+    # Each stands behind a whole pass.
+    _, second, third = np.diff([0, *added])
+    assert second == third
+    assert len(after) == len(graph) + 3 * second
+    assert set(after.tasks.phase[added].tolist()) == {StepPhase.BACKWARD}
+    for place in added:
+        assert len(after.storages(place)) == 0
+
+
 def test_the_same_batch_twice_has_the_gradient_of_once() -> None:
     plain, accumulated = build(mlp), build(mlp, Accumulation(2))
     for _ in range(3):
@@ -48,7 +68,7 @@ def test_inference_has_nothing_to_accumulate() -> None:
 
 
 def test_one_batch_is_no_accumulation() -> None:
-    with pytest.raises(InvalidArgumentError, match="batches"):
+    with pytest.raises(InvalidArgumentError, match="try: as accumulation:4"):
         Accumulation(1)
 
 
@@ -96,7 +116,42 @@ def test_replicas_exchange_gradients_once_per_update(one_rank: None, tmp_path: P
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
-def test_a_scripts_own_loop_is_not_replaced() -> None:
+class Replicates:
+    """What spreads the step does so after accumulation was put on it."""
+
+    stage = Stage.DISTRIBUTION
+
+    def apply(self, built: Built) -> None:
+        built.model = nn.parallel.DistributedDataParallel(built.model)
+
+
+def test_replicas_that_are_made_afterwards_exchange_once_too(one_rank: None) -> None:
+    assert exchanges(record(build(mlp, Replicates()))) == 1
+    assert exchanges(record(build(mlp, Accumulation(3), Replicates()))) == 1
+
+
+def test_a_script_is_edited_and_its_step_has_more_samples() -> None:
     model, batch, _, optimizer = mlp()
-    with pytest.raises(WorkloadError, match="a script's loop is its own"):
-        Accumulation(2).apply(Built(model, batch=batch, optimizer=optimizer))
+    built = Built(model, batch=batch, optimizer=optimizer, samples=8, samples_before=8)
+    Accumulation(2).apply(built)
+    assert (built.samples, built.samples_before) == (16, 8)
+    text = LOOP.format(header="for x in data:")
+    edited = Accumulation(2).edited(Path("train.py"), text.encode()).decode()
+    assert "(loss / 2).backward()" in edited
+    with pytest.raises(AlreadyThereError):
+        Accumulation(2).edited(Path("train.py"), edited.encode())
+    with pytest.raises(NotPlacedError, match="no for loop"):
+        Accumulation(2).edited(Path("train.py"), LOOP.format(header="while True:").encode())
+
+
+LOOP = """\
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = torch.ones(9, 3, 2)
+{header}
+    loss = model(data[0]).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""

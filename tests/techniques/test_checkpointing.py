@@ -12,7 +12,6 @@ from recorded import build, graph_of, inference, mlp
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from slipstream.capture import CaptureSettings, capture
 from slipstream.durations import Durations
 from slipstream.errors import WorkloadError
 from slipstream.graph import Graph, Role, StepPhase, replay
@@ -20,6 +19,7 @@ from slipstream.technique import Context, combine, parse
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.checkpointing import Checkpointing
 from slipstream.workload import Built
+from tiny_models import record
 
 
 class Block(nn.Module):
@@ -47,16 +47,7 @@ def predicted(graph: Graph, folder: Path, *techniques: Any) -> Graph:
 
 
 def recorded(*techniques: Any) -> Graph:
-    built = build(blocks, *techniques)
-    running = capture(CaptureSettings(warmup=1, steps=2, threads=1))(built)
-    value = None
-    while True:
-        try:
-            running.send(value)
-        except StopIteration as end:
-            graph: Graph = end.value
-            return graph
-        value = built.step()
+    return record(build(blocks, *techniques), steps=2)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +97,8 @@ def test_what_checkpointing_itself_costs_is_measured(tmp_path: Path) -> None:
     durations = Durations(threads=1, path=tmp_path / "durations.db")
     durations.measure(technique.questions(graph))
     answers = [durations.lookup(call) for call in technique.questions(graph)]
-    assert all(answer is not None and answer.nanoseconds > 0 for answer in answers)
+    # As a difference it may be nothing, on a machine that is busy enough.
+    assert all(answer is not None and answer.nanoseconds >= 0 for answer in answers)
 
 
 def test_activations_are_fewer_when_the_backward_begins(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Noisy(torch.utils.data.Dataset[Any]):
         return 100_000
 
     def __getitem__(self, index: int) -> Any:
-        made = np.random.default_rng(index).standard_normal((64, 64)).astype(np.float32)
+        made = np.random.default_rng(index).standard_normal((256, 64)).astype(np.float32)
         return torch.from_numpy(np.sort(made, axis=None)[:16].copy()), index % 4
 
 

@@ -15,9 +15,12 @@ from recorded import build, graph_of, images, mlp
 from slipstream.errors import WorkloadError
 from slipstream.graph import PROVENANCES, Graph, Kind, read_kineto, replace_tasks, replay
 from slipstream.provenance import Provenance
-from slipstream.technique import Technique
+from slipstream.technique import Technique, refusal
+from slipstream.techniques.batch_size import BatchSize
 from slipstream.techniques.cuda_graphs import CudaGraphs
 from slipstream.techniques.cudnn_benchmark import CudnnBenchmark
+from slipstream.techniques.inference_mode import InferenceMode
+from slipstream.techniques.memory_format import ChannelsLast
 from slipstream.techniques.tf32 import Tf32
 from slipstream.verbs._predict import predict
 from slipstream.workload import Workload
@@ -72,6 +75,16 @@ def test_applied_on_a_gpu_the_loss_stays(technique: Technique, cuda: None) -> No
     plain, changed = build(on_gpu), build(on_gpu, technique)
     for _ in range(3):
         torch.testing.assert_close(plain.step(), changed.step(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("technique", [ChannelsLast(), InferenceMode(), BatchSize()], ids=str)
+def test_a_trace_without_arguments_is_not_judged_by_them(
+    technique: Technique, trace: Callable[..., Graph]
+) -> None:
+    # Its kernels are those of an AlexNet: "no convolution" would be wrong.
+    graph = trace("critical_path_alexnet_benchmark_result_2869224_1695835535_trace.json.gz")
+    assert "no operators' arguments" in (refusal(technique, graph) or "")
+    assert refusal(Tf32(), graph) is None
 
 
 def test_a_launch_bound_step_gains_by_graphs_and_its_kernels_stay(

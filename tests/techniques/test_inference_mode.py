@@ -9,6 +9,7 @@ import pytest
 import torch
 from recorded import build, graph_of, images, inference, mlp
 
+from known_durations import KnownDurations
 from slipstream.durations import Answer
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import WorkloadError
@@ -19,7 +20,7 @@ from slipstream.techniques.inference_mode import InferenceMode
 from slipstream.workload import Workload
 
 
-class Table:
+class Table(KnownDurations):
     """Operators of a mode take the same, whatever they are."""
 
     def __init__(self, **nanoseconds: float) -> None:

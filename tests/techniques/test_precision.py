@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from known_durations import KnownDurations
 from slipstream.durations import Answer
 from slipstream.errors import WorkloadError
 from slipstream.graph import PROVENANCES, Call, Graph, StepPhase, replay
@@ -22,7 +24,7 @@ from slipstream.workload import Built, Workload
 from tiny_models import captured, parts, workload
 
 
-class Table:
+class Table(KnownDurations):
     """Durations by rule: nanoseconds for a call, or None when it is not known."""
 
     def __init__(self, full_ns: float | None, low_ns: float | None, cast_ns: float | None) -> None:
@@ -122,6 +124,23 @@ def test_a_changed_operator_is_scaled_by_the_ratio() -> None:
     found = plan(graph, "bfloat16")
     saved = 0.75 * sum(graph.tasks.duration_ns[t] for t in found.changed)
     assert work_ns(after) == pytest.approx(work_ns(graph) - saved, rel=1e-6)
+
+
+def test_what_a_kernel_in_16_bits_returns_and_needs_is_what_was_measured() -> None:
+    class Measured(Table):
+        def lookup(self, call: Call) -> Answer | None:
+            answer = super().lookup(call)
+            if answer is None or call.name != "aten::addmm":
+                return answer
+            return replace(answer, workspace=3 << 30, made=(5 << 30,))
+
+    graph = captured("mlp")
+    after = predicted(graph, Measured(1.0, 1.0, 1.0))
+    sizes = after.memory.nbytes.tolist()
+    assert (5 << 30) in sizes
+    assert (3 << 30) in sizes
+    assert replay(after).peak_bytes >= 8 << 30, "both at once"
+    assert (5 << 30) not in predicted(graph, Table(1.0, 1.0, 1.0)).memory.nbytes.tolist()
 
 
 def test_every_cast_costs_its_time() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import build, graph_of, mlp, record
+from recorded import build, graph_of, mlp
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
 
+from known_durations import KnownDurations
 from slipstream.durations import Answer
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import WorkloadError
@@ -24,6 +25,7 @@ from slipstream.techniques.attention import find_attention
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.sdpa import Sdpa
 from slipstream.workload import Workload
+from tiny_models import record
 
 VOCABULARY, WIDTH, LENGTH, HEADS, BATCH = 31, 16, 12, 2, 3
 
@@ -129,7 +131,7 @@ def averaging() -> Any:
     return language_model(Averaging)
 
 
-class Table:
+class Table(KnownDurations):
     """Micro-benchmarks that take as long as told: the fused calls less than the others."""
 
     def __init__(self, fused_ns: float | None = 100.0) -> None:
@@ -384,8 +386,8 @@ def test_amp_after_it_computes_attention_in_bfloat16(
         assert call.outputs[0].dtype == "bfloat16"
         assert call.key in table.looked  # it is priced as what it has become
     assert casts(after) == pytest.approx(casts(real), abs=3)
-    found = run([call.to_json() for call in found], threads=1)
-    assert [one.get("error") for one in found] == [None] * len(found)
+    timed = run([call.to_json() for call in found], threads=1)
+    assert [one.get("error") for one in timed] == [None] * len(found)
 
 
 def test_the_fused_call_has_the_storages_of_what_it_replaces() -> None:

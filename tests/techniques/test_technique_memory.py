@@ -12,10 +12,10 @@ from recorded import build, graph_of, images
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from slipstream.capture import CaptureSettings, capture
 from slipstream.durations import Durations
 from slipstream.graph import Allocations, Graph, Role, StepPhase, replay
 from slipstream.technique import Context, parse
+from tiny_models import record
 
 
 def wide(make: Any = torch.optim.AdamW, **settings: Any) -> Any:
@@ -50,16 +50,7 @@ def rmsprop() -> Any:
 
 
 def real(make: Any, text: str) -> Graph:
-    built = build(make, *parse(text))
-    running = capture(CaptureSettings(warmup=1, steps=2, threads=1))(built)
-    value = None
-    while True:
-        try:
-            running.send(value)
-        except StopIteration as end:
-            graph: Graph = end.value
-            return graph
-        value = built.step()
+    return record(build(make, *parse(text)), steps=2)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,21 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from slipstream.durations import Durations
 from slipstream.graph import ITEM_BYTES, Call, Editor, Graph, Role, StepPhase
 from slipstream.techniques.autocast import ROOT, AutocastPlan
 
 
-def edit_memory(edit: Editor, graph: Graph, plan: AutocastPlan, handles: Sequence[int]) -> None:
+def edit_memory(
+    edit: Editor,
+    graph: Graph,
+    plan: AutocastPlan,
+    handles: Sequence[int],
+    durations: Durations,
+) -> None:
     """Resize, shorten and add allocations; `handles` stand for the plan's casts in `edit`."""
     if len(graph.memory):
-        _Copies(edit, graph, plan, handles).run()
+        _Copies(edit, graph, plan, handles, durations).run()
 
 
 def _nbytes(call: Call) -> int:
@@ -27,8 +34,14 @@ def _nbytes(call: Call) -> int:
 
 class _Copies:
     def __init__(
-        self, edit: Editor, graph: Graph, plan: AutocastPlan, handles: Sequence[int]
+        self,
+        edit: Editor,
+        graph: Graph,
+        plan: AutocastPlan,
+        handles: Sequence[int],
+        durations: Durations,
     ) -> None:
+        self._durations = durations
         self._edit, self._graph, self._plan, self._handles = edit, graph, plan, handles
         self._memory = graph.memory
         self._by_storage: dict[int, list[int]] = {}
@@ -79,13 +92,28 @@ class _Copies:
         for t, call in self._plan.changed.items():
             recorded = graph.calls[graph.tasks.call[t]]
             outputs = graph.storages(t)[len(recorded.inputs) :].tolist()
-            for new, old, storage in zip(call.outputs, recorded.outputs, outputs, strict=True):
+            answer = self._durations.lookup(call)
+            # Another kernel than the recorded one: what it returns for the backward pass to read,
+            # and what it needs while it runs, may be larger or smaller by anything.
+            measured = None if answer is None else answer.made
+            known = measured is not None and len(measured) == len(outputs)
+            for i, (new, old, storage) in enumerate(
+                zip(call.outputs, recorded.outputs, outputs, strict=True)
+            ):
                 a = self._at(storage, t)
-                shrinks = ITEM_BYTES[new.dtype] < ITEM_BYTES[old.dtype]
-                if shrinks and a is not None and memory.producer[a] == t:
+                if a is None or memory.producer[a] != t:
+                    continue
+                if measured is not None and known:
+                    self._edit.resize(a, measured[i])
+                elif ITEM_BYTES[new.dtype] < ITEM_BYTES[old.dtype]:
                     ratio = ITEM_BYTES[new.dtype] / ITEM_BYTES[old.dtype]
                     self._edit.resize(a, round(int(memory.nbytes[a]) * ratio))
-            if t in workspace:
+            if answer is not None and answer.workspace is not None:
+                if t in workspace:
+                    self._edit.resize(workspace[t], answer.workspace)
+                elif answer.workspace:
+                    self._edit.allocate(answer.workspace, Role.TEMPORARY, t, t)
+            elif t in workspace:
                 # Copies of its tensors, in the order its kernel likes.
                 ratio = _nbytes(call) / max(_nbytes(recorded), 1)
                 a = workspace[t]

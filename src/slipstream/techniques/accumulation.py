@@ -6,8 +6,10 @@ The update's cost is shared by more samples. It changes training as a larger bat
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,7 +30,7 @@ from slipstream.graph import (
 )
 from slipstream.graph.graph import PROVENANCES
 from slipstream.provenance import Provenance
-from slipstream.source import accumulate
+from slipstream.source import Source, accumulate, locate
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 from slipstream.workload.built import HIDDEN_BATCH
 
@@ -49,11 +51,12 @@ class Accumulation(Settings):
 
     name: ClassVar[str] = "accumulation"
     stage: ClassVar[int] = Stage.OPTIMIZER + 5
-    in_scripts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.batches < 2:
-            raise InvalidArgumentError("accumulation:batches", f"{self.batches} is less than 2")
+            raise InvalidArgumentError(
+                "accumulation:batches", f"{self.batches} is less than 2", remedy="as accumulation:4"
+            )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is nothing to accumulate."""
@@ -68,7 +71,7 @@ class Accumulation(Settings):
 
     def questions(self, graph: Graph) -> Sequence[Question]:
         """Adding a gradient to the one that is there, for every parameter shape."""
-        return [_added(spec) for spec in _gradients(graph)]
+        return [_added(spec) for spec in Counter(_gradients(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Repeat forward and backward; from the second time on gradients are added.
@@ -85,64 +88,70 @@ class Accumulation(Settings):
         repeated = compute[compute >= first]
         repeats = self.batches - 1
         passes = [*[repeated[~_exchanges(graph)[repeated]]] * repeats, repeated]
-        order = np.concatenate([begin, before, *passes, after])
-        answers = [context.durations.lookup(_added(spec)) for spec in _gradients(graph)]
-        known = [answer.nanoseconds for answer in answers if answer is not None]
-        strings, n = StringTable(graph.strings), len(order) + 1
+        # -1: the task that stands for what a pass adds to gradients that are there.
+        adding = [part for each in passes[1:] for part in (each, [-1])]
+        order = np.concatenate([begin, before, passes[0], *adding, after])
+        specs = Counter(_gradients(graph))
+        answers = {spec: context.durations.lookup(_added(spec)) for spec in specs}
+        known = {spec: one.nanoseconds for spec, one in answers.items() if one is not None}
+        each_ns = sum(nanoseconds * specs[spec] for spec, nanoseconds in known.items())
+        strings, put_in = StringTable(graph.strings), order < 0
         added = {
             "name": strings.add("accumulate gradients"), "scope": 0, "module": 0, "source": 0,
             "kind": 1, "phase": int(StepPhase.BACKWARD), "lane": 0, "rank": 0, "call": -1,
-            "sequence": -1, "duration_ns": repeats * sum(known), "gap_ns": 0.0, "spread": 0.1,
+            "sequence": -1, "duration_ns": each_ns, "gap_ns": 0.0, "spread": 0.1,
             "provenance": PROVENANCES.index(
                 Provenance.MICROBENCHMARK if len(known) == len(answers) else Provenance.ASSUMED
             ),
         }  # fmt: skip
-        where = len(begin) + len(before) + sum(map(len, passes))
-        edited = tasks.take(np.insert(order, where, 0))
+        edited = tasks.take(np.maximum(order, 0))
         for name, column in edited.columns().items():
-            column[where] = added[name]
-        counts = np.diff(graph.operand_start)[order]
-        counts = np.insert(counts, where, 0)
-        operands = [graph.storages(int(task)) for task in order]
+            column[put_in] = added[name]
+        starts, operands = graph.gathered(order)
         return replace(
             graph,
             tasks=edited,
             edges=Edges.none(),
             strings=strings.freeze(),
-            operand_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            operands=np.concatenate(operands).astype(np.int32),
+            operand_start=starts,
+            operands=operands,
             samples=graph.samples * self.batches,
             memory=_memory(graph, np.concatenate([begin, before]), passes, after),
             edits=(
                 *graph.edits,
-                Edit(str(self), f"{self.batches} batches per update", n - len(tasks)),
+                Edit(str(self), f"{self.batches} batches per update", len(order) - len(tasks)),
             ),
         )
 
     def apply(self, built: Built) -> None:
         """Replace the step by one that accumulates over several passes of the batch.
 
+        A plain script does so already: it runs as `edited`.
+
         Raises:
             WorkloadError: the step is the user's own, or there is no optimizer.
         """
         from slipstream.workload.built import training_loss
 
+        if not built.from_parts and not built.own_step:
+            built.samples *= self.batches
+            return
         if built.optimizer is None or built.model is None or built.batch is None:
             raise WorkloadError(
                 "accumulation needs the model, the batch and the optimizer",
                 remedy="return (model, batch, loss, optimizer)",
             )
-        if not built.reads_batch:
-            whose = "the step is your own" if built.own_step else "a script's loop is its own"
+        if built.own_step:
             raise WorkloadError(
-                f"accumulation: {whose} and makes one update",
+                "accumulation: the step is your own and makes one update",
                 remedy="return (model, batch, loss, optimizer) from a function, without it",
             )
-        # Replicas exchange gradients in every backward pass, unless told not to.
-        quiet = getattr(built.model, "no_sync", contextlib.nullcontext)
 
         def step() -> Any:
             built.optimizer.zero_grad()
+            # Replicas, which techniques may yet make of the model, exchange gradients in every
+            # backward pass, unless told not to.
+            quiet = getattr(built.model, "no_sync", contextlib.nullcontext)
             for number in range(1, self.batches + 1):
                 with quiet() if number < self.batches else contextlib.nullcontext():
                     loss = training_loss(built) / self.batches
@@ -152,6 +161,16 @@ class Accumulation(Settings):
 
         built.step = step
         built.samples *= self.batches
+
+    def edited(self, script: Path, content: bytes) -> bytes:
+        """A plain script with one update for every `batches` of its batches.
+
+        Raises:
+            NotPlacedError: its loop has another form than batch, backward, update.
+            AlreadyThereError: it accumulates already.
+            WorkloadError: it is no Python.
+        """
+        return accumulate(locate(Source.of(content, script), None), self.batches).content
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """A larger batch: the learning rate and its schedule have to follow."""
@@ -199,8 +218,8 @@ def _memory(
     repeated, final = passes[-1], len(passes) - 1
     place = np.full(len(graph) + 1, -1, np.int64)
     place[once] = np.arange(len(once))
-    # After the passes comes the task that stands for the additions.
-    place[after] = len(once) + sum(map(len, passes)) + 1 + np.arange(len(after))
+    # Behind every pass but the first stands a task for its additions.
+    place[after] = len(once) + sum(map(len, passes)) + final + np.arange(len(after))
     within = np.zeros(len(graph) + 1, bool)
     within[repeated] = True
     parts = []
@@ -210,7 +229,7 @@ def _memory(
         # What a task frees that this pass leaves out is freed after the one before it.
         here = np.isin(repeated, tasks)
         place[repeated] = first + np.maximum(np.cumsum(here) - 1, 0)
-        first = last + 1
+        first = last + 1 + int(k > 0)
         runs = np.zeros(len(graph) + 1, bool)
         runs[tasks] = True
         chosen = runs[memory.producer] | (k == final)

@@ -91,7 +91,7 @@ class BatchSize(Settings):
         factor = self._resize(graph).factor
         for t, call in changed.items():
             recorded = graph.calls[graph.tasks.call[t]]
-            if durations.lookup(recorded) is None or durations.lookup(call) is None:
+            if durations.ratio(recorded, call) is None:
                 edit.scale(t, moved(call) / max(moved(recorded), 1), Provenance.ASSUMED)
         for t in range(len(graph)):
             if _is_unknown(graph, calls, t):

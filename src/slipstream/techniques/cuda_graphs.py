@@ -50,6 +50,7 @@ class CudaGraphs(Settings):
 
     name: ClassVar[str] = "cuda_graphs"
     stage: ClassVar[int] = Stage.COMPILE + 1
+    reads_lanes: ClassVar[bool] = True
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no stretch of the step can be captured."""

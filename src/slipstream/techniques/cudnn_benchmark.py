@@ -28,6 +28,7 @@ class CudnnBenchmark(Settings):
 
     name: ClassVar[str] = "cudnn_benchmark"
     stage: ClassVar[int] = Stage.COMPILE
+    reads_lanes: ClassVar[bool] = True
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is nothing to try."""

@@ -191,17 +191,16 @@ class DataLoader(Settings):
         ours, theirs = edited.tasks.columns(), moved.columns()
         take = next(t for t in range(n) if edited.string(int(ours["name"][t])) == _TAKE)
         ends = n + each * np.arange(1, self.workers + 1) - 1
-        operands = [graph.storages(int(task)) for task in order]
-        counts = np.array([len(storages) for storages in operands], np.int64)
+        starts, operands = graph.gathered(order)
         return replace(
             edited,
             tasks=Tasks(**{name: np.concatenate([ours[name], theirs[name]]) for name in ours}),
             edges=_joined(edited.edges, ends, take),
             lanes=(*edited.lanes, *(f"loader {worker}" for worker in range(self.workers))),
             operand_start=np.concatenate(
-                [edited.operand_start, edited.operand_start[-1] + np.cumsum(counts)]
+                [edited.operand_start, edited.operand_start[-1] + starts[1:]]
             ),
-            operands=np.concatenate([edited.operands, *operands]).astype(np.int32),
+            operands=np.concatenate([edited.operands, operands]),
         )
 
     def _crowding(

@@ -118,7 +118,7 @@ class FusedOptimizer(Settings):
         return CodeChange.of(
             workload,
             self._edit,
-            by_hand=f"optimizer = torch.optim.AdamW(model.parameters(), {self.kind}=True)",
+            by_hand=f"optimizer = torch.optim.AdamW(..., {self.kind}=True)  # or the class you use",
         )
 
     def _edit(self, where: Places) -> Source:

@@ -44,7 +44,7 @@ class ChannelsLast(Settings):
         ]
         if not images:
             return "the step has no two-dimensional convolution"
-        if all(_is_channels_last(call.inputs[0]) for call in images):
+        if all(is_channels_last(call.inputs[0]) for call in images):
             return "its convolutions run in channels_last already"
         return None
 
@@ -153,12 +153,12 @@ def _plan(graph: Graph) -> tuple[dict[int, Call], dict[int, Call]]:
         looks = len(inputs) == 1 and all(out == inputs[0] for out in outputs)
         if looks:
             if any(len(spec.shape) != 4 for spec in call.outputs) and _matters(call.inputs[0]):
-                spec = _channels_last(call.inputs[0])
+                spec = channels_last(call.inputs[0])
                 copies[t] = Call(_CLONE, (spec, _CONTIGUOUS), (call.inputs[0],))
                 images.discard(inputs[0])
             continue
         specs = [
-            _channels_last(spec) if image else spec
+            channels_last(spec) if image else spec
             for image, spec in zip(here, call.inputs, strict=True)
         ]
         if tuple(specs) != call.inputs:
@@ -177,10 +177,11 @@ def _matters(spec: TensorSpec) -> bool:
     return channels > 1 and height * width > 1
 
 
-def _channels_last(spec: TensorSpec) -> TensorSpec:
+def channels_last(spec: TensorSpec) -> TensorSpec:
+    """An image NCHW as it is in channels-last order."""
     _, c, h, w = spec.shape
     return replace(spec, strides=(h * w * c, 1, w * c, c))
 
 
-def _is_channels_last(spec: TensorSpec) -> bool:
-    return _matters(spec) and spec.strides == _channels_last(spec).strides
+def is_channels_last(spec: TensorSpec) -> bool:
+    return _matters(spec) and spec.strides == channels_last(spec).strides

@@ -86,7 +86,7 @@ class Amp(Settings):
                     before=before, gap_ns=gap_ns, spread=answer.spread, call=made,
                 )  # fmt: skip
             handles.append(handle)
-        edit_memory(edit, graph, found, handles)
+        edit_memory(edit, graph, found, handles, context.durations)
         return edit.apply(
             f"{found.lowered} forward operators in {self.dtype}, {len(found.casts)} casts"
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.durations import common_spread
+from slipstream.durations.datasheet import device_named
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 _FLOAT32 = re.compile(r"sgemm|ffma|simt_s|scudnn|f32f32_f32f32_f32")
 _TENSOR_CORES = re.compile(r"tf32|s884|s1688|s16816|h884|h1688|h16816|tensorop|hmma|gmma|wgmma")
 _BEFORE_AMPERE = re.compile(r"\b(maxwell|pascal|volta|turing)_|sm[567]\d_")
-# An A100's data sheet: 156 and 19.5 Tflop/s. What is bound by memory gains nothing.
-_AT_MOST = 156 / 19.5
-_SPREAD = 1.1
-"""Of the assumed factor; so wide that a 90 % interval reaches from no gain to the most."""
+# What is bound by memory gains nothing. Stands in for a device that is not known.
+_UNKNOWN = "NVIDIA A100"
+_Z90 = 1.645
+_BEYOND = 1.75
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Tf32(Settings):
 
     name: ClassVar[str] = "tf32"
     stage: ClassVar[int] = Stage.PRECISION
+    reads_lanes: ClassVar[bool] = True
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no kernel of the step would change."""
@@ -60,16 +62,17 @@ class Tf32(Settings):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale float32 matrix products by an assumed factor: between none and the data sheet's."""
-        chosen = _float32(graph)
-        factor = 1 / math.sqrt(_AT_MOST)
-        spread = common_spread(graph, chosen, _SPREAD)
+        chosen, most = _float32(graph), _at_most(graph)
+        factor = 1 / math.sqrt(most)
+        # So wide that a 90 % interval reaches from no gain to the most, and a little beyond.
+        spread = common_spread(graph, chosen, _BEYOND * math.log(most) / 2 / _Z90)
         edit = Editor(graph, str(self))
         for task in chosen:
             now = float(graph.tasks.duration_ns[task])
             edit.set_duration(task, now * factor, Provenance.ASSUMED, spread=spread)
         return edit.apply(
             f"{len(chosen)} float32 matrix products in TensorFloat-32, assumed "
-            f"{1 / factor:.2g} times as fast (1 to {_AT_MOST:.0f})"
+            f"{1 / factor:.2g} times as fast (1 to {most:.1f})"
         )
 
     def apply(self, built: Built) -> None:
@@ -96,6 +99,15 @@ class Tf32(Settings):
         return CodeChange.of(
             workload, lambda where: where.at_top(f"{{torch}}.{flag}"), by_hand=f"torch.{flag}"
         )
+
+
+def _at_most(graph: Graph) -> float:
+    """How many times as fast products can get, as the data sheet of the step's device says."""
+    name = str(graph.meta.get("device_name", _UNKNOWN))
+    for device in (device_named(name), device_named(_UNKNOWN)):
+        if device is not None and {"tf32", "fp32"} <= set(device.flops):
+            return device.flops["tf32"].value / device.flops["fp32"].value
+    raise AssertionError(f"{_UNKNOWN} has a data sheet")
 
 
 def _float32(graph: Graph) -> list[int]:

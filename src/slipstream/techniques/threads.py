@@ -58,6 +58,10 @@ class Threads(Settings):
             return f"this process may use {cores} cores; more threads than that wait for each other"
         return None
 
+    def least(self, graph: Graph) -> float:
+        """Its work in equal parts over the threads; going back to fewer has no such bound."""
+        return _now(graph) / self._threads if self._threads > _now(graph) else 0.0
+
     def questions(self, graph: Graph) -> Sequence[Question]:
         """Every operator with the threads it has and with those it would have, by one clock."""
         return [

@@ -1,0 +1,118 @@
+"""Training on several machines: what is exchanged, in how many bytes, and when.
+
+import slipstream as ss
+
+model = DistributedDataParallel(model)
+ss.distributed.compress(model, "powersgd:rank=4")
+
+optimizer = ss.distributed.AdasumOptimizer(optimizer)  # instead: the learning rate may stay
+
+optimizer = ss.distributed.ShardedUpdate(optimizer, model)  # instead: each rank updates its share
+
+model = ss.distributed.PriorityDDP(model, optimizer)  # instead: layers wait for their own weights
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
+from slipstream.techniques.distributed.compression import (
+    ACP,
+    Auto,
+    BlockInt,
+    Cast,
+    Compressor,
+    PowerSGD,
+    RandomK,
+    Sign,
+    TopK,
+)
+
+if TYPE_CHECKING:
+    from slipstream.techniques.distributed.adasum.benefit import adasum_benefit
+    from slipstream.techniques.distributed.adasum.hook import (
+        AdasumState,
+        adasum_all_reduce,
+        adasum_hook,
+    )
+    from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer, average_buffers
+    from slipstream.techniques.distributed.adasum.rule import adasum_of, orthogonality
+    from slipstream.techniques.distributed.collectives.scatter import (
+        all_gather,
+        reduce_scatter,
+        shares,
+    )
+    from slipstream.techniques.distributed.collectives.two_d import (
+        TwoDState,
+        two_d_allreduce,
+        two_d_hook,
+    )
+    from slipstream.techniques.distributed.compression.hook import Compression, compress
+    from slipstream.techniques.distributed.compression.simulated import SimulatedWorkers
+    from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
+    from slipstream.techniques.distributed.ranks import CommunicationError
+    from slipstream.techniques.distributed.sharded.layerwise import Lamb, Lars
+    from slipstream.techniques.distributed.sharded.optimizer import ShardedUpdate
+
+# These need torch, and are imported on first use.
+_LATE = {
+    "AdasumOptimizer": "adasum.optimizer",
+    "AdasumState": "adasum.hook",
+    "CommunicationError": "ranks",
+    "Compression": "compression.hook",
+    "Lamb": "sharded.layerwise",
+    "Lars": "sharded.layerwise",
+    "PriorityDDP": "priority.wrapper",
+    "ShardedUpdate": "sharded.optimizer",
+    "SimulatedWorkers": "compression.simulated",
+    "TwoDState": "collectives.two_d",
+    "adasum_all_reduce": "adasum.hook",
+    "adasum_benefit": "adasum.benefit",
+    "adasum_hook": "adasum.hook",
+    "adasum_of": "adasum.rule",
+    "all_gather": "collectives.scatter",
+    "average_buffers": "adasum.optimizer",
+    "compress": "compression.hook",
+    "orthogonality": "adasum.rule",
+    "reduce_scatter": "collectives.scatter",
+    "shares": "collectives.scatter",
+    "two_d_allreduce": "collectives.two_d",
+    "two_d_hook": "collectives.two_d",
+}
+
+__all__ = [
+    "ACP",
+    "AdasumOptimizer",
+    "AdasumState",
+    "Auto",
+    "BlockInt",
+    "Cast",
+    "CommunicationError",
+    "Compression",
+    "Compressor",
+    "Lamb",
+    "Lars",
+    "PowerSGD",
+    "PriorityDDP",
+    "RandomK",
+    "ShardedUpdate",
+    "Sign",
+    "SimulatedWorkers",
+    "TopK",
+    "TwoDState",
+    "adasum_all_reduce",
+    "adasum_benefit",
+    "adasum_hook",
+    "adasum_of",
+    "all_gather",
+    "average_buffers",
+    "compress",
+    "orthogonality",
+    "reduce_scatter",
+    "shares",
+    "two_d_allreduce",
+    "two_d_hook",
+]
+
+__getattr__, __dir__ = late(__name__, _LATE, __all__)

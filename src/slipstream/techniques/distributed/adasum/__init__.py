@@ -1,0 +1,1 @@
+"""Adasum: gradients or updates of many workers combined so that the learning rate may stay."""

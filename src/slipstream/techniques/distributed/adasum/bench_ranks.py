@@ -1,0 +1,60 @@
+"""Real ranks that exchange the same buffer by turns: Adasum, and torch's all-reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.cluster import Netlab
+from slipstream.cluster.measuring import Rank, run_ranks
+
+_MODULE = "slipstream.techniques.distributed.adasum._bench_rank"
+# Of the first host, in a lab of its own.
+_PORT = 29400
+_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What ranks took.
+
+    Attributes:
+        times_s: of (Adasum, all-reduce), turn by turn, of the slowest rank.
+        kept: memory besides the buffer, in the buffer's size, of the rank with the most.
+    """
+
+    times_s: list[tuple[float, float]]
+    kept: float
+
+    @property
+    def ratios(self) -> list[float]:
+        """Adasum's time over the all-reduce's."""
+        return [ours / theirs for ours, theirs in self.times_s]
+
+
+def paired_times(
+    size: int, numbers: int, layers: int, repeats: int, *, bytes_per_s: float = 0.0,
+    algorithm: str = "auto",
+) -> Turns:  # fmt: skip
+    """Turns of `size` ranks, float32 [numbers].
+
+    Args:
+        bytes_per_s: of the cables of a network lab; 0: through this machine's memory.
+
+    Raises:
+        ClusterError: a rank failed; the others are ended.
+    """
+    asked = {
+        "numbers": numbers, "layers": layers, "repeats": repeats, "algorithm": algorithm,
+    }  # fmt: skip
+    if not bytes_per_s:
+        answers = run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)
+    else:
+        with Netlab(size, bytes_per_s) as lab:
+            answers = run_ranks(
+                lab.ranks(), _MODULE, asked, address=lab.address(0), port=_PORT, limit_s=_LIMIT_S
+            )
+    found = [one["found"] for one in answers]
+    slowest = np.max([one["times_s"] for one in found], axis=0)
+    return Turns([(float(a), float(b)) for a, b in slowest], max(one["kept"] for one in found))

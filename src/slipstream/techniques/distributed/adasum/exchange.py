@@ -1,0 +1,234 @@
+"""Adasum between processes, in the bytes of an all-reduce.
+
+Two algorithms, both with 2 n (p - 1) / p numbers on the wire a rank, and every number of the result
+computed on one rank, so that all ranks have the same bits:
+
+- ``gram``, any p: everybody sends everybody its slice, adds up scalar products of all pairs, layer
+  by layer; the sums over ranks give the weights of the whole tree; each combines its slice and
+  sends it to everybody. Two exchanges and one small all-reduce of layers * p (p + 1) / 2 doubles.
+- ``rvh``, p a power of two: recursive vector halving, distance doubling, as published. log2 p
+  exchanges of halves, each with a small all-reduce of 3 doubles a layer over the ranks that hold
+  this pair of vectors, and as many back.
+
+By nodes, ``per_node`` > 1, ranks of a node average first, each a slice, slices are combined across
+nodes by ``gram``, with the weights of whole layers, and gathered within the node: n numbers cross
+to other nodes from all ranks of a node together instead of from each.
+
+Scalar products are in float64 whatever travels. Source: Maleki et al., MLSys 2021, 2006.02924.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.adasum import kernels
+from slipstream.techniques.distributed.adasum.rule import weights
+from slipstream.techniques.distributed.parameters import DTYPES
+from slipstream.techniques.distributed.wire import Wire
+
+ALGORITHMS = ("auto", "gram", "rvh")
+# Everybody sends to everybody up to so many ranks; beyond, messages would be many and small.
+_MOST_GRAM = 16
+
+
+def check(flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size: int) -> Any:
+    """Where layers start in `flat`, and where it ends, int64 [layers + 1].
+
+    Raises:
+        InvalidArgumentError: `flat` cannot be exchanged, `layers` do not fit it, or the algorithm
+            is none, or not for so many ranks.
+    """
+    if flat.layout != torch.strided or flat.dtype not in DTYPES:
+        raise InvalidArgumentError(
+            "tensor", f"it is {flat.dtype}, {flat.layout}",
+            remedy="dense float32, float64, float16 or bfloat16",
+        )  # fmt: skip
+    if flat.device.type != "cpu" or not flat.is_contiguous():
+        raise InvalidArgumentError("tensor", "it is not contiguous on a processor")
+    if algorithm not in ALGORITHMS:
+        raise InvalidArgumentError(
+            "algorithm", f"'{algorithm}' is none", remedy=" or ".join(ALGORITHMS)
+        )
+    if algorithm == "rvh" and size & (size - 1):
+        raise InvalidArgumentError(
+            "algorithm", f"rvh takes a power of two of ranks, not {size}", remedy="gram, or auto"
+        )
+    starts = np.array([0] if layers is None else layers, np.int64)
+    ordered = starts.ndim == 1 and len(starts) and starts[0] == 0 and (np.diff(starts) >= 0).all()
+    if not ordered or starts[-1] > flat.numel():
+        raise InvalidArgumentError(
+            "layers",
+            f"{list(layers or [])[:8]} are not offsets from 0 to {flat.numel()}, ascending",
+        )
+    return np.append(starts, flat.numel())
+
+
+def check_nodes(per_node: int, size: int, algorithm: str) -> None:
+    """Raise an `InvalidArgumentError` where `size` ranks do not fill nodes of so many."""
+    if per_node < 1 or size % per_node:
+        raise InvalidArgumentError(
+            "per_node", f"{per_node} ranks a node do not divide {size} ranks",
+            remedy="as many on every node, neighbours in rank: torchrun's LOCAL_WORLD_SIZE",
+        )  # fmt: skip
+    if per_node > 1 and algorithm == "rvh":
+        raise InvalidArgumentError(
+            "algorithm", "rvh goes without nodes", remedy="gram or auto, or per_node=1"
+        )
+
+
+def exchange(
+    flat: torch.Tensor, starts: Any, wire: Wire, algorithm: str = "auto", per_node: int = 1
+) -> bool:
+    """Put Adasum of all ranks' `flat` in its place.
+
+    Args:
+        flat: [n], contiguous on a processor, of `DTYPES`.
+        starts: of layers, int64 [layers + 1], from 0 to n; the same on all ranks.
+        per_node: neighbours in rank that are averaged first; see `check_nodes`.
+
+    Returns:
+        False, on all ranks, where somebody's numbers are not finite; what is in `flat` then is of
+        no use.
+    """
+    if wire.size == 1:
+        return bool(flat.isfinite().all())
+    if per_node > 1:
+        return _by_nodes(flat, starts, wire, per_node)
+    if algorithm == "auto":
+        halves = wire.size & (wire.size - 1) == 0 and wire.size > _MOST_GRAM
+        algorithm = "rvh" if halves else "gram"
+    return _rvh(flat, starts, wire) if algorithm == "rvh" else _gram(flat, starts, wire)
+
+
+def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> bool:
+    node, place = divmod(wire.rank, per_node)
+    cuts = [k * flat.numel() // per_node for k in range(per_node + 1)]
+    slices = [flat[a:b] for a, b in itertools.pairwise(cuts)]
+    mine = slices[place]
+    neighbours = {k: node * per_node + k for k in range(per_node) if k != place}
+    theirs = wire.buffer(len(neighbours) * mine.numel(), flat.dtype)
+    theirs = theirs.view(len(neighbours), mine.numel())
+    wire.swap(
+        {rank: slices[k] for k, rank in neighbours.items()},
+        dict(zip(neighbours.values(), theirs, strict=True)),
+    )
+    # In the order of ranks, though nobody else computes these numbers: as a mean is written down.
+    rows = [*theirs[:place], mine, *theirs[place:]]
+    whole = np.array([0, mine.numel()])
+    _combined(_computable(rows), whole, np.full((1, per_node), 1.0 / per_node), mine)
+    across = [k * per_node + place for k in range(wire.size // per_node)]
+    finite = _gram(mine, _piece(starts, cuts[place], cuts[place + 1]), wire, across)
+    wire.swap(
+        dict.fromkeys(neighbours.values(), mine),
+        {rank: slices[k] for k, rank in neighbours.items()},
+    )
+    return finite
+
+
+def _gram(flat: torch.Tensor, starts: Any, wire: Wire, ranks: Sequence[int] = ()) -> bool:
+    """Among `ranks` (all by default); scalar products are added up over all there are."""
+    ranks = ranks or range(wire.size)
+    size, place = len(ranks), ranks.index(wire.rank)
+    cuts = [k * flat.numel() // size for k in range(size + 1)]
+    slices = [flat[a:b] for a, b in itertools.pairwise(cuts)]
+    others = {k: rank for k, rank in enumerate(ranks) if k != place}
+    mine = slices[place]
+    theirs = iter(wire.buffer((size - 1) * mine.numel(), flat.dtype).view(size - 1, mine.numel()))
+    rows = [next(theirs) if k in others else mine for k in range(size)]
+    wire.swap({r: slices[k] for k, r in others.items()}, {r: rows[k] for k, r in others.items()})
+    piece = _piece(starts, cuts[place], cuts[place + 1])
+    upper = np.triu_indices(size)
+    rows = _computable(rows)
+    ours = kernels.products(rows, piece)[:, *upper]
+    total = np.zeros((len(starts) - 1, size, size))
+    total[:, *upper] = wire.add_up(np.ascontiguousarray(ours))
+    total = _symmetric(total)
+    found = weights(total)
+    _combined(rows, piece, np.nan_to_num(found), mine)
+    wire.swap(dict.fromkeys(others.values(), mine), {rank: slices[k] for k, rank in others.items()})
+    return bool(np.isfinite(found).all())
+
+
+def _symmetric(upper: Any) -> Any:
+    return upper + np.triu(upper, 1).transpose(0, 2, 1)
+
+
+def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:
+    groups = _aligned_groups(wire)
+    begin, end = 0, flat.numel()
+    levels: list[tuple[int, int, int, int]] = []
+    finite = True
+    distance = 1
+    while distance < wire.size:
+        peer, middle = wire.rank ^ distance, (begin + end) // 2
+        left = not wire.rank & distance
+        kept, sent = ((begin, middle), (middle, end)) if left else ((middle, end), (begin, middle))
+        mine, theirs = flat[kept[0] : kept[1]], wire.buffer(kept[1] - kept[0], flat.dtype)
+        wire.swap({peer: flat[sent[0] : sent[1]]}, {peer: theirs})
+        # The left vector is first on both ranks, so that what they add up is of the same pair.
+        rows = _computable([mine, theirs] if left else [theirs, mine])
+        piece = _piece(starts, *kept)
+        inside = Wire(groups[2 * distance], 0, 2 * distance)
+        ours = kernels.products(rows, piece).reshape(-1, 4)[:, [0, 1, 3]]
+        total = inside.add_up(np.ascontiguousarray(ours))[:, [0, 1, 1, 2]].reshape(-1, 2, 2)
+        wire.product_bytes += inside.product_bytes
+        found = weights(total)
+        # The last level's products are of all ranks' numbers: all ranks answer the same.
+        finite = bool(np.isfinite(found).all())
+        _combined(rows, piece, found, mine)
+        levels.append((peer, *sent, distance))
+        begin, end = kept
+        distance *= 2
+    for peer, a, b, _ in reversed(levels):
+        wire.swap({peer: flat[begin:end]}, {peer: flat[a:b]})
+        begin, end = min(begin, a), max(end, b)
+    return finite
+
+
+def _aligned_groups(wire: Wire) -> dict[int, Any]:
+    """By size, the contiguous groups of ranks that this one is in; made once for a group."""
+    members = dist.get_process_group_ranks(wire.group or dist.group.WORLD)
+    key = tuple(members)
+    found = _groups.get(key)
+    if found is None or found[0] is not (wire.group or dist.group.WORLD):
+        made: dict[int, Any] = {}
+        size = 2
+        while size < wire.size:
+            first = wire.rank // size * size
+            made[size] = dist.new_group(
+                members[first : first + size], use_local_synchronization=True
+            )
+            size *= 2
+        made[wire.size] = wire.group
+        found = _groups[key] = (wire.group or dist.group.WORLD, made)
+    return found[1]
+
+
+_groups: dict[tuple[int, ...], tuple[Any, dict[int, Any]]] = {}
+
+
+def _piece(starts: Any, begin: int, end: int) -> Any:
+    """Where layers start within numbers `begin` to `end`; what lies outside is empty."""
+    return np.clip(starts, begin, end) - begin
+
+
+def _computable(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Rows that kernels take: 16 bits are widened."""
+    if rows[0].dtype in (torch.float32, torch.float64):
+        return rows
+    return [row.float() for row in rows]
+
+
+def _combined(rows: list[torch.Tensor], piece: Any, found: Any, out: torch.Tensor) -> None:
+    if out.dtype == rows[0].dtype:
+        kernels.combine(rows, piece, found, out)
+        return
+    kernels.combine(rows, piece, found, rows[0])
+    out.copy_(rows[0])

@@ -1,0 +1,124 @@
+"""Adasum of gradients, for a model in ``DistributedDataParallel``.
+
+The variant for optimizers without state: to put Adam or the like after it would normalise away what
+it does; `AdasumOptimizer` combines their updates instead.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.techniques.distributed.adasum.exchange import check, check_nodes, exchange
+from slipstream.techniques.distributed.buckets import BucketThread
+from slipstream.techniques.distributed.parameters import DTYPES
+from slipstream.techniques.distributed.ranks import CommunicationError, Ranks
+from slipstream.techniques.distributed.wire import Wire
+
+
+class AdasumState:
+    """What `adasum_hook` keeps: ``model.register_comm_hook(AdasumState(), adasum_hook)``.
+
+    Args:
+        group: the model's processes; None: all.
+        algorithm: see `exchange`.
+        per_node: neighbours in rank whose gradients are averaged first; their number divides that
+            of all. The learning rate then is one node's, not one worker's.
+        timeout_s: how long a rank waits for the others in one communication.
+        patience_s: how long, after a failure, all are given to say that they live.
+
+    Raises:
+        UsageError: no process group is initialised.
+        InvalidArgumentError: the algorithm is none for so many ranks.
+    """
+
+    def __init__(
+        self, group: Any = None, *, algorithm: str = "auto", per_node: int = 1,
+        timeout_s: float = 20.0, patience_s: float = 5.0,
+    ) -> None:  # fmt: skip
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UsageError("Adasum needs a process group", remedy="init_process_group('gloo')")
+        check(torch.zeros(1), None, algorithm, dist.get_world_size(group))
+        check_nodes(per_node, dist.get_world_size(group), algorithm)
+        self.algorithm, self.per_node = algorithm, per_node
+        parent = group if group is not None else dist.group.WORLD
+        self.ranks = Ranks(parent, timeout_s, patience_s, "adasum_hook")
+        self.wire = self.ranks.wire
+        self.ranks.agree(f"{algorithm} {per_node}", "setting of Adasum")
+        self._thread = BucketThread("adasum")
+
+    def submit(self, flat: torch.Tensor, starts: Any, last: bool) -> Any:
+        """Exchange a bucket on one thread, in order; at the last one, wait for all.
+
+        Raises what failed.
+
+        A bucket with numbers that are not finite becomes NaN on all ranks.
+        """
+
+        def work() -> None:
+            self.ranks.need_alive()
+            try:
+                if not exchange(flat, starts, self.wire, self.algorithm, self.per_node):
+                    flat.fill_(torch.nan)
+            except RuntimeError as error:
+                raise self.ranks.explain(error, "a bucket of gradients") from error
+
+        return self._thread.submit(flat, work, last)
+
+
+def adasum_hook(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with types
+    """Adasum of a bucket's gradients, parameter by parameter.
+
+    Raises:
+        CommunicationError: from ``backward``: a rank ended, or does something else than the others.
+    """
+    if not isinstance(state, AdasumState):
+        raise InvalidArgumentError("state", f"is a {type(state).__name__}, not an AdasumState")
+    lengths = [gradient.numel() for gradient in bucket.gradients()]
+    return state.submit(bucket.buffer(), np.cumsum([0, *lengths]), bucket.is_last())
+
+
+def adasum_all_reduce(
+    tensor: torch.Tensor, layers: Any = None, *, group: Any = None, algorithm: str = "auto",
+    per_node: int = 1,
+) -> None:  # fmt: skip
+    """Adasum of all ranks' tensors, in place, the same bits on all ranks.
+
+    Args:
+        tensor: contiguous on a processor, float32, float64, float16 or bfloat16.
+        layers: where layers begin in it, ascending from 0; None: it is one.
+        group: the processes; None: all.
+        algorithm: ``gram``, ``rvh`` or ``auto``; see `exchange`.
+        per_node: neighbours in rank that are averaged first.
+
+    Raises:
+        InvalidArgumentError: an argument that is none of these.
+        CommunicationError: ranks disagree on length, dtype or layers, somebody's numbers are not
+            finite (all ranks are told; their tensors then are of no use), or a rank ended.
+    """
+    wire = Wire.of(group)
+    starts = check(tensor, layers, algorithm, wire.size)
+    check_nodes(per_node, wire.size, algorithm)
+    flat = tensor.view(-1)
+    layout = zlib.crc32(np.ascontiguousarray(starts).tobytes())
+    ours = torch.tensor([flat.numel(), DTYPES.index(flat.dtype), layout, per_node])
+    try:
+        everybody = [torch.empty_like(ours) for _ in range(wire.size)]
+        dist.all_gather(everybody, ours, group=group)
+        other = tuple(r for r, one in enumerate(everybody) if not torch.equal(one, everybody[0]))
+        if other:
+            raise CommunicationError(
+                f"rank {', '.join(map(str, other))} gave other layers, dtype, length or nodes than "
+                "0",
+                ranks=other, remedy="the same tensor on all ranks",
+            )  # fmt: skip
+        finite = exchange(flat, starts, wire, algorithm, per_node)
+    except RuntimeError as error:
+        raise CommunicationError(f"Adasum failed: {error}") from error
+    if not finite:
+        raise CommunicationError("a rank's numbers are not finite", remedy="skip the step")

@@ -1,0 +1,121 @@
+"""The door to the compiled kernels (native/src/adasum) and to their numpy reference.
+
+Rows are contiguous float32 or float64 tensors on a processor, all of the same length: one worker's
+numbers each. `starts`, int64 [layers + 1], says where each layer's piece begins in them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.errors import SlipstreamError
+from slipstream.native import InstructionSet, family_kernels, library
+
+LANES = 16
+_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_DTYPES = {torch.float32: 0, torch.float64: 1}
+
+
+@functools.cache
+def levels() -> dict[InstructionSet, int]:
+    """The compiled kernels' numbers: those that run here, best first; empty without the library."""
+    compiled: Any = library()
+    if compiled is None:
+        return {}
+    for name in ("products", "combine"):
+        door = getattr(compiled, f"slipstream_adasum_{name}")
+        door.argtypes = [_INT32, _INT32, _POINTER, _INT64, _POINTER, _INT64, _POINTER]
+        if name == "combine":
+            door.argtypes = [*door.argtypes, _POINTER]
+    return family_kernels("adasum")
+
+
+def products(rows: Sequence[torch.Tensor], starts: Any, level: InstructionSet | None = None) -> Any:
+    """Scalar products of the rows' pieces, float64 [layers, workers, workers]."""
+    found = np.zeros((len(starts) - 1, len(rows), len(rows)))
+    kernel = _kernel(level)
+    if kernel is None:
+        return _reference_products([row.numpy() for row in rows], starts, found)
+    compiled, number = kernel
+    starts = np.ascontiguousarray(starts, np.int64)
+    _check(
+        compiled.slipstream_adasum_products(
+            number, _DTYPES[rows[0].dtype], _pointers(rows), len(rows), starts.ctypes.data,
+            len(starts) - 1, found.ctypes.data,
+        )
+    )  # fmt: skip
+    return found
+
+
+def combine(
+    rows: Sequence[torch.Tensor], starts: Any, weights: Any, out: torch.Tensor,
+    level: InstructionSet | None = None,
+) -> None:  # fmt: skip
+    """out = sum over workers of weights [layers, workers] times rows; `out` may be a row."""
+    kernel = _kernel(level)
+    if kernel is None:
+        _reference_combine([row.numpy() for row in rows], starts, weights, out.numpy())
+        return
+    compiled, number = kernel
+    starts = np.ascontiguousarray(starts, np.int64)
+    weights = np.ascontiguousarray(weights, np.float64)
+    _check(
+        compiled.slipstream_adasum_combine(
+            number, _DTYPES[rows[0].dtype], _pointers(rows), len(rows), starts.ctypes.data,
+            len(starts) - 1, weights.ctypes.data, out.data_ptr(),
+        )
+    )  # fmt: skip
+
+
+def _kernel(level: InstructionSet | None) -> tuple[Any, int] | None:
+    return _chosen(level, os.environ.get("SLIPSTREAM_NATIVE"))
+
+
+@functools.cache
+def _chosen(level: InstructionSet | None, switch: str | None) -> tuple[Any, int] | None:
+    found, compiled = levels(), library()
+    if compiled is None or not found:
+        return None
+    return compiled, found[level] if level is not None else next(iter(found.values()))
+
+
+def _pointers(rows: Sequence[torch.Tensor]) -> Any:
+    return (_POINTER * len(rows))(*(row.data_ptr() for row in rows))
+
+
+def _check(status: int) -> None:
+    if status:
+        raise SlipstreamError(f"a kernel of Adasum returned status {status}")
+
+
+def _reference_products(rows: Sequence[Any], starts: Any, found: Any) -> Any:
+    """As the kernels, to the bit: 16 partial sums, each in order, added up pairwise."""
+    for layer, (begin, end) in enumerate(itertools.pairwise(starts)):
+        padding = (0, -(end - begin) % LANES)
+        pieces = [np.pad(row[begin:end].astype(np.float64), padding) for row in rows]
+        for i, one in enumerate(pieces):
+            for j in range(i, len(pieces)):
+                sums = np.zeros(LANES)
+                for line in (one * pieces[j]).reshape(-1, LANES):
+                    sums += line
+                while len(sums) > 1:
+                    sums = sums[0::2] + sums[1::2]
+                found[layer, i, j] = found[layer, j, i] = sums[0]
+    return found
+
+
+def _reference_combine(rows: Sequence[Any], starts: Any, weights: Any, out: Any) -> None:
+    for layer, (begin, end) in enumerate(itertools.pairwise(starts)):
+        factors = np.asarray(weights[layer]).astype(out.dtype)
+        total = factors[0] * rows[0][begin:end]
+        for factor, row in zip(factors[1:], rows[1:], strict=True):
+            total = total + factor * row[begin:end]
+        out[begin:end] = total

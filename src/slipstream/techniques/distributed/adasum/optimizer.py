@@ -1,0 +1,277 @@
+"""`AdasumOptimizer`: every worker's own update, combined by Adasum, one line around an optimizer.
+
+Each worker steps its optimizer with its own gradients, so that momentum and the like see what they
+would see alone; what the step changed in the weights is combined, layer by layer. Where an update
+is the gradient times the learning rate (SGD without momentum and decay), gradients are combined
+instead, which is the same and needs no copy of the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.techniques.distributed.adasum.exchange import ALGORITHMS, check_nodes, exchange
+from slipstream.techniques.distributed.parameters import fingerprint, parameters_of
+from slipstream.techniques.distributed.ranks import Ranks
+
+_KEY = "adasum"
+_numbers = itertools.count()
+
+
+@dataclass
+class _Part:
+    """Parameters of one dtype, and where they are in a flat buffer."""
+
+    parameters: list[torch.Tensor]
+    starts: Any
+
+    @property
+    def numel(self) -> int:
+        return int(self.starts[-1])
+
+    def flat(self, tensors: list[torch.Tensor | None]) -> torch.Tensor:
+        """A buffer with the tensors' numbers; zero where there is none."""
+        made = torch.zeros(self.numel, dtype=self.parameters[0].dtype)
+        for view, tensor in zip(self.views(made), tensors, strict=True):
+            if tensor is not None:
+                view.copy_(tensor)
+        return made
+
+    def write(self, flat: torch.Tensor) -> None:
+        """Set the parameters to a buffer's numbers."""
+        for parameter, view in zip(self.parameters, self.views(flat), strict=True):
+            parameter.copy_(view)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        pairs = zip(self.starts[:-1], self.starts[1:], self.parameters, strict=True)
+        return [flat[int(a) : int(b)].view(p.shape) for a, b, p in pairs]
+
+
+class AdasumOptimizer(torch.optim.Optimizer):
+    """An optimizer whose updates are combined over workers, instead of gradients averaged.
+
+    The model is the plain one, not in ``DistributedDataParallel``; all ranks start from the same
+    weights (see the errors) and stay equal to the bit. The learning rate is the one of a single
+    worker. The state of the optimizer differs between workers: each saves its own.
+
+    Order, where these are used: gradients of all micro-batches are accumulated, unscaled by a
+    ``GradScaler``, clipped, each worker its own; then `step`. A worker whose gradients are not
+    finite makes all skip the step. Buffers, such as those of batch norms, are not updates: average
+    them with `average_buffers`.
+
+    Args:
+        optimizer: any; its parameters on a processor, dense.
+        group: the processes; None: all.
+        algorithm: ``gram``, ``rvh`` or ``auto``; see `exchange`.
+        per_node: neighbours in rank, ranks of a node, whose updates are averaged first; Adasum
+            combines those of nodes. The learning rate then is one node's, not one worker's.
+        per_layer: weigh every parameter by itself; False takes all as one vector.
+        timeout_s: how long a rank waits for the others in one communication.
+        patience_s: how long, after a failure, all are given to say that they live.
+
+    Raises:
+        InvalidArgumentError: an argument that is none of these, or parameters that cannot be
+            combined.
+        UsageError: no process group is initialised.
+        CommunicationError: ranks disagree on settings, shapes, or weights. From `step`: a rank
+            ended, hung, or does something else than the others.
+
+    Source: Maleki et al., MLSys 2021, 2006.02924.
+    """
+
+    # A GradScaler then leaves unscaling and skipping to `step`, which all ranks have to reach.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, group: Any = None, *, algorithm: str = "auto",
+        per_node: int = 1, per_layer: bool = True, timeout_s: float = 20.0,
+        patience_s: float = 5.0,
+    ) -> None:  # fmt: skip
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidArgumentError("optimizer", f"is a {type(optimizer).__name__}")
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UsageError(
+                "AdasumOptimizer needs a process group",
+                remedy="torch.distributed.init_process_group('gloo'), in processes of torchrun",
+            )
+        size = dist.get_world_size(group)
+        if algorithm not in ALGORITHMS or (algorithm == "rvh" and size & (size - 1)):
+            raise InvalidArgumentError(
+                "algorithm", f"'{algorithm}' is none for {size} ranks", remedy="gram, or auto"
+            )
+        check_nodes(per_node, size, algorithm)
+        self.optimizer, self.algorithm = optimizer, algorithm
+        self.per_node, self.per_layer = per_node, per_layer
+        self.skipped = 0
+        """Steps that were skipped because of gradients that were not finite."""
+        super().__init__(optimizer.param_groups, dict(optimizer.defaults))
+        self._share()
+        parent = group if group is not None else dist.group.WORLD
+        self._ranks = Ranks(parent, timeout_s, patience_s, f"adasum{next(_numbers)}")
+        self._wire = self._ranks.wire
+        self._parts = self._made_parts()
+        shapes = [f"{p.dtype} {list(p.shape)}" for p in self._all()]
+        self._ranks.agree(f"{algorithm} {per_node} {per_layer}", "setting of AdasumOptimizer")
+        self._ranks.agree(", ".join(shapes), "list of parameters")
+        self._ranks.agree(fingerprint(self._all()), "start")
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of every worker's optimizer, and their updates combined.
+
+        Returns:
+            What the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            finite = self._all_finite(self._unscaled())
+            if not (finite and (self._step_gradients() if self._stateless() else self._step())):
+                self.skipped += 1
+        return loss
+
+    def _step(self) -> bool:
+        """Combine what the optimizer changes."""
+        before = [part.flat(list(part.parameters)) for part in self._parts]
+        self.optimizer.step()
+        pairs = list(zip(self._parts, before, strict=True))
+        changes = [part.flat(list(part.parameters)).sub_(start) for part, start in pairs]
+        done = self._exchange(changes)
+        for (part, start), change in zip(pairs, changes, strict=True):
+            # Never what this worker alone made of it: that is not the same on all.
+            part.write(start.add_(change) if done else start)
+        return done
+
+    def _step_gradients(self) -> bool:
+        """Combine gradients, which the learning rate alone makes updates of."""
+        flats = [part.flat([p.grad for p in part.parameters]) for part in self._parts]
+        if not self._exchange(flats):
+            return False
+        for part, flat in zip(self._parts, flats, strict=True):
+            for parameter, view in zip(part.parameters, part.views(flat), strict=True):
+                parameter.grad = view
+        self.optimizer.step()
+        return True
+
+    def _exchange(self, flats: list[torch.Tensor]) -> bool:
+        done = True
+        for part, flat in zip(self._parts, flats, strict=True):
+            starts = part.starts if self.per_layer else part.starts[[0, -1]]
+            with self._named_errors():
+                done &= exchange(flat, starts, self._wire, self.algorithm, self.per_node)
+        return done
+
+    def _all_finite(self, finite: bool) -> bool:
+        """Whether all workers' gradients are finite: before anybody's state has changed."""
+        flag = torch.tensor([finite], dtype=torch.uint8)
+        with self._named_errors():
+            dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._wire.group)
+        return bool(flag.item())
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        self._ranks.need_alive()
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._ranks.explain(error, "AdasumOptimizer.step") from error
+
+    def _unscaled(self) -> bool:
+        """Undo a GradScaler's scale, where one calls; whether our gradients are finite."""
+        found = getattr(self, "found_inf", None)
+        scale = getattr(self, "grad_scale", None)
+        gradients = [p.grad for p in self._all() if p.grad is not None]
+        if scale is not None:
+            for gradient in gradients:
+                gradient.div_(scale.to(gradient.dtype))
+        if found is not None:
+            return not bool(found.item())
+        return all(bool(_values(gradient).isfinite().all()) for gradient in gradients)
+
+    def _stateless(self) -> bool:
+        """Whether an update is the gradient times the learning rate, in every group."""
+        return (
+            type(self.optimizer) is torch.optim.SGD
+            and all(g["momentum"] == 0 and g["weight_decay"] == 0 for g in self.param_groups)
+            and all(p.grad is None or p.grad.layout == torch.strided for p in self._all())
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this worker's optimizer. It differs from the others': save every rank's."""
+        mine = {"rank": self._wire.rank, "size": self._wire.size, "skipped": self.skipped}
+        return {**self.optimizer.state_dict(), _KEY: mine}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from this worker's own `state_dict`.
+
+        Raises:
+            InvalidArgumentError: it is another worker's, of another number of workers, or of
+                another optimizer.
+        """
+        saved = state_dict.get(_KEY)
+        mine = (self._wire.rank, self._wire.size)
+        if saved is None or (saved["rank"], saved["size"]) != mine:
+            whose = (
+                "no worker's of AdasumOptimizer" if saved is None
+                else f"that of rank {saved['rank']} of {saved['size']}"
+            )  # fmt: skip
+            raise InvalidArgumentError(
+                "state_dict", f"it is {whose}; this is rank {mine[0]} of {mine[1]}",
+                remedy="save and load one file a rank, with as many ranks",
+            )  # fmt: skip
+        self.optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
+        self.skipped = saved["skipped"]
+        self._share()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after the start: ranks would have to agree again."""
+        if hasattr(self, "_parts"):
+            raise UsageError(
+                "AdasumOptimizer takes no more parameters", remedy="wrap the optimizer last"
+            )
+        super().add_param_group(param_group)
+
+    def _share(self) -> None:
+        """One list of groups, so that schedulers change the optimizer's own learning rate."""
+        self.param_groups = self.optimizer.param_groups
+        self.state = self.optimizer.state
+
+    def _all(self) -> list[torch.Tensor]:
+        return [parameter for part in self._parts for parameter in part.parameters]
+
+    def _made_parts(self) -> list[_Part]:
+        found: dict[torch.dtype, list[torch.Tensor]] = {}
+        for parameter in parameters_of(self.optimizer):
+            found.setdefault(parameter.dtype, []).append(parameter)
+        parts = []
+        for parameters in found.values():
+            lengths = [parameter.numel() for parameter in parameters]
+            parts.append(_Part(parameters, np.cumsum([0, *lengths])))
+        return parts
+
+
+def average_buffers(module: torch.nn.Module, group: Any = None) -> None:
+    """Replace floating buffers, such as running statistics, by their means over all workers."""
+    size = dist.get_world_size(group)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            dist.all_reduce(buffer, group=group)
+            buffer /= size
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient._values() if gradient.is_sparse else gradient

@@ -1,0 +1,137 @@
+"""Adasum as a technique: what it costs on a cluster, and how it is put into a training script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from slipstream.durations import Question
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
+from slipstream.technique import CodeChange, Context, Quality, QualityKind
+from slipstream.techniques.distributed.adasum.benefit import adasum_benefit
+from slipstream.techniques.distributed.ddp import copying, put_copy
+from slipstream.techniques.distributed.gradients import gradients
+from slipstream.techniques.distributed.workers import Spreads, need_cluster, need_workers, shared
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster, Collective
+    from slipstream.workload import Built, Workload
+
+# What is done with every number before the exchange and after it. Each costs about what copying it
+# does: all are bound by memory.
+_BEFORE = ("weights of before", "change of weights", "scalar products")
+_AFTER = ("weighted sum", "new weights")
+_IN_NODE = "mean of the node"
+
+
+@dataclass(frozen=True)
+class Adasum(Spreads):
+    """`workers` replicas that step by themselves; their updates are combined by Adasum.
+
+    Attributes:
+        workers: replicas, on the first so many devices of the cluster.
+        per_node: neighbours among them whose updates are averaged first.
+    """
+
+    workers: int = 2
+    per_node: int = 1
+
+    name: ClassVar[str] = "adasum"
+
+    def __post_init__(self) -> None:
+        need_workers(self.name, self.workers)
+        if self.per_node < 1 or self.workers % self.per_node:
+            raise InvalidArgumentError(
+                "adasum:per_node", f"{self.per_node} workers a node do not divide {self.workers}",
+                remedy="as adasum:workers=8,per_node=4",
+            )  # fmt: skip
+
+    def questions(self, graph: Graph) -> Sequence[Question]:
+        """Copying each parameter's numbers."""
+        return [copying(one.spec) for one in gradients(graph)]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Behind the update, put the exchange of what it changed: nothing hides it."""
+        cluster = need_cluster(context, self.name)
+        edit = Editor(graph, str(self))
+        last = int(np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)[-1])
+        specs = [one.spec for one in gradients(graph)]
+        nodes = (_IN_NODE,) if self.per_node > 1 else ()
+        made = {
+            what: [put_copy(edit, context, spec, last, what) for spec in specs]
+            for what in (*_BEFORE, *nodes, *_AFTER)
+        }
+        nbytes = sum(spec.nbytes for spec in specs)
+        insert_exchange(
+            edit,
+            cluster,
+            self._collective(nbytes, cluster),
+            beside=last,
+            ready=made[nodes[0] if nodes else _BEFORE[-1]][-1],
+            awaited=made[_AFTER[0]][0],
+            tensors=tuple(specs),
+            name="adasum of updates",
+        )
+        if len(graph.memory):
+            for _ in ("weights of before", "updates", "others' slices"):
+                edit.allocate(nbytes, Role.TEMPORARY, last, -1)
+        return shared(edit.apply(f"{self.workers} workers combine their updates"), self.workers)
+
+    def apply(self, built: Built) -> None:
+        """Wrap the optimizer, in a process that is one of `workers` already.
+
+        Raises:
+            WorkloadError: the process is not one of that many, or there is no optimizer.
+        """
+        import torch.distributed as dist
+
+        from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer
+
+        joined = dist.is_available() and dist.is_initialized()
+        if not joined or dist.get_world_size() != self.workers:
+            found = dist.get_world_size() if joined else 1
+            raise WorkloadError(
+                f"adasum needs {self.workers} processes, and this is one of {found}",
+                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
+            )
+        if built.optimizer is None:
+            raise WorkloadError(
+                "adasum needs the optimizer", remedy="return (model, batch, loss, optimizer)"
+            )
+        built.optimizer = AdasumOptimizer(built.optimizer, per_node=self.per_node)
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """A larger batch at the learning rate of one worker, or node; what is gained, if known."""
+        who = "worker" if self.per_node == 1 else "node"
+        said = f"the batch of all workers is one step's; the learning rate of one {who} may stay"
+        told = (
+            None if graph is None else adasum_benefit(graph.statistics, self.workers, self.per_node)
+        )
+        return Quality(QualityKind.NEEDS_TRAINING, said if told is None else f"{said}; {told}")
+
+    def _collective(self, nbytes: float, cluster: Cluster) -> Collective:
+        from slipstream.cluster import Collective, Group
+
+        group = self.place(cluster)
+        if self.per_node == 1:
+            return Collective("all_reduce", nbytes, group)
+        shape = (self.workers // self.per_node, self.per_node)
+        return Collective("all_reduce", nbytes, Group.of(group.members.reshape(-1), shape), "2d")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No edit: processes have to be started, and data to be shared out."""
+        return CodeChange(
+            "",
+            f"start the script with torchrun --nproc-per-node {self.workers}, and by hand:\n"
+            "    torch.distributed.init_process_group('gloo')\n"
+            f"    optimizer = ss.distributed.AdasumOptimizer(optimizer{self._nodes})\n"
+            "    sampler = torch.utils.data.DistributedSampler(dataset)",
+        )
+
+    @property
+    def _nodes(self) -> str:
+        return f", per_node={self.per_node}" if self.per_node > 1 else ""

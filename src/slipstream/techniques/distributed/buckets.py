@@ -1,0 +1,46 @@
+"""Buckets of gradients handed to one thread, which communicates them in order.
+
+DDP calls a hook for every bucket while the backward pass goes on; the thread works on one after
+the other. At the last bucket the hook waits for all of them, so that what failed is raised by
+``backward`` itself, as what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+
+class BucketThread:
+    """The thread, and the buckets of this step that it was given."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"slipstream-{name}")
+        self._pending: list[Future[None]] = []
+
+    def submit(
+        self, flat: torch.Tensor, work: Callable[[], None], last: bool
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Do `work` on a bucket's buffer after all before it; with the last one, wait for all.
+
+        Returns:
+            What a hook returns: `flat`, once it is done.
+
+        Raises what failed.
+        """
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def task() -> None:
+            work()
+            result.set_result(flat)
+
+        self._pending.append(self._thread.submit(task))
+        if last:
+            pending, self._pending = self._pending, []
+            errors = [one.exception() for one in pending]
+            for error in errors:
+                if error is not None:
+                    raise error
+        return result

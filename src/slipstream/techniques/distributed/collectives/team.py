@@ -1,0 +1,146 @@
+"""The processes that call a collective of ours: a group with limits, and what they agree on first.
+
+A rank that calls with another shape, dtype or settings, or another collective, would send more than
+the others have room for, and gloo ends a process that is sent too much. So everybody first says
+what it is about to do; who differs is named on all ranks, and nothing has been sent.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.techniques.distributed.parameters import DTYPES
+from slipstream.techniques.distributed.ranks import CommunicationError, Ranks
+
+TIMEOUT_S = 20.0
+PATIENCE_S = 5.0
+_SAID = ("collective", "dtype", "settings", "shape", "length")
+_T = TypeVar("_T")
+
+
+class Team:
+    """Processes that communicate by messages; a failure is named on all of them.
+
+    Args:
+        group: whose ranks; None: all. A group of gloo is made beside it.
+        timeout_s: how long a rank waits for the others in one communication.
+        patience_s: how long, after a failure, all are given to say that they live.
+
+    Raises:
+        UsageError: no process group is initialised.
+        CommunicationError: the ranks could not be connected.
+    """
+
+    def __init__(
+        self, group: Any = None, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S,
+        name: str = "collectives",
+    ) -> None:  # fmt: skip
+        need_processes(name)
+        for argument, value in (("timeout_s", timeout_s), ("patience_s", patience_s)):
+            if not 0.0 < value < float("inf"):
+                raise InvalidArgumentError(argument, f"{value} is not a time to wait")
+        parent = group if group is not None else dist.group.WORLD
+        members = "-".join(map(str, dist.get_process_group_ranks(parent)))
+        number = _made[(name, members)] = _made.get((name, members), 0) + 1
+        self.ranks = Ranks(parent, timeout_s, patience_s, f"{name}{number}/{members}")
+        self.wire = self.ranks.wire
+
+    def alike(self, what: str, tensor: torch.Tensor, settings: str = "") -> None:
+        """Raise unless all ranks do `what`, with as many numbers of one shape, dtype and settings.
+
+        Raises:
+            CommunicationError: on every rank, naming those that differ from rank 0.
+        """
+        _need_equal(self.say(what, tensor, settings), (3, 4))
+
+    def say(self, what: str, tensor: torch.Tensor, settings: str = "") -> list[list[int]]:
+        """What every rank is about to do: collective, dtype, settings, shape, length; as numbers.
+
+        Raises:
+            CommunicationError: on every rank, where the first three differ.
+        """
+        ours = torch.tensor(
+            [_number(what), DTYPES.index(tensor.dtype), _number(settings),
+             _number(str(list(tensor.shape))), tensor.numel()]
+        )  # fmt: skip
+        if self.wire.size == 1:
+            return [ours.tolist()]
+        rows = torch.empty((self.wire.size, len(ours)), dtype=torch.int64)
+        self.run(what, lambda: dist.all_gather(list(rows), ours, group=self.wire.group))
+        found: list[list[int]] = rows.tolist()
+        _need_equal(found, (0, 1, 2))
+        return found
+
+    def run(self, what: str, work: Callable[[], _T]) -> _T:
+        """What `work`, which communicates, returns.
+
+        Raises:
+            CommunicationError: a rank ended, hung, or does something else.
+        """
+        self.ranks.need_alive()
+        try:
+            return work()
+        except RuntimeError as error:
+            raise self.ranks.explain(error, what) from error
+
+
+_made: dict[tuple[str, str], int] = {}
+_teams: dict[tuple[int, ...], tuple[Any, Team]] = {}
+
+
+def team_of(group: Any) -> Team:
+    """The team that functions use for a group; made at its first use, by all its ranks."""
+    need_processes("collectives")
+    parent = group if group is not None else dist.group.WORLD
+    members = tuple(dist.get_process_group_ranks(parent))
+    known = _teams.get(members)
+    if known is None or known[0] is not parent:
+        known = _teams[members] = (parent, Team(parent))
+    return known[1]
+
+
+def need_processes(name: str) -> None:
+    """Raise a `UsageError` unless a process group is initialised."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UsageError(
+            f"{name} needs a process group",
+            remedy="torch.distributed.init_process_group('gloo'), in processes of torchrun",
+        )
+
+
+def need_dense(tensor: Any, argument: str = "tensor") -> torch.Tensor:
+    """`tensor`, if its numbers can be exchanged.
+
+    Raises:
+        InvalidArgumentError: it is none, or not dense, floating and on a processor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(argument, f"is a {type(tensor).__name__}, not a tensor")
+    if tensor.layout != torch.strided or tensor.dtype not in DTYPES or tensor.device.type != "cpu":
+        raise InvalidArgumentError(
+            argument, f"it is {tensor.dtype}, {tensor.layout}, on {tensor.device}",
+            remedy="dense float32, float64, float16 or bfloat16 on a processor",
+        )  # fmt: skip
+    return tensor
+
+
+def _number(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def _need_equal(rows: list[list[int]], columns: tuple[int, ...]) -> None:
+    """Raise a `CommunicationError` that names the ranks whose row differs from the first."""
+    for column in columns:
+        other = tuple(rank for rank, row in enumerate(rows) if row[column] != rows[0][column])
+        if other:
+            raise CommunicationError(
+                f"rank {', '.join(map(str, other))} called with another {_SAID[column]} than "
+                "rank 0; nothing was exchanged",
+                ranks=other, remedy="the same collective on all ranks, of tensors alike",
+            )  # fmt: skip

@@ -1,0 +1,180 @@
+"""powersgd: gradient matrices as a product of two thin ones, by one step of power iteration.
+
+Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.compression.compressor import (
+    Exchange,
+    Message,
+    Reduce,
+    sections,
+)
+from slipstream.techniques.distributed.compression.technique import CompressionTechnique
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
+
+# A matrix is compressed if its factors are at least this much smaller.
+_LEAST_GAIN = 2.0
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A parameter seen as a matrix: its first dimension by all others."""
+
+    name: str
+    offset: int
+    rows: int
+    columns: int
+    rank: int
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Its part of a bucket, [rows, columns]."""
+        part = flat[self.offset : self.offset + self.rows * self.columns]
+        return part.view(self.rows, self.columns)
+
+    def thin(self, factor: torch.Tensor) -> torch.Tensor:
+        """A factor of so many numbers as [rank, rows or columns]."""
+        return factor.view(self.rank, -1)
+
+
+@dataclass(frozen=True)
+class LowRank(CompressionTechnique):
+    """What ways to send thin factors share: which matrices are worth it, and what is kept of them.
+
+    Attributes:
+        rank: columns of the factors.
+        start: steps at the beginning that are exchanged as they are, while gradients are large.
+        seed: of the first factor; the same on all workers.
+    """
+
+    rank: int = 4
+    start: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise InvalidArgumentError(f"{self.name}:rank", f"{self.rank} is less than 1")
+        if self.start < 0:
+            raise InvalidArgumentError(f"{self.name}:start", f"{self.start} is negative")
+
+    def matrices(self, layout: Layout) -> tuple[list[Matrix], list[tuple[int, int]]]:
+        """What is compressed, and (offset, length) of what is not."""
+        found, plain = [], []
+        for name, shape, span in zip(layout.names, layout.shapes, layout.spans, strict=True):
+            offset, count = span
+            rows = shape[0] if shape else 1
+            columns = count // rows if rows else 0
+            rank = min(self.rank, rows, columns)
+            if rank and (rows + columns) * rank * _LEAST_GAIN < count:
+                found.append(Matrix(name, offset, rows, columns, rank))
+            else:
+                plain.append(span)
+        return found, plain
+
+    def kept(self, matrix: Matrix, memory: Memory, length: int) -> torch.Tensor:
+        """The last factor, [rank, length]; rows that are zero would stay so, and are drawn."""
+        import torch
+
+        known = memory.vectors.get(matrix.name)
+        if known is not None and known.shape == (matrix.rank, length):
+            if bool(known[:, 0].all()):
+                return known
+            lost = ~known.any(1)
+            if not bool(lost.any()):
+                return known
+        else:
+            known, lost = None, torch.ones(matrix.rank, dtype=torch.bool)
+        drawn = torch.Generator().manual_seed(self.seed + zlib.crc32(matrix.name.encode()))
+        fresh = torch.randn(matrix.rank, length, generator=drawn)
+        return fresh if known is None else torch.where(lost[:, None], fresh, known)
+
+
+@dataclass(frozen=True)
+class PowerSGD(LowRank):
+    """P = M Q, added up; its columns made orthonormal; Q = M^T P, added up; the mean is P Q^T.
+
+    Q starts from that of the last step. Vectors, and matrices too small to gain, go as they are
+    along with P.
+
+    Attributes:
+        rank: columns of P and Q.
+        start: steps at the beginning that are exchanged as they are, while gradients are large.
+        seed: of the first Q; the same on all workers.
+    """
+
+    name: ClassVar[str] = "powersgd"
+    variants: ClassVar[tuple[str, ...]] = ("powersgd:1", "powersgd:4", "powersgd:16")
+
+    def messages(self, layout: Layout) -> list[Message]:
+        """P with what is not compressed, then Q."""
+        matrices, plain = self.matrices(layout)
+        first = sum(m.rank * m.rows for m in matrices) + sum(count for _, count in plain)
+        second = sum(m.rank * m.columns for m in matrices)
+        return [Message("all_reduce", 4 * count) for count in (first, second) if count]
+
+    def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
+        """Two all-reduces; one where no matrix is large enough."""
+        import torch
+
+        from slipstream.techniques.distributed.compression import kernels
+
+        matrices, plain = self.matrices(bucket.layout)
+        residual = memory.residual(bucket.layout)
+        sizes = [m.rank * m.rows for m in matrices]
+        first = torch.empty(sum(sizes) + sum(count for _, count in plain))
+        *factors, rest = sections(first, [*sizes, first.numel() - sum(sizes)])
+        if sound:
+            for matrix, p in zip(matrices, factors, strict=True):
+                q = self.kept(matrix, memory, matrix.columns)
+                kernels.project(matrix.of(bucket.flat), matrix.of(residual), q, matrix.thin(p))
+            parts = sections(rest, [count for _, count in plain])
+            for part, (at, count) in zip(parts, plain, strict=True):
+                part.copy_(bucket.flat[at : at + count])
+        else:
+            first.fill_(math.nan)
+        first = yield Reduce(first)
+        *factors, rest = sections(first, [*sizes, first.numel() - sum(sizes)])
+        if not kernels.finite(first):
+            for matrix in matrices if sound else ():
+                matrix.of(residual).sub_(matrix.of(bucket.flat))
+            return False
+        if matrices:
+            yield from self._second(bucket, memory, workers, matrices, factors)
+        parts = sections(rest, [count for _, count in plain])
+        for part, (at, count) in zip(parts, plain, strict=True):
+            torch.div(part, workers, out=bucket.flat[at : at + count])
+        return True
+
+    def _second(
+        self, bucket: Bucket, memory: Memory, workers: int, matrices: list[Matrix],
+        factors: list[torch.Tensor],
+    ) -> Exchange:  # fmt: skip
+        import torch
+
+        from slipstream.techniques.distributed.compression import kernels
+
+        residual = memory.residual(bucket.layout)
+        sizes = [m.rank * m.columns for m in matrices]
+        second = torch.empty(sum(sizes))
+        lefts = [p.view(m.rank, m.rows) for m, p in zip(matrices, factors, strict=True)]
+        for matrix, p, q in zip(matrices, lefts, sections(second, sizes), strict=True):
+            kernels.orthonormalise(p)
+            kernels.project_back(matrix.of(residual), p, matrix.thin(q))
+        second = (yield Reduce(second)).div_(workers)
+        for matrix, p, q in zip(matrices, lefts, sections(second, sizes), strict=True):
+            right = q.view(matrix.rank, matrix.columns)
+            kernels.reconstruct(p, right, matrix.of(residual), matrix.of(bucket.flat))
+            memory.vectors[matrix.name] = right
+        return True

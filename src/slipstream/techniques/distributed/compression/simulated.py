@@ -1,0 +1,113 @@
+"""Workers simulated in one process: what compression does to training, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
+from slipstream.techniques.distributed.compression.compressor import (
+    Compressor,
+    Exchange,
+    Gather,
+    Reduce,
+    dense,
+    mean,
+)
+
+
+def exchange_all(exchanges: Sequence[Exchange]) -> list[bool]:
+    """Run the workers' exchanges in step with each other; what each returned."""
+    results: list[bool] = [False] * len(exchanges)
+    answers: list[torch.Tensor | None] = [None] * len(exchanges)
+    while True:
+        requests: list[Reduce | Gather] = []
+        for worker, exchange in enumerate(exchanges):
+            try:
+                requests.append(exchange.send(answers[worker]))  # type: ignore[arg-type]
+            except StopIteration as done:
+                results[worker] = bool(done.value)
+        if not requests:
+            return results
+        if len(requests) < len(exchanges):
+            raise AssertionError("workers ask for different numbers of collectives")
+        answers = list(_communicate(requests))
+
+
+def _communicate(requests: Sequence[Reduce | Gather]) -> Sequence[torch.Tensor]:
+    tensors = [request.tensor for request in requests]
+    if isinstance(requests[0], Gather):
+        everybody = torch.stack(tensors)
+        return [everybody] * len(tensors)
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    for tensor in tensors:
+        tensor.copy_(total)
+    return tensors
+
+
+class SimulatedWorkers:
+    """Data-parallel workers that share one model and take turns.
+
+    Each turn is a worker's backward pass, then `collect`; when all had theirs, `reduce` gives the
+    parameters the gradients that training on so many machines would have.
+
+    Args:
+        model: float32 on a processor.
+        compressor: settings; None for exact means.
+        workers: how many.
+
+    Raises:
+        InvalidArgumentError: fewer than one worker.
+    """
+
+    def __init__(self, model: torch.nn.Module, compressor: Compressor | None, workers: int) -> None:
+        if workers < 1:
+            raise InvalidArgumentError("workers", f"{workers} is less than 1")
+        self.compressor = compressor
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.layout = Layout.of({n: tuple(p.shape) for n, p in self.parameters.items()})
+        self.memories = [Memory() for _ in range(workers)]
+        self._turns: list[Bucket] = []
+
+    def collect(self) -> None:
+        """Take the gradients of the parameters as the next worker's, and clear them."""
+        flat = torch.zeros(self.layout.numel)
+        idle = []
+        for (name, parameter), (at, count) in zip(
+            self.parameters.items(), self.layout.spans, strict=True
+        ):
+            if parameter.grad is None or not parameter.grad.any():
+                idle.append(name)
+            else:
+                flat[at : at + count] = parameter.grad.reshape(-1)
+            parameter.grad = None
+        self._turns.append(Bucket(flat, self.layout, tuple(idle)))
+
+    def reduce(self) -> None:
+        """Give the parameters the mean gradient, as it arrives.
+
+        Raises:
+            InvalidArgumentError: not all workers had their turn.
+        """
+        turns, workers = self._turns, len(self.memories)
+        if len(turns) != workers:
+            raise InvalidArgumentError("workers", f"{len(turns)} of {workers} had their turn")
+        self._turns = []
+        pairs = list(zip(turns, self.memories, strict=True))
+        chosen = self.compressor
+        if chosen is None or self.memories[0].step < chosen.start:
+            exchange_all([dense(bucket, workers) for bucket, _ in pairs])
+        else:
+            exchange_all([mean(chosen, bucket, memory, workers) for bucket, memory in pairs])
+        for memory in self.memories:
+            memory.step += 1
+        unused = set.intersection(*(set(bucket.idle) for bucket in turns))
+        for (name, parameter), (at, count) in zip(
+            self.parameters.items(), self.layout.spans, strict=True
+        ):
+            if name not in unused:
+                parameter.grad = turns[0].flat[at : at + count].view_as(parameter).clone()

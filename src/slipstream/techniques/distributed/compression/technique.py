@@ -1,0 +1,73 @@
+"""The part of the Technique protocol that all ways to compress share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from slipstream.errors import WorkloadError
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage
+from slipstream.techniques.distributed.compression import prediction
+from slipstream.techniques.distributed.compression.compressor import Compressor
+
+if TYPE_CHECKING:
+    from slipstream.durations import Question
+    from slipstream.graph import Graph
+    from slipstream.workload import Built, Workload
+
+NAMES = frozenset({"acp", "block_int", "cast", "powersgd", "randomk", "sign", "topk"})
+
+
+class CompressionTechnique(Compressor):
+    """A way to compress, as a technique on top of ``ddp``."""
+
+    # Of a step that is shared among workers already.
+    stage: ClassVar[int] = Stage.DISTRIBUTION + 1
+    conflicts: ClassVar[frozenset[str]] = frozenset()
+    clock: ClassVar[str] = "wall"
+    compresses: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.conflicts = NAMES - {getattr(cls, "name", "")}
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why nothing of the step can be compressed."""
+        return prediction.why_not(self, graph)
+
+    def questions(self, graph: Graph) -> Sequence[Question]:
+        """Each bucket's encoding and decoding."""
+        return prediction.questions(self, graph)
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Encode, transfer and decode in place of each bucket's all-reduce."""
+        return prediction.predict(self, graph, context)
+
+    def apply(self, built: Built) -> None:
+        """Put the hook on a model that is in DDP already.
+
+        Raises:
+            WorkloadError: it is not.
+        """
+        from torch.nn.parallel import DistributedDataParallel
+
+        from slipstream.techniques.distributed.compression.hook import compress
+
+        if not isinstance(built.model, DistributedDataParallel):
+            raise WorkloadError(
+                f"{self.name} needs a model in DistributedDataParallel",
+                remedy=f"ddp:workers=2+{self}, in as many processes",
+            )
+        compress(built.model, self)
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Another sequence of updates; see the card for accuracy at equal steps."""
+        return Quality(QualityKind.NEEDS_TRAINING, "the mean gradient is approximated")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """One line after the model is in DDP, to be placed by hand."""
+        return CodeChange(
+            "",
+            "after model = DistributedDataParallel(model), by hand:\n"
+            f'    slipstream.distributed.compress(model, "{self}")',
+        )

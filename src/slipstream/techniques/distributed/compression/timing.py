@@ -1,0 +1,66 @@
+"""What the micro-benchmark runs for ``slipstream::compression``: one bucket's exchange, alone.
+
+What would be communicated comes back at once, as if all workers had sent the same; so it is the
+encoding and decoding alone that are timed, Python included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slipstream.graph import Call
+from slipstream.techniques.distributed.compression.compressor import Compressor
+
+OP = "slipstream::compression"
+
+
+def exchange_call(
+    compressor: Compressor, shapes: Sequence[tuple[int, ...]], workers: int, part: str
+) -> Call:
+    """One bucket's work on one worker: to be asked of `slipstream.durations`.
+
+    Args:
+        shapes: of the gradients in the bucket.
+        part: ``all`` of it, or what comes before the last communication: ``encode``.
+    """
+    return Call(f"{OP}()", (str(compressor), tuple(shapes), workers, part))
+
+
+def timer(call: Call) -> Callable[[], object]:
+    """The exchange as a function of nothing, on random numbers."""
+    import torch
+
+    from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
+    from slipstream.techniques.distributed.compression.compressor import Gather, mean
+    from slipstream.techniques.distributed.compression.hook import settings_of
+
+    text, shapes, workers, part = call.arguments
+    compressor = settings_of(text)
+    assert isinstance(compressor, Compressor)
+    layout = Layout.of({f"p{n}": tuple(shape) for n, shape in enumerate(shapes)})
+    # As gradients are: parameters differ in size by orders of magnitude, numbers are normal.
+    drawn = torch.Generator().manual_seed(0)
+    flat = torch.randn(layout.numel, generator=drawn)
+    for number, (at, count) in enumerate(layout.spans):
+        flat[at : at + count] *= 10.0 ** -(number % 3)
+    memory, pattern = Memory(), flat.clone()
+
+    def run(last: int | None) -> int:
+        # What the backward pass leaves is there; what an exchange leaves would not be it.
+        exchange = mean(compressor, Bucket(pattern, layout), memory, workers)
+        answer, requests = None, 0
+        try:
+            while True:
+                request = exchange.send(answer)  # type: ignore[arg-type]
+                requests += 1
+                if requests == last:
+                    exchange.close()
+                    return requests
+                answer = request.tensor
+                if isinstance(request, Gather):
+                    answer = answer[None].expand(workers, -1)
+        except StopIteration:
+            return requests
+
+    requests = run(None)
+    return lambda: run(None if part == "all" else requests)

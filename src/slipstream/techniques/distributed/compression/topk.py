@@ -1,0 +1,138 @@
+"""topk and randomk: some numbers of each bucket as they are; the others are kept for later.
+
+Sources: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017;
+Stich et al., "Sparsified SGD with Memory", NeurIPS 2018.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.compression.compressor import (
+    Exchange,
+    GatheringCompressor,
+    Message,
+    Reduce,
+    sections,
+)
+from slipstream.techniques.distributed.compression.technique import CompressionTechnique
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
+
+
+def _checked_ratio(name: str, ratio: float) -> None:
+    if not 0.0 < ratio <= 1.0:
+        raise InvalidArgumentError(f"{name}:ratio", f"{ratio} is not in (0, 1]")
+
+
+@dataclass(frozen=True)
+class TopK(CompressionTechnique, GatheringCompressor):
+    """The numbers of largest magnitude in each bucket, with their indices; exact.
+
+    Attributes:
+        ratio: how many of the bucket's numbers are sent, as a share.
+    """
+
+    name: ClassVar[str] = "topk"
+    variants: ClassVar[tuple[str, ...]] = ("topk:0.1", "topk:0.01")
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        _checked_ratio("topk", self.ratio)
+
+    def count(self, layout: Layout) -> int:
+        """How many numbers are sent of a bucket."""
+        return min(layout.numel, max(1, math.ceil(self.ratio * layout.numel)))
+
+    def payload_bytes(self, layout: Layout) -> int:
+        """Values and indices, 4 bytes each."""
+        return 8 * self.count(layout)
+
+    def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
+               payload: torch.Tensor) -> None:  # fmt: skip
+        """See `kernels.top`."""
+        from slipstream.techniques.distributed.compression import kernels
+
+        kernels.top(gradient, residual, *self._parts(payload))
+
+    def decode(self, payload: torch.Tensor, layout: Layout, out: torch.Tensor, weight: float,
+               add: bool) -> None:  # fmt: skip
+        """See `kernels.scatter`."""
+        from slipstream.techniques.distributed.compression import kernels
+
+        if not add:
+            out.zero_()
+        kernels.scatter(*self._parts(payload), out, weight)
+
+    @staticmethod
+    def _parts(payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        indices, values = sections(payload, (payload.numel() // 2, payload.numel() // 2))
+        return indices.view(torch.int32), values.view(torch.float32)
+
+
+@dataclass(frozen=True)
+class RandomK(CompressionTechnique):
+    """Random runs of numbers, the same on all workers: no indices, and they can be added up.
+
+    Attributes:
+        ratio: how many of the bucket's numbers are sent, as a share.
+        block: numbers in a run.
+        seed: of which runs; the same on all workers.
+    """
+
+    name: ClassVar[str] = "randomk"
+    ratio: float = 0.01
+    block: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _checked_ratio("randomk", self.ratio)
+        if self.block < 1:
+            raise InvalidArgumentError("randomk:block", f"{self.block} is not a length")
+
+    def _runs(self, layout: Layout) -> tuple[int, int]:
+        """How many are sent, and of how many."""
+        runs = -(-layout.numel // self.block)
+        return min(runs, max(1, math.ceil(self.ratio * runs))), runs
+
+    def messages(self, layout: Layout) -> list[Message]:
+        """One all-reduce of the values; the last run may be shorter."""
+        return [Message("all_reduce", 4 * min(layout.numel, self.block * self._runs(layout)[0]))]
+
+    def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
+        """Runs are drawn anew in every step, from seed, step and the bucket's first name."""
+        import numpy as np
+        import torch
+
+        from slipstream.techniques.distributed.compression import kernels
+
+        chosen, runs = self._runs(bucket.layout)
+        named = zlib.crc32(bucket.layout.names[0].encode())
+        drawn = np.random.default_rng([self.seed, memory.step, named])
+        starts = np.sort(drawn.choice(runs, chosen, replace=False)) * self.block
+        places = (starts[:, None] + np.arange(self.block)).reshape(-1)
+        indices = torch.from_numpy(places[places < bucket.layout.numel])
+        residual = memory.residual(bucket.layout)
+        if sound:
+            residual += bucket.flat
+            own = residual[indices]
+        else:
+            own = torch.full((len(indices),), math.nan)
+        summed = yield Reduce(own.clone())
+        if not kernels.finite(summed):
+            if sound:
+                residual -= bucket.flat
+            return False
+        residual[indices] = 0.0
+        bucket.flat.zero_()
+        bucket.flat[indices] = summed / workers
+        return True

@@ -1,0 +1,196 @@
+"""Replicas that average their gradients: DistributedDataParallel.
+
+Gradients are gathered in buckets in the order in which they become ready; a bucket that is full is
+all-reduced while the backward pass goes on; the update waits for the last one. What is predicted is
+the step of one worker, which stands for all of them. Source: Li et al., VLDB 2020, 2006.15704.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from slipstream.durations import Question
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Call, Editor, Graph, Kind, Role, StepPhase, TensorSpec, insert_exchange
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context
+from slipstream.techniques.distributed.gradients import (
+    FIRST_BUCKET_BYTES,
+    Gradient,
+    buckets,
+    gradients,
+    last_backward,
+)
+from slipstream.techniques.distributed.workers import Spreads, need_cluster, need_workers, shared
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Group
+    from slipstream.workload import Built, Workload
+
+_COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
+_MIB = 1 << 20
+_DEFAULT_MIB = 25.0
+# Bytes a second of a copy that nobody timed.
+_ASSUMED_COPY = 5e9
+
+
+@dataclass(frozen=True)
+class DDP(Spreads):
+    """`workers` replicas, each with its own batch; gradients in buckets of `bucket_mb` MiB.
+
+    Attributes:
+        workers: replicas, on the first so many devices of the cluster.
+        bucket_mb: as ``bucket_cap_mb``; the default has a first bucket of 1 MiB besides.
+        algo: of the all-reduce, see `slipstream.cluster.Collective`.
+        jitter: standard deviation of one worker's computing time between steps, relative to it;
+            every step waits for the slowest worker.
+    """
+
+    workers: int = 2
+    bucket_mb: float = _DEFAULT_MIB
+    algo: str = "auto"
+    jitter: float = 0.0
+
+    name: ClassVar[str] = "ddp"
+    updates: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        need_workers(self.name, self.workers)
+        if not (math.isfinite(self.bucket_mb) and self.bucket_mb > 0):
+            raise InvalidArgumentError(
+                "ddp:bucket_mb", f"{self.bucket_mb} is not a size", remedy="as ddp:bucket_mb=25"
+            )
+        if not 0 <= self.jitter < 1:
+            raise InvalidArgumentError(
+                "ddp:jitter", f"{self.jitter} is not between 0 and 1", remedy="as ddp:jitter=0.03"
+            )
+
+    def questions(self, graph: Graph) -> Sequence[Question]:
+        """Copying each gradient into its bucket, and back."""
+        return [copying(one.spec) for one in gradients(graph)]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Put in copies to and from buckets, an all-reduce a bucket, and the wait for them."""
+        cluster = need_cluster(context, self.name)
+        group = self.place(cluster)
+        edit = Editor(graph, str(self))
+        made = self._buckets(gradients(graph))
+        end = last_backward(graph)
+        filled = [
+            [put_copy(edit, context, one.spec, one.task, "into bucket") for one in bucket]
+            for bucket in made
+        ]
+        if self.jitter:
+            wait_for_slowest(edit, graph, end, self.jitter, self.workers)
+        for bucket, copies in zip(made, filled, strict=True):
+            back = [put_copy(edit, context, one.spec, end, "out of bucket") for one in bucket]
+            insert_exchange(
+                edit,
+                cluster,
+                all_reduce(sum(one.spec.nbytes for one in bucket), group, self.algo),
+                beside=bucket[-1].task,
+                ready=copies[-1],
+                awaited=back[0],
+                tensors=tuple(one.spec for one in bucket),
+                name="all_reduce of gradients",
+            )
+        if len(graph.memory):
+            nbytes = sum(one.spec.nbytes for bucket in made for one in bucket)
+            edit.allocate(nbytes, Role.GRADIENT, -1, -1)
+        edited = edit.apply(
+            f"{self.workers} workers; {len(made)} bucket{'s' * (len(made) != 1)} of gradients"
+        )
+        return shared(edited, self.workers)
+
+    def apply(self, built: Built) -> None:
+        """Wrap the model, in a process that is one of `workers` already.
+
+        Raises:
+            WorkloadError: the process is not one of that many, or there is no model.
+        """
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        if not (dist.is_available() and dist.is_initialized()):
+            raise WorkloadError(
+                f"ddp needs {self.workers} processes, and this is one by itself",
+                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
+            )
+        if dist.get_world_size() != self.workers:
+            raise WorkloadError(
+                f"ddp:workers={self.workers}, but {dist.get_world_size()} processes run"
+            )
+        if built.model is None:
+            raise WorkloadError(
+                "ddp needs the model", remedy="return (model, batch, loss, optimizer)"
+            )
+        cap = None if self.bucket_mb == _DEFAULT_MIB else self.bucket_mb
+        built.model = DistributedDataParallel(built.model, bucket_cap_mb=cap)
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No edit: processes have to be started, and data to be shared out."""
+        return CodeChange(
+            "",
+            f"start the script with torchrun --nproc-per-node {self.workers}, and by hand:\n"
+            "    torch.distributed.init_process_group()\n"
+            "    model = torch.nn.parallel.DistributedDataParallel(model)\n"
+            "    sampler = torch.utils.data.DistributedSampler(dataset)",
+        )
+
+    def _buckets(self, found: Sequence[Gradient]) -> list[list[Gradient]]:
+        most = int(self.bucket_mb * _MIB)
+        first = FIRST_BUCKET_BYTES if self.bucket_mb == _DEFAULT_MIB else most
+        return buckets(found, first, most)
+
+
+def all_reduce(nbytes: float, group: Group, algo: str) -> Any:
+    """The collective that averages a bucket."""
+    from slipstream.cluster import Collective
+
+    return Collective("all_reduce", nbytes, group, algo)
+
+
+def copying(spec: TensorSpec) -> Question:
+    """Copying a gradient that was made a moment ago."""
+    return Question(Call(_COPY, (spec, spec, False), (spec,)), warm=True)
+
+
+def put_copy(
+    edit: Editor, context: Context, spec: TensorSpec, where: int, what: str, *, before: bool = False
+) -> int:
+    """Insert the copy of a gradient after (or before) the task `where`; its handle."""
+    question = copying(spec)
+    known = context.durations.lookup(question)
+    return edit.insert(
+        where,
+        f"copy {what}",
+        spec.nbytes / _ASSUMED_COPY * 1e9 if known is None else known.nanoseconds,
+        Provenance.ASSUMED if known is None else known.provenance,
+        spread=0.5 if known is None else known.spread,
+        call=question.call,
+        before=before,
+    )
+
+
+def wait_for_slowest(edit: Editor, graph: Graph, where: int, jitter: float, workers: int) -> None:
+    """Insert, after the task `where`, what the slowest of `workers` takes longer than a mean one.
+
+    The expected largest of n normal deviates, to within 1 % for n from 2 on (Blom 1958).
+    """
+    from scipy.special import ndtri
+
+    largest = float(ndtri((workers - 0.375) / (workers + 0.25)))
+    computes = np.isin(graph.tasks.phase, (StepPhase.FORWARD, StepPhase.BACKWARD))
+    busy = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[computes].sum())
+    edit.insert(
+        where,
+        "wait for the slowest worker",
+        jitter * largest * busy,
+        Provenance.USER,
+        kind=Kind.WAIT,
+    )

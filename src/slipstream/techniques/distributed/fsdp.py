@@ -1,0 +1,192 @@
+"""Shards instead of replicas: ZeRO 1 to 3, the last of which is fully sharded data parallelism.
+
+Stage 1 shares out the optimizer's state, stage 2 the gradients as well, stage 3 the parameters
+too: each unit of parameters is gathered before the forward pass uses it, again before the backward
+pass, and its gradients are scattered behind it. A unit is gathered while the one before computes.
+Source: Rajbhandari et al., SC 2020, arXiv 1910.02054; Zhao et al., VLDB 2023, arXiv 2304.11277.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from slipstream.cluster import Collective
+from slipstream.durations import Question
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
+from slipstream.technique import CodeChange, Context
+from slipstream.techniques.distributed.ddp import DDP, copying, put_copy
+from slipstream.techniques.distributed.gradients import (
+    Gradient,
+    buckets,
+    first_uses,
+    gradients,
+)
+from slipstream.techniques.distributed.sharded.technique import ShardedUpdate, share, share_update
+from slipstream.techniques.distributed.workers import Spreads, need_cluster, need_workers, shared
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster, Group
+    from slipstream.workload import Built, Workload
+
+_MIB = 1 << 20
+_STAGES = (1, 2, 3)
+# The unit that computes and the one that is gathered meanwhile.
+_GATHERED_AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class FSDP(Spreads):
+    """`workers` that share out the optimizer's state (stage 1), gradients (2), parameters (3).
+
+    Attributes:
+        unit_mb: parameters that are gathered together, in MiB; by hand a unit is what
+            ``fully_shard`` is called on.
+    """
+
+    workers: int = 2
+    stage_: int = 3
+    unit_mb: float = 25.0
+
+    name: ClassVar[str] = "fsdp"
+    # Of several batches each would have its parameters gathered; it is not predicted.
+    conflicts: ClassVar[frozenset[str]] = frozenset({"accumulation", "sharded_update"})
+
+    def __post_init__(self) -> None:
+        need_workers(self.name, self.workers)
+        if self.stage_ not in _STAGES:
+            raise InvalidArgumentError(
+                "fsdp:stage", f"{self.stage_} is none of 1, 2, 3", remedy="as fsdp:4,stage=3"
+            )
+        if not 0 < self.unit_mb < float("inf"):
+            raise InvalidArgumentError(
+                "fsdp:unit_mb", f"{self.unit_mb} is not a size", remedy="as fsdp:4,unit_mb=25"
+            )
+
+    def questions(self, graph: Graph) -> Sequence[Question]:
+        """Copying gradients and parameters between tensors and flat buffers."""
+        return [copying(one.spec) for one in gradients(graph)]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Stages 1 and 2 from replicas; stage 3 gathers and scatters by units."""
+        cluster = need_cluster(context, self.name)
+        if self.stage_ < 3:
+            replicas = DDP(self.workers).predict(graph, context)
+            made = ShardedUpdate().predict(replicas, context)
+            if self.stage_ == 1:
+                return made
+            edit = Editor(made, str(self))
+            share(edit, made, self.workers, Role.GRADIENT)
+            return edit.apply("each worker keeps its share of the gradients")
+        return self._fully(graph, context, cluster)
+
+    def _fully(self, graph: Graph, context: Context, cluster: Cluster) -> Graph:
+        group, edit = self.place(cluster), Editor(graph, str(self))
+        limit = int(self.unit_mb * _MIB)
+        # In the order of the forward pass: that of gradients turned round.
+        units = buckets(gradients(graph), limit, limit)[::-1]
+        forward = _begins(graph, units, StepPhase.FORWARD)
+        backward = _begins(graph, units[::-1], StepPhase.BACKWARD)[::-1]
+        update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
+        begin = int(np.flatnonzero(graph.tasks.phase == StepPhase.FORWARD)[0])
+        order = [(forward[n], n) for n in range(len(units))]
+        # The last unit is still there when the backward pass begins with it.
+        order += [(backward[n], n) for n in range(len(units) - 2, -1, -1)]
+        starts = [begin, *(start for start, _ in order)]
+        for place, (start, number) in enumerate(order):
+            # Gathered while the unit before it computes; the first, when the update is over.
+            released = max(starts[max(place - 1, 0)] - 1, -1)
+            self._gather(
+                edit, cluster, context, units[number], group, start,
+                released if place and released >= begin else int(update[-1]),
+                0 if place and released >= begin else 1,
+            )  # fmt: skip
+        behind = update[update > max(one.task for unit in units for one in unit)]
+        # An update that comes first in the step is that of the gradients before it.
+        awaited, lag = (int(behind[0]), 0) if len(behind) else (int(update[0]), 1)
+        for unit in units[::-1]:
+            self._scatter(edit, cluster, context, unit, group, awaited, lag)
+        share_update(edit, graph, self.workers)
+        share(edit, graph, self.workers, Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER)
+        if len(graph.memory):
+            sizes = sorted(sum(one.spec.nbytes for one in unit) for unit in units)
+            edit.allocate(sum(sizes[-_GATHERED_AT_ONCE:]) + sizes[-1], Role.PARAMETER, -1, -1)
+        edited = edit.apply(
+            f"{self.workers} workers; {len(units)} unit{'s' * (len(units) != 1)} of parameters "
+            "gathered twice, gradients scattered"
+        )
+        return shared(edited, self.workers)
+
+    def _gather(
+        self, edit: Editor, cluster: Cluster, context: Context, unit: Sequence[Gradient],
+        group: Group, start: int, ready: int, ready_lag: int,
+    ) -> None:  # fmt: skip
+        copies = [
+            put_copy(edit, context, one.spec, start, "out of gathered unit", before=True)
+            for one in unit
+        ]
+        insert_exchange(
+            edit, cluster, Collective("all_gather", _nbytes(unit), group),
+            beside=max(start - 1, 0) if ready_lag else ready, ready=ready, ready_lag=ready_lag,
+            awaited=copies[0],
+            name="all_gather of parameters",
+        )  # fmt: skip
+
+    def _scatter(
+        self, edit: Editor, cluster: Cluster, context: Context, unit: Sequence[Gradient],
+        group: Group, awaited: int, lag: int,
+    ) -> None:  # fmt: skip
+        last = unit[-1].task
+        copies = [put_copy(edit, context, one.spec, last, "into unit to scatter") for one in unit]
+        insert_exchange(
+            edit, cluster, Collective("reduce_scatter", _nbytes(unit), group),
+            beside=last, ready=copies[-1], awaited=awaited, lag=lag,
+            tensors=tuple(one.spec for one in unit), name="reduce_scatter of gradients",
+        )  # fmt: skip
+
+    def apply(self, built: Built) -> None:
+        """Shard the model, in a process that is one of `workers` already.
+
+        Raises:
+            WorkloadError: the process is not one of that many, or stages that are not FSDP's.
+        """
+        import torch.distributed as dist
+
+        there = dist.is_available() and dist.is_initialized()
+        if not there or dist.get_world_size() != self.workers:
+            raise WorkloadError(
+                f"fsdp needs {self.workers} processes",
+                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
+            )
+        raise WorkloadError(
+            "fsdp: parameters have to be sharded before the optimizer is made",
+            remedy="in your script: fully_shard(model), then the optimizer",
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No edit: which modules are units is for the author to say."""
+        return CodeChange(
+            "",
+            f"start the script with torchrun --nproc-per-node {self.workers}, and by hand, before "
+            "the optimizer is made:\n    for block in model.blocks:\n        fully_shard(block)\n"
+            "    fully_shard(model)",
+        )
+
+
+def _nbytes(unit: Sequence[Gradient]) -> int:
+    return sum(one.spec.nbytes for one in unit)
+
+
+def _begins(graph: Graph, units: Sequence[Sequence[Gradient]], phase: StepPhase) -> list[int]:
+    """Where the computation of each unit begins, never before that of the unit before it."""
+    uses = first_uses(graph, phase)
+    first = min(uses.values())
+    found: list[int] = []
+    for unit in units:
+        known = [uses[one.module] for one in unit if one.module in uses]
+        found.append(max([*found[-1:], min(known, default=first)]))
+    return found

@@ -1,0 +1,1 @@
+"""Gradients in slices, the most urgent first: see `wrapper.PriorityDDP` and `technique`."""

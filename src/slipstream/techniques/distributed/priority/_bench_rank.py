@@ -1,0 +1,218 @@
+"""One rank of ``slipstream bench priority``: trains as it is told and says what it took.
+
+Started by `slipstream.cluster.measuring.run_ranks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.cluster.measuring import answer, join, own_interface
+from slipstream.techniques.distributed.bench_models import Tied
+from slipstream.techniques.distributed.priority import trials
+from slipstream.techniques.distributed.priority.workloads import REAL, Emulated, named, real
+from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
+
+_TIMEOUT = timedelta(seconds=300)
+_SAMPLE_S = 0.005
+_WARM = 3
+
+
+def main() -> None:
+    """Join the group, do what is asked, say what was found."""
+    asked = json.load(sys.stdin)
+    _go_first()
+    join(asked, _TIMEOUT)
+    works = {"steps": _steps, "weights": _weights, "tiny": _tiny, "trials": trials.run}
+    what = asked["what"]
+    found = works[what](asked)
+    if what != "trials":
+        dist.barrier()
+    answer(found)
+
+
+def _go_first() -> None:
+    """Before other programs: ranks sleep nearly all the time, and wake when the network says."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+def wrapped(
+    model: nn.Module, optimizer: torch.optim.Optimizer, how: str, **options: Any
+) -> nn.Module:
+    """`how`: ``ddp:MiB`` of a bucket (25: as it comes), ``ORDER:ELEMENTS``, or ``auto``."""
+    name, _, size = how.partition(":")
+    if name == "ddp":
+        cap = None if float(size) == 25.0 else float(size)
+        return DistributedDataParallel(model, bucket_cap_mb=cap, **options)
+    return PriorityDDP(model, optimizer, order=name, slice_elems=int(size) if size else "auto")
+
+
+def _steps(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each method: times of steps, and what was predicted for them."""
+    return [_steps_of(how, asked) for how in asked["methods"]]
+
+
+def _steps_of(how: str, asked: dict[str, Any]) -> dict[str, Any]:
+    model, x = _model_of(asked)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    one = wrapped(model, optimizer, how)
+
+    def train(steps: int) -> list[float]:
+        times = []
+        for _ in range(steps):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            one(x).square().mean().backward()
+            optimizer.step()
+            times.append(time.perf_counter() - began)
+        return times
+
+    while isinstance(one, PriorityDDP) and not one.settled:
+        train(1)
+    # DDP rebuilds its buckets in the second step.
+    train(_WARM)
+    dist.barrier()
+    sampler = _Sampler(one)
+    # One more: a step ends where the next one begins to compute.
+    times = train(asked["steps"] + 1)[1:]
+    found = {"how": how, "median_s": statistics.median(times), "sampled": sampler.end()}
+    if isinstance(one, PriorityDDP):
+        chosen = one.plan
+        assert chosen is not None
+        found.update(
+            chosen=chosen.name,
+            predicted=chosen.predicted_s,
+            tried=chosen.measured_s,
+            steps=one._steps,
+        )
+        one.close()
+    return found
+
+
+def _model_of(asked: dict[str, Any]) -> tuple[nn.Module, torch.Tensor]:
+    if asked["workload"] in REAL:
+        return real(asked["workload"])
+    model = Emulated(named(asked["workload"], asked["compute_s"]))
+    return model, torch.zeros(1, requires_grad=True)
+
+
+def _weights(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each optimizer and method: how far the weights are from those of DDP."""
+    found = []
+    for kind in asked["optimizers"]:
+        theirs = _trained("ddp:25", kind, asked["steps"])
+        for how in asked["methods"]:
+            ours = _trained(how, kind, asked["steps"])
+            off = max(float((a - b).abs().max() / b.abs().max()) for a, b in
+                      zip(ours, theirs, strict=True))  # fmt: skip
+            found.append({"how": f"{kind}, {how}", "off": off})
+    return found
+
+
+def _trained(how: str, kind: str, steps: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    rank = dist.get_rank()
+    model = Tied()
+    optimizer: torch.optim.Optimizer
+    if kind == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    else:
+        momentum = 0.9 if kind == "momentum" else 0.0
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=momentum)
+    options = {"find_unused_parameters": True} if how.startswith("ddp") else {}
+    one = wrapped(model, optimizer, how, **options)
+    drawn = torch.Generator().manual_seed(rank)
+    for step in range(steps):
+        optimizer.zero_grad()
+        odd = rank % 2 == 1 and step % 3 > 0
+        one(torch.randn(8, 24, generator=drawn), odd).square().mean().backward()
+        optimizer.step()
+    if isinstance(one, PriorityDDP):
+        one.close()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _tiny(asked: dict[str, Any]) -> list[list[float]]:
+    """Seconds of some steps of each method, turn by turn."""
+    runs = []
+    for how in asked["methods"]:
+        torch.manual_seed(0)
+        # 30 weights and 30 biases.
+        model: nn.Module = nn.Sequential(*[nn.Linear(18, 18) for _ in range(30)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        runs.append((wrapped(model, optimizer, how), optimizer))
+    x = torch.randn(8, 18)
+    for model, optimizer in runs:
+        while isinstance(model, PriorityDDP) and not model.settled:
+            _tiny_step(model, optimizer, x)
+    found: list[list[float]] = []
+    for turn in range(asked["turns"] + 1):
+        row = []
+        # First and second by turns.
+        for model, optimizer in runs if turn % 2 else reversed(runs):
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(asked["steps"] // asked["turns"] + 1):
+                _tiny_step(model, optimizer, x)
+            row.append(time.perf_counter() - began)
+        if turn:
+            found.append(row if turn % 2 else row[::-1])
+    return found
+
+
+def _tiny_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+class _Sampler:
+    """Bytes through the interface while gradients are on their way."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._ended = model, False
+        self._bytes, self._seconds = [0, 0], 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> tuple[list[int], float]:
+        """Bytes received and sent, and seconds, while something was on its way."""
+        self._ended = True
+        self._thread.join()
+        return self._bytes, self._seconds
+
+    def _run(self) -> None:
+        wire = own_interface()
+        before, at, pending = (0, 0), time.perf_counter(), False
+        while not self._ended:
+            time.sleep(_SAMPLE_S)
+            now, then = (wire.received_bytes, wire.sent_bytes), time.perf_counter()
+            still = self._pending()
+            if pending and still:
+                self._bytes = [b + n - o for b, n, o in zip(self._bytes, now, before, strict=True)]
+                self._seconds += then - at
+            before, at, pending = now, then, still
+
+    def _pending(self) -> bool:
+        rounds = getattr(self._model, "_rounds", None)
+        channel = None if rounds is None else rounds.channel
+        # What is ready here and has not arrived: the link has something to do.
+        return channel is not None and any(unit.left and all(unit.handed) for unit in channel.units)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""The channel: slices that wait, are on their way, have arrived; and threads that move them.
+
+A round is one backward pass: every slice is sent once in it, on every rank. An `Order` says which
+slice is next, the same on all ranks. Three threads pass a slice on, so that its second half is on
+the wire while the first half of the next one is: one starts, one adds up, one ends it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from enum import Flag, auto
+from typing import Any, Protocol
+
+from slipstream.techniques.distributed.priority.exchange import Halves
+from slipstream.techniques.distributed.priority.layout import Slice, Unit
+from slipstream.techniques.distributed.ranks import CommunicationError, Ranks
+
+_WHERE = "PriorityDDP"
+
+
+class Half(Flag):
+    """Which halves of an exchange to do."""
+
+    SCATTER = auto()
+    GATHER = auto()
+    BOTH = SCATTER | GATHER
+
+
+class Order(Protocol):
+    """Which slice is sent next: the one thing that all ranks have to agree on."""
+
+    def picks(self, channel: Agreed) -> Iterator[tuple[Slice, Half]]:
+        """All slices of one round, each when there is room for it and it is ready here."""
+
+
+class Channel:
+    """What the training thread hands over and waits for; base of what moves it.
+
+    Args:
+        ranks: who exchanges.
+        units: what is exchanged; already cut in slices.
+        credit_bytes: so much may be on its way at once, and at least one slice.
+    """
+
+    def __init__(self, ranks: Ranks, units: Sequence[Unit], credit_bytes: int) -> None:
+        self.ranks, self.units = ranks, units
+        self.slices = [one for unit in units for one in unit.slices]
+        self.credit_bytes = credit_bytes
+        self.changed = threading.Condition()
+        self.closed = False
+        self._error: CommunicationError | None = None
+        self._failing = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._waiting: list[tuple[int, int]] = []
+        self._ready: set[int] = set()
+        self._rounds = 0
+        self._flying = 0
+
+    # What the training thread calls.
+
+    def begin(self) -> None:
+        """A round begins. The one before has arrived."""
+        with self.changed:
+            self.check()
+            self._ready.clear()
+            self._waiting.clear()
+            self._rounds += 1
+            for unit in self.units:
+                unit.left = len(unit.slices)
+                unit.handed = [False] * len(unit.parameters)
+            self.changed.notify_all()
+
+    def hand_over(self, unit: Unit) -> None:
+        """The unit's buffer is filled; from now on it belongs to the channel, until it arrives."""
+        with self.changed:
+            for one in unit.slices:
+                self._ready.add(one.number)
+                heapq.heappush(self._waiting, (unit.number, one.number))
+            self.changed.notify_all()
+
+    def wait_for(self, units: Sequence[Unit]) -> None:
+        """Until all slices of the units are there.
+
+        Raises:
+            CommunicationError: they will never be.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self._error or not any(unit.left for unit in units))
+            self.check()
+
+    def wait_for_some(self, units: Sequence[Unit]) -> list[Unit]:
+        """Those that have arrived; where none has, the first that does.
+
+        Raises:
+            CommunicationError: none will ever.
+        """
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self._error or any(not unit.left for unit in units) or not units
+            )
+            self.check()
+            return [unit for unit in units if not unit.left]
+
+    def check(self) -> None:
+        """Raise what has gone wrong."""
+        if self._error is not None:
+            raise self._error
+
+    def drain(self) -> None:
+        """Wait until a round that has begun is over, for the others' sake, and close."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: (
+                    self._error
+                    or not (self._flying or any(u.left for u in self.units))
+                    or not self._all_ready()
+                )
+            )
+        self.close()
+
+    def _all_ready(self) -> bool:
+        """Whether the round needs nothing more of this rank's training."""
+        return len(self._ready) == len(self.slices)
+
+    def close(self) -> None:
+        """End the threads. What is on its way is waited for as long as the group's time-out."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    # What the threads call.
+
+    def run(self, *loops: Callable[[], None]) -> None:
+        """A thread for each, until it returns; what one raises is raised by `wait_for`."""
+        for loop in loops:
+            thread = threading.Thread(
+                target=self._guarded, args=(loop,), daemon=True, name="slipstream-priority"
+            )
+            self._threads.append(thread)
+        for thread in self._threads:
+            thread.start()
+
+    def round_begun(self, done: int) -> bool:
+        """Wait until more than `done` rounds have begun; False: the channel closes."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self._error or self._rounds > done)
+            return not (self.closed or self._error) and self._rounds > done
+
+    def most_urgent(self) -> Slice:
+        """Take the most urgent slice that is ready here, when there is one and room for it."""
+        with self.changed:
+            self._until(lambda: bool(self._waiting) and self._has_room())
+            return self.slices[heapq.heappop(self._waiting)[1]]
+
+    def until_ready(self, one: Slice) -> None:
+        """Wait until a slice is ready here."""
+        with self.changed:
+            self._until(lambda: one.number in self._ready)
+
+    def until_room(self) -> None:
+        """Wait until something may be sent."""
+        with self.changed:
+            self._until(self._has_room)
+
+    def departs(self, one: Slice) -> None:
+        """Count it as on its way."""
+        with self.changed:
+            self._flying += one.nbytes
+
+    def lands(self, one: Slice, *, arrived: bool) -> None:
+        """Count it as no longer on its way; `arrived`: it is what it has to be."""
+        with self.changed:
+            self._flying -= one.nbytes
+            one.unit.left -= arrived
+            self.changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will arrive any more: say so to all who wait."""
+        # The first of several threads that fail at once asks the others who is the cause.
+        with self._failing:
+            if self._error is None:
+                found = self.ranks.explain(error, _WHERE)
+                with self.changed:
+                    self._error = found
+                    self.changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return not self._flying or self._flying < self.credit_bytes
+
+    def _until(self, true: Callable[[], bool]) -> None:
+        self.changed.wait_for(lambda: self.closed or self._error or true())
+        if self.closed or self._error:
+            raise Closed
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except Closed:
+            pass
+        except Exception as error:
+            if not self.closed:
+                self.fail(error)
+
+
+class Closed(Exception):  # noqa: N818 - no error: a thread is asked to end
+    """The channel closes, or has failed already."""
+
+
+class Agreed(Channel):
+    """Slices in an order that all ranks agree on."""
+
+    def __init__(
+        self, ranks: Ranks, units: Sequence[Unit], credit_bytes: int, order: Order
+    ) -> None:
+        super().__init__(ranks, units, credit_bytes)
+        self._order = order
+        self._scattered: set[int] = set()
+        self._adding: queue.SimpleQueue[tuple[Slice, Half, Halves] | None] = queue.SimpleQueue()
+        self._ending: queue.SimpleQueue[tuple[Slice, Halves] | None] = queue.SimpleQueue()
+        self.run(self._start_all, self._add_all, self._end_all)
+
+    def until_scattered(self, one: Slice) -> None:
+        """Wait until this rank's part of a slice is added up."""
+        with self.changed:
+            self._until(lambda: one.number in self._scattered)
+
+    def _start_all(self) -> None:
+        done = 0
+        try:
+            while self.round_begun(done):
+                done += 1
+                self._scattered.clear()
+                for one, half in self._order.picks(self):
+                    self.departs(one)
+                    halves = self._halves(one)
+                    if Half.SCATTER in half:
+                        halves.start_scatter()
+                        self._adding.put((one, half, halves))
+                    else:
+                        halves.start_gather()
+                        self._ending.put((one, halves))
+        finally:
+            self._adding.put(None)
+
+    def _add_all(self) -> None:
+        try:
+            while (item := self._adding.get()) is not None:
+                one, half, halves = item
+                halves.finish_scatter()
+                if Half.GATHER in half:
+                    halves.start_gather()
+                    self._ending.put((one, halves))
+                else:
+                    with self.changed:
+                        self._scattered.add(one.number)
+                    self.lands(one, arrived=False)
+        finally:
+            self._ending.put(None)
+
+    def _end_all(self) -> None:
+        while (item := self._ending.get()) is not None:
+            one, halves = item
+            halves.finish_gather()
+            self.lands(one, arrived=True)
+
+    def _halves(self, one: Slice) -> Halves:
+        ranks = self.ranks
+        return Halves(one.tensor(), 2 * one.number, ranks.rank, ranks.size, ranks.group)
+
+
+def control_tag(slices: Sequence[Any]) -> int:
+    """A tag that no slice has."""
+    return 2 * len(slices)

@@ -1,0 +1,67 @@
+"""Steps of several plans, timed in turn: what a simulation chose has to hold when it is done.
+
+A plan rests on a link that was measured in a moment, perhaps a bad one. So what was chosen, and
+DistributedDataParallel, both train for some steps; what changes nothing by being slower is left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.techniques.distributed.priority.plan import CLEAR, Plan
+
+# DDP rebuilds its buckets in its second step.
+_WARM, _TIMED = 2, 4
+
+
+@dataclass
+class Contest:
+    """Who trains now, and how long steps took.
+
+    Attributes:
+        plans: in the order in which they train; the last is kept unless another is clearly faster.
+    """
+
+    plans: Sequence[Plan]
+    _stamps: list[float] = field(default_factory=list)
+    _taken_s: list[float] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._stamps.append(time.perf_counter())
+
+    @property
+    def turn_over(self) -> bool:
+        """Whether the plan that trains has had its steps; of the last one the end is not seen."""
+        return len(self._stamps) > _WARM + _TIMED
+
+    @property
+    def over(self) -> bool:
+        """Whether all have had theirs."""
+        return len(self._taken_s) == len(self.plans)
+
+    def next(self) -> None:
+        """The turn of the plan that trains is over."""
+        lengths = [b - a for a, b in itertools.pairwise(self._stamps)]
+        self._taken_s.append(statistics.median(lengths[_WARM:]))
+        self._stamps = []
+
+    @property
+    def current(self) -> Plan:
+        """Whose turn it is."""
+        return self.plans[len(self._taken_s)]
+
+    @property
+    def measured_s(self) -> dict[str, float]:
+        """Seconds of a step, by `Plan.name`."""
+        return {plan.name: s for plan, s in zip(self.plans, self._taken_s, strict=False)}
+
+    def winner(self) -> Plan:
+        """The fastest one; the last one where the fastest is not clearly so."""
+        taken = self._taken_s
+        best = min(range(len(taken)), key=lambda n: taken[n])
+        return self.plans[best if taken[best] < CLEAR * taken[-1] else -1]

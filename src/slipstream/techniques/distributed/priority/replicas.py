@@ -1,0 +1,64 @@
+"""DistributedDataParallel as a plan of `PriorityDDP`: with the same errors and the same limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.techniques.distributed.ranks import Ranks
+
+
+class Buckets:
+    """All-reduces of one backward pass, in a group whose every wait has a limit."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._pending: list[tuple[Any, torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+
+    def submit(self, flat: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket; with the last one, wait for all, so that ``backward`` raises what
+        failed, as what it is.
+
+        Raises:
+            CommunicationError: a rank ended, hung, or does something else.
+        """
+        ranks = self.ranks
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        try:
+            work = dist.all_reduce(flat.mul_(1.0 / ranks.size), group=ranks.group, async_op=True)
+            self._pending.append((work, flat, result))
+            if last:
+                pending, self._pending = self._pending, []
+                for work, of, done in pending:
+                    work.wait()
+                    done.set_result(of)
+        except RuntimeError as error:
+            raise ranks.explain(error, "a bucket of gradients") from error
+        return result
+
+
+def replicated(
+    model: nn.Module, ranks: Ranks, parent: Any, bucket_mb: float | None, unused: bool
+) -> DistributedDataParallel:
+    """`model`, whose weights are equal already, in DistributedDataParallel.
+
+    Args:
+        ranks: communicate buckets.
+        parent: their group, for what DistributedDataParallel says besides.
+        bucket_mb: None: its default.
+        unused: some parameters have no gradient at times.
+    """
+    made = DistributedDataParallel(
+        model, bucket_cap_mb=bucket_mb, process_group=parent, find_unused_parameters=unused,
+        init_sync=False, broadcast_buffers=False,
+    )  # fmt: skip
+    made.register_comm_hook(Buckets(ranks), _mean)
+    return made
+
+
+def _mean(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with types
+    return state.submit(bucket.buffer(), bucket.is_last())

@@ -1,0 +1,195 @@
+"""Gradients sent in slices, the most urgent first: P3, priority-based parameter propagation.
+
+Gradients are made last layer first but needed first layer first, by the next forward pass. They
+are cut in slices, each all-reduced by itself, those of the earliest layer before all others that
+wait; a layer is updated when its slices are there, and the next forward pass waits for each layer,
+not for all of them. Source: Jayarajan et al., SysML 2019, arXiv 1905.03960.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from slipstream.cluster import Collective
+from slipstream.durations import Question
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Editor, Graph, StepPhase, insert_exchange, replay
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context
+from slipstream.techniques.distributed.gradients import (
+    Gradient,
+    first_uses,
+    gradients,
+)
+from slipstream.techniques.distributed.workers import Spreads, need_cluster, need_workers, shared
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster, Group
+    from slipstream.workload import Built, Workload
+
+_TRIED = (12_500, 50_000, 200_000, 800_000, 3_200_000)
+_SMALLEST = 256
+# The update of a layer by itself is timed with the others, and shared out by size.
+_UNSURE = 0.2
+
+
+@dataclass(frozen=True)
+class PrioritySync(Spreads):
+    """`workers` replicas; slices of at most so many elements; 0: what is predicted to be best."""
+
+    workers: int = 2
+    slice_: int = 0
+    algo: str = "auto"
+
+    name: ClassVar[str] = "priority_sync"
+    conflicts: ClassVar[frozenset[str]] = frozenset({"sharded_update"})
+
+    def __post_init__(self) -> None:
+        need_workers(self.name, self.workers)
+        if self.slice_ and self.slice_ < _SMALLEST:
+            raise InvalidArgumentError(
+                "priority_sync:slice", f"{self.slice_} elements are fewer than {_SMALLEST}",
+                remedy="as priority_sync:4,slice=50000; 0 for the best",
+            )  # fmt: skip
+
+    def questions(self, graph: Graph) -> Sequence[Question]:
+        """Nothing: slices are views of the gradients."""
+        return []
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """All-reduces of slices by priority; each layer's update before its next forward pass."""
+        cluster = need_cluster(context, self.name)
+        group = self.place(cluster)
+        tried = (self.slice_,) if self.slice_ else _TRIED
+        made = [self._sliced(graph, cluster, group, size) for size in tried]
+        return min(made, key=lambda one: replay(one).step_ns)
+
+    def _sliced(self, graph: Graph, cluster: Cluster, group: Group, elements: int) -> Graph:
+        edit = Editor(graph, str(replace(self, slice_=elements)))
+        found = gradients(graph)
+        uses = first_uses(graph, StepPhase.FORWARD)
+        begin = min(uses.values())
+        update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
+        spent = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[update].sum())
+        total = sum(one.spec.nbytes for one in found)
+        gates: dict[int, int] = {}
+        for number, one in enumerate(found):
+            gates[number] = edit.insert(
+                uses.get(one.module, begin),
+                "update",
+                spent * one.spec.nbytes / max(total, 1),
+                Provenance.FITTED,
+                spread=_UNSURE,
+                before=True,
+            )
+        slices = _slices(found, elements)
+        cost = {
+            size: cluster.cost(Collective("all_reduce", size, group, self.algo)).duration_ns
+            for size in {nbytes for _, nbytes in slices}
+        }
+        last = max(one.task for one in found)
+        for number, nbytes in _served(graph, found, uses, slices, cost):
+            insert_exchange(
+                edit,
+                cluster,
+                Collective("all_reduce", nbytes, group, self.algo),
+                beside=last,
+                ready=found[number].task,
+                awaited=gates[number],
+                lag=1,
+                tensors=(found[number].spec,),
+                name="all_reduce of a slice",
+            )
+        for task in update.tolist():
+            edit.remove(task)
+        edited = edit.apply(
+            f"{self.workers} workers; {len(slices)} slices of at most {elements} elements, "
+            "the earliest layer first"
+        )
+        return shared(edited, self.workers)
+
+    def apply(self, built: Built) -> None:
+        """Wrap model and optimizer, in a process that is one of `workers` already.
+
+        Raises:
+            WorkloadError: the process is not one of that many, or there is no model or optimizer.
+        """
+        import torch.distributed as dist
+
+        from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
+
+        joined = dist.is_available() and dist.is_initialized()
+        if not joined or dist.get_world_size() != self.workers:
+            found = dist.get_world_size() if joined else 1
+            raise WorkloadError(
+                f"priority_sync needs {self.workers} processes, and this is one of {found}",
+                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
+            )
+        if built.model is None or built.optimizer is None:
+            raise WorkloadError(
+                "priority_sync needs the model and its optimizer",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        built.model = PriorityDDP(
+            built.model, built.optimizer, slice_elems=self.slice_ or "auto"
+        )  # fmt: skip
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """No edit: processes have to be started, and data to be shared out."""
+        given = f", slice_elems={self.slice_}" if self.slice_ else ""
+        return CodeChange(
+            "",
+            f"start the script with torchrun --nproc-per-node {self.workers}, and by hand:\n"
+            "    torch.distributed.init_process_group('gloo')\n"
+            f"    model = ss.distributed.PriorityDDP(model, optimizer{given})\n"
+            "    sampler = torch.utils.data.DistributedSampler(dataset)",
+        )
+
+
+def _slices(found: Sequence[Gradient], elements: int) -> list[tuple[int, int]]:
+    """(number of the gradient, bytes) of each slice."""
+    made: list[tuple[int, int]] = []
+    for number, one in enumerate(found):
+        item = one.spec.nbytes // max(one.spec.numel, 1)
+        made += [
+            (number, item * min(elements, one.spec.numel - start))
+            for start in range(0, one.spec.numel, elements)
+        ]
+    return made
+
+
+def _served(
+    graph: Graph,
+    found: Sequence[Gradient],
+    uses: dict[str, int],
+    slices: Sequence[tuple[int, int]],
+    cost: dict[int, float],
+) -> list[tuple[int, int]]:
+    """The slices in the order in which one channel sends them, the most urgent that waits first.
+
+    In a synchronous step nothing of the next one is made before all of this one has been sent, so
+    that the order is settled within a step.
+    """
+    ends: Any = replay(graph).end_ns
+    urgent = [uses.get(one.module, 0) for one in found]
+    waiting: list[tuple[int, int]] = []
+    coming = sorted(range(len(slices)), key=lambda s: (float(ends[found[slices[s][0]].task]), s))
+    order: list[tuple[int, int]] = []
+    now, place = 0.0, 0
+    while waiting or place < len(coming):
+        while place < len(coming):
+            released = float(ends[found[slices[coming[place]][0]].task])
+            if waiting and released > now:
+                break
+            now = max(now, released) if not waiting else now
+            heapq.heappush(waiting, (urgent[slices[coming[place]][0]], coming[place]))
+            place += 1
+        _, chosen = heapq.heappop(waiting)
+        order.append(slices[chosen])
+        now += cost[slices[chosen][1]]
+    return order

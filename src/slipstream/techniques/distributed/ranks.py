@@ -1,0 +1,196 @@
+"""Exchanges between real processes, in an order that is the same on all of them.
+
+Everything is communicated by one thread, bucket after bucket, in a process group of its own. Were
+a bucket's second collective started when its first is done, as a future's callback, it could
+overtake the next bucket's first on one rank and not on another, and the two would be added up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slipstream.errors import SlipstreamError
+from slipstream.techniques.distributed.compression.compressor import Exchange, Gather
+from slipstream.techniques.distributed.wire import Wire
+
+_POLL_S = 0.05
+# In the place of a group that was left; None would be that of all processes.
+_LEFT = object()
+
+
+class CommunicationError(SlipstreamError):
+    """A rank died, hung, or does something else than the others.
+
+    Attributes:
+        ranks: which, as in the process group; empty where nobody could be told apart.
+    """
+
+    def __init__(
+        self, what: str, *, ranks: tuple[int, ...] = (), where: str | None = None,
+        remedy: str | None = None,
+    ) -> None:  # fmt: skip
+        self.ranks = ranks
+        super().__init__(what, where=where, remedy=remedy)
+
+
+class Ranks:
+    """The processes that exchange gradients: a group like `parent`, with a limit on every wait.
+
+    Attributes:
+        wire: the group, for messages from one to another.
+
+    Args:
+        parent: whose ranks.
+        timeout_s: after which a collective that somebody has not joined fails.
+        patience_s: how long, after a failure, everybody is given to say that they live.
+    """
+
+    def __init__(self, parent: Any, timeout_s: float, patience_s: float, name: str) -> None:
+        members = dist.get_process_group_ranks(parent)
+        self.rank, self.size = dist.get_rank(parent), len(members)
+        self.patience_s = patience_s
+        self._members, self._name = members, name
+        self._store = dist.distributed_c10d._get_default_store()
+        self._failed: CommunicationError | None = None
+        self.group: Any = self._connected(timeout_s)
+        self.wire = Wire(self.group, self.rank, self.size)
+
+    def _connected(self, timeout_s: float) -> Any:
+        try:
+            return dist.new_group(
+                self._members, timeout=timedelta(seconds=timeout_s), backend="gloo",
+                use_local_synchronization=True,
+            )  # fmt: skip
+        except RuntimeError as error:
+            said = str(error).strip().splitlines() or [""]
+            raise CommunicationError(
+                f"the ranks {self._members} could not be connected within {timeout_s:g} s: "
+                f"{said[0]}",
+                remedy="do all of them make it? a longer timeout_s where they start slowly",
+            ) from error
+
+    def need_alive(self) -> None:
+        """Raise what an earlier exchange failed with: the ranks cannot go on."""
+        if self._failed is not None:
+            raise self._failed
+
+    def run(self, exchange: Exchange, where: str) -> bool:
+        """Communicate all that the exchange asks for; what it returns.
+
+        Raises:
+            CommunicationError: a collective failed; on every rank that lives, within the time-out
+                and the patience, naming those that do not.
+        """
+        self.need_alive()
+        answer: torch.Tensor | None = None
+        try:
+            while True:
+                request = exchange.send(answer)  # type: ignore[arg-type]
+                try:
+                    answer = self._communicate(request)
+                except RuntimeError as error:
+                    raise self.explain(error, where) from error
+        except StopIteration as done:
+            return bool(done.value)
+
+    def _communicate(self, request: Any) -> torch.Tensor:
+        tensor = request.tensor
+        if isinstance(request, Gather):
+            everybody = torch.empty((self.size, tensor.numel()), dtype=tensor.dtype)
+            dist.all_gather(list(everybody), tensor, group=self.group)
+            return everybody
+        dist.all_reduce(tensor, group=self.group)
+        result: torch.Tensor = tensor
+        return result
+
+    def explain(self, error: Exception, where: str) -> CommunicationError:
+        """Who is the cause, as far as the living can tell each other through the store.
+
+        Everybody who fails says so and leaves the group, so that whoever waits for them fails,
+        too, and says so. Whoever says nothing is the cause.
+        """
+        if self._failed is not None:
+            return self._failed
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # What the failed frames hold, messages under way among it, keeps connections open.
+        traceback.clear_frames(error.__traceback__)
+        silent = self._roll_call(text)
+        if silent is None:
+            found = CommunicationError(
+                f"the exchange of gradients failed, and the store of the process group with it: "
+                f"the process that holds it has ended (rank 0, or the launcher); {text}",
+                ranks=(0,) if self.rank else (), where=where,
+            )  # fmt: skip
+        elif silent:
+            named = ", ".join(map(str, silent))
+            plural = "s" if len(silent) > 1 else ""
+            found = CommunicationError(
+                f"rank{plural} {named} did not take part in the exchange of gradients and did not "
+                f"answer for {self.patience_s:g} s: ended, stopped, or stuck; {text}",
+                ranks=tuple(silent), where=where,
+                remedy=f"look at the end of rank {silent[0]}'s output; resume all ranks from a "
+                "checkpoint",
+            )  # fmt: skip
+        else:
+            found = CommunicationError(
+                f"the exchange of gradients failed while all ranks live: {text}", where=where,
+                remedy="do all ranks run the same model, and the same steps?",
+            )  # fmt: skip
+        self._failed = found
+        return found
+
+    def _roll_call(self, text: str) -> list[int] | None:
+        """Ranks that stay silent; None where the store has gone."""
+        key = f"slipstream/{self._name}/failed"
+        try:
+            self._store.set(f"{key}/{self.rank}", text[:500])
+        except RuntimeError:
+            return None
+        self._leave()
+        until = time.monotonic() + self.patience_s
+        silent = [rank for rank in range(self.size) if rank != self.rank]
+        try:
+            while silent and time.monotonic() < until:
+                silent = [rank for rank in silent if not self._store.check([f"{key}/{rank}"])]
+                if silent:
+                    time.sleep(_POLL_S)
+        except RuntimeError:
+            return None
+        return silent
+
+    def _leave(self) -> None:
+        """Close all connections: they are when nobody has the group any more."""
+        group = self.group
+        self.group = self.wire.group = _LEFT
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group(group)
+        del group
+        gc.collect()
+
+    def agree(self, text: str, what: str) -> None:
+        """Raise unless `text` is the same on all ranks.
+
+        Raises:
+            CommunicationError: naming the ranks that differ from rank 0, on every rank.
+        """
+        said: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(said, text, group=self.group)
+        except RuntimeError as error:
+            raise self.explain(error, what) from error
+        other = tuple(rank for rank, one in enumerate(said) if one != said[0])
+        if other:
+            named = ", ".join(map(str, other))
+            raise CommunicationError(
+                f"rank {named} has another {what} than rank 0: {said[other[0]][:200]}, not "
+                f"{said[0][:200]}",
+                ranks=other, remedy="start all ranks with the same script and settings",
+            )  # fmt: skip

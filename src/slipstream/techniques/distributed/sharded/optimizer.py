@@ -1,0 +1,443 @@
+"""`ShardedUpdate`: every rank updates its share of the parameters, one line around an optimizer.
+
+Gradients are reduce-scattered, so that a rank gets the mean of its slices only; the optimizer steps
+on views of these slices, with state for no more; the new parameters are all-gathered. Every number
+of the parameters is computed on one rank, so that all have the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.techniques.distributed.buckets import BucketThread
+from slipstream.techniques.distributed.collectives.lines import Line, gather, scatter
+from slipstream.techniques.distributed.collectives.team import PATIENCE_S, TIMEOUT_S, Team
+from slipstream.techniques.distributed.parameters import fingerprint, parameters_of
+from slipstream.techniques.distributed.sharded import checkpoint
+from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
+from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
+
+_ELEMENTWISE = (
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
+    torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop,
+)  # fmt: skip
+"""Optimizers that look at one number at a time, so that a slice is updated as the whole would be.
+Subclasses may not be."""
+
+
+class ShardedUpdate(torch.optim.Optimizer):
+    """An optimizer that updates a share of the parameters on each rank: ZeRO-1.
+
+    The parameters are those of the unsharded optimizer to rounding, its state takes 1 / ranks of
+    the memory and its step 1 / ranks of the time. Learning rate schedules, groups, momenta and
+    ``GradScaler`` work as before; of gradients, `clip_grad_norm_` is to be used, since each rank
+    has the mean of its own slices only.
+
+    Args:
+        optimizer: SGD, Adam, AdamW and others of torch that look at one number at a time, or one
+            of `slipstream.distributed`: Lars, Lamb. Its parameters dense, on a processor, equal on
+            all ranks.
+        model: in ``DistributedDataParallel``, without a communication hook: its gradients then are
+            reduce-scattered bucket by bucket during the backward pass. None: the plain model's,
+            all in `step`.
+        group: the processes; None: the model's, or all.
+        timeout_s: how long a rank waits for the others in one communication.
+        patience_s: how long, after a failure, all are given to say that they live.
+
+    Raises:
+        InvalidArgumentError: an optimizer, parameters or model that cannot be sharded so.
+        UsageError: no process group is initialised, or the model has a hook.
+        CommunicationError: ranks disagree on settings, shapes or weights. From ``backward`` and
+            `step`: a rank ended, hung, or does something else than the others.
+
+    Source: Xu et al., 2020, arXiv 2004.13336; Rajbhandari et al., SC 2020, arXiv 1910.02054.
+    """
+
+    # A GradScaler then leaves unscaling and skipping to `step`, which all ranks have to reach.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, model: DistributedDataParallel | None = None, *,
+        group: Any = None, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S,
+    ) -> None:  # fmt: skip
+        _check_optimizer(optimizer)
+        parameters = parameters_of(optimizer)
+        _check_parameters(optimizer, parameters)
+        if model is not None:
+            _check_model(model, parameters)
+            group = model.process_group if group is None else group
+        self.optimizer = optimizer
+        self.skipped = 0
+        """Steps that were skipped because of an overflow that a ``GradScaler`` found."""
+        self._team = Team(group, timeout_s, patience_s, "sharded_update")
+        wire = self._team.wire
+        self.rank, self.ranks = wire.rank, wire.size
+        self._line = Line.of(wire)
+        dtypes = dict.fromkeys(p.dtype for p in parameters)
+        self._shards = [Shards([p for p in parameters if p.dtype == d], self.ranks) for d in dtypes]
+        self._of = {id(p): shards for shards in self._shards for p in shards.parameters}
+        self._pieces = {id(p): self._slice(p, p) for p in parameters}
+        self._agree(parameters)
+        super().__init__(optimizer.param_groups, dict(optimizer.defaults))
+        self._share()
+        checkpoint.shard_state(self.state, self._pieces, parameters, self._slice)
+        if isinstance(optimizer, Layerwise):
+            optimizer.sum_squares = self._sum_over_ranks
+        self._reduced, self._finite = False, True
+        self._hook_on(model)
+
+    # ---- gradients ---------------------------------------------------------------------------
+
+    def reduce_gradients(self) -> None:
+        """Replace each rank's slices of the gradients by their means over ranks; `step` does it.
+
+        The rest of a gradient is of no use afterwards. With a `model`, its backward pass has done
+        it already.
+        """
+        if self._reduced:
+            return
+        for shards in self._shards:
+            used = self._used(shards)
+            gradients = []
+            for number in used:
+                p = shards.parameters[number]
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                gradients.append(p.grad)
+            self._reduce(shards, used, gradients, "gradients of a step")
+        self._reduced = True
+
+    def _used(self, shards: Shards) -> list[int]:
+        """The parameters that have a gradient on any rank."""
+        flags = torch.tensor([p.grad is not None for p in shards.parameters], dtype=torch.uint8)
+        self._all_reduce(flags, dist.ReduceOp.MAX)
+        return torch.nonzero(flags).view(-1).tolist()
+
+    def _reduce(
+        self, shards: Shards, numbers: Sequence[int], gradients: Sequence[torch.Tensor], where: str
+    ) -> None:
+        """Put means in our slices of the gradients of parameters `numbers`."""
+        if self.ranks == 1 or not numbers:
+            return
+        # As the parameter lies in memory; what does not is copied, and copied back.
+        alike = [
+            _as_memory(g, shards.parameters[n]) for n, g in zip(numbers, gradients, strict=True)
+        ]
+        flats = [flat_view(one) for one in alike]
+        rows = [shards.pack(numbers, flats, rank) for rank in range(self.ranks)]
+        mine = rows[self.rank]
+        self._team.run(where, lambda: scatter(self._line, rows, mine, "auto", self.ranks))
+        shards.unpack(mine, numbers, flats, self.rank)
+        for gradient, one in zip(gradients, alike, strict=True):
+            if one is not gradient:
+                gradient.copy_(one)
+
+    def _hook_on(self, model: DistributedDataParallel | None) -> None:
+        self._thread = BucketThread("sharded-update")
+        if model is not None:
+            # DDP compares annotations with types, and ours are text: a lambda has none.
+            model.register_comm_hook(None, lambda state, bucket: self._on_bucket(bucket))
+
+    def _on_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        if self._reduced:
+            raise UsageError(
+                "gradients were averaged twice without a step between",
+                remedy="all backward passes but the last inside model.no_sync(); or zero_grad() "
+                "of this optimizer, where a step was left out",
+            )
+        parameters, gradients = bucket.parameters(), bucket.gradients()
+        shards = self._of[id(parameters[0])]
+        numbers = [shards.place[id(p)] for p in parameters]
+        last = bool(bucket.is_last())
+
+        def work() -> None:
+            self._reduce(shards, numbers, gradients, "a bucket of gradients")
+            slices = [self._slice(p, g) for p, g in zip(parameters, gradients, strict=True)]
+            self._finite &= all(bool(one.isfinite().all()) for one in slices)
+            if last:
+                self._tell_overflow(shards, numbers, gradients)
+
+        future = self._thread.submit(bucket.buffer(), work, last)
+        self._reduced = last
+        return future
+
+    def _tell_overflow(
+        self, shards: Shards, numbers: Sequence[int], gradients: Sequence[torch.Tensor]
+    ) -> None:
+        """Let a GradScaler, which looks at gradients on its own rank, find anybody's overflow."""
+        if self._any(not self._finite):
+            largest = max(zip(numbers, gradients, strict=True), key=lambda pair: pair[1].numel())
+            outside = shards.outside(*largest, self.rank)
+            outside.fill_(torch.inf)
+        self._finite = True
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale gradients so that the norm of all of them, averaged, is `max_norm` at most.
+
+        Returns:
+            The norm before.
+        """
+        self.reduce_gradients()
+        slices = [self._slice(p, p.grad) for p in self._all() if p.grad is not None]
+        total = sum((squares(one) for one in slices), torch.zeros((), dtype=torch.float64))
+        norm = float(self._sum_over_ranks(total).sqrt())
+        # As torch.nn.utils.clip_grad_norm_ does; not a number where the norm is none.
+        factor = max_norm / (norm + 1e-6)
+        for one in slices:
+            one.mul_(1.0 if factor >= 1.0 else factor)
+        return norm
+
+    # ---- the step ----------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Average gradients, update this rank's share, and gather the parameters.
+
+        Returns:
+            What the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._unscale()
+            self.reduce_gradients()
+            self._reduced = False
+            if self._overflowed():
+                self.skipped += 1
+                return loss
+            self._update()
+            for shards in self._shards:
+                self._gather(shards)
+        return loss
+
+    def _unscale(self) -> None:
+        """Undo a GradScaler's scale, where one calls, before ranks' gradients are added up."""
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            for p in self._all():
+                if p.grad is not None:
+                    p.grad.div_(scale.to(p.grad.dtype))
+
+    def _update(self) -> None:
+        for p in self._all():
+            # Of the storage that the parameter has now: somebody may have replaced it.
+            piece = self._pieces[id(p)]
+            piece.data = self._slice(p, p)
+            piece.grad = None if p.grad is None else self._slice(p, p.grad)
+        with self._lent():
+            self.optimizer.step()
+        for piece in self._pieces.values():
+            piece.grad = None
+
+    def _gather(self, shards: Shards) -> None:
+        """Every rank's slices of the parameters, to all."""
+        if self.ranks == 1:
+            return
+        numbers = range(len(shards.parameters))
+        flats = [flat_view(p) for p in shards.parameters]
+        rows = [
+            torch.empty(shards.length(r, numbers), dtype=shards.dtype) for r in range(self.ranks)
+        ]
+        rows[self.rank] = shards.pack(numbers, flats, self.rank)
+        self._team.run("new parameters", lambda: gather(self._line, rows, "auto"))
+        for rank, row in enumerate(rows):
+            if rank != self.rank:
+                shards.unpack(row, numbers, flats, rank)
+
+    def _overflowed(self) -> bool:
+        """Whether a GradScaler, where one calls, found infinities on any rank."""
+        found = getattr(self, "found_inf", None)
+        if found is None:
+            return False
+        # Sums may be infinite where no rank's own gradient is.
+        slices = [self._slice(p, p.grad) for p in self._all() if p.grad is not None]
+        finite = not found.item() and all(bool(one.isfinite().all()) for one in slices)
+        return self._any(not finite)
+
+    def _any(self, here: bool) -> bool:
+        """Whether it is so on any rank."""
+        flag = torch.tensor([here], dtype=torch.uint8)
+        self._all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's."""
+        self._reduced = False
+        self.optimizer.zero_grad(set_to_none)
+
+    # ---- state -------------------------------------------------------------------------------
+
+    def memory(self) -> checkpoint.StateMemory:
+        """Bytes of the optimizer's state on this rank, and what they would be unsharded."""
+        return checkpoint.memory(self.state, self._pieces, self._all())
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's share. It goes on with as many ranks: save every rank's.
+
+        `full_state_dict` is for another number of ranks.
+        """
+        mine = {"rank": self.rank, "ranks": self.ranks}
+        with self._lent():
+            return {**self.optimizer.state_dict(), checkpoint.KEY: mine}
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """All ranks' shares, as the unsharded optimizer's ``state_dict``; all ranks call it.
+
+        It may be loaded by that optimizer, and by this one with any number of ranks.
+        """
+        with self._lent():
+            found = self.optimizer.state_dict()
+        return checkpoint.full(found, self._grouped(), self._together)
+
+    def _together(self, p: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """What is like the parameter `p`, of all ranks' slices of it."""
+        shards = self._of[id(p)]
+        whole = torch.empty_like(p, dtype=share.dtype, requires_grad=False)
+        number, flat = shards.place[id(p)], flat_view(whole)
+        rows = [shards.slice(number, flat, rank) for rank in range(self.ranks)]
+        rows[self.rank].copy_(share)
+        self._team.run("full_state_dict", lambda: gather(self._line, rows, "auto"))
+        return whole
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from this rank's `state_dict`, or from a full one of any number of ranks.
+
+        Raises:
+            InvalidArgumentError: it is another rank's share, or of another number of ranks; or of
+                other parameters.
+        """
+        given = checkpoint.own_share(
+            state_dict, self._grouped(), self._slice, self.rank, self.ranks
+        )
+        with self._lent():
+            try:
+                self.optimizer.load_state_dict(given)
+            except ValueError as error:
+                raise InvalidArgumentError("state_dict", str(error)) from error
+        self._reduced = False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after the start: ranks would have to agree again."""
+        if hasattr(self, "_thread"):
+            raise UsageError("ShardedUpdate takes no more parameters", remedy="wrap it last")
+        super().add_param_group(param_group)
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[None]:
+        """The optimizer's groups with our slices in the place of the parameters."""
+        kept = [group["params"] for group in self.optimizer.param_groups]
+        for group, params in zip(self.optimizer.param_groups, kept, strict=True):
+            group["params"] = [self._pieces.get(id(p), p) for p in params]
+        try:
+            yield
+        finally:
+            for group, params in zip(self.optimizer.param_groups, kept, strict=True):
+                group["params"] = params
+            self._share()
+
+    def _share(self) -> None:
+        """One list of groups, so that schedulers change the optimizer's own learning rate."""
+        self.param_groups = self.optimizer.param_groups
+        self.state = self.optimizer.state
+
+    # ---- the parameters ----------------------------------------------------------------------
+
+    def _all(self) -> list[torch.Tensor]:
+        return [p for shards in self._shards for p in shards.parameters]
+
+    def _grouped(self) -> list[torch.Tensor]:
+        """In the order that a state_dict counts in."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _slice(self, p: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """This rank's slice of what is like the parameter `p`; a view where strides are alike."""
+        shards = self._of[id(p)]
+        return shards.slice(shards.place[id(p)], flat_view(_as_memory(like, p)), self.rank)
+
+    def _agree(self, parameters: list[torch.Tensor]) -> None:
+        if self.ranks == 1:
+            return
+        ranks = self._team.ranks
+        ranks.agree(type(self.optimizer).__name__, "optimizer")
+        shapes = [f"{p.dtype} {list(p.shape)} {p.stride()}" for p in parameters]
+        ranks.agree(", ".join(shapes), "list of parameters")
+        ranks.agree(fingerprint(parameters), "start")
+
+    def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> None:
+        if self.ranks > 1:
+            group = self._team.wire
+            self._team.run(
+                "ShardedUpdate.step", lambda: dist.all_reduce(tensor, operation, group=group.group)
+            )
+
+    def _sum_over_ranks(self, numbers: torch.Tensor) -> torch.Tensor:
+        self._all_reduce(numbers, dist.ReduceOp.SUM)
+        return numbers
+
+
+def _as_memory(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """`tensor` with its numbers in memory as those of `p`; itself where they are."""
+    if tensor.layout != torch.strided:
+        raise InvalidArgumentError(
+            "gradient", f"it is {tensor.layout}", remedy="dense: sparse=False of the embedding"
+        )
+    if tensor.stride() == p.stride() or tensor.numel() <= 1:
+        return tensor
+    return torch.empty_like(p, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError("optimizer", f"is a {type(optimizer).__name__}")
+    if type(optimizer) not in _ELEMENTWISE and not isinstance(optimizer, Layerwise):
+        known = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
+        raise InvalidArgumentError(
+            "optimizer", f"{type(optimizer).__name__} may look at more than one number at a time",
+            remedy=f"one of {known}, or Lars, Lamb of slipstream.distributed",
+        )  # fmt: skip
+
+
+def _check_parameters(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
+    frozen = [p for g in optimizer.param_groups for p in g["params"] if not p.requires_grad]
+    if frozen:
+        raise InvalidArgumentError(
+            "optimizer", f"{len(frozen)} of its parameters take no gradient",
+            remedy="give it [p for p in model.parameters() if p.requires_grad]",
+        )  # fmt: skip
+    for number, p in enumerate(parameters):
+        if not is_dense(p):
+            raise InvalidArgumentError(
+                f"optimizer.parameters[{number}]", f"its strides {p.stride()} leave gaps",
+                remedy="p.data = p.data.contiguous()",
+            )  # fmt: skip
+
+
+def _check_model(model: Any, parameters: list[torch.Tensor]) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise InvalidArgumentError(
+            "model", f"is a {type(model).__name__}, not a DistributedDataParallel",
+            remedy="leave it out for a plain model",
+        )  # fmt: skip
+    if getattr(model, "_comm_hooks", None):
+        raise UsageError(
+            "the model has a communication hook already, and DDP takes one",
+            remedy="wrap the module in a new DistributedDataParallel",
+        )
+    ours = {id(p) for p in parameters}
+    named = {n: p for n, p in model.module.named_parameters() if p.requires_grad}
+    left_out = [name for name, p in named.items() if id(p) not in ours]
+    if left_out or len(ours) != len(named):
+        said = f"'{left_out[0]}' is not in the optimizer" if left_out else "the optimizer has more"
+        raise InvalidArgumentError(
+            "model", f"its parameters are not those of the optimizer: {said}",
+            remedy="freeze what is not trained, or leave the model out",
+        )  # fmt: skip

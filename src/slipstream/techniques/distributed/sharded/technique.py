@@ -1,0 +1,138 @@
+"""Replicas that share out the update: ZeRO-1, weight-update sharding.
+
+Gradients are reduce-scattered instead of all-reduced, every worker updates its share of the
+parameters, and the new parameters are all-gathered. The bytes on the wire are those of the
+all-reduce; the update takes 1/n of its time and of the optimizer's memory. Source: Rajbhandari et
+al., SC 2020, arXiv 1910.02054; Xu et al., 2020, arXiv 2004.13336.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from slipstream.errors import WorkloadError
+from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange, replace_exchange
+from slipstream.provenance import Provenance
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage
+from slipstream.techniques.distributed.workers import (
+    MOST_DIRECT,
+    OnReplicas,
+    has_update,
+    need_cluster,
+    need_hookless,
+    speaks_gloo,
+)
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster, Collective
+    from slipstream.workload import Built, Workload
+
+# A shard is cut through tensors, so that operators become fewer and shorter, but not evenly so.
+_UNSURE = 0.2
+
+
+@dataclass(frozen=True)
+class ShardedUpdate(OnReplicas):
+    """Each replica updates its share of the parameters."""
+
+    name: ClassVar[str] = "sharded_update"
+    stage: ClassVar[int] = Stage.DISTRIBUTION + 4
+    conflicts: ClassVar[frozenset[str]] = frozenset({"fsdp", "priority_sync"})
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why there is no update to share out."""
+        reason = self.why_no_replicas(graph)
+        if reason is None and not has_update(graph):
+            return "the step has no optimizer"
+        return reason
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Halve each all-reduce into its two parts, and share out the update between them."""
+        cluster = need_cluster(context, self.name)
+        edit = Editor(graph, str(self))
+        update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
+        last = int(update[-1])
+        first_use = int(np.flatnonzero(graph.tasks.phase != StepPhase.OPTIMIZER)[0])
+        workers = graph.workers
+        for row in graph.exchanges:
+            if row.collective.kind != "all_reduce":
+                continue
+            reduce = replace(row.collective, kind="reduce_scatter", algo="auto")
+            duration_ns = _direct_ns(cluster, row.collective)
+            replace_exchange(
+                edit, row, cluster, encode=(), transfers=[reduce], decode=(), name="sharded ",
+                duration_ns=duration_ns,
+            )  # fmt: skip
+            insert_exchange(
+                edit,
+                cluster,
+                replace(row.collective, kind="all_gather", algo="auto"),
+                beside=last,
+                ready=last,
+                awaited=first_use,
+                lag=1,
+                name="all_gather of parameters",
+                duration_ns=duration_ns,
+            )
+        share_update(edit, graph, workers)
+        share(edit, graph, workers, Role.OPTIMIZER)
+        return edit.apply(f"each of {workers} workers updates its share of the parameters")
+
+    def apply(self, built: Built) -> None:
+        """Wrap the optimizer, of a model that is in DDP already.
+
+        Raises:
+            WorkloadError: it is not, it has a hook, or there is no optimizer.
+            InvalidArgumentError: the optimizer's update cannot be shared out.
+        """
+        from slipstream.techniques.distributed.sharded import optimizer
+
+        model = need_hookless(built, self.name)
+        if built.optimizer is None:
+            raise WorkloadError(
+                "sharded_update needs the optimizer",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        built.optimizer = optimizer.ShardedUpdate(built.optimizer, model)
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """The same update, cut in pieces; of means that are summed in another order."""
+        return Quality(QualityKind.ROUNDING, "gradients are summed in another order")
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """One line after the optimizer is made, to be placed by hand."""
+        return CodeChange(
+            "",
+            "after model = DistributedDataParallel(model) and the optimizer, by hand:\n"
+            "    optimizer = slipstream.distributed.ShardedUpdate(optimizer, model)",
+        )
+
+
+def _direct_ns(cluster: Cluster, collective: Collective) -> float | None:
+    """Where it is ours: everybody sends everybody a piece at once, up to so many ranks.
+
+    None: as the cluster's closed form has it.
+    """
+    group = cluster.group_of(collective)
+    if not speaks_gloo(cluster) or group.ranks > MOST_DIRECT:
+        return None
+    pairs = replace(collective, kind="all_to_all", algo="auto", group=group)
+    return cluster.cost(pairs).duration_ns
+
+
+def share_update(edit: Editor, graph: Graph, workers: int) -> None:
+    """Let a worker update 1/n of the parameters: so many fewer operators, and gaps between them."""
+    for task in np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER).tolist():
+        edit.scale(task, 1.0 / workers, Provenance.ASSUMED, spread=_UNSURE)
+        edit.set_gap(task, float(graph.tasks.gap_ns[task]) / workers)
+
+
+def share(edit: Editor, graph: Graph, workers: int, *roles: Role) -> None:
+    """Let what holds these be as large as one worker's share."""
+    memory = graph.memory
+    chosen = np.isin(memory.role, [int(role) for role in roles])
+    for number in np.flatnonzero(chosen).tolist():
+        edit.resize(number, -(-int(memory.nbytes[number]) // workers))

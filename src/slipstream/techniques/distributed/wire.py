@@ -1,0 +1,74 @@
+"""Messages between the processes of a group, and how many bytes this one sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Wire:
+    """A group of processes, and what this one sent to the others.
+
+    Attributes:
+        payload_bytes: of tensors.
+        product_bytes: of small sums, before they are all-reduced.
+    """
+
+    group: Any
+    rank: int
+    size: int
+    payload_bytes: int = 0
+    product_bytes: int = 0
+    _kept: torch.Tensor | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, group: Any = None) -> Wire:
+        """The processes of a group; None: all."""
+        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+
+    def buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory to receive in, the same at every call: its pages are there already."""
+        kept = self._kept
+        if kept is None or kept.dtype != dtype or kept.numel() < count:
+            kept = self._kept = torch.empty(count, dtype=dtype)
+        return kept[:count]
+
+    def post(
+        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], tag: int = 0
+    ) -> dict[int, Any]:
+        """Begin to send and receive contiguous tensors, by rank in the group; empty ones stay.
+
+        Returns:
+            What to wait for: by rank what comes from it, and under ``-1 - rank`` what goes there.
+        """
+        works: dict[int, Any] = {}
+        for peer, tensor in received.items():
+            if tensor.numel():
+                works[peer] = dist.irecv(tensor, group_src=peer, group=self.group, tag=tag)
+        for peer, tensor in sent.items():
+            if tensor.numel():
+                works[-1 - peer] = dist.isend(tensor, group_dst=peer, group=self.group, tag=tag)
+                self.payload_bytes += tensor.numel() * tensor.element_size()
+        return works
+
+    def swap(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
+        """`post`, and wait for all."""
+        wait(list(self.post(sent, received).values()))
+
+    def add_up(self, products: Any) -> Any:
+        """The sum over ranks of float64 [...]."""
+        total = torch.from_numpy(products)
+        dist.all_reduce(total, group=self.group)
+        self.product_bytes += total.numel() * 8
+        return total.numpy()
+
+
+def wait(works: Sequence[Any]) -> None:
+    """Until all of these messages have gone or come."""
+    for work in works:
+        work.wait()

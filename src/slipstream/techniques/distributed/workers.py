@@ -1,0 +1,155 @@
+"""Workers that take a step together: how many, where, and what such techniques have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
+from slipstream.graph import Graph, StepPhase
+from slipstream.technique import Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques.distributed.gradients import why_no_gradients
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster, Group
+    from slipstream.workload import Built, Workload
+
+_LARGEST = 1 << 20
+MOST_DIRECT = 16
+"""Ranks of which everybody sends to everybody; of more, messages would be many and small."""
+SPREADS = frozenset({"adasum", "ddp", "fsdp", "priority_sync"})
+"""Ways to spread a step, of which a combination has one."""
+
+
+class Spreads(Settings):
+    """Base of what spreads a step over `workers`, each with a batch of its own."""
+
+    workers: int
+    stage: ClassVar[int] = Stage.DISTRIBUTION
+    clock: ClassVar[str] = "wall"
+    needs_cluster: ClassVar[bool] = True
+    updates: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.conflicts = cls.conflicts | (SPREADS - {cls.name})
+
+    def place(self, cluster: Cluster) -> Group:
+        """The workers' devices; an `InvalidArgumentError` where there are too few."""
+        return group_of(cluster, self.workers, self.name)
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why it cannot be told what the workers would send each other."""
+        reason = why_no_gradients(graph)
+        if reason is None and self.updates and not has_update(graph):
+            return "the step has no optimizer"
+        return reason
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """A larger batch: the learning rate and its schedule have to follow."""
+        return Quality(QualityKind.NEEDS_TRAINING, "the batch of all workers is one step's")
+
+
+class OnReplicas(Settings):
+    """Base of what changes how replicas average their gradients."""
+
+    clock: ClassVar[str] = "wall"
+    needs_cluster: ClassVar[bool] = True
+
+    def place(self, cluster: Cluster) -> None:
+        """Nothing of its own: the replicas are placed by their technique."""
+
+    def questions(self, graph: Graph) -> Sequence[Any]:
+        """Nothing: what computations change is scaled."""
+        return []
+
+    def why_no_replicas(self, graph: Graph) -> str | None:
+        """None, or what to combine it with."""
+        if any(row.collective.kind == "all_reduce" for row in graph.exchanges):
+            return None
+        return f"no gradients are all-reduced; combine it: ddp:workers=16+{self.name}"
+
+
+def has_update(graph: Graph) -> bool:
+    """Whether the step has an optimizer."""
+    return bool((graph.tasks.phase == StepPhase.OPTIMIZER).any())
+
+
+def need_hookless(built: Built, name: str) -> Any:
+    """The model, in DistributedDataParallel and without a communication hook.
+
+    Raises:
+        WorkloadError: it is not.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(built.model, DistributedDataParallel):
+        raise WorkloadError(
+            f"{name} needs a model in DistributedDataParallel",
+            remedy=f"ddp:workers=2+{name}, in as many processes",
+        )
+    if getattr(built.model, "_comm_hooks", None):
+        raise WorkloadError(
+            f"{name} needs the model's communication hook, which is taken",
+            remedy="one technique that changes how gradients are exchanged",
+        )
+    return built.model
+
+
+def need_workers(name: str, workers: int) -> None:
+    """Raise an `InvalidArgumentError` unless that many workers can be."""
+    if not 2 <= workers <= _LARGEST:
+        raise InvalidArgumentError(
+            f"{name}:workers", f"{workers} is not from 2 to {_LARGEST}", remedy=f"as {name}:4"
+        )
+
+
+def need_cluster(context: Context, name: str) -> Cluster:
+    """The cluster to predict for.
+
+    Raises:
+        UsageError: none was given.
+    """
+    if context.cluster is None:
+        raise UsageError(
+            f"{name} needs a cluster to run on",
+            remedy="--cluster here.toml, or in short --cluster workers=4,link=10gbit,latency=50us",
+        )
+    return context.cluster
+
+
+def speaks_gloo(cluster: Cluster) -> bool:
+    """Whether the cluster was measured with what our own collectives run on, messages of gloo."""
+    return cluster.calibration is not None and "gloo" in cluster.calibration.libraries
+
+
+def group_of(cluster: Cluster, workers: int, name: str) -> Group:
+    """The first devices of the cluster; in its dimensions where these are all.
+
+    Raises:
+        InvalidArgumentError: the cluster has fewer.
+    """
+    from slipstream.cluster import Group
+
+    if workers > cluster.devices:
+        raise InvalidArgumentError(
+            f"{name}:workers",
+            f"{workers} is more than the {cluster.devices} devices of {cluster.name}",
+            remedy="a larger cluster: workers=N in short, else --cluster-set devices=N or hosts=N",
+        )
+    whole = cluster.all()
+    if workers == cluster.devices:
+        return whole
+    if len(whole.shape) > 1 and workers % whole.shape[-1] == 0 and workers > whole.shape[-1]:
+        # Whole hosts, or whole rows of a grid: collectives can still go by dimensions.
+        rows = workers // whole.shape[-1]
+        return Group.of(whole.members.reshape(-1)[:workers], (rows, whole.shape[-1]))
+    return Group.of(np.arange(workers))
+
+
+def shared(graph: Graph, workers: int) -> Graph:
+    """`graph` as a step that `workers` take together, each with its own samples."""
+    return replace(graph, samples=graph.samples * workers, meta={**graph.meta, "workers": workers})

@@ -1,0 +1,1 @@
+"""Dropout in one pass over memory, without a mask."""

@@ -1,0 +1,296 @@
+"""dropout: ``nn.Dropout`` in one pass over memory, its random numbers drawn again in the backward.
+
+Source: Ivanov et al., "Data Movement Is All You Need: A Case Study on Optimizing Transformers",
+MLSys 2021; random numbers: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.durations import pace
+from slipstream.errors import WorkloadError
+from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
+from slipstream.native import library, why_no_library
+from slipstream.provenance import Provenance
+from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._baseline import already_compiled
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_SCOPE = ("aten::dropout", "aten::dropout_")
+_MULTIPLY = ("aten::mul", "aten::mul_")
+_OPERATOR = "slipstream::dropout(Tensor x, Tensor seed, float p) -> Tensor"
+_SEED = TensorSpec("int64", (2,), (1,))
+_COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
+_UNKNOWN_SPREAD = 0.5
+_FUNCTION = (
+    "its dropout is called as a function (F.dropout, or inside attention or nn.LSTM), not through "
+    "an nn.Dropout; slipstream.nn.dropout takes the place of F.dropout"
+)
+_TORCH_CLASS, _OUR_CLASS = "torch.nn.Dropout", "slipstream.nn.Dropout"
+_BY_HAND = "import slipstream.nn\nself.drop = slipstream.nn.Dropout(0.1)"
+
+
+@dataclass(frozen=True)
+class FusedDropout(Settings):
+    """Every ``nn.Dropout`` of the model as a ``slipstream.nn.Dropout``."""
+
+    name: ClassVar[str] = "dropout"
+    stage: ClassVar[int] = Stage.MODEL
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no dropout of the step can be exchanged."""
+        if (reason := already_compiled(graph)) is not None:
+            return reason
+        found = _sites(graph)
+        if not found:
+            return "no dropout runs in this step (none in the model, p = 0, or eval mode)"
+        if not any(site.device == "cpu" for site in found):
+            return "on this device torch's dropout is one kernel already"
+        if not any(site.whole_module for site in found):
+            return _FUNCTION
+        if library() is None:
+            return f"it needs the compiled library: {why_no_library()}"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Every dropout's operators beside the passes that come in their place."""
+        asked: list[Call] = []
+        for site in _exchanged(graph):
+            asked += [graph.calls[graph.tasks.call[task]] for task in site.tasks]
+            asked += [site.passing(backward) for backward in (False, True)]
+            asked += [site.copy] if site.inplace else []
+        return asked
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """One task in place of each dropout's forward operators, one in that of its backward."""
+        found = _exchanged(graph)
+        edit = Editor(graph, str(self))
+        old = {task: graph.calls[graph.tasks.call[task]] for site in found for task in site.tasks}
+        in_step = pace(graph, old, context.durations)
+        fresh = int(graph.operands.max(initial=-1)) + 1
+
+        def put(at: Sequence[int], calls: Sequence[Call], call: Call, storages: list[int]) -> None:
+            answers = [context.durations.lookup(one) for one in calls]
+            if any(answer is None for answer in answers):
+                duration = float(graph.tasks.duration_ns[list(at)].sum())
+                provenance, spread = Provenance.ASSUMED, _UNKNOWN_SPREAD
+            else:
+                known = [answer for answer in answers if answer is not None]
+                duration = in_step * sum(answer.nanoseconds for answer in known)
+                provenance, spread = known[0].provenance, known[0].spread
+            edit.insert(
+                at[-1], call.name, duration, provenance, spread=spread, call=call,
+                gap_ns=float(graph.tasks.gap_ns[at[-1]]), storages=storages,
+                sequence=int(graph.tasks.sequence[at[0]]),
+            )  # fmt: skip
+            for task in at:
+                edit.remove(task)
+
+        for number, site in enumerate(found):
+            seed = fresh + number
+            copy = [site.copy] if site.inplace else []
+            storages = [site.input, seed, site.output]
+            put(site.forward, [site.passing(False), *copy], site.call, storages)
+            if site.backward is not None:
+                gradient, made = site.gradients
+                put([site.backward], [site.passing(True)], site.call, [gradient, seed, made])
+        removed = sum(len(site.tasks) for site in found)
+        return edit.apply(f"{removed} operators of {len(found)} dropouts in one kernel each")
+
+    def apply(self, built: Built) -> None:
+        """Make every ``nn.Dropout`` of the model a ``slipstream.nn.Dropout``.
+
+        Modules stay the objects they are, with their names and hooks. Subclasses are left alone.
+
+        Raises:
+            WorkloadError: the step hides its model, or the model has no ``nn.Dropout``.
+        """
+        from torch import nn
+
+        from slipstream.techniques.dropout.nn import Dropout
+
+        if built.model is None:
+            raise WorkloadError(
+                "dropout needs the model, and this workload's step hides it",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        found = [module for module in built.model.modules() if type(module) is nn.Dropout]
+        if not found:
+            raise WorkloadError(
+                "the model has no nn.Dropout",
+                remedy="write slipstream.nn.dropout in place of F.dropout",
+            )
+        for module in found:
+            module.__class__ = Dropout
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Other random numbers of the same distribution."""
+        return Quality(
+            QualityKind.SAME_DISTRIBUTION,
+            "elements are dropped with the same probability, by other random numbers",
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """``slipstream.nn.Dropout`` where the file makes an ``nn.Dropout``."""
+        return CodeChange.of(workload, _edit, by_hand=_BY_HAND)
+
+
+def _edit(where: Places) -> Source:
+    source, names = where.source, where.source.names
+    calls = list(names.calls())
+    made = [call for call in calls if names.qualified(call.func) == _TORCH_CLASS]
+    if not made:
+        if any(names.qualified(call.func) == _OUR_CLASS for call in calls):
+            raise AlreadyThereError("nn.Dropout is slipstream's", where=str(source.path))
+        raise NotPlacedError("the file makes no nn.Dropout", where=str(source.path))
+    edited = source.with_import("slipstream.nn")
+    for call in made:
+        edited = edited.replace(call.func, _OUR_CLASS)
+    return edited
+
+
+@dataclass(frozen=True)
+class _Site:
+    """One call of torch's dropout in the step.
+
+    Attributes:
+        forward: its tasks, in order.
+        backward: the multiplication by the noise, if the step has it.
+        p: of dropping.
+        x: what it is given.
+        input, output: storages of the forward pass.
+        gradients: storages of what the backward pass is given and makes.
+        whole_module: whether its module does nothing else in the forward pass.
+    """
+
+    forward: tuple[int, ...]
+    backward: int | None
+    p: float
+    x: TensorSpec
+    input: int
+    output: int
+    gradients: tuple[int, int]
+    inplace: bool
+    whole_module: bool
+
+    @property
+    def device(self) -> str:
+        return self.x.device.partition(":")[0]
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Forward, then backward."""
+        return self.forward if self.backward is None else (*self.forward, self.backward)
+
+    @property
+    def call(self) -> Call:
+        """The operator that does it, in either direction."""
+        return Call(_OPERATOR, (self.x, _SEED, self.p), (self.x,))
+
+    @property
+    def copy(self) -> Call:
+        """What writes the result over the input."""
+        return Call(_COPY, (self.x, self.x, False), (self.x,))
+
+    def passing(self, backward: bool) -> Call:
+        """The module's pass, as the micro-benchmark times it."""
+        arguments = (_OUR_CLASS.replace(".Dropout", ":Dropout"), (("p", self.p),), self.x, backward)
+        return Call("slipstream::module_pass()", arguments, (self.x,))
+
+
+def _exchanged(graph: Graph) -> list[_Site]:
+    return [site for site in _sites(graph) if site.whole_module and site.device == "cpu"]
+
+
+def _sites(graph: Graph) -> list[_Site]:
+    """Every dropout of the step: noise, its scaling, and the multiplication by it."""
+    tasks = graph.tasks
+    inside = [graph.string(int(scope)).rpartition("/")[2] in _SCOPE for scope in tasks.scope]
+    mixed = _mixed_modules(graph, inside)
+    found = []
+    for draw in range(len(graph)):
+        if not inside[draw] or _name(graph, draw) != "aten::bernoulli_":
+            continue
+        noise = int(graph.storages(draw)[0])
+        first = last = draw
+        while _belongs(graph, inside, first - 1, draw):
+            first -= 1
+        while _belongs(graph, inside, last + 1, draw) and _name(graph, last) not in _MULTIPLY:
+            last += 1
+        call = graph.calls[tasks.call[last]]
+        if _name(graph, last) not in _MULTIPLY or not call.inputs:
+            continue
+        back = _backward(graph, last, noise)
+        operands = graph.storages(last).tolist()
+        gradients = (-1, -1)
+        if back is not None:
+            there = graph.storages(back).tolist()
+            gradients = (next(s for s in there if s != noise), there[-1])
+        found.append(
+            _Site(
+                forward=tuple(range(first, last + 1)),
+                backward=back,
+                p=_probability(graph, draw),
+                x=call.inputs[0],
+                input=operands[0],
+                output=operands[-1],
+                gradients=gradients,
+                inplace=_name(graph, last) == "aten::mul_",
+                whole_module=int(tasks.module[draw]) not in mixed,
+            )
+        )
+    return found
+
+
+def _name(graph: Graph, task: int) -> str:
+    return graph.string(int(graph.tasks.name[task]))
+
+
+def _probability(graph: Graph, draw: int) -> float:
+    # What was drawn is whether an element is kept; 1 - 0.9 should read 0.1.
+    return round(1.0 - float(graph.calls[graph.tasks.call[draw]].arguments[1]), 12)
+
+
+def _belongs(graph: Graph, inside: Sequence[bool], task: int, draw: int) -> bool:
+    """Whether `task` is part of the dropout that draws at `draw`."""
+    tasks = graph.tasks
+    return (
+        0 <= task < len(graph)
+        and inside[task]
+        and tasks.scope[task] == tasks.scope[draw]
+        and tasks.module[task] == tasks.module[draw]
+        and tasks.call[task] >= 0
+        and (task > draw or _name(graph, task) not in _MULTIPLY)
+    )
+
+
+def _backward(graph: Graph, forward: int, noise: int) -> int | None:
+    """The multiplication of a gradient by `noise` that belongs to the task `forward`."""
+    tasks = graph.tasks
+    for task in range(forward + 1, len(graph)):
+        if (
+            tasks.phase[task] == StepPhase.BACKWARD
+            and tasks.sequence[task] == tasks.sequence[forward]
+            and _name(graph, task) == "aten::mul"
+            and noise in graph.storages(task)
+        ):
+            return task
+    return None
+
+
+def _mixed_modules(graph: Graph, inside: Sequence[bool]) -> set[int]:
+    """Modules that hold others, or do something beside dropout: they call it as a function."""
+    tasks: Any = graph.tasks
+    forward = tasks.phase == StepPhase.FORWARD
+    used = {int(module): graph.string(int(module)) for module in set(tasks.module.tolist())}
+    holders = {path[:end] for path in used.values() for end, c in enumerate(path) if c == "."}
+    return {
+        *(module for module, path in used.items() if not path or path in holders),
+        *(int(tasks.module[t]) for t in range(len(graph)) if forward[t] and not inside[t]),
+    }

@@ -1,0 +1,168 @@
+"""The arguments of ``nn.EmbeddingBag`` in one form: ids in a row, and where bags begin.
+
+Shapes and dtypes are checked here, without a look at the ids themselves, so that it can be traced;
+ids and offsets are checked when the operator runs, by `slipstream.native.bags`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.native.robe import MODES
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+class Bags(NamedTuple):
+    """Ids and the bags they are in.
+
+    Attributes:
+        ids: int32 or int64 [count], contiguous.
+        offsets: int64 [bags], or one more whose value ends the last bag; None for bags of one size.
+        weights: [count] of the parameters' dtype, or None.
+        total: how many bags, of each table.
+    """
+
+    ids: torch.Tensor
+    offsets: torch.Tensor | None
+    weights: torch.Tensor | None
+    total: int
+
+
+def normalise(
+    input: torch.Tensor,
+    offsets: torch.Tensor | None,
+    per_sample_weights: torch.Tensor | None,
+    *,
+    mode: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    include_last_offset: bool = False,
+    tables: int = 1,
+) -> Bags:
+    """Ids and offsets as ``nn.EmbeddingBag.forward`` takes them, in one form.
+
+    Args:
+        input: ids, int32 or int64: [tables * bags, n] for bags of n each, or [count] with offsets.
+        offsets: int32 or int64 [tables * bags], or one more with `include_last_offset`.
+        per_sample_weights: as `input`, in mode sum.
+        dtype, device: of the parameters.
+
+    Raises:
+        InvalidArgumentError: an argument of another dtype, shape or device.
+    """
+    _expect("input", input, device, _INTEGERS)
+    if input.dim() == 2:
+        if offsets is not None:
+            raise InvalidArgumentError(
+                "offsets", "is for ids in one dimension; rows of a two-dimensional input are bags"
+            )
+        total = input.shape[0]
+    elif input.dim() == 1:
+        if offsets is None:
+            raise InvalidArgumentError("offsets", "must be given with ids in one dimension")
+        _expect("offsets", offsets, device, _INTEGERS)
+        if offsets.dim() != 1 or (include_last_offset and offsets.shape[0] == 0):
+            raise InvalidArgumentError("offsets", f"has the shape {list(offsets.shape)}, not [n]")
+        total = offsets.shape[0] - (1 if include_last_offset else 0)
+        offsets = offsets.to(torch.int64).contiguous()
+    else:
+        raise InvalidArgumentError("input", f"has {input.dim()} dimensions, not 1 or 2")
+    if total % tables:
+        raise InvalidArgumentError(
+            "input" if offsets is None else "offsets",
+            f"{total} bags are not the same number for each of {tables} tables",
+        )
+    if per_sample_weights is not None:
+        _check_weights(per_sample_weights, input, mode, dtype)
+        per_sample_weights = per_sample_weights.reshape(-1).contiguous()
+    return Bags(input.reshape(-1).contiguous(), offsets, per_sample_weights, total // tables)
+
+
+def each(input: torch.Tensor, device: torch.device) -> Bags:
+    """Ids of any shape, a bag of one each: as ``nn.Embedding.forward`` takes them.
+
+    Raises:
+        InvalidArgumentError: ids of another dtype or device.
+    """
+    _expect("input", input, device, _INTEGERS)
+    return Bags(input.reshape(-1).contiguous(), None, None, input.numel())
+
+
+def reduced(rows: torch.Tensor, bags: Bags, mode: str, padding_idx: int | None) -> torch.Tensor:
+    """Sums, means or maxima of rows that are written down; zeros for empty bags.
+
+    Args:
+        rows: one for each of the bags' ids: [count, width].
+        padding_idx: an id whose rows do not count.
+
+    Returns:
+        [bags, width].
+    """
+    count, begins = len(rows), bags.offsets
+    if begins is None:
+        begins = torch.arange(bags.total, device=rows.device) * (count // max(bags.total, 1))
+    places = torch.arange(count, device=rows.device)
+    if padding_idx is not None:
+        places = places.masked_fill(bags.ids == padding_idx, count)
+    return functional.embedding_bag(
+        places, torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), begins, mode=mode,
+        per_sample_weights=bags.weights, padding_idx=count,
+        include_last_offset=len(begins) > bags.total,
+    )  # fmt: skip
+
+
+def check_mode(mode: str) -> None:
+    """See that bags can be reduced so.
+
+    Raises:
+        InvalidArgumentError: they cannot.
+    """
+    if mode not in MODES:
+        raise InvalidArgumentError("mode", f"'{mode}' is not possible", remedy=", ".join(MODES))
+
+
+def padding_row(padding_idx: int | None, rows: int) -> int | None:
+    """`padding_idx` counted from the front.
+
+    Raises:
+        InvalidArgumentError: it is no row of the table.
+    """
+    if padding_idx is None:
+        return None
+    if not -rows <= padding_idx < rows:
+        raise InvalidArgumentError("padding_idx", f"{padding_idx} is not a row of the {rows}")
+    return padding_idx % rows
+
+
+def _expect(
+    name: str, tensor: torch.Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    if tensor.dtype not in dtypes:
+        raise InvalidArgumentError(name, f"is {tensor.dtype}, not int32 or int64")
+    if tensor.device != device:
+        raise InvalidArgumentError(
+            name,
+            f"is on {tensor.device}, the parameters are on {device}",
+            remedy="move one of them",
+        )
+
+
+def _check_weights(
+    weights: torch.Tensor, input: torch.Tensor, mode: str, dtype: torch.dtype
+) -> None:
+    if mode != "sum":
+        raise InvalidArgumentError("per_sample_weights", f"is for mode sum, not {mode}")
+    if weights.shape != input.shape:
+        raise InvalidArgumentError(
+            "per_sample_weights",
+            f"has the shape {list(weights.shape)}, input {list(input.shape)}",
+        )
+    if weights.dtype != dtype or weights.device != input.device:
+        raise InvalidArgumentError(
+            "per_sample_weights", f"is {weights.dtype} on {weights.device}, not {dtype}"
+        )

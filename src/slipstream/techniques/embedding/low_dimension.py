@@ -1,0 +1,148 @@
+"""A table of fewer columns, and one matrix that widens its rows: the plainest way to a smaller one.
+
+It is what every other way has to beat at the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.embedding.quantized_rows import QuantizedTable, coded
+from slipstream.techniques.embedding.weighting import chunks, row_weights_of
+
+
+class LowDimTable(nn.Module):
+    """Rows of `dim` numbers times a [dim, embedding_dim] matrix.
+
+    Args:
+        num_embeddings, embedding_dim: of the table it stands for.
+        dim: numbers kept of each row.
+        init_std: rows begin as normal numbers such that widened ones have this standard deviation.
+
+    Attributes:
+        weight: the rows, [num_embeddings, dim]; None once they are codes, see `quantized`.
+        codes: the rows as a `QuantizedTable`, or None.
+        projection: [dim, embedding_dim].
+
+    Raises:
+        InvalidArgumentError: a size below 1, or `dim` above `embedding_dim`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        dim: int,
+        *,
+        init_std: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("num_embeddings", num_embeddings), ("dim", dim)):
+            if value < 1:
+                raise InvalidArgumentError(name, f"{value} is less than 1")
+        if dim > embedding_dim:
+            raise InvalidArgumentError("dim", f"{dim} is more than the table's {embedding_dim}")
+        self.num_embeddings, self.embedding_dim, self.dim = num_embeddings, embedding_dim, dim
+        self.weight: nn.Parameter | None = nn.Parameter(
+            torch.empty(num_embeddings, dim, device=device, dtype=dtype)
+        )
+        self.codes: QuantizedTable | None = None
+        self.projection = nn.Parameter(torch.empty(dim, embedding_dim, device=device, dtype=dtype))
+        self.reset_parameters(init_std)
+
+    @classmethod
+    def from_dense(
+        cls, weight: torch.Tensor, dim: int, row_weights: torch.Tensor | None = None
+    ) -> LowDimTable:
+        """The nearest such table: least sum of squared errors, rows weighted by `row_weights`.
+
+        Args:
+            weight: [num_embeddings, embedding_dim].
+            row_weights: how much each row counts, not negative: [num_embeddings]; all alike if
+                None.
+
+        Raises:
+            InvalidArgumentError: as the class, or weights of another shape.
+        """
+        _, axes = principal(weight, row_weights)
+        rows, columns = weight.shape
+        made = cls(rows, columns, dim, device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            kept = axes[:, :dim].to(weight.dtype)
+            assert made.weight is not None
+            made.weight.copy_(weight.detach() @ kept)
+            made.projection.copy_(kept.T)
+        return made
+
+    def reset_parameters(self, init_std: float = 1.0) -> None:
+        """Normal rows, and a matrix that keeps their lengths on average."""
+        assert self.weight is not None
+        nn.init.normal_(self.weight, std=init_std)
+        nn.init.normal_(self.projection, std=1 / math.sqrt(self.dim))
+
+    def quantized(self, bits: int = 8) -> LowDimTable:
+        """The same table with its rows as codes of so many bits, which are no parameters.
+
+        Raises:
+            InvalidArgumentError: bits other than 4 and 8.
+        """
+        made = LowDimTable(1, self.embedding_dim, self.dim)
+        assert self.weight is not None
+        made.num_embeddings, made.weight = self.num_embeddings, None
+        made.codes = coded(self.weight.detach(), bits)
+        made.projection = nn.Parameter(self.projection.detach().clone())
+        return made
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows before they are widened: [count, dim]."""
+        if self.codes is not None:
+            return self.codes.look_up(ids)
+        assert self.weight is not None
+        return nn.functional.embedding(ids, self.weight)
+
+    def widen(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., dim] to [..., embedding_dim]; linear, so that sums of rows may be widened."""
+        return rows @ self.projection
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        """What tells device and dtype."""
+        return self.projection
+
+    @property
+    def flops_per_id(self) -> int:
+        """Of widening a row."""
+        return 2 * self.dim * self.embedding_dim
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of parameters that one id reads."""
+        if self.codes is not None:
+            return self.codes.row_bytes
+        return float(self.dim * self.projection.element_size())
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, dim={self.dim}"
+
+
+def principal(
+    weight: torch.Tensor, row_weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of weighted rows: energies in falling order [columns], and their axes [columns, columns].
+
+    The energies after the first k are the squared error of the best table of k columns.
+    """
+    counted = row_weights_of(weight, row_weights)
+    gram = torch.zeros(weight.shape[1], weight.shape[1], dtype=torch.float64, device=weight.device)
+    with torch.no_grad():
+        for rows in chunks(len(weight)):
+            double = weight[rows].double()
+            gram += double.T @ (double * counted[rows, None])
+    energy, axes = torch.linalg.eigh(gram)
+    return energy.flip(0).clamp(min=0), axes.flip(1)

@@ -1,0 +1,407 @@
+"""`plan`: which way each table of a model is kept, within a budget of bytes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.files import replacing
+from slipstream.provenance import Provenance
+from slipstream.surgery import exchange_parameters, place
+from slipstream.tables import Column, Table
+from slipstream.techniques.embedding.allocate import allocate
+from slipstream.techniques.embedding.facts import IdStatistics, facts_of
+from slipstream.techniques.embedding.making import Making
+from slipstream.techniques.embedding.ways import WAYS, ways_of
+from slipstream.techniques.embedding.ways.dense import Dense
+from slipstream.techniques.embedding.ways.way import Choice, TableFacts
+from slipstream.units import format_bytes, parse_bytes
+
+LEAST_ROWS = 2000
+"""Smaller tables stay as they are: they cost nothing and would only collide."""
+
+MIXED = "mixed"
+_BLOCK = 32
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What a single way would do in the plan's place, or the mixture of all.
+
+    Attributes:
+        method: its name, or ``mixed``.
+        nbytes: of all tables.
+        error: one minus the geometric mean of what tables keep, weighted by their look-ups; None
+            where it does not fit the budget.
+        score: as measured by the user's `evaluate`; None without it.
+        why_not: why it was left out; empty where it was not.
+    """
+
+    method: str
+    nbytes: int
+    error: float | None
+    score: float | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which way each table is kept.
+
+    Attributes:
+        tables: the choice by table.
+        budget: bytes that all of them may have.
+        dense_bytes: that they had.
+        method: ``mixed``, or the single way that is better.
+        alternatives: all that were compared, the best first.
+        basis: where errors come from: measured on trained tables, or assumed.
+        block: of the array that tables with the way ``robe`` share.
+        facts: what is known of the tables; not saved.
+    """
+
+    tables: Mapping[str, Choice]
+    budget: int
+    dense_bytes: int
+    method: str = MIXED
+    alternatives: tuple[Alternative, ...] = ()
+    basis: Provenance = Provenance.ASSUMED
+    block: int = _BLOCK
+    facts: tuple[TableFacts, ...] = dataclasses.field(default=(), repr=False, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables in their new form."""
+        return sum(choice.nbytes for choice in self.tables.values())
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the tables become."""
+        return self.dense_bytes / self.nbytes
+
+    @property
+    def numbers(self) -> int:
+        """Of the array that hashed tables share; 0 for none."""
+        found = [choice.settings.get("numbers", 0) for choice in self.tables.values()]
+        return sum(number for number in found if isinstance(number, int))
+
+    def apply(self, model: torch.nn.Module, optimizer: Any = None) -> torch.nn.Module:
+        """Exchange the tables of `model`, in place; `optimizer` trains the new parameters.
+
+        Returns:
+            `model`.
+
+        Raises:
+            InvalidArgumentError: the model lacks a table of the plan, or it has another size.
+            WorkloadError: the optimizer has different settings for tables that become one.
+        """
+        facts = {one.name: one for one in self.facts}
+        modules = dict(model.named_modules())
+        for name, choice in self.tables.items():
+            _check(name, modules.get(name), choice, facts.get(name))
+        chosen = {n: c for n, c in self.tables.items() if c.way != Dense.name}
+        if not chosen:
+            return model
+        weights = [modules[name].weight for name in chosen]
+        made = Making(self.numbers, self.block, weights)
+        for name, choice in chosen.items():
+            old = modules[name]
+            own = facts.get(name) or TableFacts(name, old.num_embeddings, old.embedding_dim)
+            if own.weight is not None:
+                own = dataclasses.replace(own, weight=old.weight.detach())
+            new = WAYS[choice.way].module(old, own, choice.settings, made)
+            place(model, name, new.train(old.training))
+            if optimizer is not None and choice.way != "robe":
+                exchange_parameters(optimizer, [old.weight], *new.parameters())
+        made.finish()
+        if optimizer is not None and self.numbers:
+            shared = [modules[n].weight for n, c in chosen.items() if c.way == "robe"]
+            exchange_parameters(optimizer, shared, made.array.array)
+        return model
+
+    def converting(self, model: torch.nn.Module) -> Plan:
+        """The same plan for tables that are trained: their numbers are kept as well as can be."""
+        weights = {
+            name: module.weight.detach()
+            for name, module in model.named_modules()
+            if name in self.tables
+            and isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        }
+        known = {one.name: one for one in self.facts}
+        facts = [
+            dataclasses.replace(known.get(name) or TableFacts(name, *weight.shape), weight=weight)
+            for name, weight in weights.items()
+        ]
+        return dataclasses.replace(self, facts=tuple(facts))
+
+    def table(self) -> Table:
+        """Which way each table is kept, and what else was compared."""
+        rows = [
+            (name, _described(choice), format_bytes(choice.nbytes), f"{choice.error:.1%}")
+            for name, choice in self.tables.items()
+        ]
+        columns = (
+            Column("table"), Column("kept as"), Column("bytes", "right"), Column("lost", "right"),
+        )  # fmt: skip
+        return Table(columns, rows, title=self._title(), notes=tuple(map(_said, self.alternatives)))
+
+    def __str__(self) -> str:
+        return self.table().to_markdown()
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        kept = {
+            "version": _VERSION, "budget": self.budget, "dense_bytes": self.dense_bytes,
+            "method": self.method, "basis": self.basis.value, "block": self.block,
+            "tables": {name: dataclasses.asdict(choice) for name, choice in self.tables.items()},
+            "alternatives": [dataclasses.asdict(one) for one in self.alternatives],
+        }  # fmt: skip
+        with replacing(Path(path)) as beside:
+            beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """What `save` wrote. Trained numbers are not in it: codes cannot be made from it.
+
+        Raises:
+            InvalidArgumentError: the file cannot be read, or is no plan.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if found["version"] != _VERSION:
+                raise ValueError(f"version {found['version']} is not {_VERSION}")
+            tables = {str(name): _choice(one) for name, one in found["tables"].items()}
+            alternatives = tuple(Alternative(**one) for one in found["alternatives"])
+            return cls(
+                tables, int(found["budget"]), int(found["dense_bytes"]), str(found["method"]),
+                alternatives, Provenance(found["basis"]), int(found["block"]),
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgumentError(
+                "path", f"is no plan of embedding tables: {error}", where=str(path)
+            ) from error
+
+    def _title(self) -> str:
+        return (
+            f"{format_bytes(self.dense_bytes)} of tables in {format_bytes(self.nbytes)} "
+            f"({self.ratio:.1f}x less): {self.method}, errors {self.basis.value}"
+        )
+
+
+def plan(
+    model: torch.nn.Module,
+    id_stats: IdStatistics | None = None,
+    *,
+    budget: int | str | None = None,
+    ratio: float | None = None,
+    methods: Iterable[str] | None = None,
+    trained: bool = False,
+    evaluate: Callable[[torch.nn.Module], float] | None = None,
+    least_rows: int = LEAST_ROWS,
+) -> Plan:
+    """Choose for each table of `model` the way to keep it, so that all fit the budget.
+
+    The mixture that loses least is compared with each way alone: where one of them is no worse, it
+    is taken, since it is simpler. What is lost of a trained table is measured on its numbers,
+    weighted by how often rows are read. For a table that is yet to be trained it is an assumption;
+    `evaluate` tells the truth: it trains or scores a compressed copy of the model, one for each
+    alternative, and the best score wins.
+
+    Args:
+        id_stats: how often rows are looked up: a recorded graph with the statistic "ids", or
+            counts [rows] by the name of the table's module. All alike if None.
+        budget: bytes of all tables together: a number or ``"512MiB"``; those of tables with fewer
+            than `least_rows` rows, which stay as they are, not counted. Or
+        ratio: how many times smaller they shall be.
+        methods: names of `WAYS` to choose from; all if None. ``dense`` is always possible.
+        trained: the tables hold trained numbers: errors are measured, rows are converted, and
+            codes of eight and four bits are possible.
+        evaluate: a copy of the model with compressed tables to a score, the higher the better.
+
+    Raises:
+        InvalidArgumentError: neither or both of budget and ratio; no table; nothing fits.
+        UnknownNameError: no such method, or counts of a table that the model lacks.
+    """
+    facts = facts_of(model, id_stats, trained=trained, least_rows=least_rows)
+    made = plan_tables(facts, budget=budget, ratio=ratio, methods=methods)
+    if evaluate is None:
+        return made.best
+    scored = []
+    for one in made.plans:
+        score = float(evaluate(one.apply(copy.deepcopy(model))))
+        if math.isnan(score):
+            score = -math.inf
+        scored.append((score, one))
+    return made.judged(scored)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Plans for the same tables and budget: the mixture, and each way alone.
+
+    Attributes:
+        plans: those that fit, the one with the least error first.
+        left_out: ways that cannot reach the budget, or need trained tables.
+    """
+
+    plans: tuple[Plan, ...]
+    left_out: tuple[Alternative, ...]
+
+    @property
+    def best(self) -> Plan:
+        """The plan with the least error; a single way where a mixture is no better."""
+        told = [_alternative(one) for one in self.plans]
+        return dataclasses.replace(self.plans[0], alternatives=(*told, *self.left_out))
+
+    def judged(self, scored: Sequence[tuple[float, Plan]]) -> Plan:
+        """The plan with the best measured score."""
+        order = sorted(scored, key=lambda pair: -pair[0])
+        told = [dataclasses.replace(_alternative(one), score=score) for score, one in order]
+        return dataclasses.replace(order[0][1], alternatives=(*told, *self.left_out))
+
+
+def plan_tables(
+    facts: Sequence[TableFacts],
+    *,
+    budget: int | str | None = None,
+    ratio: float | None = None,
+    methods: Iterable[str] | None = None,
+    codes: bool | None = None,
+) -> Compared:
+    """`plan` for tables of which only facts are known: see there.
+
+    Args:
+        codes: whether ways are possible that cannot be trained; where all tables are trained by
+            default.
+    """
+    dense = sum(one.nbytes for one in facts)
+    room = _budget(dense, budget, ratio)
+    ways = ways_of(methods)
+    total = sum(one.lookups for one in facts) or 1.0
+    weights = [one.lookups / total for one in facts]
+    trained = all(one.weight is not None for one in facts)
+    every = {
+        name: [list(way.choices(one)) for one in facts]
+        for name, way in ways.items()
+        if name != Dense.name
+    }
+    stay = [list(Dense().choices(one)) for one in facts]
+    fixed = trained if codes is None else codes
+    basis = Provenance.MEASURED if trained else Provenance.ASSUMED
+
+    def planned(method: str, choices: list[list[Choice]]) -> Plan | None:
+        taken = allocate(choices, weights, room)
+        if taken is None:
+            return None
+        tables = {one.name: choice for one, choice in zip(facts, taken, strict=True)}
+        return Plan(tables, room, dense, method, (), basis, _BLOCK, tuple(facts))
+
+    found: list[Plan] = []
+    left_out: list[Alternative] = []
+    for name, own in every.items():
+        single = [[*mine, *as_is] for mine, as_is in zip(own, stay, strict=True)]
+        least = sum(min(choice.nbytes for choice in mine) for mine in single)
+        possible = fixed or WAYS[name].trains
+        made = planned(name, single) if possible else None
+        if made is not None:
+            found.append(made)
+            continue
+        why = f"at least {format_bytes(least)}"
+        if not possible:
+            why += ", and for tables that are trained already"
+        left_out.append(Alternative(name, least, None, None, why))
+    open_to = [own for name, own in every.items() if fixed or WAYS[name].trains]
+    columns = zip(*open_to, stay, strict=True)
+    mixture = planned(MIXED, [[c for own in column for c in own] for column in columns])
+    if mixture is None:
+        least = min((one.nbytes for one in left_out), default=dense)
+        raise InvalidArgumentError(
+            "budget", f"{format_bytes(room)} are too few for these tables and methods; "
+            f"the least is about {format_bytes(least)}",
+        )  # fmt: skip
+    # The mixture last: of equals the simpler is taken.
+    order = sorted([*found, mixture], key=_error)
+    return Compared(tuple(order), tuple(left_out))
+
+
+def _check(name: str, module: Any, choice: Choice, known: TableFacts | None) -> None:
+    """See that `module` is the table that was planned.
+
+    Raises:
+        InvalidArgumentError: it is not, or the way needs trained numbers.
+    """
+    if type(module) not in (torch.nn.Embedding, torch.nn.EmbeddingBag):
+        raise InvalidArgumentError("model", f"'{name}' is no embedding table")
+    shape = (module.num_embeddings, module.embedding_dim)
+    if known is not None and shape != (known.rows, known.dim):
+        raise InvalidArgumentError(
+            "model", f"'{name}' is {shape[0]} x {shape[1]}, not {known.rows} x {known.dim}"
+        )
+    if not WAYS[choice.way].trains and (known is None or known.weight is None):
+        raise InvalidArgumentError(
+            "model", f"'{name}' is to become {choice.way}, which is made from trained tables",
+            remedy="plan.converting(model), once they are trained",
+        )  # fmt: skip
+
+
+def _budget(dense: int, budget: int | str | None, ratio: float | None) -> int:
+    if (budget is None) == (ratio is None):
+        raise InvalidArgumentError("budget", "give either a budget or a ratio")
+    if ratio is not None:
+        if not (ratio >= 1 and math.isfinite(ratio)):
+            raise InvalidArgumentError("ratio", f"{ratio} is not a number from 1 up")
+        return int(dense / ratio)
+    room = parse_bytes(budget, "budget") if isinstance(budget, str) else budget
+    if room is None or room < 1:
+        raise InvalidArgumentError("budget", f"{budget} is no number of bytes")
+    return room
+
+
+def _error(one: Plan) -> float:
+    """Of all tables, by look-ups: one minus the geometric mean of what is kept."""
+    total = sum(fact.lookups for fact in one.facts) or 1.0
+    lost = sum(fact.lookups * one.tables[fact.name].loss for fact in one.facts)
+    # Differences in the last digits do not make a mixture better.
+    return round(-math.expm1(-lost / total), 9)
+
+
+def _alternative(one: Plan) -> Alternative:
+    return Alternative(one.method, one.nbytes, _error(one))
+
+
+def _choice(found: Mapping[str, Any]) -> Choice:
+    settings = {
+        str(key): tuple(map(int, value)) if isinstance(value, list) else int(value)
+        for key, value in found["settings"].items()
+    }
+    if found["way"] not in WAYS:
+        raise ValueError(f"there is no way '{found['way']}'")
+    return Choice(found["way"], settings, int(found["nbytes"]), float(found["error"]))
+
+
+def _described(choice: Choice) -> str:
+    parts = [
+        f"{key}={len(value) if isinstance(value, tuple) else value}"
+        for key, value in choice.settings.items()
+    ]
+    return " ".join([choice.way, *parts])
+
+
+def _said(one: Alternative) -> str:
+    if one.error is None:
+        return f"{one.method}: {one.why_not}"
+    score = "" if one.score is None else f", score {one.score:.4g}"
+    return f"{one.method}: {format_bytes(one.nbytes)}, {one.error:.1%} lost{score}"

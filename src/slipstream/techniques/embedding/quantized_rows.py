@@ -1,0 +1,123 @@
+"""A trained table as codes of eight or four bits, with a scale for every row."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.quant import Granularity, code_weights
+from slipstream.techniques.embedding.weighting import chunks, row_weights_of
+
+_SCALE_BYTES = 4
+_NIBBLE = 15
+
+
+class QuantizedTable(nn.Module):
+    """Codes of rows; made from a trained table by `from_dense`, and not trained any further.
+
+    Args:
+        codes: uint8 [rows, bytes]: two codes a byte with four bits, the first one in the lower
+            half.
+        scale: float32 [rows]; a number is its code times its row's scale.
+        embedding_dim: numbers in a row.
+        bits: 8 or 4.
+
+    Raises:
+        InvalidArgumentError: other bits, or shapes that do not go together.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(
+        self, codes: torch.Tensor, scale: torch.Tensor, embedding_dim: int, bits: int
+    ) -> None:
+        super().__init__()
+        row = code_bytes(embedding_dim, bits)
+        if codes.dim() != 2 or codes.shape[1] != row or codes.dtype is not torch.uint8:
+            raise InvalidArgumentError("codes", f"must be uint8 [rows, {row}]")
+        if scale.shape != codes.shape[:1]:
+            raise InvalidArgumentError("scale", f"must have the shape [{codes.shape[0]}]")
+        self.num_embeddings, self.embedding_dim, self.bits = codes.shape[0], embedding_dim, bits
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+
+    @classmethod
+    def from_dense(cls, weight: torch.Tensor, bits: int = 8) -> QuantizedTable:
+        """Symmetric codes of `weight`, [rows, columns]; at four bits with least squared error.
+
+        Raises:
+            InvalidArgumentError: other bits, or a table that is empty or holds NaN or infinity.
+        """
+        row_weights_of(weight, None)
+        return coded(weight.detach(), bits)
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of `ids` [count]: float32 [count, embedding_dim]."""
+        codes = self.codes[ids]
+        if self.bits == 4:
+            codes = torch.stack([codes & _NIBBLE, codes >> 4], 2).flatten(1)
+            codes = codes[:, : self.embedding_dim]
+        # Two's complement, as they were written.
+        half = 1 << (self.bits - 1)
+        return ((codes ^ half).float() - half) * self.scale[ids, None]
+
+    def widen(self, rows: torch.Tensor) -> torch.Tensor:
+        """They are as wide as they will be."""
+        return rows
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        """What tells device and dtype."""
+        return self.scale
+
+    @property
+    def flops_per_id(self) -> int:
+        """A multiplication for every number."""
+        return self.embedding_dim
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes that one id reads."""
+        return float(self.codes.shape[1] + _SCALE_BYTES)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.bits}"
+
+
+def code_bytes(columns: int, bits: int) -> int:
+    """Bytes of a row's codes.
+
+    Raises:
+        InvalidArgumentError: bits other than 4 and 8.
+    """
+    if bits not in (4, 8):
+        raise InvalidArgumentError("bits", f"{bits} is neither 4 nor 8")
+    return (columns * bits + 7) // 8
+
+
+def table_bytes(rows: int, columns: int, bits: int) -> int:
+    """Bytes of a table's codes and scales."""
+    return rows * (code_bytes(columns, bits) + _SCALE_BYTES)
+
+
+def coded(weight: torch.Tensor, bits: int) -> QuantizedTable:
+    """`weight` as a `QuantizedTable`, some rows at a time."""
+    row = code_bytes(weight.shape[1], bits)
+    codes = torch.empty(weight.shape[0], row, dtype=torch.uint8, device=weight.device)
+    scale = torch.empty(weight.shape[0], device=weight.device)
+    for part in chunks(len(weight)):
+        signed, scale[part] = code_weights(
+            weight[part], bits, Granularity(axis=0), least_error=bits == 4, narrow=True
+        )
+        codes[part] = _packed(signed.view(torch.uint8), bits)
+    return QuantizedTable(codes, scale, weight.shape[1], bits)
+
+
+def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    if bits == 8:
+        return codes
+    if codes.shape[1] % 2:
+        codes = torch.nn.functional.pad(codes, (0, 1))
+    return (codes[:, 0::2] & _NIBBLE) | (codes[:, 1::2] << 4)

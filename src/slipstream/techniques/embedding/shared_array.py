@@ -1,0 +1,229 @@
+"""`SharedArray`: the numbers that all hashed embedding tables of a model have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.native import robe as door
+from slipstream.units import parse_bytes
+
+_VERSION = 1
+
+
+class SharedArray(nn.Module):
+    """One array of numbers, of which embedding tables read hashed blocks.
+
+    Where a number of a row lies depends on `seed`, the table's number, the row and the block alone,
+    the same on every device, for int32 and int64 ids, and in every version of the package. These
+    settings are saved with the array, and loading refuses an array with others.
+
+    Args:
+        size: numbers in the array, or its bytes: ``"100MiB"``.
+        block: numbers that are read in one run. Longer blocks are faster and collide less.
+        sign: multiply every number of a row by a hashed sign, which makes inner products of rows
+            unbiased.
+        init_std: the array begins as normal numbers of this standard deviation; 1 as torch's
+            ``nn.Embedding``.
+        seed: of the hashes, not of the initial numbers: those follow ``torch.manual_seed``.
+        grad_scale: what the array's gradient is multiplied by. A number of it stands for as many
+            weights as the tables are compressed, and its gradient is the sum of theirs.
+
+    Attributes:
+        array: the parameter, [size].
+
+    Raises:
+        InvalidArgumentError: a size or block below 1, or a block longer than the array.
+
+    Source: Desai, Chou and Shrivastava, "Random Offset Block Embedding (ROBE) for compressed
+    embedding tables in deep learning recommendation systems", MLSys 2022.
+    """
+
+    def __init__(
+        self,
+        size: int | str,
+        *,
+        block: int = 32,
+        sign: bool = True,
+        init_std: float = 1.0,
+        seed: int = 0,
+        grad_scale: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kind = dtype or torch.get_default_dtype()
+        if not kind.is_floating_point:
+            raise InvalidArgumentError("dtype", f"{kind} has no floating point")
+        numbers = parse_bytes(size) // kind.itemsize if isinstance(size, str) else size
+        if block < 1:
+            raise InvalidArgumentError("block", f"{block} is less than 1")
+        if numbers < block:
+            raise InvalidArgumentError(
+                "size", f"{numbers} numbers are less than a block of {block}",
+                remedy="a larger size or a smaller block",
+            )  # fmt: skip
+        if not 0 <= init_std < math.inf:
+            raise InvalidArgumentError("init_std", f"{init_std} is not a standard deviation")
+        if not 0 <= seed < 2**63:
+            raise InvalidArgumentError("seed", f"{seed} is not in [0, 2^63)")
+        self.block, self.sign, self.seed, self.grad_scale = block, sign, seed, grad_scale
+        self.init_std = init_std
+        self.array = nn.Parameter(torch.empty(numbers, device=device, dtype=kind))
+        self._taken: set[int] = set()
+        self.reset_parameters()
+
+    @classmethod
+    def compressing(
+        cls, tables: Sequence[tuple[int, int]], ratio: float, **settings: Any
+    ) -> SharedArray:
+        """An array `ratio` times smaller than tables of these (rows, dimension) together.
+
+        Raises:
+            InvalidArgumentError: `ratio` is not positive, or leaves less than a block.
+        """
+        if not ratio > 0:
+            raise InvalidArgumentError("ratio", f"{ratio} is not positive")
+        numbers = sum(rows * dimension for rows, dimension in tables)
+        return cls(max(1, round(numbers / ratio)), **settings)
+
+    def reset_parameters(self) -> None:
+        """Normal numbers of `init_std`."""
+        nn.init.normal_(self.array, std=self.init_std)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self.array.nbytes
+
+    def take(self, table_id: int | None = None) -> int:
+        """Reserve a table's number; the next free one by default.
+
+        Raises:
+            InvalidArgumentError: it is negative or another table's.
+        """
+        if table_id is None:
+            table_id = max(self._taken, default=-1) + 1
+        if table_id < 0 or table_id in self._taken:
+            why = "is negative" if table_id < 0 else "is another table's in this array"
+            raise InvalidArgumentError("table_id", f"{table_id} {why}")
+        self._taken.add(table_id)
+        return table_id
+
+    def look_up(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        tables: torch.Tensor,
+        bags: int,
+        width: int,
+        mode: str,
+    ) -> torch.Tensor:
+        """Bags of rows of `tables` (see `tables_of`): [bags, width], differentiable.
+
+        Raises:
+            InvalidArgumentError: an id outside its table, or offsets out of order.
+        """
+        how = (ids, offsets, weights, tables, bags, width, self.block, self.sign,
+               door.MODES.index(mode))  # fmt: skip
+        array = self.array
+        needed = array.requires_grad or (weights is not None and weights.requires_grad)
+        if not (torch.is_grad_enabled() and needed):
+            found: torch.Tensor = torch.ops.slipstream.robe.default(array, *how)
+            return found
+        if array.dtype is not torch.float32:
+            return _scaled(array, self.grad_scale, how)
+        made: torch.Tensor = _Bags.apply(array, self.grad_scale, *how)  # type: ignore[no-untyped-call]
+        return made
+
+    def get_extra_state(self) -> dict[str, int]:
+        """What the hashes depend on; saved with the array."""
+        return {
+            "version": _VERSION, "size": self.array.numel(), "block": self.block,
+            "sign": int(self.sign), "seed": self.seed,
+        }  # fmt: skip
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """See that a saved array was hashed as this one is.
+
+        Raises:
+            InvalidArgumentError: it was not.
+        """
+        for key, own in self.get_extra_state().items():
+            if state.get(key) != own:
+                raise InvalidArgumentError(
+                    "state_dict", f"the saved array has {key} {state.get(key)}, this one {own}",
+                    remedy="make the SharedArray with the settings it was saved with",
+                )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{self.array.numel()}, block={self.block}, sign={self.sign}, seed={self.seed}"
+
+
+def tables_of(seed: int, tables: Sequence[tuple[int, int, int, int | None]]) -> torch.Tensor:
+    """Tables as the operator takes them, int64 [tables, 4].
+
+    Args:
+        tables: of each its number, rows, dimension and padding row.
+
+    Raises:
+        InvalidArgumentError: a table without rows or columns, or with 2^63 numbers.
+    """
+    described = []
+    for number, rows, dimension, padding in tables:
+        for name, value in (("num_embeddings", rows), ("embedding_dim", dimension)):
+            if value < 1:
+                raise InvalidArgumentError(name, f"{value} is less than 1")
+        if rows * dimension >= 2**63:
+            raise InvalidArgumentError("num_embeddings", f"{rows} x {dimension} is beyond 2^63")
+        key = door.table_key(seed, number)
+        described.append([key, rows, dimension, -1 if padding is None else padding])
+    return torch.tensor(described, dtype=torch.int64, device="cpu")
+
+
+def _scaled(array: torch.Tensor, scale: float, how: tuple[Any, ...]) -> torch.Tensor:
+    """For dtypes without a kernel: torch differentiates it, twice if need be."""
+    with torch.no_grad():
+        torch.ops.slipstream.robe.default(array, *how)  # for its checks
+    if scale != 1.0:
+        array = array * scale + (array * (1.0 - scale)).detach()
+    return door.by_reference(array, *how)
+
+
+class _Bags(torch.autograd.Function):
+    """The gradient of the array is dense; where its numbers were is hashed once more."""
+
+    @staticmethod
+    def forward(ctx: Any, array: torch.Tensor, scale: float, *how: Any) -> torch.Tensor:
+        made: torch.Tensor = torch.ops.slipstream.robe.default(array, *how)
+        ids, offsets, weights, tables = how[:4]
+        ctx.save_for_backward(
+            array,
+            ids,
+            offsets,
+            weights,
+            tables,
+            made if how[-1] == door.MODES.index("max") else None,
+        )
+        ctx.scale, ctx.how = scale, how[4:]
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        array, ids, offsets, weights, tables, made = ctx.saved_tensors
+        how = (ids, offsets, weights, tables, *ctx.how)
+        grad = grad.contiguous()
+        ops = torch.ops.slipstream.robe
+        array_gradient = weight_gradient = None
+        if ctx.needs_input_grad[0]:
+            array_gradient = ops.gradient(grad, array, made, *how, ctx.scale)
+        if ctx.needs_input_grad[4]:
+            weight_gradient = ops.weights(grad, array, *how)
+        return (array_gradient, None, None, None, weight_gradient, *[None] * 6)

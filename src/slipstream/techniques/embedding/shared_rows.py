@@ -1,0 +1,156 @@
+"""A table whose rows are shared: ids are hashed to fewer rows, the most frequent keep their own.
+
+Source: Weinberger et al., "Feature Hashing for Large Scale Multitask Learning", ICML 2009; private
+rows for frequent ids as in Zhang et al., "Model Size Reduction Using Frequency Based Double
+Hashing for Recommender Systems", RecSys 2020.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.native import _robe_reference as hashes
+from slipstream.techniques.embedding.weighting import row_weights_of
+
+
+class HashedTable(nn.Module):
+    """`rows` rows for `num_embeddings` ids, and one more for each id in `hot`.
+
+    Args:
+        num_embeddings, embedding_dim: of the table it stands for.
+        rows: that ids share, by a hash of `seed` and the id alone.
+        hot: int64 ids with rows of their own, in any order.
+        init_std: rows begin as normal numbers of this standard deviation.
+
+    Attributes:
+        weight: [len(hot) + rows, embedding_dim], private rows first, in the order of their ids.
+
+    Raises:
+        InvalidArgumentError: sizes below 1, or hot ids that are no rows or stand twice.
+    """
+
+    hot: torch.Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        rows: int,
+        *,
+        hot: torch.Tensor | None = None,
+        seed: int = 0,
+        init_std: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim), ("rows", rows),
+        ):  # fmt: skip
+            if value < 1:
+                raise InvalidArgumentError(name, f"{value} is less than 1")
+        self.num_embeddings, self.embedding_dim, self.rows = num_embeddings, embedding_dim, rows
+        self.seed = seed
+        ids = torch.empty(0, dtype=torch.int64) if hot is None else hot.to(torch.int64)
+        ids = torch.unique(ids).to(device)
+        if hot is not None and len(ids) != hot.numel():
+            raise InvalidArgumentError("hot", "an id stands twice")
+        if len(ids) and not (int(ids[0]) >= 0 and int(ids[-1]) < num_embeddings):
+            raise InvalidArgumentError("hot", f"ids must lie in [0, {num_embeddings})")
+        self.register_buffer("hot", ids)
+        self.weight = nn.Parameter(
+            torch.empty(len(ids) + rows, embedding_dim, device=device, dtype=dtype)
+        )
+        nn.init.normal_(self.weight, std=init_std)
+
+    @classmethod
+    def from_dense(
+        cls,
+        weight: torch.Tensor,
+        rows: int,
+        *,
+        hot: torch.Tensor | None = None,
+        seed: int = 0,
+        row_weights: torch.Tensor | None = None,
+    ) -> HashedTable:
+        """Each shared row as the weighted mean of its ids' rows: the least squared error.
+
+        Args:
+            weight: [num_embeddings, embedding_dim].
+            row_weights: how much each row counts: [num_embeddings]; all alike if None.
+
+        Raises:
+            InvalidArgumentError: as the class, or weights of another shape.
+        """
+        counted = row_weights_of(weight, row_weights)
+        count, columns = weight.shape
+        made = cls(
+            count, columns, rows, hot=hot, seed=seed, device=weight.device, dtype=weight.dtype
+        )
+        # An id that is never read still gets a row near its own.
+        counted = counted + 1e-12
+        places = made.places(torch.arange(len(weight), device=weight.device))
+        sums = weight.new_zeros(made.weight.shape, dtype=torch.float64)
+        sums.index_add_(0, places, weight.detach().double() * counted[:, None])
+        total = counted.new_zeros(len(sums)).index_add_(0, places, counted)
+        with torch.no_grad():
+            made.weight.copy_(sums / total.clamp(min=1e-300)[:, None])
+        return made
+
+    def places(self, ids: torch.Tensor) -> torch.Tensor:
+        """Which row of `weight` each id reads: int64 of the shape of `ids`."""
+        ids = ids.to(torch.int64)
+        shared = place_of(ids, self.rows, self.seed) + len(self.hot)
+        if not len(self.hot):
+            return shared
+        at = torch.searchsorted(self.hot, ids).clamp(max=len(self.hot) - 1)
+        return torch.where(self.hot[at] == ids, at, shared)
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of `ids` [count]: [count, embedding_dim]."""
+        return nn.functional.embedding(self.places(ids), self.weight)
+
+    def widen(self, rows: torch.Tensor) -> torch.Tensor:
+        """They are as wide as they will be."""
+        return rows
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        """What tells device and dtype."""
+        return self.weight
+
+    @property
+    def flops_per_id(self) -> int:
+        """None but the sum of the bag."""
+        return 0
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of parameters that one id reads."""
+        return float(self.embedding_dim * self.weight.element_size())
+
+    def get_extra_state(self) -> dict[str, int]:
+        """What the hash depends on; saved with the rows."""
+        return {"seed": self.seed, "rows": self.rows}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """See that a saved table was hashed as this one is.
+
+        Raises:
+            InvalidArgumentError: it was not.
+        """
+        if state != self.get_extra_state():
+            raise InvalidArgumentError(
+                "state_dict", f"the saved table has {state}, this one {self.get_extra_state()}"
+            )
+
+    def extra_repr(self) -> str:
+        private = f", {len(self.hot)} hot" if len(self.hot) else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}, rows={self.rows}{private}"
+
+
+def place_of(ids: torch.Tensor, rows: int, seed: int = 0) -> torch.Tensor:
+    """The shared row of each id, int64: the same on every device and in every version."""
+    return hashes.starts(hashes.table_key(seed, 0), ids, torch.zeros_like(ids), rows)

@@ -1,0 +1,229 @@
+"""Embedding tables in a recorded step: which there are, and the tasks that serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+
+_EMBEDDING = "aten::embedding"
+_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+_BACKWARD = (
+    "aten::embedding_dense_backward", "aten::_embedding_bag_backward",
+    "aten::_embedding_bag_dense_backward",
+)  # fmt: skip
+_MODES = ("sum", "mean", "max")
+_MODE_AT = 4
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One look-up of a table.
+
+    Attributes:
+        task: that makes it.
+        table: the weights' storage.
+        weight, ids, made: what it reads and makes.
+        ids_storage, made_storage: theirs.
+        bags: how many bags, or None for ``nn.Embedding``.
+        mode: of the bags.
+        backward: the task that makes the table's gradient, if the step has one.
+    """
+
+    task: int
+    table: int
+    weight: TensorSpec
+    ids: TensorSpec
+    made: TensorSpec
+    ids_storage: int
+    made_storage: int
+    bags: int | None
+    mode: str
+    backward: int | None
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The look-up, and its backward."""
+        return (self.task,) if self.backward is None else (self.task, self.backward)
+
+    @property
+    def input(self) -> TensorSpec:
+        """Ids as a module is given them; bags of the average size."""
+        if self.bags is None:
+            shape = self.ids.shape
+        else:
+            bags = max(self.bags, 1)
+            shape = (bags, max(1, round(self.ids.numel / bags)))
+        return TensorSpec(self.ids.dtype, shape, _contiguous(shape))
+
+
+def lookups(graph: Graph) -> list[Lookup]:
+    """Every look-up of a parameter in the forward pass, in order."""
+    parameters = set(graph.parameters.tolist())
+    backward = [t for t in range(len(graph)) if _name(graph, t) in _BACKWARD]
+    found = []
+    for task in range(len(graph)):
+        name = _name(graph, task)
+        if name != _EMBEDDING and name not in _BAGS:
+            continue
+        call = graph.calls[graph.tasks.call[task]]
+        storages = graph.storages(task).tolist()
+        if len(call.inputs) < 2 or (parameters and storages[0] not in parameters):
+            continue
+        weight, ids, made = call.inputs[0], call.inputs[1], call.outputs[0]
+        bags = None if name == _EMBEDDING else made.shape[0]
+        mode = "sum" if bags is None else _MODES[int(call.arguments[_MODE_AT])]
+        back = next((t for t in backward if _answers(graph, t, task, weight)), None)
+        if back is not None:
+            backward.remove(back)
+        found.append(
+            Lookup(
+                task, storages[0], weight, ids, made, storages[1], storages[len(call.inputs)],
+                bags, mode, back,
+            )
+        )  # fmt: skip
+    return found
+
+
+def updates(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    """By shape: the optimizer's tasks on single tensors of that shape, in order."""
+    found: dict[tuple[int, ...], list[int]] = {shape: [] for shape in shapes}
+    for task in range(len(graph)):
+        call = _call(graph, task)
+        if graph.tasks.phase[task] != StepPhase.OPTIMIZER or call is None or is_list(call):
+            continue
+        for shape in {spec.shape for spec in call.inputs} & set(found):
+            found[shape].append(task)
+    return found
+
+
+def list_updates(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    """The optimizer's tasks on lists of tensors with one of a shape among them."""
+    found = []
+    for task in range(len(graph)):
+        call = _call(graph, task)
+        if graph.tasks.phase[task] != StepPhase.OPTIMIZER or call is None or not is_list(call):
+            continue
+        if any(spec.shape in shapes for spec in call.inputs):
+            found.append(task)
+    return found
+
+
+def is_list(call: Call) -> bool:
+    """Whether an operator takes lists of tensors: ``foreach`` and fused updates."""
+    return any(isinstance(value, (list, tuple)) and value for value in call.arguments)
+
+
+def with_array(call: Call, shapes: Sequence[tuple[int, ...]], numbers: int) -> Call:
+    """`call` with the first tensor of such a shape as an array, and no others in its lists."""
+
+    def array(spec: TensorSpec) -> TensorSpec:
+        return TensorSpec(spec.dtype, (numbers,), (1,), spec.device)
+
+    def changed(value: object) -> object:
+        if isinstance(value, TensorSpec):
+            return array(value) if value.shape in shapes else value
+        if isinstance(value, (list, tuple)):
+            kept: list[object] = []
+            met = False
+            for place, item in enumerate(value):
+                table = isinstance(item, TensorSpec) and item.shape in shapes
+                if table and met:
+                    gone.setdefault(len(value), set()).add(place)
+                else:
+                    kept.append(changed(item))
+                met = met or table
+            return tuple(kept)
+        return value
+
+    gone: dict[int, set[int]] = {}
+    arguments = _numbers_alike(tuple(changed(value) for value in call.arguments), gone)
+    outputs = tuple(array(o) if o.shape in shapes else o for o in call.outputs)
+    return Call(call.op, arguments, outputs)
+
+
+def with_arrays(
+    call: Call, becomes: Mapping[tuple[int, ...], Sequence[tuple[int, ...] | None]]
+) -> Call:
+    """`call` with other tensors in the place of tables.
+
+    Args:
+        becomes: by shape, what the first, second, ... tensor of it in a list becomes; None for
+            one that is left out. A single tensor becomes the first.
+    """
+
+    def like(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+        return TensorSpec(spec.dtype, shape, _contiguous(shape), spec.device)
+
+    def changed(value: object) -> object:
+        if isinstance(value, TensorSpec):
+            first = becomes[value.shape][0] if value.shape in becomes else None
+            return value if first is None else like(value, first)
+        if not isinstance(value, (list, tuple)):
+            return value
+        kept: list[object] = []
+        met = dict.fromkeys(becomes, 0)
+        for place, item in enumerate(value):
+            if not isinstance(item, TensorSpec) or item.shape not in becomes:
+                kept.append(changed(item))
+                continue
+            number, of = met[item.shape], becomes[item.shape]
+            met[item.shape] += 1
+            new = of[number] if number < len(of) else item.shape
+            if new is not None:
+                kept.append(like(item, new))
+            else:
+                gone.setdefault(len(value), set()).add(place)
+        return tuple(kept)
+
+    gone: dict[int, set[int]] = {}
+    arguments = _numbers_alike(tuple(changed(value) for value in call.arguments), gone)
+    outputs = tuple(o for o in (changed(o) for o in call.outputs) if isinstance(o, TensorSpec))
+    return Call(call.op, arguments, outputs)
+
+
+def _numbers_alike(
+    arguments: tuple[Any, ...], gone: Mapping[int, Collection[int]]
+) -> tuple[Any, ...]:
+    """Arguments in which lists of numbers, one for each tensor, lose what those lists lost.
+
+    Args:
+        gone: by the length that lists had, the places that tensors left.
+    """
+    return tuple(
+        tuple(one for place, one in enumerate(value) if place not in gone[len(value)])
+        if isinstance(value, (list, tuple))
+        and len(value) in gone
+        and all(isinstance(one, (int, float)) for one in value)
+        else value
+        for value in arguments
+    )
+
+
+def _answers(graph: Graph, back: int, task: int, weight: TensorSpec) -> bool:
+    call = _call(graph, back)
+    return (
+        call is not None
+        and graph.tasks.module[back] == graph.tasks.module[task]
+        and bool(call.outputs)
+        and call.outputs[0].shape == weight.shape
+    )
+
+
+def _call(graph: Graph, task: int) -> Call | None:
+    call = int(graph.tasks.call[task])
+    return graph.calls[call] if call >= 0 else None
+
+
+def _name(graph: Graph, task: int) -> str:
+    return graph.string(int(graph.tasks.name[task]))
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))

@@ -1,0 +1,54 @@
+"""How much each row of a table counts when the table is approximated: as often as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from slipstream.errors import InvalidArgumentError
+
+
+def row_weights_of(weight: torch.Tensor, row_weights: torch.Tensor | None) -> torch.Tensor:
+    """`row_weights` as shares that sum to 1, float64 [rows]; equal ones for None.
+
+    Raises:
+        InvalidArgumentError: `weight` is no matrix of finite numbers, or `row_weights` are of
+            another number, negative, not finite or all zero.
+    """
+    if weight.dim() != 2 or 0 in weight.shape or not weight.is_floating_point():
+        raise InvalidArgumentError(
+            "weight", f"of shape {list(weight.shape)} and {weight.dtype} is no table of numbers"
+        )
+    if not bool(torch.isfinite(weight.detach().sum())) and not bool(weight.isfinite().all()):
+        raise InvalidArgumentError("weight", "holds NaN or infinity")
+    rows = weight.shape[0]
+    if row_weights is None:
+        return torch.full((rows,), 1 / rows, dtype=torch.float64, device=weight.device)
+    if row_weights.shape != (rows,):
+        raise InvalidArgumentError(
+            "row_weights", f"has the shape {list(row_weights.shape)}, the table {rows} rows"
+        )
+    counted = row_weights.to(weight.device, torch.float64)
+    if not bool(counted.isfinite().all()) or bool((counted < 0).any()) or not counted.sum() > 0:
+        raise InvalidArgumentError("row_weights", "must be finite, not negative, and not all zero")
+    return counted / counted.sum()
+
+
+def relative_error(
+    weight: torch.Tensor, other: torch.Tensor, row_weights: torch.Tensor | None = None
+) -> float:
+    """Weighted squared distance of two tables over the weighted square of the first."""
+    counted = row_weights_of(weight, row_weights)
+    lost = whole = 0.0
+    for rows in chunks(len(weight)):
+        one, share = weight.detach()[rows].double(), counted[rows]
+        lost += float(((one - other.detach()[rows].double()).square().sum(1) * share).sum())
+        whole += float((one.square().sum(1) * share).sum())
+    return lost / whole if whole else 0.0
+
+
+def chunks(rows: int, most: int = 1 << 16) -> Iterator[slice]:
+    """All rows, some at a time."""
+    for begin in range(0, rows, most):
+        yield slice(begin, min(begin + most, rows))

@@ -1,0 +1,431 @@
+"""Convolutions of codes, and what stands before and behind a low-bit product.
+
+Each function has a compiled form and a readable one in PyTorch (`reference_...`), equal to the bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.native import cpu_features
+from slipstream.techniques.lowbit._bindings import INVALID, OK, lowbit_library
+from slipstream.techniques.lowbit.kernels import PackedWeights, matmul
+
+_i32, _i64, _f32, _ptr = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Unsigned codes of activations: ``clamp(round(x / scale) + zero, 0, 2**bits - 1)``.
+
+    Attributes:
+        bits: 1 to 8.
+        scale: positive.
+        zero: the code of 0.
+
+    Raises:
+        InvalidArgumentError: values other than these.
+    """
+
+    bits: int
+    scale: float
+    zero: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8:
+            raise InvalidArgumentError("bits", f"{self.bits} is not from 1 to 8")
+        if not 0 < self.scale < math.inf:
+            raise InvalidArgumentError("scale", f"{self.scale} is not a positive number")
+        if not 0 <= self.zero <= self.top:
+            raise InvalidArgumentError("zero", f"{self.zero} is not a code from 0 to {self.top}")
+
+    @property
+    def top(self) -> int:
+        """The greatest code."""
+        return (1 << self.bits) - 1
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of products: ``max(scale * product + bias + added, 0 if relu)``, in float32.
+
+    Attributes:
+        scale: float32 [n].
+        bias: float32 [n] or None.
+        binary: weights 0 and 1 stand for -1 and 1, and the last of n + 1 columns of products holds
+            what the activations add up to.
+        codes: write the codes of that rather than floats.
+        both: write floats besides codes.
+    """
+
+    scale: torch.Tensor
+    bias: torch.Tensor | None = None
+    relu: bool = False
+    binary: bool = False
+    codes: Codes | None = None
+    both: bool = False
+
+
+class Outcome(NamedTuple):
+    """What a layer gives: float32, uint8 codes, or both, of one shape."""
+
+    floats: torch.Tensor | None
+    codes: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The shape of a two-dimensional convolution over NHWC images, without groups.
+
+    Attributes:
+        image: images, height, width, channels.
+        kernel, stride, padding, dilation: height and width each.
+    """
+
+    image: tuple[int, int, int, int]
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @functools.cached_property
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        sizes = [
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation in zip(
+                self.image[1:3], self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        ]
+        return sizes[0], sizes[1]
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Output pixels of all images."""
+        return self.image[0] * math.prod(self.out_size)
+
+    @property
+    def columns(self) -> int:
+        """Codes that each output pixel sees."""
+        return math.prod(self.kernel) * self.image[3]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether output pixels are the input's pixels, in their order."""
+        return (self.kernel, self.stride, self.padding) == ((1, 1), (1, 1), (0, 0))
+
+
+class _Epilogue(ctypes.Structure):
+    _fields_ = (
+        ("scale", _ptr),
+        ("bias", _ptr),
+        ("floor", _f32),
+        ("binary", _i32),
+        ("code_scale", _f32),
+        ("code_zero", _i32),
+        ("code_top", _i32),
+    )
+
+
+class _Result(ctypes.Structure):
+    _fields_ = (("added", _ptr), ("floats", _ptr), ("codes", _ptr))
+
+
+class _Convolution(ctypes.Structure):
+    _fields_ = tuple(
+        (name, _i64)
+        for name in (
+            *("images", "height", "width", "channels"),
+            *("kernel_height", "kernel_width", "stride_height", "stride_width"),
+            *("padding_height", "padding_width", "dilation_height", "dilation_width"),
+            *("out_height", "out_width"),
+        )
+    )
+
+
+def quantise(x: torch.Tensor, codes: Codes) -> tuple[torch.Tensor, bool]:
+    """The codes of `x`, and whether all of its values are numbers; others have any code.
+
+    Args:
+        x: float32, dense in memory.
+
+    Returns:
+        uint8 of the same shape and strides.
+    """
+    bound = _library()
+    if bound is None:
+        return reference_quantise(x, codes)
+    out = torch.empty_like(x, dtype=torch.uint8)
+    status = bound.slipstream_quantise(
+        _wide(), x.data_ptr(), x.numel(), codes.scale, codes.zero, codes.top, out.data_ptr()
+    )
+    return out, status == OK
+
+
+def reference_quantise(x: torch.Tensor, codes: Codes) -> tuple[torch.Tensor, bool]:
+    """`quantise` in PyTorch."""
+    steps = (x / torch.tensor(codes.scale)).round().nan_to_num(0.0, math.inf, -math.inf)
+    held = steps.clamp(-codes.zero, codes.top - codes.zero) + codes.zero
+    return held.to(torch.uint8), not bool(x.isnan().any())
+
+
+def patches(
+    image: torch.Tensor, shape: Convolution, outside: int, first: int = 0, last: int | None = None
+) -> torch.Tensor:
+    """What output pixels ``first .. last`` see: uint8 [pixels, kernel height * width * channels].
+
+    Args:
+        image: uint8, NHWC and contiguous.
+        outside: what lies beyond the image.
+    """
+    last = shape.rows if last is None else last
+    bound = _library()
+    if bound is None:
+        return reference_patches(image, shape, outside)[first:last]
+    out = torch.empty((last - first, shape.columns), dtype=torch.uint8)
+    bound.slipstream_patches(
+        ctypes.byref(_shape(shape)), image.data_ptr(), outside, first, last, out.data_ptr()
+    )
+    return out
+
+
+def reference_patches(image: torch.Tensor, shape: Convolution, outside: int) -> torch.Tensor:
+    """`patches` of all output pixels, in PyTorch."""
+    high, wide = shape.padding
+    padded = torch.nn.functional.pad(
+        image.permute(0, 3, 1, 2).float(), (wide, wide, high, high), value=float(outside)
+    )
+    seen = torch.nn.functional.unfold(
+        padded, shape.kernel, dilation=shape.dilation, stride=shape.stride
+    )
+    channels, pixels = shape.image[3], math.prod(shape.kernel)
+    by_pixel = seen.reshape(shape.image[0], channels, pixels, -1).permute(0, 3, 2, 1)
+    return by_pixel.reshape(shape.rows, shape.columns).to(torch.uint8).contiguous()
+
+
+def finish(
+    products: torch.Tensor, epilogue: Epilogue, added: torch.Tensor | None = None
+) -> Outcome:
+    """`epilogue` of `products` (int32 [m, n], or [m, n + 1] if binary): matrices [m, n].
+
+    Args:
+        added: float32 [m, n], contiguous.
+    """
+    bound = _library()
+    if bound is None:
+        return reference_finish(products, epilogue, added)
+    columns = epilogue.scale.shape[0]
+    rows = products.shape[0]
+    out = _empty((rows, columns), epilogue)
+    status = bound.slipstream_finish(
+        _wide(),
+        ctypes.byref(_epilogue(epilogue)),
+        products.data_ptr(),
+        products.stride(0),
+        rows,
+        columns,
+        ctypes.byref(_result(out, added)),
+    )
+    _check(status)
+    return out
+
+
+def reference_finish(
+    products: torch.Tensor, epilogue: Epilogue, added: torch.Tensor | None = None
+) -> Outcome:
+    """`finish` in PyTorch."""
+    if epilogue.binary:
+        products = 2 * products[:, :-1] - products[:, -1:]
+    y = products.float() * epilogue.scale
+    if epilogue.bias is not None:
+        y = y + epilogue.bias
+    if added is not None:
+        y = y + added
+    if epilogue.relu:
+        y = y.clamp(min=0.0)
+    if epilogue.codes is None:
+        return Outcome(y, None)
+    return Outcome(y if epilogue.both else None, reference_quantise(y, epilogue.codes)[0])
+
+
+def convolve(
+    image: torch.Tensor,
+    packed: PackedWeights,
+    shape: Convolution,
+    epilogue: Epilogue,
+    *,
+    zero: int = 0,
+    added: torch.Tensor | None = None,
+) -> Outcome:
+    """A layer from codes to floats or codes: patches, `matmul`, `finish`.
+
+    Args:
+        image: uint8, NHWC and contiguous, of at most ``packed.activation_bits`` bits.
+        packed: weights [n, kernel height * width * channels]; with one row of ones more if the
+            epilogue is binary.
+        zero: the code of 0; what lies outside the image has it.
+        added: float32, of the output's shape, contiguous.
+
+    Returns:
+        NHWC.
+
+    Raises:
+        InvalidArgumentError: a code out of range.
+    """
+    return Prepared(packed, shape, epilogue, zero)(image, added)
+
+
+class Prepared:
+    """`convolve` for many images of one shape: what does not change is looked up once.
+
+    Attributes:
+        buffers: scale and bias it was made with.
+        out: images, height, width, channels of what it gives.
+    """
+
+    def __init__(
+        self, packed: PackedWeights, shape: Convolution, epilogue: Epilogue, zero: int = 0
+    ) -> None:
+        """Arguments as of `convolve`."""
+        self.buffers = epilogue.scale, epilogue.bias
+        self._epilogue = epilogue
+        self.out = (shape.image[0], *shape.out_size, epilogue.scale.shape[0])
+        self._packed, self._shape, self._zero = packed, shape, zero
+        self._bound = _library()
+        self._wide = _wide()
+        self._structures = _shape(shape), _epilogue(epilogue)
+        self._pointers = tuple(map(ctypes.byref, self._structures))
+
+    def __call__(self, image: torch.Tensor, added: torch.Tensor | None = None) -> Outcome:
+        """See `convolve`."""
+        if self._bound is None:
+            return self._by_torch(image, added)
+        out = _empty(self.out, self._epilogue)
+        shape, epilogue = self._pointers
+        result = _result(out, added)
+        status = self._bound.slipstream_convolve(
+            self._wide, shape, image.data_ptr(), self._zero, self._packed._handle, self.out[3],
+            epilogue, ctypes.byref(result), torch.get_num_threads(),
+        )  # fmt: skip
+        if status == INVALID:
+            raise InvalidArgumentError(
+                "image", f"has codes above {2**self._packed.activation_bits - 1}",
+                remedy="quantise it to the bits the weights were packed for",
+            )  # fmt: skip
+        _check(status)
+        return out
+
+    def _by_torch(self, image: torch.Tensor, added: torch.Tensor | None) -> Outcome:
+        seen = reference_patches(image, self._shape, self._zero)
+        products = matmul(seen, self._packed, activation_zero=self._zero)
+        rows = None if added is None else added.reshape(products.shape[0], self.out[3])
+        made = reference_finish(products, self._epilogue, rows)
+        return Outcome(*(None if one is None else one.reshape(self.out) for one in made))
+
+
+def max_pool(image: torch.Tensor, shape: Convolution, out_size: tuple[int, int]) -> torch.Tensor:
+    """The greatest code that each output pixel sees, channel by channel: uint8, NHWC.
+
+    Args:
+        image: uint8, NHWC and contiguous.
+        shape: of the window. Every output pixel sees part of the image.
+        out_size: height and width; a pixel more than `shape` says where sizes are rounded up.
+    """
+    bound = _library()
+    if bound is None:
+        return reference_max_pool(image, shape, out_size)
+    out = torch.empty((shape.image[0], *out_size, shape.image[3]), dtype=torch.uint8)
+    window = _shape(shape, out_size)
+    _check(
+        bound.slipstream_max_pool(_wide(), ctypes.byref(window), image.data_ptr(), out.data_ptr())
+    )
+    return out
+
+
+def reference_max_pool(
+    image: torch.Tensor, shape: Convolution, out_size: tuple[int, int]
+) -> torch.Tensor:
+    """`max_pool` in PyTorch."""
+    pooled = torch.nn.functional.max_pool2d(
+        image.permute(0, 3, 1, 2).float(), shape.kernel, shape.stride, shape.padding,
+        shape.dilation, ceil_mode=out_size != shape.out_size,
+    )  # fmt: skip
+    return pooled.permute(0, 2, 3, 1).to(torch.uint8).contiguous()
+
+
+def _empty(shape: tuple[int, ...], epilogue: Epilogue) -> Outcome:
+    coded = epilogue.codes is not None
+    return Outcome(
+        torch.empty(shape) if epilogue.both or not coded else None,
+        torch.empty(shape, dtype=torch.uint8) if coded else None,
+    )
+
+
+def _result(out: Outcome, added: torch.Tensor | None) -> Any:
+    floats, codes = out
+    return _Result(
+        None if added is None else added.data_ptr(),
+        None if floats is None else floats.data_ptr(),
+        None if codes is None else codes.data_ptr(),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape(shape: Convolution, out_size: tuple[int, int] | None = None) -> Any:
+    size = out_size or shape.out_size
+    return _Convolution(
+        *shape.image, *shape.kernel, *shape.stride, *shape.padding, *shape.dilation, *size
+    )
+
+
+def _epilogue(epilogue: Epilogue) -> Any:
+    codes = epilogue.codes
+    return _Epilogue(
+        epilogue.scale.data_ptr(),
+        None if epilogue.bias is None else epilogue.bias.data_ptr(),
+        0.0 if epilogue.relu else -math.inf,
+        epilogue.binary,
+        0.0 if codes is None else codes.scale,
+        0 if codes is None else codes.zero,
+        0 if codes is None else codes.top,
+    )
+
+
+def _check(status: int) -> None:
+    if status != OK:
+        raise SlipstreamError("the layer needs more memory than there is")
+
+
+def _wide() -> bool:
+    return "avx2" in cpu_features().features
+
+
+@functools.cache
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "slipstream_quantise": (_i32, (_i32, _ptr, _i64, _f32, _i32, _i32, _ptr)),
+        "slipstream_finish": (_i32, (_i32, _ptr, _ptr, _i64, _i64, _i64, _ptr)),
+        "slipstream_max_pool": (_i32, (_i32, _ptr, _ptr, _ptr)),
+        "slipstream_patches": (None, (_ptr, _ptr, ctypes.c_uint8, _i64, _i64, _ptr)),
+        "slipstream_convolve": (
+            _i32,
+            (_i32, _ptr, _ptr, _i32, _ptr, _i64, _ptr, _ptr, _i32),
+        ),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(found, name)
+        function.restype = result
+        function.argtypes = arguments
+    return found
+
+
+def _library() -> ctypes.CDLL | None:
+    found = lowbit_library()
+    return None if found is None else _declared(found)

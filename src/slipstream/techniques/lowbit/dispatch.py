@@ -1,0 +1,264 @@
+"""Which kernel multiplies a given shape fastest: by rule, or by trying.
+
+The rule is what was measured on processors of each level; its reasons are in the comments of
+`preferred`. `autotune` tries the candidates on this machine and keeps the winner for the shape.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from slipstream.errors import InvalidArgumentError, SlipstreamWarning, StoreError, UnknownNameError
+from slipstream.native import InstructionSet
+from slipstream.sqlite import errors_in_words, open_database, transaction
+from slipstream.techniques.lowbit._bindings import Kernel, kernels, levels
+
+# Up to this many rows the weights' way from memory is what takes the time.
+FEW_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A product whose kernel is to be chosen: activations [rows, k] by weights [n, k].
+
+    Attributes:
+        rows: in a typical call; None for many.
+    """
+
+    rows: int | None
+    n: int
+    k: int
+    weight_bits: int
+    activation_bits: int
+
+
+def choose(shape: Shape, *, scheme: str = "auto", level: str = "auto") -> Kernel:
+    """The kernel to take.
+
+    Args:
+        scheme: a scheme's name; ``"auto"`` for the one `autotune` found for this shape, or else
+            the rule's.
+        level: an instruction set, or ``"auto"`` for the best this processor has.
+
+    Raises:
+        UnknownNameError: there is no such scheme or level.
+        InvalidArgumentError: `scheme` does not multiply these widths at this level.
+    """
+    allowed = _allowed(level)
+    found = {kernel.scheme for kernel in kernels()}
+    if scheme != "auto" and scheme not in found:
+        raise UnknownNameError("scheme", scheme, ["auto", *found])
+    if scheme != "auto":
+        names = [scheme]
+    elif tuned := _winners().get(_key(shape, allowed)):
+        names = [tuned]
+    else:
+        names = preferred(shape, allowed[0])
+    able = candidates(shape, allowed)
+    for name in names:
+        if name in able:
+            return able[name]
+    raise InvalidArgumentError(
+        "scheme",
+        f"'{scheme}' does not multiply {shape.weight_bits}-bit weights by "
+        f"{shape.activation_bits}-bit activations at level '{allowed[0]}'",
+        remedy="here these do: " + ", ".join(sorted(able)),
+    )
+
+
+def candidates(shape: Shape, allowed: Sequence[InstructionSet]) -> dict[str, Kernel]:
+    """Of each scheme that multiplies these widths, the kernel for the best allowed level."""
+    able: dict[str, Kernel] = {}
+    for level in allowed:
+        for kernel in kernels():
+            if kernel.level is level and kernel.supports(shape.weight_bits, shape.activation_bits):
+                able.setdefault(kernel.scheme, kernel)
+    return able
+
+
+def preferred(shape: Shape, level: InstructionSet) -> list[str]:
+    """Schemes in the order the rule for `level` wants them; the last multiplies everything."""
+    w, a = shape.weight_bits, shape.activation_bits
+    if shape.rows is not None and shape.rows <= FEW_ROWS:
+        # Nothing but the bytes of the weights counts, and dense weights are fewest.
+        return ["dense"]
+    wanted: list[str] = []
+    if level is InstructionSet.AVX512:
+        # As many population counts or permutes in a cycle as products of 64 bytes.
+        if w * a <= 2 or w == a == 2:
+            wanted = ["bit_serial"]
+        elif w == 1:
+            wanted = ["word_table"] if a > 6 else ["byte_table"]
+    elif level is InstructionSet.AVX512BW:
+        # Without a population count ones are counted by full adders, which need long sums; word
+        # permutes are two instructions in one here, and never pay.
+        if w == a == 1 and shape.k >= 1024:
+            wanted = ["bit_serial"]
+        elif (w == 1 and a <= 6) or (w == 2 and a <= 3):
+            wanted = ["byte_table"]
+    elif level is InstructionSet.AVX2:
+        if w == 1 and a <= 6:
+            wanted = ["byte_table"]
+    elif level is InstructionSet.NEON:
+        # No dot product: packing two products into one multiplication is the fastest way.
+        wanted = ["bit_serial"] if w * a <= 2 else ["ulppack"]
+    elif level is InstructionSet.NEON_DOTPROD:
+        if w * a <= 2:
+            wanted = ["bit_serial"]
+    elif w == a == 1:
+        wanted = ["bit_serial"]
+    elif w + a <= 10:
+        wanted = ["ulppack"]
+    return [*wanted, "dense"]
+
+
+def autotune(shape: Shape, *, budget_s: float = 0.02) -> dict[str, float]:
+    """Try every candidate on this machine; later `choose` gives the fastest for this shape.
+
+    Each is timed alone, in CPU time of one thread, and the winner kept in a file beside the timings
+    of operators, per processor and build.
+
+    Args:
+        shape: `rows` None stands for 256.
+        budget_s: time to spend on a candidate, beyond one call.
+
+    Returns:
+        Seconds of a call by scheme, fastest first; empty without the compiled library.
+    """
+    from slipstream.techniques.lowbit.kernels import matmul, pack_weights
+
+    allowed = levels()
+    rows = shape.rows or 256
+    w = torch.randint(0, 2**shape.weight_bits, (shape.n, shape.k), dtype=torch.uint8)
+    a = torch.randint(0, 2**shape.activation_bits, (rows, shape.k), dtype=torch.uint8)
+    threads = torch.get_num_threads()
+    taken: dict[str, float] = {}
+    torch.set_num_threads(1)
+    try:
+        for scheme in candidates(shape, allowed):
+            packed = pack_weights(
+                w, shape.weight_bits, activation_bits=shape.activation_bits, scheme=scheme
+            )
+            matmul(a, packed)
+            least, end = float("inf"), time.thread_time() + budget_s
+            while time.thread_time() < end or least == float("inf"):
+                before = time.thread_time_ns()
+                matmul(a, packed)
+                least = min(least, (time.thread_time_ns() - before) / 1e9)
+            taken[scheme] = least
+    finally:
+        torch.set_num_threads(threads)
+    ordered = dict(sorted(taken.items(), key=lambda item: item[1]))
+    if ordered:
+        winner = next(iter(ordered))
+        _winners()[_key(shape, allowed)] = winner
+        _keep(_key(shape, allowed), winner)
+    return ordered
+
+
+def table() -> list[tuple[str, str]]:
+    """The rule for this processor in words: pairs of widths, and the scheme and level they get."""
+    allowed = levels()
+    by_kernel: dict[str, list[str]] = {}
+    for w in range(1, 8):
+        for a in range(1, 9):
+            shape = Shape(None, 512, 512, w, a)
+            able = candidates(shape, allowed)
+            kernel = next((able[n] for n in preferred(shape, allowed[0]) if n in able), None)
+            name = "PyTorch" if kernel is None else f"{kernel.scheme} on {kernel.level}"
+            by_kernel.setdefault(name, []).append(f"W{w}A{a}")
+    most = max(by_kernel, key=lambda name: len(by_kernel[name]))
+    rows = [(", ".join(pairs), name) for name, pairs in by_kernel.items() if name != most]
+    return [*rows, ("all others" if rows else "all widths", most)]
+
+
+_Key = tuple[str, int, int, int, int, int]
+
+_MIGRATIONS = (
+    """
+    CREATE TABLE winner (
+        machine TEXT NOT NULL, level TEXT NOT NULL, rows INTEGER NOT NULL, n INTEGER NOT NULL,
+        k INTEGER NOT NULL, weight_bits INTEGER NOT NULL, activation_bits INTEGER NOT NULL,
+        scheme TEXT NOT NULL,
+        PRIMARY KEY (machine, level, rows, n, k, weight_bits, activation_bits)
+    );
+    """,
+)
+
+
+def _key(shape: Shape, allowed: Sequence[InstructionSet]) -> _Key:
+    rows = shape.rows or 256
+    # What is true of 200 rows is true of 256: to the next power of two.
+    rounded = 1 << (rows - 1).bit_length()
+    return (str(allowed[0]), rounded, shape.n, shape.k, shape.weight_bits, shape.activation_bits)
+
+
+def _path() -> Path:
+    from slipstream.durations.durations import cache_folder
+
+    return cache_folder() / "lowbit.db"
+
+
+def _machine() -> str:
+    from slipstream.durations.durations import machine_key
+
+    return f"{machine_key()}-{len(kernels())}"
+
+
+@functools.cache
+def _winners() -> dict[_Key, str]:
+    """What was found before, on this machine and with these kernels."""
+    path = _path()
+    try:
+        if not path.is_file():
+            return {}
+        with errors_in_words(path):
+            connection = open_database(path, _MIGRATIONS)
+            try:
+                rows = connection.execute(
+                    "SELECT level, rows, n, k, weight_bits, activation_bits, scheme "
+                    "FROM winner WHERE machine = ?",
+                    (_machine(),),
+                ).fetchall()
+            finally:
+                connection.close()
+    except (OSError, StoreError):
+        # A choice by rule serves as well; `autotune` says that nothing can be kept.
+        return {}
+    return {tuple(row[:6]): row[6] for row in rows}
+
+
+def _keep(key: _Key, scheme: str) -> None:
+    path = _path()
+    try:
+        with errors_in_words(path):
+            connection = open_database(path, _MIGRATIONS)
+            try:
+                with transaction(connection):
+                    connection.execute(
+                        "INSERT OR REPLACE INTO winner VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                        (_machine(), *key, scheme),
+                    )
+            finally:
+                connection.close()
+    except StoreError as error:
+        warnings.warn(
+            f"the choice of a kernel cannot be kept: {error.what} ({path})",
+            SlipstreamWarning,
+            stacklevel=3,
+        )
+
+
+def _allowed(level: str) -> tuple[InstructionSet, ...]:
+    if level == "auto":
+        return levels()
+    if level not in list(InstructionSet):
+        raise UnknownNameError("instruction set", level, ["auto", *InstructionSet])
+    return (InstructionSet(level),)

@@ -1,0 +1,549 @@
+"""Exact products of integers of 1 to 8 bits, by compiled kernels or by PyTorch.
+
+Weights are packed once for a kernel, which `slipstream.techniques.lowbit.dispatch` chooses;
+activations are packed inside each call. Without the compiled library the same functions give the
+same results through `torch.matmul`, only slower.
+
+Source: Won et al., "ULPPACK: Fast Sub-8-bit Matrix Multiply on Commodity SIMD Hardware",
+MLSys 2022, and what is faster than it where processors multiply bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import weakref
+from typing import Any, Self
+
+import torch
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.techniques.lowbit import dispatch
+from slipstream.techniques.lowbit._bindings import INVALID, OK, lowbit_library
+from slipstream.techniques.lowbit.dense_rows import bit_rows, from_bit_rows
+
+_INT32_TOP = 2**31 - 1
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+# What `PackedWeights.to_bytes` begins with: mark, version, weight bits, activation bits, whether
+# weights are signed, whether zero points follow, n, k.
+_HEADER = struct.Struct("<4sBBBBB7xqq")
+_MARK, _VERSION = b"LBWT", 1
+
+
+class PackedWeights:
+    """Weights [n, k] of a few bits, in the form one kernel reads. Immutable.
+
+    Attributes:
+        n, k: rows (output features) and columns (input features).
+        bits: of each weight, 1 to 8.
+        activation_bits: the widest activations it multiplies.
+        signed: whether weights are ``-2**(bits-1) ..`` rather than ``0 .. 2**bits-1``.
+        zero_points: int32 [n] subtracted from the weights' rows, or None.
+        scheme, level: the kernel; ``"torch"`` and ``"python"`` without the compiled library.
+        nbytes: memory the packed weights take.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_handle",
+        "_linear",
+        "_multiply",
+        "_weights",
+        "activation_bits",
+        "bits",
+        "k",
+        "level",
+        "n",
+        "nbytes",
+        "scheme",
+        "signed",
+        "zero_points",
+    )
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        bits: int,
+        activation_bits: int,
+        signed: bool,
+        zero_points: torch.Tensor | None,
+        rows: int | None,
+        scheme: str,
+        level: str,
+    ) -> None:
+        """`pack_weights` is how to make one. `values` are uint8, signed ones raised to be so."""
+        self.n, self.k = values.shape
+        self.bits, self.activation_bits, self.signed = bits, activation_bits, signed
+        self.zero_points = zero_points
+        raised = _raised_zero_points(zero_points, self.n, 2 ** (bits - 1) if signed else 0)
+        bound = lowbit_library()
+        if bound is None:
+            self._handle, self._multiply, self._linear = 0, None, None
+            self._weights: torch.Tensor | None = values.to(torch.int32) - raised[:, None]
+            self.scheme, self.level = "torch", "python"
+            self.nbytes = self._weights.nbytes
+            return
+        shape = dispatch.Shape(rows, self.n, self.k, bits, activation_bits)
+        kernel = dispatch.choose(shape, scheme=scheme, level=level)
+        self.scheme, self.level = kernel.scheme, str(kernel.level)
+        self._weights = None
+        made = ctypes.c_void_p()
+        status = bound.slipstream_lowbit_pack(
+            kernel.index,
+            self.n,
+            self.k,
+            bits,
+            activation_bits,
+            values.data_ptr(),
+            values.stride(0),
+            raised.data_ptr(),
+            ctypes.byref(made),
+        )
+        if status != OK or made.value is None:
+            raise SlipstreamError("packed weights need more memory than there is")
+        self._handle = made.value
+        self._multiply = bound.slipstream_lowbit_multiply
+        self._linear = bound.slipstream_lowbit_linear
+        self.nbytes = int(bound.slipstream_lowbit_bytes(made))
+        weakref.finalize(self, bound.slipstream_lowbit_free, self._handle)
+
+    def __repr__(self) -> str:
+        sign = "signed " if self.signed else ""
+        return (
+            f"PackedWeights({self.n} x {self.k}, {sign}W{self.bits}A{self.activation_bits}, "
+            f"{self.scheme} on {self.level})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_bytes, (self.to_bytes(),)
+
+    def for_rows(self, rows: int) -> PackedWeights:
+        """These weights for the kernel that is best for calls of `rows` rows; often themselves."""
+        if self._multiply is None:
+            return self
+        shape = dispatch.Shape(rows, self.n, self.k, self.bits, self.activation_bits)
+        kernel = dispatch.choose(shape)
+        if (kernel.scheme, str(kernel.level)) == (self.scheme, self.level):
+            return self
+        return pack_weights(
+            self.weights(), self.bits, activation_bits=self.activation_bits,
+            zero_points=self.zero_points, signed=self.signed, rows=rows,
+        )  # fmt: skip
+
+    def weights(self) -> torch.Tensor:
+        """The integers that were packed: uint8 [n, k], int8 where signed.
+
+        How a kernel lays them out is its own affair, so they are read by multiplying with the
+        identity: fast enough for a checkpoint, not for a forward pass.
+        """
+        out = torch.empty((self.n, self.k), dtype=torch.int8 if self.signed else torch.uint8)
+        zero = 0 if self.zero_points is None else self.zero_points
+        step = min(self.k, 512)
+        for first in range(0, self.k, step):
+            last = min(first + step, self.k)
+            identity = torch.zeros((last - first, self.k), dtype=torch.uint8)
+            identity[torch.arange(last - first), torch.arange(first, last)] = 1
+            out[:, first:last] = (matmul(identity, self) + zero).T.to(out.dtype)
+        return out
+
+    def to_bytes(self) -> bytes:
+        """The weights as `bits` bits each, rows beginning at bytes: the same for every kernel."""
+        header = _HEADER.pack(
+            _MARK,
+            _VERSION,
+            self.bits,
+            self.activation_bits,
+            self.signed,
+            self.zero_points is not None,
+            self.n,
+            self.k,
+        )
+        values = _raised(self.weights(), 2 ** (self.bits - 1) if self.signed else 0)
+        parts = [header, bit_rows(values, self.bits).numpy().tobytes()]
+        if self.zero_points is not None:
+            parts.append(self.zero_points.numpy().astype("<i4").tobytes())
+        return b"".join(parts)
+
+    @classmethod
+    def from_bytes(
+        cls, data: bytes, *, rows: int | None = None, scheme: str = "auto", level: str = "auto"
+    ) -> Self:
+        """What `to_bytes` wrote, packed for the kernel that is best here.
+
+        Raises:
+            InvalidArgumentError: `data` is not what `to_bytes` writes.
+        """
+        if len(data) < _HEADER.size or data[:4] != _MARK:
+            raise InvalidArgumentError("data", "holds no packed weights")
+        _, version, bits, activation_bits, signed, zeros, n, k = _HEADER.unpack_from(data)
+        if version != _VERSION:
+            raise InvalidArgumentError(
+                "data", f"has version {version}; this slipstream reads {_VERSION}"
+            )
+        known = 1 <= bits <= 8 and 1 <= activation_bits <= 8 and n > 0 and k > 0
+        row_bytes = -(-k * bits // 8)
+        if not known or len(data) != _HEADER.size + n * (row_bytes + (4 if zeros else 0)):
+            raise InvalidArgumentError("data", "is cut short or damaged")
+        stored = torch.frombuffer(bytearray(data), dtype=torch.uint8)[_HEADER.size :]
+        values = from_bit_rows(stored[: n * row_bytes].view(n, row_bytes), k, bits)
+        zero_points = stored[n * row_bytes :].clone().view(torch.int32) if zeros else None
+        if signed:
+            values = (values.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+        packed = pack_weights(
+            values,
+            bits,
+            activation_bits=activation_bits,
+            zero_points=zero_points,
+            rows=rows,
+            scheme=scheme,
+            level=level,
+        )
+        assert isinstance(packed, cls)
+        return packed
+
+
+def pack_weights(
+    weight: torch.Tensor,
+    bits: int,
+    *,
+    activation_bits: int = 8,
+    zero_points: torch.Tensor | int | None = None,
+    signed: bool | None = None,
+    rows: int | None = None,
+    scheme: str = "auto",
+    level: str = "auto",
+) -> PackedWeights:
+    """Integer weights in the form a kernel reads.
+
+    Args:
+        weight: [n, k] integers; unsigned ones are ``0 .. 2**bits-1``, signed ones
+            ``-2**(bits-1) .. 2**(bits-1)-1``.
+        bits: of a weight, 1 to 8.
+        activation_bits: of the activations to come, 1 to 8; fewer may run faster.
+        zero_points: integers [n], or one for all rows, that `matmul` subtracts from the weights;
+            within the weights' range.
+        signed: default: whether the dtype is not uint8.
+        rows: of activations in a typical call, which the choice of a kernel depends on.
+        scheme, level: a kernel by name (see `slipstream.techniques.lowbit.dispatch`) rather than
+            the one chosen for this processor.
+
+    Raises:
+        InvalidArgumentError: not a matrix of integers on the CPU, empty, a value out of range, or
+            so long that a sum may not fit 32 bits.
+        UnknownNameError: there is no such scheme or level.
+    """
+    _check_bits("bits", bits)
+    _check_bits("activation_bits", activation_bits)
+    _check_matrix("weight", weight, _INTEGERS)
+    if signed is None:
+        signed = weight.dtype is not torch.uint8
+    lowest = -(2 ** (bits - 1)) if signed else 0
+    top = lowest + 2**bits - 1
+    _check_range("weight", weight, lowest, top, bits)
+    n, k = weight.shape
+    zeros = _checked_zero_points(zero_points, n, lowest, top, bits)
+    # The largest |w - zero| and |a - zero| there can be.
+    farthest = max(-lowest, top)
+    if zeros is not None:
+        farthest = max(int(zeros.max()) - lowest, top - int(zeros.min()))
+    longest = _INT32_TOP // ((2**activation_bits - 1) * max(farthest, 1))
+    if k > longest:
+        raise InvalidArgumentError(
+            "weight",
+            f"has {k} columns; with W{bits}A{activation_bits} a sum of more than {longest} "
+            "products may not fit 32 bits",
+            remedy="split the matrix along its columns and add the results in 64 bits",
+        )
+    if rows is not None and rows < 1:
+        raise InvalidArgumentError("rows", f"{rows} is not a positive number of rows")
+    values = _raised(weight, -lowest)
+    return PackedWeights(values, bits, activation_bits, signed, zeros, rows, scheme, level)
+
+
+def matmul(
+    a: torch.Tensor,
+    packed: PackedWeights,
+    *,
+    activation_zero: int = 0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``(a - activation_zero) @ (weight - zero_points).T``, exactly.
+
+    Args:
+        a: uint8 or int8 [m, k], of at most ``packed.activation_bits`` bits: unsigned values
+            ``0 .. 2**bits-1``, signed ones ``-2**(bits-1) .. 2**(bits-1)-1``. Rows may lie apart
+            (a stride), their values may not.
+        activation_zero: within the range of `a`.
+        out: int32 [m, n] to write to; rows may lie apart.
+
+    Returns:
+        int32 [m, n].
+
+    Raises:
+        InvalidArgumentError: a dtype, shape, device or layout other than these, or a value of `a`
+            out of range (what `out` then holds is of no use).
+    """
+    dtype = a.dtype
+    if a.dim() != 2 or not a.is_cpu or (dtype is not torch.uint8 and dtype is not torch.int8):
+        _check_matrix("a", a, (torch.uint8, torch.int8))
+    m, k = a.shape
+    if k != packed.k or m == 0:
+        _check_matrix("a", a, (torch.uint8, torch.int8))
+        raise InvalidArgumentError("a", f"has {k} columns, but the packed weights have {packed.k}")
+    signed = dtype is torch.int8
+    if activation_zero:
+        _check_activation_zero(activation_zero, packed.activation_bits, signed)
+    lda, inner = a.stride()
+    if inner != 1 and k != 1:
+        raise InvalidArgumentError(
+            "a",
+            f"has strides {(lda, inner)}; the values of a row must lie one after the other",
+            remedy="pass a.contiguous()",
+        )
+    if out is None:
+        out = torch.empty((m, packed.n), dtype=torch.int32)
+    else:
+        _check_out(out, m, packed.n, torch.int32)
+    if packed._multiply is None:
+        return _torch_matmul(a, packed, activation_zero, out)
+    status = packed._multiply(
+        packed._handle,
+        a.data_ptr(),
+        signed,
+        m,
+        lda,
+        activation_zero,
+        out.data_ptr(),
+        out.stride(0),
+        torch.get_num_threads(),
+    )
+    if status != OK:
+        _raise(status, a, packed.activation_bits)
+    return out
+
+
+def linear(
+    x: torch.Tensor,
+    packed: PackedWeights,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation_scale: float,
+    activation_zero: int = 0,
+    relu: bool = False,
+) -> torch.Tensor:
+    """A layer in one call: round `x`, multiply, scale, add `bias`, and clip at 0 if `relu`.
+
+    ``a = clamp(round(x / activation_scale) + activation_zero, 0, 2**packed.activation_bits - 1)``
+    and ``y = scale * matmul(a, packed, activation_zero=activation_zero) + bias``, in float32.
+
+    Args:
+        x: float32 [..., k]. Where a row holds NaN, all of its results are NaN.
+        scale: float32 [n], of an output; usually activation scale times weight scale.
+        bias: float32 [n] or None.
+        activation_zero: ``0 .. 2**activation_bits-1``.
+
+    Returns:
+        float32 [..., n].
+
+    Raises:
+        InvalidArgumentError: a dtype, shape, device or layout other than these.
+    """
+    shape = x.shape
+    if x.dtype is not torch.float32 or not x.is_cpu or not shape or shape[-1] != packed.k:
+        _check_floats(x, packed.k)
+    rows = x if len(shape) == 2 else x.reshape(-1, packed.k)
+    m = rows.shape[0]
+    lda, inner = rows.stride()
+    if m == 0 or (inner != 1 and packed.k != 1):
+        if m == 0:
+            raise InvalidArgumentError("x", f"is empty: its shape is {tuple(shape)}")
+        rows = rows.contiguous()
+        lda = packed.k
+    if activation_zero:
+        _check_activation_zero(activation_zero, packed.activation_bits, False)
+    n = packed.n
+    _check_vector("scale", scale, n)
+    if bias is not None:
+        _check_vector("bias", bias, n)
+    if not 0.0 < activation_scale < float("inf"):
+        raise InvalidArgumentError("activation_scale", f"{activation_scale} is not positive")
+    y = torch.empty((m, n))
+    if packed._linear is None:
+        _torch_linear(rows, packed, scale, bias, activation_scale, activation_zero, relu, y)
+    else:
+        status = packed._linear(
+            packed._handle,
+            rows.data_ptr(),
+            m,
+            lda,
+            activation_scale,
+            activation_zero,
+            scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            0.0 if relu else -_INFINITY,
+            y.data_ptr(),
+            n,
+            torch.get_num_threads(),
+        )
+        if status != OK:
+            raise SlipstreamError("the multiplication needs more memory than there is")
+    return y if len(shape) == 2 else y.view(*shape[:-1], n)
+
+
+_INFINITY = float("inf")
+
+
+def reference_matmul(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    activation_zero: int = 0,
+    zero_points: torch.Tensor | int = 0,
+) -> torch.Tensor:
+    """What `matmul` computes, in 64-bit integers and one line: int64 [m, n]."""
+    zeros = torch.as_tensor(zero_points, dtype=torch.int64).reshape(-1, 1)
+    return (a.to(torch.int64) - activation_zero) @ (weight.to(torch.int64) - zeros).T
+
+
+def _torch_matmul(
+    a: torch.Tensor, packed: PackedWeights, activation_zero: int, out: torch.Tensor
+) -> torch.Tensor:
+    assert packed._weights is not None
+    bits, signed = packed.activation_bits, a.dtype is torch.int8
+    lowest = -(2 ** (bits - 1)) if signed else 0
+    _check_range("a", a, lowest, lowest + 2**bits - 1, bits)
+    out.copy_(torch.mm(a.to(torch.int32) - activation_zero, packed._weights.T))
+    return out
+
+
+def _torch_linear(
+    rows: torch.Tensor,
+    packed: PackedWeights,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation_scale: float,
+    activation_zero: int,
+    relu: bool,
+    y: torch.Tensor,
+) -> None:
+    strange = torch.isnan(rows).any(1)
+    step = torch.tensor(activation_scale, dtype=torch.float32)
+    rounded = torch.nan_to_num(rows / step, posinf=_INFINITY, neginf=-_INFINITY).round()
+    top = 2**packed.activation_bits - 1
+    a = rounded.clamp(-activation_zero, top - activation_zero) + activation_zero
+    product = matmul(a.to(torch.uint8), packed, activation_zero=activation_zero)
+    torch.mul(product, scale, out=y)
+    if bias is not None:
+        y += bias
+    if relu:
+        y.clamp_(min=0.0)
+    y[strange] = float("nan")
+
+
+def _raised(weight: torch.Tensor, by: int) -> torch.Tensor:
+    """`weight` + `by` as contiguous uint8."""
+    if by:
+        weight = weight.to(torch.int16) + by
+    return weight.to(torch.uint8).contiguous()
+
+
+def _raised_zero_points(zero_points: torch.Tensor | None, n: int, by: int) -> torch.Tensor:
+    if zero_points is None:
+        return torch.full((n,), by, dtype=torch.int32)
+    return zero_points + by
+
+
+def _check_bits(name: str, bits: int) -> None:
+    if not 1 <= bits <= 8:
+        raise InvalidArgumentError(name, f"{bits} is not between 1 and 8")
+
+
+def _check_matrix(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    if tensor.dtype not in dtypes:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise InvalidArgumentError(name, f"has dtype {tensor.dtype}, not {names}")
+    if not tensor.is_cpu:
+        raise InvalidArgumentError(
+            name, f"is on device '{tensor.device}'; these kernels run on the CPU"
+        )
+    if tensor.dim() != 2:
+        raise InvalidArgumentError(name, f"has {tensor.dim()} dimensions instead of 2")
+    if tensor.numel() == 0:
+        raise InvalidArgumentError(name, f"is empty: its shape is {tuple(tensor.shape)}")
+
+
+def _check_range(name: str, tensor: torch.Tensor, lowest: int, top: int, bits: int) -> None:
+    smallest, largest = (int(value) for value in torch.aminmax(tensor))
+    if smallest < lowest or largest > top:
+        raise InvalidArgumentError(
+            name,
+            f"has values from {smallest} to {largest}; {bits} bits hold {lowest} to {top}",
+        )
+
+
+def _checked_zero_points(
+    given: torch.Tensor | int | None, n: int, lowest: int, top: int, bits: int
+) -> torch.Tensor | None:
+    if given is None:
+        return None
+    zeros = torch.as_tensor(given)
+    if zeros.dtype not in _INTEGERS:
+        raise InvalidArgumentError("zero_points", f"has dtype {zeros.dtype}, not integers")
+    if zeros.dim() > 1 or zeros.numel() not in (1, n):
+        raise InvalidArgumentError(
+            "zero_points", f"has shape {tuple(zeros.shape)} instead of ({n},)"
+        )
+    zeros = zeros.to(device="cpu", dtype=torch.int64)
+    _check_range("zero_points", zeros, lowest, top, bits)
+    return zeros.to(torch.int32).expand(n).contiguous()
+
+
+def _check_activation_zero(zero: int, bits: int, signed: bool) -> None:
+    lowest = -(2 ** (bits - 1)) if signed else 0
+    if not lowest <= zero < lowest + 2**bits:
+        raise InvalidArgumentError(
+            "activation_zero", f"{zero} is not within {lowest} to {lowest + 2**bits - 1}"
+        )
+
+
+def _check_out(out: torch.Tensor, m: int, n: int, dtype: torch.dtype) -> None:
+    _check_matrix("out", out, (dtype,))
+    if tuple(out.shape) != (m, n):
+        raise InvalidArgumentError("out", f"has shape {tuple(out.shape)} instead of {(m, n)}")
+    apart = out.stride(0) >= n or m == 1
+    if not apart or (out.stride(1) != 1 and n != 1):
+        raise InvalidArgumentError(
+            "out", f"has strides {out.stride()}; its rows must be contiguous and apart"
+        )
+
+
+def _check_floats(x: torch.Tensor, k: int) -> None:
+    if x.dtype is not torch.float32:
+        raise InvalidArgumentError("x", f"has dtype {x.dtype}, not float32")
+    if not x.is_cpu:
+        raise InvalidArgumentError("x", f"is on device '{x.device}'; these kernels run on the CPU")
+    raise InvalidArgumentError("x", f"has shape {tuple(x.shape)}; the last dimension must be {k}")
+
+
+def _check_vector(name: str, vector: torch.Tensor, n: int) -> None:
+    if (
+        vector.dtype is torch.float32
+        and vector.shape == (n,)
+        and vector.is_cpu
+        and (vector.stride(0) == 1 or n == 1)
+    ):
+        return
+    raise InvalidArgumentError(
+        name,
+        f"is {vector.dtype} {tuple(vector.shape)} on '{vector.device}' with strides "
+        f"{vector.stride()} instead of contiguous float32 ({n},) on the CPU",
+    )
+
+
+def _raise(status: int, a: torch.Tensor, bits: int) -> None:
+    if status == INVALID:
+        lowest = -(2 ** (bits - 1)) if a.dtype is torch.int8 else 0
+        _check_range("a", a, lowest, lowest + 2**bits - 1, bits)
+    raise SlipstreamError("the multiplication needs more memory than there is")

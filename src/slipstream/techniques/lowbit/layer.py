@@ -1,0 +1,349 @@
+"""What both low-bit layers share: packed weights, codes of the input, and what comes behind."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.quant import Granularity
+from slipstream.techniques.lowbit.coded import HeldTensor
+from slipstream.techniques.lowbit.convolve import (
+    Codes,
+    Convolution,
+    Epilogue,
+    Outcome,
+    Prepared,
+    patches,
+    quantise,
+)
+from slipstream.techniques.lowbit.kernels import PackedWeights, matmul, pack_weights
+
+_VERSION = 2
+# Before it, layers handed codes to one successor only.
+_READ_VERSIONS = (1, 2)
+# Attributes that say how a layer's usual input is multiplied.
+_DECIDES = frozenset({"_packed", "input_codes", "output_codes", "relu", "after_sum"})
+
+
+@dataclass(frozen=True)
+class AfterSum:
+    """What becomes of the sum of a layer's output and another tensor.
+
+    Attributes:
+        relu: whether it is clipped at zero.
+        codes: as what codes it is handed on, besides floats; None: as floats alone.
+    """
+
+    relu: bool
+    codes: Codes | None
+
+
+class LowBitLayer(nn.Module):
+    """A layer of a few bits; `LowBitLinear` and `LowBitConv2d` say of what shape.
+
+    Attributes:
+        wbits, abits: of weights and activations, 1 to 8.
+        granularity: how far one scale of the weights reaches.
+        input_codes: how inputs are rounded.
+        output_codes: None, or as what codes outputs are handed to the layers that read them.
+        after_sum: what becomes of the sum that the output is a term of; None: it goes elsewhere.
+        relu: whether the output is clipped at zero.
+        absorbed: names of modules of the model whose work this layer does, too.
+        scale: float32 [n], or [n, blocks]: of a product; what follows in the same channel (a batch
+            norm) is multiplied in.
+        bias: float32 [n] or None.
+    """
+
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+    _call: tuple[Any, ...] | None
+    # By the shape of an image, and whether a sum is taken along.
+    _prepared: dict[tuple[torch.Size, bool], Prepared]
+
+    def __init__(self, n: int, k: int, bias: bool, wbits: int, abits: int, scales: str) -> None:
+        super().__init__()
+        for name, bits in (("wbits", wbits), ("abits", abits)):
+            if not isinstance(bits, int) or not 1 <= bits <= 8:
+                raise InvalidArgumentError(name, f"{bits} is not a whole number from 1 to 8")
+        for name, count in (("in_features", k), ("out_features", n)):
+            if count < 1:
+                raise InvalidArgumentError(name, f"{count} is not positive")
+        self.wbits, self.abits = wbits, abits
+        self.granularity = Granularity.of(scales)
+        # One matrix, or one for each block of columns.
+        self._packed: tuple[PackedWeights, ...] = ()
+        self.input_codes = Codes(abits, 1.0)
+        self.output_codes: Codes | None = None
+        self.after_sum: AfterSum | None = None
+        self.relu = False
+        self.absorbed: tuple[str, ...] = ()
+        self._n, self._k = n, k
+        blocks = self._blocks()
+        self.register_buffer("scale", torch.ones(n if len(blocks) == 1 else (n, len(blocks))))
+        self.register_buffer("bias", torch.zeros(n) if bias else None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _DECIDES:
+            self.__dict__["_call"] = self._usual_call()
+            self.__dict__["_prepared"] = {}
+
+    def _usual_call(self) -> tuple[Any, ...] | None:
+        """The compiled function that does all there is to do, and what it is given each time."""
+        packed = self.__dict__.get("_packed")
+        if not packed or not self._floats_at_once() or packed[0]._linear is None:
+            return None
+        codes, one = self.input_codes, packed[0]
+        floor = 0.0 if self.relu else -math.inf
+        return one._linear, one._handle, codes.scale, codes.zero, floor, one.n
+
+    @property
+    def packed(self) -> tuple[PackedWeights, ...]:
+        """The weights: one matrix, or one for each block of columns.
+
+        Raises:
+            InvalidArgumentError: the layer was made without weights and none were loaded.
+        """
+        if not self._packed:
+            raise InvalidArgumentError(
+                "layer", "has no weights yet", remedy="from_float(module), or load_state_dict"
+            )
+        return self._packed
+
+    def expect_rows(self, rows: int) -> None:
+        """Take the kernels that are best for inputs of `rows` rows, or output pixels, a call."""
+        self._packed = tuple(one.for_rows(rows) for one in self.packed)
+
+    def codes(self) -> torch.Tensor:
+        """The weights' codes, int8 [n, k]; with one bit -1 and 1."""
+        parts = [one.weights() for one in self.packed]
+        if self.wbits == 1:
+            parts = [2 * part[:-1].to(torch.int8) - 1 for part in parts]
+        return torch.cat(parts, dim=1)
+
+    def set_weights(
+        self,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        input_codes: Codes,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """Take weights as codes with their scales.
+
+        Args:
+            codes: int8 [n, k]; with one bit -1 and 1.
+            scale: float32, of the granularity's shape for [n, k].
+            input_codes: how inputs are rounded; of `abits` bits.
+            bias: float32 [n] or None, as the layer was made for.
+
+        Raises:
+            InvalidArgumentError: a shape other than these, or codes out of range.
+        """
+        if tuple(codes.shape) != (self._n, self._k):
+            raise InvalidArgumentError(
+                "codes", f"have shape {tuple(codes.shape)} instead of {(self._n, self._k)}"
+            )
+        wanted = self.granularity.scales_shape((self._n, self._k))
+        if tuple(scale.shape) != wanted:
+            raise InvalidArgumentError(
+                "scale", f"has shape {tuple(scale.shape)} instead of {wanted}"
+            )
+        if input_codes.bits != self.abits:
+            raise InvalidArgumentError(
+                "input_codes", f"have {input_codes.bits} bits, the layer {self.abits}"
+            )
+        if (bias is None) != (self.bias is None):
+            raise InvalidArgumentError("bias", "is not as the layer was made for")
+        self.input_codes = input_codes
+        self._packed = tuple(
+            self._pack(codes[:, first:last].contiguous()) for first, last in self._blocks()
+        )
+        scale = scale.detach().float() * input_codes.scale
+        self.scale = scale.expand(self._n).contiguous() if scale.dim() < 2 else scale.contiguous()
+        if self.scale.dim() == 2 and self.scale.shape[1] == 1:
+            self.scale = self.scale[:, 0].contiguous()
+        if bias is not None:
+            self.bias = bias.detach().float().clone()
+
+    def multiply_add(self, factor: torch.Tensor, addend: torch.Tensor) -> None:
+        """Let each output channel be multiplied by `factor`, then `addend` be added (float32 [n]).
+
+        Raises:
+            InvalidArgumentError: the output is clipped or rounded before that.
+        """
+        if self.relu or self.output_codes is not None:
+            raise InvalidArgumentError("layer", "clips or rounds its output already")
+        rows = factor if self.scale.dim() == 1 else factor[:, None]
+        self.scale = (self.scale * rows).contiguous()
+        self.bias = addend.clone() if self.bias is None else self.bias * factor + addend
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What is no tensor, and the weights without gaps; loaded with ``weights_only=True``."""
+        parts = [one.to_bytes() for one in self._packed]
+        sum_ = self.after_sum
+        return {
+            "version": _VERSION,
+            "wbits": self.wbits,
+            "scales": str(self.granularity),
+            "relu": self.relu,
+            "absorbed": list(self.absorbed),
+            "input": _numbers(self.input_codes),
+            "output": _numbers(self.output_codes),
+            "after_sum": None if sum_ is None else [sum_.relu, _numbers(sum_.codes)],
+            "weights": [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts],
+        }
+
+    def set_extra_state(self, state: Any) -> None:
+        """The inverse of `get_extra_state`.
+
+        Raises:
+            InvalidArgumentError: it is of another layer, or damaged.
+        """
+        if not isinstance(state, Mapping) or state.get("version") not in _READ_VERSIONS:
+            raise InvalidArgumentError("state", "is not that of a low-bit layer of this version")
+        same = (state["wbits"], state["scales"]) == (self.wbits, str(self.granularity))
+        if not same or state["input"][0] != self.abits:
+            raise InvalidArgumentError(
+                "state",
+                f"is of a layer with W{state['wbits']}A{state['input'][0]} and scales per "
+                f"{state['scales']}; this one has W{self.wbits}A{self.abits} per "
+                f"{self.granularity}",
+            )
+        packed = [PackedWeights.from_bytes(part.numpy().tobytes()) for part in state["weights"]]
+        wanted = [self._rows(last - first) for first, last in self._blocks()]
+        if packed and [(one.n, one.k) for one in packed] != wanted:
+            raise InvalidArgumentError("state", "holds weights of another shape")
+        self._packed = tuple(packed)
+        self.relu = bool(state["relu"])
+        self.absorbed = tuple(map(str, state["absorbed"]))
+        self.input_codes = Codes(*state["input"])
+        self.output_codes = _codes_or_none(state["output"])
+        sum_ = state.get("after_sum")
+        self.after_sum = None if sum_ is None else AfterSum(sum_[0], _codes_or_none(sum_[1]))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(self.__dict__)
+        made.__dict__["_prepared"] = {}
+        # Packed weights are never written to: copies share them.
+        made._buffers = {
+            name: None if one is None else one.clone() for name, one in self._buffers.items()
+        }
+        for name in ("_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+            made.__dict__[name] = self.__dict__[name].copy()
+        return made
+
+    def _rows(self, columns: int) -> tuple[int, int]:
+        # With one bit, a row of ones gives the activations' sums.
+        return self._n + (self.wbits == 1), columns
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        size = self.granularity.block or self._k
+        return [(first, min(first + size, self._k)) for first in range(0, self._k, size)]
+
+    def _pack(self, codes: torch.Tensor) -> PackedWeights:
+        if self.wbits == 1:
+            if not bool((codes.abs() == 1).all()):
+                raise InvalidArgumentError("codes", "with one bit are -1 and 1")
+            bits = (codes + 1).to(torch.uint8) // 2
+            codes = torch.cat([bits, torch.ones_like(bits[:1])])
+        return pack_weights(codes, self.wbits, activation_bits=self.abits)
+
+    def _epilogue(self, summed: AfterSum | None) -> Epilogue:
+        """What comes behind a product, or behind the sum it is a term of."""
+        binary = self.wbits == 1
+        if summed is not None:
+            return Epilogue(self.scale, self.bias, summed.relu, binary, summed.codes, both=True)
+        return Epilogue(self.scale, self.bias, self.relu, binary, self.output_codes)
+
+    def _floats_at_once(self) -> bool:
+        """Whether `linear`, which reads and writes floats, does all there is to do."""
+        codes = self.output_codes is not None or self.after_sum is not None
+        return self.wbits > 1 and not codes and len(self.packed) == 1
+
+    def _check(self, x: torch.Tensor) -> None:
+        if self.training and x.requires_grad and torch.is_grad_enabled():
+            raise InvalidArgumentError(
+                "x", "needs a gradient, and low-bit layers have none",
+                remedy="model.eval() to infer, slipstream.lowbit.prepare_training to train",
+            )  # fmt: skip
+        if x.dtype not in (torch.float32, torch.uint8) or not x.is_cpu:
+            raise InvalidArgumentError(
+                "x", f"is {x.dtype} on '{x.device}'",
+                remedy="float32 on the CPU, or uint8 codes of this layer's input",
+            )  # fmt: skip
+        if not x.numel():
+            raise InvalidArgumentError("x", f"is empty: its shape is {tuple(x.shape)}")
+
+    def _read(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` as floats, or as codes (uint8) of this layer's input where it holds them."""
+        if not isinstance(x, HeldTensor):
+            return x
+        codes = x.codes_for(self.input_codes)
+        return x.dense() if codes is None else codes
+
+    def _coded(self, x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        return (x, True) if x.dtype is torch.uint8 else quantise(x, self.input_codes)
+
+    def _multiply(
+        self, image: torch.Tensor, shape: Convolution, added: torch.Tensor | None = None
+    ) -> Outcome:
+        """From codes to the layer's output, or what becomes of its sum with `added`; all NHWC."""
+        if len(self.packed) == 1:
+            return self._prepare(image.shape, shape, added is not None)(image, added)
+        zero = self.input_codes.zero
+        epilogue = self._epilogue(None if added is None else self.after_sum)
+        rows = (
+            image.reshape(shape.rows, shape.columns)
+            if shape.pointwise
+            else patches(image, shape, zero)
+        )
+        total = torch.zeros(shape.rows, self._n)
+        for number, (first, last) in enumerate(self._blocks()):
+            products = matmul(rows[:, first:last], self.packed[number], activation_zero=zero)
+            if self.wbits == 1:
+                products = 2 * products[:, :-1] - products[:, -1:]
+            total += products.float() * self.scale[:, number]
+        if self.bias is not None:
+            total += self.bias
+        total = total.reshape(shape.image[0], *shape.out_size, self._n)
+        if added is not None:
+            total += added
+        if epilogue.relu:
+            total.clamp_(min=0.0)
+        if epilogue.codes is None:
+            return Outcome(total, None)
+        codes = quantise(total, epilogue.codes)[0]
+        return Outcome(total if epilogue.both else None, codes)
+
+    def _prepare(self, image: torch.Size, shape: Convolution, sums: bool) -> Prepared:
+        """The call for images of this shape, made at the first."""
+        made, buffers = self._prepared.get((image, sums)), self._buffers
+        # A buffer may have been replaced, as `to` does.
+        now = buffers["scale"], buffers["bias"]
+        if made is not None and all(map(operator.is_, now, made.buffers)):
+            return made
+        epilogue = self._epilogue(self.after_sum if sums else None)
+        made = Prepared(self.packed[0], shape, epilogue, self.input_codes.zero)
+        self._prepared[image, sums] = made
+        return made
+
+    def _described(self) -> str:
+        parts = [f"W{self.wbits}A{self.abits}", f"scales per {self.granularity}"]
+        return ", ".join(parts + ["relu"] * self.relu)
+
+
+def _numbers(codes: Codes | None) -> list[Any] | None:
+    return None if codes is None else [codes.bits, codes.scale, codes.zero]
+
+
+def _codes_or_none(numbers: Any) -> Codes | None:
+    return None if numbers is None else Codes(*numbers)

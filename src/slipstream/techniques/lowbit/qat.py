@@ -1,0 +1,424 @@
+"""Training with fake quantisation, and the way from there to low-bit layers.
+
+`prepare_training` puts rounding into a model's layers, with scales that are learned (LSQ); the
+model is then trained as before. `convert` makes low-bit layers of it, which compute the same up to
+the order of float32 sums. Given ranges, `convert` also takes a model that was not trained so.
+
+Source: Esser et al., "Learned Step Size Quantization", ICLR 2020; first and last layer in eight
+bits as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.quant import (
+    BinaryWeights,
+    Calibration,
+    FakeQuantize,
+    Format,
+    Granularity,
+    binarize,
+    calibrate,
+    grid_of_weights,
+    quantize,
+)
+from slipstream.surgery import consecutive_pairs, place
+from slipstream.techniques.lowbit.convolve import Codes
+from slipstream.techniques.lowbit.handover import hand_over
+from slipstream.techniques.lowbit.layer import LowBitLayer
+from slipstream.techniques.lowbit.nn import (
+    LowBitConv2d,
+    LowBitLinear,
+    as_rows,
+    padding_of,
+    why_kept,
+)
+
+EDGE_BITS = 8
+
+
+class _Trained(nn.Module):
+    """What both layers below add to a float layer."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    weight_fake: FakeQuantize | BinaryWeights
+    input_fake: FakeQuantize
+    wbits: int
+
+    def take(self, wbits: int, abits: int, granularity: Granularity, ranges: Any) -> None:
+        """Start from the best scales of the weights as they are, and from `ranges` of inputs."""
+        self.wbits = wbits
+        rows = self.as_rows(self.weight.detach())
+        if wbits == 1:
+            self.weight_fake = BinaryWeights(granularity)
+        else:
+            grid = grid_of_weights(
+                rows, Format(wbits, signed=True), granularity, method="least_error"
+            )
+            self.weight_fake = FakeQuantize(grid)
+        self.input_fake = FakeQuantize(ranges.grid(Format(abits)))
+
+    def as_rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight as a matrix, in the order that scales of blocks count."""
+        return weight
+
+    def rounded_weight(self) -> torch.Tensor:
+        """The weight as its codes give it back; gradients reach weight and scales."""
+        return cast(torch.Tensor, self.weight_fake(self.weight))
+
+    def coded(self) -> tuple[torch.Tensor, torch.Tensor, Codes]:
+        """Codes of the weights (rows), their scales, and how inputs are rounded."""
+        rows = self.as_rows(self.weight.detach())
+        if isinstance(self.weight_fake, BinaryWeights):
+            codes, scale = binarize(rows, self.weight_fake.granularity)
+        else:
+            grid = self.weight_fake.grid
+            codes, scale = quantize(rows, grid), grid.scale
+        seen = self.input_fake.grid
+        return codes, scale, Codes(seen.format.bits, float(seen.scale), int(seen.zero))
+
+    @property
+    def scales(self) -> str:
+        """The weights' granularity, in words."""
+        return str(self.weight_fake.granularity)
+
+
+class QatLinear(_Trained, nn.Linear):  # type: ignore[misc]
+    """``nn.Linear`` whose input and weight are rounded on the way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [..., in] to float32 [..., out]."""
+        made: torch.Tensor = nn.functional.linear(
+            self.input_fake(x), self.rounded_weight(), self.bias
+        )
+        return made
+
+
+class QatConv2d(_Trained, nn.Conv2d):  # type: ignore[misc]
+    """``nn.Conv2d`` whose input and weight are rounded on the way."""
+
+    def as_rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """See `_Trained.as_rows`."""
+        return as_rows(weight)
+
+    def rounded_weight(self) -> torch.Tensor:
+        """See `_Trained.rounded_weight`."""
+        n, channels, high, wide = self.weight.shape
+        rows: torch.Tensor = self.weight_fake(as_rows(self.weight))
+        return rows.reshape(n, high, wide, channels).permute(0, 3, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 NCHW to float32 NCHW."""
+        made: torch.Tensor = self._conv_forward(
+            self.input_fake(x), self.rounded_weight(), self.bias
+        )
+        return made
+
+
+def prepare_training(
+    model: nn.Module,
+    wbits: int,
+    abits: int,
+    ranges: Calibration,
+    *,
+    scales: str = "channel",
+    edge_bits: int = EDGE_BITS,
+    only: str = "*",
+    except_: str = "",
+) -> list[str]:
+    """Put fake quantisation into the linear layers and convolutions of `model`, in place.
+
+    Parameters stay the objects they are, so that an optimizer made before still trains them; add
+    the scales to it: ``optimizer.add_param_group({"params": added_parameters(model)})``.
+
+    Args:
+        wbits, abits: of weights and activations, 1 to 8.
+        ranges: of the layers' inputs, from `slipstream.quant.calibrate` on a few batches.
+        scales: ``"tensor"``, ``"channel"`` or ``"blockN"``, of weights.
+        edge_bits: of the layers that run first and last, where they are among the chosen.
+        only, except_: patterns of qualified names.
+
+    Returns:
+        The names of the layers, in the order they run.
+
+    Raises:
+        InvalidArgumentError: bits other than 1 to 8, or no layer is chosen.
+    """
+    granularity = Granularity.of(scales)
+    chosen = chosen_layers(model, ranges, only, except_)
+    for name, weight_bits, input_bits in _with_bits(chosen, ranges, wbits, abits, edge_bits):
+        old = model.get_submodule(name)
+        made = _same(old)
+        made.take(weight_bits, input_bits, granularity, ranges[name])
+        place(model, name, made)
+    return chosen
+
+
+def added_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The scales `prepare_training` has added, which an optimizer should train too."""
+    return [
+        one for fake in model.modules() if isinstance(fake, FakeQuantize)
+        for one in fake.parameters()
+    ]  # fmt: skip
+
+
+def convert(
+    model: nn.Module,
+    *,
+    wbits: int = 3,
+    abits: int = 3,
+    ranges: Calibration | None = None,
+    scales: str = "channel",
+    edge_bits: int = EDGE_BITS,
+    only: str = "*",
+    except_: str = "",
+    least_error: bool = True,
+    run: Callable[[], object] | None = None,
+) -> list[str]:
+    """Put low-bit layers in the place of trained or float ones, in place.
+
+    Layers that went through `prepare_training` keep their bits and scales; the settings are for
+    others, which need `ranges`.
+
+    Args:
+        least_error: of the weights: see `slipstream.quant.code_weights`.
+        run: runs one forward pass of the model. With it, batch norms and ReLUs that directly
+            follow a low-bit layer become part of it, neighbours hand over codes, and weights are
+            packed for as many rows as the layer then sees.
+
+    Returns:
+        The names of the layers.
+
+    Raises:
+        InvalidArgumentError: the model is in training mode, no layer is left to convert, or a
+            weight holds NaN or infinity.
+    """
+    if model.training:
+        raise InvalidArgumentError(
+            "model", "is in training mode, and low-bit layers only infer", remedy="model.eval()"
+        )
+    names = [name for name, one in model.named_modules() if isinstance(one, _Trained)]
+    for name in names:
+        place(model, name, _converted(model.get_submodule(name)))
+    if ranges is not None:
+        chosen = chosen_layers(model, ranges, only, except_, needed=not names)
+        bits = _with_bits(chosen, ranges, wbits, abits, edge_bits)
+        for name, weight_bits, input_bits in bits:
+            old = model.get_submodule(name)
+            kind = LowBitLinear if isinstance(old, nn.Linear) else LowBitConv2d
+            made = kind.from_float(
+                cast(Any, old), weight_bits, input_bits, ranges[name],
+                scales=scales, least_error=least_error,
+            )  # fmt: skip
+            place(model, name, made)
+        names += chosen
+    if not names:
+        raise InvalidArgumentError(
+            "model", "has no layer to convert",
+            remedy="prepare_training(model, ...) before training it, or give ranges",
+        )  # fmt: skip
+    if run is not None:
+        fuse(model, run)
+        _expect_rows(model, run)
+    return names
+
+
+def quantise_model(
+    model: nn.Module, batches: Iterable[Any], *, wbits: int = 3, abits: int = 3, **settings: Any
+) -> list[str]:
+    """`convert` with ranges calibrated on `batches`, and neighbours fused: all in one call.
+
+    Args:
+        batches: as of `slipstream.quant.calibrate`; the first is run again to see which layers
+            follow which.
+        settings: as of `convert`.
+    """
+    model.eval()
+    kept = list(batches)
+    ranges = calibrate(model, kept, modules=_convertible)
+
+    def run() -> object:
+        with torch.no_grad():
+            first = kept[0]
+            return model(*first) if isinstance(first, (tuple, list)) else model(first)
+
+    return convert(model, wbits=wbits, abits=abits, ranges=ranges, run=run, **settings)
+
+
+def load(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a float `model` the low-bit layers that `state`, a saved ``state_dict``, is of.
+
+    Batch norms and ReLUs that had become part of a layer are taken out, too.
+
+    Raises:
+        InvalidArgumentError: the model and the state do not belong together; the model is then
+            left with the modules it had.
+    """
+    named = dict(model.named_modules())
+    new: dict[str, nn.Module] = {}
+    for key, extra in state.items():
+        name = key.removesuffix("._extra_state")
+        if name == key or not isinstance(extra, Mapping) or "wbits" not in extra:
+            continue
+        for one in (name, *extra["absorbed"]):
+            if one not in named:
+                raise InvalidArgumentError("state", f"has a module '{one}', the model none")
+        if (reason := why_kept(named[name])) is not None:
+            raise InvalidArgumentError("model", f"'{name}': {reason}")
+        new[name] = _shaped_like(
+            named[name], f"{name}.bias" in state, extra["wbits"], extra["input"][0], extra["scales"]
+        ).train(named[name].training)
+        new |= {str(one): nn.Identity() for one in extra["absorbed"]}
+    for name, module in new.items():
+        place(model, name, module)
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, InvalidArgumentError) as error:
+        for name in new:
+            place(model, name, named[name])
+        raise InvalidArgumentError("state", f"is not of this model: {error}") from error
+
+
+def fuse(model: nn.Module, run: Callable[[], object]) -> int:
+    """Let low-bit layers do what directly follows them, and hand codes to those that read them.
+
+    A batch norm in eval mode is multiplied into the layer's scales; the rounding of float32 aside
+    nothing changes. A ReLU, a sum and the codes change nothing at all.
+
+    Args:
+        run: runs one forward pass.
+
+    Returns:
+        How many modules became part of a layer, and how many layers hand codes on or take a sum
+        along.
+    """
+    layers = (LowBitLinear, LowBitConv2d)
+    fused = 0
+    for pair in consecutive_pairs(model, run, layers, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        layer, norm = _both(model, pair.first, pair.second)
+        if norm.training or norm.running_mean is None or norm._forward_hooks:
+            continue
+        factor = (norm.running_var + norm.eps).rsqrt()
+        if norm.weight is not None:
+            factor = factor * norm.weight.detach()
+        addend = -norm.running_mean * factor
+        if norm.bias is not None:
+            addend = addend + norm.bias.detach()
+        layer.multiply_add(factor.float(), addend.float())
+        _absorb(model, layer, pair.second)
+        fused += 1
+    for pair in consecutive_pairs(model, run, layers, (nn.ReLU,)):
+        layer, _ = _both(model, pair.first, pair.second)
+        layer.relu = True
+        _absorb(model, layer, pair.second)
+        fused += 1
+    return fused + hand_over(model, run)
+
+
+def _expect_rows(model: nn.Module, run: Callable[[], object]) -> None:
+    """Let every low-bit layer know how many rows a call has."""
+    rows: dict[LowBitLayer, int] = {}
+
+    def note(layer: Any, args: Any, output: torch.Tensor) -> None:
+        rows[layer] = output.numel() // len(layer.scale)
+
+    layers = [one for one in model.modules() if isinstance(one, LowBitLayer)]
+    hooks = [one.register_forward_hook(note) for one in layers]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer, count in rows.items():
+        layer.expect_rows(count)
+
+
+def _absorb(model: nn.Module, layer: LowBitLayer, name: str) -> None:
+    place(model, name, nn.Identity())
+    layer.absorbed = (*layer.absorbed, name)
+
+
+def chosen_layers(
+    model: nn.Module, ranges: Calibration, only: str, except_: str, *, needed: bool = True
+) -> list[str]:
+    """The float layers that have a low-bit form, in the order in which they ran.
+
+    A model that is itself a layer is not among them: nothing holds it that could hold another.
+    """
+    found = [
+        name
+        for name in ranges
+        if name
+        and ":" not in name
+        and _convertible(name, model.get_submodule(name))
+        and fnmatchcase(name, only)
+        and not fnmatchcase(name, except_)
+    ]
+    if not found and needed:
+        reasons = {why_kept(one) for name, one in model.named_modules() if name in ranges}
+        raise InvalidArgumentError(
+            "model", "has no layer that can be taken",
+            where="; ".join(sorted(one for one in reasons if one)) or None,
+            remedy="only=GLOB and except=GLOB choose linear layers and convolutions by name",
+        )  # fmt: skip
+    return found
+
+
+def _convertible(name: str, module: Any) -> bool:
+    plain = type(module) in (nn.Linear, nn.Conv2d)
+    return plain and why_kept(module) is None
+
+
+def _with_bits(
+    chosen: list[str], ranges: Calibration, wbits: int, abits: int, edge_bits: int
+) -> list[tuple[str, int, int]]:
+    """Bits of weights and activations of each; more at the model's two ends."""
+    ran = [name for name in ranges if ":" not in name]
+    edges = {ran[0], ran[-1]}
+    return [
+        (name, max(edge_bits, wbits), max(edge_bits, abits)) if name in edges
+        else (name, wbits, abits)
+        for name in chosen
+    ]  # fmt: skip
+
+
+def _same(old: nn.Module) -> Any:
+    """A `QatLinear` or `QatConv2d` with the very parameters of `old`."""
+    kind = QatLinear if isinstance(old, nn.Linear) else QatConv2d
+    made = kind.__new__(kind)
+    made.__dict__.update(old.__dict__)
+    for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+        made.__dict__[name] = old.__dict__[name].copy()
+    return made
+
+
+def _converted(old: Any) -> LowBitLayer:
+    codes, scale, seen = old.coded()
+    made = _shaped_like(old, old.bias is not None, old.wbits, seen.bits, old.scales)
+    made.set_weights(codes, scale, seen, old.bias)
+    made.training = old.training
+    return made
+
+
+def _shaped_like(old: nn.Module, bias: bool, wbits: int, abits: int, scales: str) -> LowBitLayer:
+    if isinstance(old, nn.Linear):
+        return LowBitLinear(
+            old.in_features, old.out_features, bias, wbits=wbits, abits=abits, scales=scales
+        )
+    assert isinstance(old, nn.Conv2d)
+    return LowBitConv2d(
+        old.in_channels, old.out_channels, cast(Any, old.kernel_size), cast(Any, old.stride),
+        padding_of(old), cast(Any, old.dilation), bias, wbits=wbits, abits=abits, scales=scales,
+    )  # fmt: skip
+
+
+def _both(model: nn.Module, first: str, second: str) -> tuple[Any, Any]:
+    return model.get_submodule(first), model.get_submodule(second)

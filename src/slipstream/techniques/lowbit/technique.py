@@ -1,0 +1,411 @@
+"""lowbit: an inference's linear layers and convolutions in a few bits.
+
+Source: Won et al., "ULPPACK: Fast Sub-8-bit Matrix Multiply on Commodity SIMD Hardware",
+MLSys 2022; training: Esser et al., "Learned Step Size Quantization", ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.durations import common_spread, pace, rescale
+from slipstream.durations import questions as both_of
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Call, Editor, Graph, StepPhase
+from slipstream.provenance import Provenance
+from slipstream.source import NotPlacedError, Places, Source
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.techniques._baseline import already_autocast, already_compiled
+from slipstream.techniques.dataflow import Dataflow
+from slipstream.techniques.lowbit.cost import (
+    Costs,
+    Form,
+    Layer,
+    come_from_memory,
+    linear,
+    questions,
+)
+from slipstream.techniques.lowbit.recorded import RELUS, Handover, handover
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
+_NORMS = (
+    "aten::native_batch_norm", "aten::cudnn_batch_norm",
+    "aten::_native_batch_norm_legit_no_training",
+)  # fmt: skip
+_STRIDE, _PADDING, _DILATION, _TRANSPOSED, _GROUPS = 3, 4, 5, 6, 8
+_EDGE_BITS = 8
+# Within this, two times are called the same.
+_SAME = 0.07
+_TRAINING = (
+    "by hand, before the loop: ranges = slipstream.quant.calibrate(model, batches); "
+    "slipstream.lowbit.prepare_training(model, {}, {}, ranges); give "
+    "slipstream.lowbit.added_parameters(model) to the optimizer, too; after it, "
+    "slipstream.lowbit.convert(model.eval())"
+)
+_TRAINS = "the step trains, and low-bit kernels only infer"
+
+
+@dataclass(frozen=True)
+class LowBit(Settings):
+    """Weights of W and activations of A bits: ``lowbit:w3a3``, 1 to 8 each.
+
+    The first and the last layer that run have eight bits. With ``train=yes`` a training step gets
+    fake quantisation, so that the trained model can be converted; that is slower, not faster.
+
+    Attributes:
+        bits: ``wXaY``.
+        scales: of weights: ``channel``, ``tensor``, or ``block64``.
+        only, except_: patterns of modules' qualified names.
+        train: whether to prepare a training step.
+    """
+
+    bits: str = "w3a3"
+    scales: str = "channel"
+    only: str = "*"
+    except_: str = ""
+    train: bool = False
+
+    name: ClassVar[str] = "lowbit"
+    stage: ClassVar[int] = Stage.PRECISION
+    conflicts: ClassVar[frozenset[str]] = frozenset({"amp", "compile"})
+    variants: ClassVar[tuple[str, ...]] = ("lowbit:w3a3", "lowbit:w8a8")
+
+    def __post_init__(self) -> None:
+        if re.fullmatch(r"w[1-8]a[1-8]", self.bits) is None:
+            raise InvalidArgumentError(
+                "lowbit:bits", f"'{self.bits}' is not wXaY with X and Y from 1 to 8",
+                remedy="as lowbit:w3a3",
+            )  # fmt: skip
+        if re.fullmatch(r"tensor|channel|block(3[2-9]|[4-9]\d|1[01]\d|12[0-8])", self.scales) is (
+            None
+        ):
+            raise InvalidArgumentError(
+                "lowbit:scales", f"'{self.scales}' is not tensor, channel or blockN",
+                remedy="N from 32 to 128, as lowbit:w4a8,scales=block64",
+            )  # fmt: skip
+
+    @property
+    def wbits(self) -> int:
+        """Bits of a weight."""
+        return int(self.bits[1])
+
+    @property
+    def abits(self) -> int:
+        """Bits of an activation."""
+        return int(self.bits[3])
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no layer of the step has a low-bit form."""
+        if (reason := already_compiled(graph) or already_autocast(graph)) is not None:
+            return reason
+        trains = bool((graph.tasks.phase >= StepPhase.BACKWARD).any())
+        if trains and not self.train:
+            return f"{_TRAINS}; lowbit:{self.bits},train=yes prepares the training"
+        if self.train and not trains:
+            return f"the step does not train; lowbit:{self.bits} without train"
+        if any(spec.device != "cpu" for call in graph.calls for spec in call.inputs):
+            return "its kernels are for CPUs, and the step runs on another device"
+        if not self._sites(graph):
+            return "the step has no linear layer or plain convolution that can be taken"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Layers that say how fast this machine is at these bits, and the step's own."""
+        sites = self._sites(graph)
+        asked = [graph.calls[graph.tasks.call[site.task]] for site in sites]
+        if self.train:
+            return [*asked, *(call for site in sites for call in _rounding(site.layer))]
+        for bits in sorted({(self.wbits, self.abits), *(site.bits for site in sites), (8, 8)}):
+            asked += questions(*bits)
+        around = _handover(graph, sites)
+        return [*asked, *both_of(graph, around.moved), *around.coded.values()]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Layers take what the fitted model says; what they do besides is gone.
+
+        What stands between them works on codes where all around it do, else on images in the order
+        that layers write.
+        """
+        sites = self._sites(graph)
+        if self.train:
+            return self._predict_training(graph, sites, context)
+        costs = {
+            bits: Costs.fitted(context.durations, *bits)
+            for bits in {(8, 8), (self.wbits, self.abits), *(site.bits for site in sites)}
+        }
+        changed = {site.task: graph.calls[graph.tasks.call[site.task]] for site in sites}
+        in_step = pace(graph, changed, context.durations)
+        edit = Editor(graph, str(self))
+        spread = common_spread(
+            graph, changed, max((one.spread for one in costs.values() if one), default=0.5)
+        )
+        around = _handover(graph, sites)
+        cold = come_from_memory(sum(one.layer.n * one.layer.k * one.bits[0] / 8 for one in sites))
+        lowbit = eight = 0.0
+        for site in sites:
+            cost, other = costs[site.bits], costs[8, 8]
+            now = float(graph.tasks.duration_ns[site.task])
+            if cost is None or other is None:
+                edit.set_duration(site.task, now, Provenance.ASSUMED, spread=0.5)
+                continue
+            layer = replace(
+                site.layer, reads=around.reads.get(site.task, Form.FLOATS),
+                gives=around.gives[site.task],
+            )  # fmt: skip
+            then = cost.nanoseconds(layer, cold) * in_step
+            lowbit += then
+            eight += other.nanoseconds(layer, cold) * in_step
+            edit.set_duration(
+                site.task, then, Provenance.FITTED, spread=min(spread, 1.0),
+                call=layer.call(*site.bits),
+            )  # fmt: skip
+            # Calling the module is part of what was timed.
+            edit.set_gap(site.task, 0.0)
+        if any(costs[site.bits] is None for site in sites):
+            return edit.apply(f"{len(sites)} layers in {self.bits}")
+        for task in around.gone:
+            edit.remove(task)
+        for task, call in around.coded.items():
+            answer = context.durations.lookup(call)
+            if answer is not None:
+                edit.set_duration(
+                    task, answer.nanoseconds * in_step, answer.provenance, spread=answer.spread,
+                    call=call,
+                )  # fmt: skip
+        rescale(edit, graph, around.moved, context.durations)
+        return edit.apply(f"{len(sites)} layers in {self.bits}{_beside(lowbit, eight)}")
+
+    def apply(self, built: Built) -> None:
+        """Calibrate on the workload's own batch, and put low-bit layers in.
+
+        Raises:
+            WorkloadError: the step hides its model, trains without ``train=yes``, or no layer of it
+                has a low-bit form.
+        """
+        from slipstream.quant import calibrate
+        from slipstream.techniques.lowbit.qat import (
+            added_parameters,
+            chosen_layers,
+            convert,
+            prepare_training,
+        )
+
+        if built.model is None:
+            raise WorkloadError(
+                "lowbit needs the model, and this workload's step hides it",
+                remedy="return (model, batch)",
+            )
+        if built.training and not self.train:
+            raise WorkloadError(f"lowbit: {_TRAINS}", remedy=f"lowbit:{self.bits},train=yes")
+        try:
+            if built.training:
+                ranges = calibrate(built.model, [None], run=_forward_of(built))
+                prepare_training(
+                    built.model, self.wbits, self.abits, ranges,
+                    scales=self.scales, only=self.only, except_=self.except_,
+                )  # fmt: skip
+                built.optimizer.add_param_group({"params": added_parameters(built.model)})
+                return
+            ranges = calibrate(built.model, [None], run=lambda _: built.step())
+            chosen_layers(built.model, ranges, self.only, self.except_)
+            built.model.eval()
+            convert(
+                built.model, wbits=self.wbits, abits=self.abits, ranges=ranges,
+                scales=self.scales, only=self.only, except_=self.except_, run=built.step,
+            )  # fmt: skip
+        except InvalidArgumentError as error:
+            raise WorkloadError(
+                f"lowbit: {error.what}", where=error.where, remedy=error.remedy
+            ) from error
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Eight bits round; fewer want training."""
+        if min(self.wbits, self.abits) == 8:
+            return Quality(
+                QualityKind.ROUNDING,
+                "Krishnamoorthi 2018: eight bits after training stay within 2 % of float",
+            )
+        return Quality(
+            QualityKind.NEEDS_TRAINING,
+            "Esser et al. 2020: three and four bits reach float's accuracy when trained with "
+            "rounding, and lose much without",
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """The conversion before the model is returned, calibrated on the batch there."""
+        call = "slipstream.lowbit.quantise_model(model, [inputs], wbits={}, abits={})"
+        note = "calibrate on several batches of real data, and measure what accuracy is left"
+        if self.train:
+            return CodeChange("", _TRAINING.format(self.wbits, self.abits))
+        return CodeChange.of(
+            workload, self._edit, note=note,
+            by_hand="import slipstream.lowbit\n" + call.format(self.wbits, self.abits),
+        )  # fmt: skip
+
+    def _edit(self, where: Places) -> Source:
+        if where.function is None or len(where.inputs) != 1:
+            raise NotPlacedError(
+                "the batch to calibrate on is not one expression", where=str(where.source.path)
+            )
+        batch = where.source.segment(where.inputs[0])
+        settings = f"wbits={self.wbits}, abits={self.abits}"
+        for key, value in (("scales", self.scales), ("only", self.only), ("except_", self.except_)):
+            if value != getattr(type(self), key):
+                settings += f', {key}="{value}"'
+        return where.before_return(
+            "import slipstream",
+            f"slipstream.lowbit.quantise_model({{model}}, [{batch}], {settings})",
+        )
+
+    def _sites(self, graph: Graph) -> list[_Site]:
+        """The layers that can be taken, in program order, with their bits."""
+        flow = Dataflow(graph)
+        parameters = set(graph.parameters.tolist())
+        found = []
+        for t in range(len(graph)):
+            call = flow.call(t)
+            if call is None or graph.tasks.phase[t] == StepPhase.BACKWARD:
+                continue
+            inputs, _ = flow.operands(t)
+            layer = _layer(call, inputs, parameters)
+            if layer is not None:
+                found.append((t, layer))
+        ends = {found[0][0], found[-1][0]} if found else set()
+        sites = []
+        for t, layer in found:
+            module = graph.string(int(graph.tasks.module[t])).partition(".")[2]
+            # A model that is itself a layer has no place for another.
+            left_out = not module or fnmatchcase(module, self.except_)
+            if left_out or not fnmatchcase(module, self.only):
+                continue
+            bits = (self.wbits, self.abits)
+            if t in ends:
+                bits = (max(bits[0], _EDGE_BITS), max(bits[1], _EDGE_BITS))
+            sites.append(_Site(t, layer, bits, tuple(_behind(flow, t))))
+        return sites
+
+    def _predict_training(self, graph: Graph, sites: Sequence[_Site], context: Context) -> Graph:
+        """Rounding of every weight and input is put in, forward and backward in one task."""
+        edit = Editor(graph, str(self))
+        changed = {site.task: graph.calls[graph.tasks.call[site.task]] for site in sites}
+        in_step = pace(graph, changed, context.durations)
+        for site in sites:
+            for call in _rounding(site.layer):
+                answer = context.durations.lookup(call)
+                if answer is None:
+                    continue
+                edit.insert(
+                    site.task, "fake_quantize", answer.nanoseconds * in_step, answer.provenance,
+                    before=True, spread=max(answer.spread, 0.2), call=call,
+                )  # fmt: skip
+        return edit.apply(f"{len(sites)} layers rounded to {self.bits} while training")
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A layer's task, its shape and bits, and the tasks behind it that it does as well."""
+
+    task: int
+    layer: Layer
+    bits: tuple[int, int]
+    behind: tuple[int, ...]
+
+
+def _layer(call: Call, inputs: list[int], parameters: set[int]) -> Layer | None:
+    """The layer `call` is, if it multiplies with a parameter and has a low-bit form."""
+    if call.name in _CONVOLUTIONS:
+        image, weight = call.inputs[0], call.inputs[1]
+        mkldnn = call.name == "aten::mkldnn_convolution"
+        padding, stride, dilation, groups = (
+            (3, 4, 5, 6) if mkldnn else (_PADDING, _STRIDE, _DILATION, _GROUPS)
+        )
+        if len(image.shape) != 4 or (parameters and inputs[1] not in parameters):
+            return None
+        if call.arguments[groups] != 1 or (not mkldnn and call.arguments[_TRANSPOSED]):
+            return None
+        n, channels, *kernel = weight.shape
+        spread = _two(call.arguments[dilation])
+        wide = tuple((k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True))
+        batch, _, height, width = image.shape
+        if spread != (1, 1):
+            # The same number of output pixels and products as with a kernel without gaps.
+            over = [full - k for full, k in zip(wide, kernel, strict=True)]
+            height, width = height - over[0], width - over[1]
+        return Layer(
+            (batch, height, width, channels), n, _two(kernel), _two(call.arguments[stride]),
+            _two(call.arguments[padding]),
+        )  # fmt: skip
+    if call.name in ("aten::addmm", "aten::mm"):
+        place = 2 if call.name == "aten::addmm" else 1
+        if parameters and inputs[place] not in parameters:
+            return None
+        rows, k = call.inputs[place - 1].shape
+        return linear(rows, call.inputs[place].shape[1], k)
+    return None
+
+
+def _behind(flow: Dataflow, task: int) -> list[int]:
+    """A norm and a ReLU that read nothing but what the one before made, and alone."""
+    found: list[int] = []
+    for names in (_NORMS, RELUS):
+        last = found[-1] if found else task
+        readers = flow.readers[last]
+        if len(readers) != 1 or flow.views[last]:
+            continue
+        call = flow.call(readers[0])
+        if call is not None and call.name in names and flow.makers[readers[0]][0] == last:
+            found.append(readers[0])
+    return found
+
+
+def _handover(graph: Graph, sites: Sequence[_Site]) -> Handover:
+    flow = Dataflow(graph)
+    behind = {site.task: site.behind for site in sites}
+    return handover(graph, flow, behind, {site.task: site.bits[1] for site in sites})
+
+
+def _two(values: Any) -> tuple[int, int]:
+    numbers = [int(one) for one in values] if isinstance(values, (list, tuple)) else [int(values)]
+    return numbers[0], numbers[-1]
+
+
+def _beside(lowbit: float, eight: float) -> str:
+    """How that compares with eight bits, and why."""
+    if not lowbit or not eight:
+        return ""
+    ratio = eight / lowbit
+    if ratio > 1 + _SAME:
+        return f"; {ratio:.1f}x as fast as the same layers in 8 bits"
+    if ratio < 1 - _SAME:
+        return f"; slower than the same layers in 8 bits ({ratio:.2f}x): stay with w8a8"
+    return (
+        "; 1.0x the same layers in 8 bits: they are bound by multiplications, and this processor "
+        "multiplies 8-bit numbers as fast"
+    )
+
+
+def _rounding(layer: Layer) -> list[Call]:
+    """What rounding the layer's input and weight takes in a training step."""
+    from slipstream.techniques.lowbit.timing import rounding_call
+
+    values = layer.image[0] * layer.image[1] * layer.image[2] * layer.image[3]
+    return [rounding_call(values, 1), rounding_call(layer.n * layer.k, layer.n)]
+
+
+def _forward_of(built: Built) -> Callable[[Any], object]:
+    """One forward pass with the loss; no step of the optimizer."""
+    from slipstream.workload.built import training_loss
+
+    if not built.from_parts:
+        raise WorkloadError(
+            "lowbit needs the model and its batch to prepare a training",
+            remedy="return (model, batch, loss, optimizer)",
+        )
+    return lambda _: training_loss(built)

@@ -1,0 +1,75 @@
+"""What Adasum would gain, from one step's gradients: against gradients drawn with known noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.graph import GradientNoise, Statistics
+from slipstream.techniques.distributed import adasum_benefit
+from slipstream.techniques.distributed.adasum.benefit import benefit, expected_products
+from slipstream.techniques.distributed.adasum.technique import Adasum
+from small_steps import graph_of
+
+
+def noise(elements: int, mean_square: float, variance: float | None) -> GradientNoise:
+    return GradientNoise("w", elements, 8, 1.0, mean_square, variance, 0.0, 0.1)
+
+
+def statistics(*grads: GradientNoise, same_batch: bool = False) -> Statistics:
+    return Statistics(recorded=("grads",), steps=8, same_batch=same_batch, grads=grads)
+
+
+def test_alike_nothing_is_gained_and_unlike_it_is_the_sum() -> None:
+    alike = benefit(np.ones((2, 4, 4)))
+    assert (alike.orthogonality, alike.step) == pytest.approx((0.25, 1.0))
+    unlike = benefit(np.eye(4)[None])
+    assert (unlike.orthogonality, unlike.step) == pytest.approx((1.0, 4.0))
+
+
+@pytest.mark.parametrize("workers", [2, 5, 16])
+def test_two_numbers_a_layer_tell_what_drawn_gradients_show(workers: int) -> None:
+    drawn = np.random.default_rng(workers)
+    products, grads = [], []
+    for elements, signal, spread in ((4000, 1.0, 0.5), (9000, 0.1, 2.0)):
+        mean = drawn.normal(size=elements) * signal
+        rows = mean + drawn.normal(size=(workers, elements)) * spread
+        products.append(rows @ rows.T)
+        square = float((mean**2).mean())
+        grads.append(noise(elements, square + spread**2, spread**2))
+    seen, told = benefit(np.stack(products)), benefit(expected_products(grads, workers))
+    assert told.orthogonality == pytest.approx(seen.orthogonality, rel=0.05)
+    assert told.step == pytest.approx(seen.step, rel=0.05)
+
+
+def test_workers_that_are_averaged_first_are_as_one_with_less_noise() -> None:
+    found = adasum_benefit(statistics(noise(100, 3.0, 2.0)), 8, per_node=4)
+    assert found is not None
+    assert found == benefit(expected_products([noise(100, 1.5, 0.5)], 2))
+
+
+def test_a_prediction_says_what_is_gained_where_a_profile_tells() -> None:
+    graph = graph_of("mlp")
+    assert "orthogonal" not in Adasum(4).quality(graph).basis
+    graph = replace(graph, statistics=statistics(noise(100, 1.0, 1.0)))
+    assert "orthogonal to 1.00 (parallel: 0.25)" in Adasum(4).quality(graph).basis
+    assert "4.0 times as long" in Adasum(4).quality(graph).basis
+
+
+def test_where_nothing_is_known_nothing_is_told() -> None:
+    assert adasum_benefit(Statistics(), 4) is None
+    assert adasum_benefit(statistics(noise(10, 1.0, None)), 4) is None
+    assert adasum_benefit(statistics(noise(10, 1.0, 0.5), same_batch=True), 4) is None
+
+
+def test_what_cannot_be_is_named() -> None:
+    for given in (np.zeros((1, 2, 2)), np.ones((2, 2)), np.full((1, 2, 2), np.nan)):
+        with pytest.raises(InvalidArgumentError, match="products"):
+            benefit(given)
+    with pytest.raises(InvalidArgumentError, match="noise"):
+        expected_products([noise(10, 1.0, None)], 2)
+    with pytest.raises(InvalidArgumentError, match="workers"):
+        expected_products([noise(10, 1.0, 0.5)], 0)

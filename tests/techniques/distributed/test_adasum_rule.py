@@ -1,0 +1,129 @@
+"""Adasum's rule: its algebra, at every scale, and the weights that follow from scalar products."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.adasum import kernels
+from slipstream.techniques.distributed.adasum.rule import adasum_of, left_of, orthogonality, weights
+
+
+def vectors(
+    count: int, length: int = 1000, dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    common = torch.randn(length, generator=generator)
+    return [
+        (common + torch.randn(length, generator=generator) * (k + 1)).to(dtype)
+        for k in range(count)
+    ]
+
+
+def off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
+def test_a_sum_where_orthogonal_and_a_mean_where_parallel(scale: float) -> None:
+    a, b = torch.zeros(64), torch.zeros(64)
+    a[:32], b[32:] = torch.randn(32) * scale, torch.randn(32) * scale
+    assert off(adasum_of([a, b]), a + b) <= 1e-6
+    for factor in (1.0, 3.0, 1e-3):
+        assert off(adasum_of([a, factor * a]), (a + factor * a) / 2) <= 1e-6
+    c = a.clone()
+    c[:32] *= -2.0
+    assert off(adasum_of([a, c]), (a + c) / 2) <= 1e-6
+
+
+def test_zero_is_the_neutral_vector() -> None:
+    a, zero = torch.randn(10), torch.zeros(10)
+    assert torch.equal(adasum_of([a, zero]), a)
+    assert torch.equal(adasum_of([zero, a]), a)
+    assert torch.equal(adasum_of([zero, zero]), zero)
+    tiny = torch.full((10,), 1e-45)
+    assert off(adasum_of([a, tiny]), a) <= 1e-6 or adasum_of([a, tiny]).isfinite().all()
+
+
+def test_it_commutes_but_does_not_associate() -> None:
+    a, b, c = vectors(3)
+    assert torch.equal(adasum_of([a, b]), adasum_of([b, a]))
+    assert off(adasum_of([a, b, c]), adasum_of([a, adasum_of([b, c])])) > 1e-3
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6, 1e12])
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_scaled_vectors_give_the_scaled_result(scale: float, count: int) -> None:
+    given = vectors(count)
+    assert off(adasum_of([scale * one for one in given]) / scale, adasum_of(given)) <= 1e-6
+
+
+def test_the_tree_meets_neighbours_first() -> None:
+    assert [left_of(n) for n in (2, 3, 4, 5, 8, 9)] == [1, 2, 2, 4, 4, 8]
+    a, b, c, d, e = vectors(5)
+    pairs = adasum_of([adasum_of([adasum_of([a, b]), adasum_of([c, d])]), e])
+    assert off(adasum_of([a, b, c, d, e]), pairs) <= 1e-6
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8])
+def test_the_weights_of_scalar_products_give_the_same_vector(count: int) -> None:
+    given = vectors(count, dtype=torch.float64)
+    rows = torch.stack(given)
+    found = weights((rows @ rows.T).numpy()[None])[0]
+    assert off(torch.from_numpy(found) @ rows, adasum_of(given)) <= 1e-12
+
+
+def test_vectors_that_cancel_leave_their_branch_without_weight() -> None:
+    a, c = torch.randn(100, dtype=torch.float64), torch.randn(100, dtype=torch.float64)
+    rows = torch.stack([a, -a, c])
+    found = torch.from_numpy(weights((rows @ rows.T).numpy()[None])[0]) @ rows
+    assert off(found, c) <= 1e-6
+
+
+def test_how_much_is_gained_lies_between_the_mean_and_the_sum() -> None:
+    alike, unlike = torch.ones(4, 8, dtype=torch.float64), torch.eye(4, 8, dtype=torch.float64)
+    products = torch.stack([alike @ alike.T, unlike @ unlike.T]).numpy()
+    assert orthogonality(products).tolist() == pytest.approx([0.25, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "vectors: there are none"),
+        ([torch.zeros(3, dtype=torch.int64)], r"vectors\[0\]"),
+        ([torch.zeros(3), torch.zeros(4)], r"vectors\[1\]"),
+        ([torch.zeros(3), torch.zeros(3, dtype=torch.float64)], r"vectors\[1\]"),
+        ([torch.eye(3).to_sparse()], r"vectors\[0\]"),
+    ],
+)
+def test_what_cannot_be_combined_is_named(given: list[torch.Tensor], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        adasum_of(given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_kernels_equal_the_reference_to_the_bit(
+    count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = vectors(count, 4500, dtype)
+    starts = np.array([0, 0, 1, 17, 2048, 2048, 4499, 4500])
+    factors = np.random.default_rng(0).normal(size=(7, count))
+    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    expected = kernels.products(rows, starts)
+    combined = torch.zeros(4500, dtype=dtype)
+    kernels.combine(rows, starts, factors, combined)
+    monkeypatch.delenv("SLIPSTREAM_NATIVE")
+    plain = torch.stack([row.double() for row in rows])
+    for layer, (a, b) in enumerate(itertools.pairwise(starts.tolist())):
+        assert torch.allclose(torch.from_numpy(expected[layer]), plain[:, a:b] @ plain[:, a:b].T)
+    if kernels.levels():
+        for level in kernels.levels():
+            assert np.array_equal(kernels.products(rows, starts, level), expected)
+            again = [row.clone() for row in rows]
+            kernels.combine(again, starts, factors, again[-1], level)
+            assert torch.equal(again[-1], combined)

@@ -1,0 +1,157 @@
+"""Every compiled encoder that runs here equals the numpy reference to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.errors import SlipstreamError
+from slipstream.native import library
+from slipstream.techniques.distributed.compression import _reference as reference
+from slipstream.techniques.distributed.compression import kernels
+
+LEVELS = [*kernels.levels(), None]
+SIZES = (1, 15, 16, 17, 33, 255, 256, 1000)
+
+
+@pytest.fixture(params=LEVELS, ids=str)
+def level(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One level at a time; None is the reference itself, through the same door."""
+    compiled = library()
+    chosen = None if request.param is None else (compiled, kernels.levels()[request.param])
+    monkeypatch.setattr(kernels, "_chosen", lambda: chosen)
+    return request.param
+
+
+def _numbers(count: int, seed: int) -> Any:
+    drawn = np.random.default_rng(seed)
+    scale = 10.0 ** drawn.integers(-6, 3, count)
+    return (drawn.standard_normal(count) * scale).astype(np.float32)
+
+
+def _pair(count: int) -> tuple[Any, Any]:
+    gradient, residual = _numbers(count, count), _numbers(count, count + 1)
+    gradient[::7] = 0.0
+    residual[::7] = 0.0
+    return gradient, residual
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+@pytest.mark.parametrize("size", SIZES)
+def test_blocks(level: Any, bits: int, size: int) -> None:
+    gradient, residual = _pair(size)
+    wanted = residual.copy()
+    scale, codes = reference.encode_block(bits, gradient, wanted)
+    blocks = kernels.Blocks.of([(0, size)], 4096, bits)
+    scales, made = torch.zeros(1), torch.zeros(blocks.nbytes, dtype=torch.uint8)
+    kept = torch.from_numpy(residual.copy())
+    blocks.encode(torch.from_numpy(gradient), kept, scales, made)
+    assert scales.item() == scale
+    assert np.array_equal(made.numpy(), codes)
+    assert kept.numpy().tobytes() == wanted.tobytes()
+    out = torch.full((size,), 3.0)
+    blocks.decode(scales, made, out, 0.5, add=False)
+    decoded = reference.decode_block(bits, scale * np.float32(0.5), codes, size)
+    assert out.numpy().tobytes() == decoded.tobytes()
+    blocks.decode(scales, made, out, 0.5, add=True)
+    assert np.array_equal(out.numpy(), decoded + decoded)
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_what_is_sent_and_what_is_kept_add_up(level: Any, bits: int) -> None:
+    gradient, residual = _pair(1000)
+    blocks = kernels.Blocks.of([(0, 300), (300, 700)], 256, bits)
+    scales, codes = torch.zeros(len(blocks)), torch.zeros(blocks.nbytes, dtype=torch.uint8)
+    kept, out = torch.from_numpy(residual.copy()), torch.zeros(1000)
+    blocks.encode(torch.from_numpy(gradient), kept, scales, codes)
+    blocks.decode(scales, codes, out, 1.0, add=False)
+    total = gradient.astype(np.float64) + residual
+    assert np.allclose(out.double() + kept.double(), total, rtol=1e-5, atol=1e-4)
+    assert len(blocks) == 5
+
+
+def test_a_block_of_zeros_contributes_exactly_zero(level: Any) -> None:
+    for bits in (1, 4, 8):
+        blocks = kernels.Blocks.of([(0, 100)], 4096, bits)
+        scales, codes = torch.ones(1), torch.zeros(blocks.nbytes, dtype=torch.uint8)
+        kept, out = torch.zeros(100), torch.ones(100)
+        blocks.encode(torch.zeros(100), kept, scales, codes)
+        blocks.decode(scales, codes, out, 1.0, add=False)
+        assert not kept.any()
+        assert not out.any()
+
+
+@pytest.mark.parametrize("count", [1, 40, 5000, 70000])
+@pytest.mark.parametrize("ties", [False, True], ids=["unlike", "ties"])
+def test_top(level: Any, count: int, ties: bool) -> None:
+    gradient, residual = _pair(count)
+    if ties:
+        gradient, residual = np.round(gradient), np.zeros_like(residual)
+    for k in {1, max(1, count // 100), count}:
+        wanted = residual.copy()
+        indices, values = reference.top(gradient, wanted, k)
+        found, made = torch.zeros(k, dtype=torch.int32), torch.zeros(k)
+        kept = torch.from_numpy(residual.copy())
+        kernels.top(torch.from_numpy(gradient), kept, found, made)
+        assert np.array_equal(found.numpy(), indices)
+        assert made.numpy().tobytes() == values.tobytes()
+        assert kept.numpy().tobytes() == wanted.tobytes()
+        out = torch.zeros(count)
+        kernels.scatter(found, made, out, 1.0)
+        assert np.array_equal(out.numpy() + kept.numpy(), gradient + residual)
+
+
+def test_an_index_outside_is_refused(level: Any) -> None:
+    for index in (-1, 4):
+        with pytest.raises(SlipstreamError):
+            kernels.scatter(
+                torch.tensor([index], dtype=torch.int32), torch.ones(1), torch.zeros(4), 1.0
+            )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 17), (16, 16), (37, 100)])
+@pytest.mark.parametrize("rank", [1, 2, 4, 7])
+def test_low_rank(level: Any, shape: tuple[int, int], rank: int) -> None:
+    rows, columns = shape
+    gradient, residual = _numbers(rows * columns, 1), _numbers(rows * columns, 2)
+    gradient, residual = gradient.reshape(shape), residual.reshape(shape)
+    q = np.random.default_rng(3).standard_normal((rank, columns)).astype(np.float32)
+    wanted = residual.copy()
+    p = reference.project(gradient, wanted, q)
+    kept, factor = torch.from_numpy(residual.copy()), torch.zeros(rank, rows)
+    kernels.project(torch.from_numpy(gradient), kept, torch.from_numpy(q), factor)
+    assert kept.numpy().tobytes() == wanted.tobytes()
+    assert factor.numpy().tobytes() == p.tobytes()
+    reference.orthonormalise(p)
+    kernels.orthonormalise(factor)
+    assert factor.numpy().tobytes() == p.tobytes()
+    right = torch.zeros(rank, columns)
+    kernels.project_back(kept, factor, right)
+    assert np.array_equal(right.numpy(), reference.project_back(wanted, p))
+    out = torch.zeros(shape)
+    kernels.reconstruct(factor, right, kept, out)
+    assert np.array_equal(out.numpy(), reference.reconstruct(p, right.numpy(), wanted))
+    assert kept.numpy().tobytes() == wanted.tobytes()
+
+
+def test_orthonormal_rows(level: Any) -> None:
+    p = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    p[3] = 2.0 * p[1]
+    kernels.orthonormalise(p)
+    unit = torch.eye(5)
+    unit[3, 3] = 0.0
+    assert torch.allclose(p @ p.T, unit, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2e30])
+def test_finite(level: Any, bad: float) -> None:
+    x = torch.from_numpy(_numbers(1003, 0))
+    assert kernels.finite(x)
+    for at in (0, 500, 1002):
+        spoiled = x.clone()
+        spoiled[at] = bad
+        assert not kernels.finite(spoiled)
+    assert kernels.finite(torch.zeros(0))

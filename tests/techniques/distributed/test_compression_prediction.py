@@ -1,0 +1,156 @@
+"""Compressed steps on paper: what is sent, what is computed, what waits for what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from known_durations import KnownDurations
+from slipstream.cluster import Cluster
+from slipstream.durations import Answer, Question
+from slipstream.errors import UsageError, WorkloadError
+from slipstream.graph import Call, Graph, replay
+from slipstream.provenance import Provenance
+from slipstream.technique import Context, combine, parse, registry
+from slipstream.techniques.distributed.compression.prediction import THREAD
+from slipstream.techniques.distributed.compression.technique import NAMES
+from slipstream.techniques.distributed.compression.timing import exchange_call, timer
+from slipstream.verbs._predict import predict
+from slipstream.workload import Built, build_from
+from tiny_models import parts, record
+
+SLOW = Cluster.load("workers=8,link=1mbit,latency=100us")
+FAST = Cluster.load("workers=8,link=10000gbit")
+ENCODE_NS, DECODE_NS = 3000.0, 2000.0
+BUCKETS = "ddp:4,bucket_mb=0.004"
+
+
+class Known(KnownDurations):
+    """A bucket's encoding takes 3 microseconds and its decoding 2; a copy takes none."""
+
+    def lookup(self, call: Any) -> Answer | None:
+        asked = call.call if isinstance(call, Question) else call
+        took = 0.0
+        if "compression" in asked.name:
+            took = ENCODE_NS + (DECODE_NS if asked.arguments[3] == "all" else 0.0)
+        return Answer(took, 0.0, Provenance.MICROBENCHMARK)
+
+    def measure(self, calls: Any, say: Any = None) -> None:
+        """Nothing is left to measure."""
+
+
+@pytest.fixture(scope="module")
+def transformer() -> Graph:
+    return record(build_from(parts("transformer"), (), 0, "transformer"))
+
+
+def edited(graph: Graph, text: str, cluster: Cluster) -> Graph:
+    return combine(graph, parse(text), Context(Known(), cluster))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_bytes_are_the_compressor_s_and_all_gradients_are_in_them(
+    transformer: Graph, name: str
+) -> None:
+    from slipstream.techniques.distributed.compression.bucket import Layout
+
+    before, after = (edited(transformer, text, SLOW) for text in (BUCKETS, f"{BUCKETS}+{name}"))
+    (settings,) = parse(name)
+    wanted = 0.0
+    for row in before.exchanges:
+        shapes = {f"p{n}": spec.shape for n, spec in enumerate(row.tensors)}
+        wanted += sum(
+            one.sent_bytes(4)
+            for one in settings.messages(Layout.of(shapes))  # type: ignore[attr-defined]
+        )
+    assert sum(row.sent_bytes for row in after.exchanges) == pytest.approx(wanted, rel=0.02)
+    tensors = [[spec for row in graph.exchanges for spec in row.tensors]
+               for graph in (before, after)]  # fmt: skip
+    assert tensors[0] == tensors[1]
+    after.check()
+
+
+def on_cores(graph: Graph, cores: int) -> Graph:
+    """As recorded with one thread on a machine of so many."""
+    return replace(graph, meta={**graph.meta, "threads": 1, "machine": {"cpu.logical": cores}})
+
+
+def test_on_a_link_that_takes_no_time_compression_costs_its_encoding(transformer: Graph) -> None:
+    alone = on_cores(transformer, 1)
+    before, after = (edited(alone, text, FAST) for text in (BUCKETS, f"{BUCKETS}+topk:0.01"))
+    longer = replay(after).step_ns - replay(before).step_ns
+    wanted = len(before.exchanges) * (ENCODE_NS + DECODE_NS)
+    assert longer == pytest.approx(wanted, rel=0.02)
+
+
+def test_with_a_core_of_its_own_the_thread_encodes_one_bucket_after_the_other(
+    transformer: Graph,
+) -> None:
+    """Only what is left when the backward pass ends is waited for."""
+    before, after = (
+        edited(on_cores(transformer, 2), text, FAST) for text in (BUCKETS, f"{BUCKETS}+topk:0.01")
+    )
+    after.check()
+    timeline = replay(after)
+    lane = after.lanes.index(THREAD)
+    ours = np.flatnonzero(after.tasks.lane == lane)
+    assert len(ours) == 2 * len(before.exchanges)
+    begins, ends = timeline.start_ns[ours], timeline.end_ns[ours]
+    assert (begins[1:] >= ends[:-1]).all(), "one thread"
+    # What the thread has left to do after the last bucket is ready.
+    ready = timeline.end_ns[[row.ready for row in after.exchanges]]
+    busy, each = 0.0, ENCODE_NS + DECODE_NS
+    for one in ready:
+        busy = max(busy, one) + each
+    longer = timeline.step_ns - replay(before).step_ns
+    assert 0.99 * each <= longer < len(before.exchanges) * each
+    assert longer == pytest.approx(busy - ready[-1], rel=0.05)
+
+
+def test_a_transfer_keeps_the_thread_from_the_next_bucket(transformer: Graph) -> None:
+    after = edited(on_cores(transformer, 2), f"{BUCKETS}+topk:0.01", SLOW)
+    timeline = replay(after)
+    ours = np.flatnonzero(after.tasks.lane == after.lanes.index(THREAD))
+    encodes, decodes = ours[::2], ours[1::2]
+    for row, decode, following in zip(after.exchanges, decodes, encodes[1:], strict=False):
+        assert timeline.start_ns[decode] >= timeline.end_ns[row.task]
+        assert timeline.start_ns[following] >= timeline.end_ns[decode]
+
+
+def test_on_a_slow_link_fewer_bytes_are_faster_and_the_memory_of_what_is_kept_is_told(
+    transformer: Graph,
+) -> None:
+    durations: Any = Known()
+    plain, half, low = predict(
+        transformer, [BUCKETS, f"{BUCKETS}+cast:bf16", f"{BUCKETS}+powersgd:1"],
+        durations=durations, cluster=SLOW,
+    )  # fmt: skip
+    assert low.step_ns < half.step_ns < plain.step_ns
+    assert half.memory == plain.memory
+    assert low.memory[1] > plain.memory[1]
+
+
+def test_it_stands_on_ddp_whatever_the_order_and_alone_says_so(transformer: Graph) -> None:
+    one, other = (edited(transformer, text, SLOW) for text in ("sign+ddp:4", "ddp:4+sign"))
+    assert replay(one).step_ns == replay(other).step_ns
+    (sign,) = parse("sign")
+    assert "combine it with ddp" in str(sign.why_not(transformer))
+    with pytest.raises(UsageError, match="cannot be combined"):
+        parse("sign+topk")
+    with pytest.raises(UsageError, match="needs a cluster"):
+        sign.predict(edited(transformer, "ddp:4", SLOW), Context(Known()))  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match="DistributedDataParallel"):
+        sign.apply(Built(model=None, step=lambda: None))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_what_is_timed_is_the_exchange_itself(name: str) -> None:
+    assert registry().keys() >= NAMES
+    (settings,) = parse(f"{name}:2,start=0" if name in ("acp", "powersgd") else name)
+    for part in ("encode", "all"):
+        call = exchange_call(settings, [(30, 40), (30,)], 4, part)  # type: ignore[arg-type]
+        run = timer(Call.from_json(call.to_json()))
+        assert run() == run() > 0

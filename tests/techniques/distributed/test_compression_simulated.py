@@ -1,0 +1,188 @@
+"""Workers simulated in one process, against plain formulas and against training without."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.technique import parse
+from slipstream.techniques.distributed import ACP, Compressor, PowerSGD, Sign, SimulatedWorkers
+
+ALL = (
+    "cast:fp16",
+    "powersgd:2,start=0",
+    "acp:2,start=0",
+    "topk:0.05",
+    "randomk:0.1",
+    "sign",
+    "block_int:4",
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Two threads that wait for each other's core would take a hundred times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _settings(text: str) -> Compressor:
+    (one,) = parse(text)
+    assert isinstance(one, Compressor)
+    return one
+
+
+def _step(team: SimulatedWorkers, gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """What the parameters are given when every worker has these gradients."""
+    for worker in gradients:
+        for parameter, gradient in zip(team.parameters.values(), worker, strict=True):
+            parameter.grad = gradient.clone()
+        team.collect()
+    team.reduce()
+    return [
+        torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in team.parameters.values()
+    ]
+
+
+@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_arrived_and_what_is_kept_are_all_gradients_there_were(
+    text: str, workers: int
+) -> None:
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 25))
+    team = SimulatedWorkers(model, _settings(text), workers)
+    drawn = torch.Generator().manual_seed(0)
+    given = [torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()]
+    arrived = [torch.zeros_like(total) for total in given]
+    for _ in range(6):
+        gradients = [
+            [torch.randn(p.shape, generator=drawn) for p in model.parameters()]
+            for _ in range(workers)
+        ]
+        for total, *parts in zip(given, *gradients, strict=True):
+            total += torch.stack(parts).double().mean(0)
+        for total, part in zip(arrived, _step(team, gradients), strict=True):
+            total += part.double()
+    kept = torch.zeros(team.layout.numel, dtype=torch.float64)
+    for memory in team.memories:
+        if team.compressor is not None and team.compressor.keeps:
+            kept += memory.residual(team.layout).double() / workers
+    wanted = torch.cat([total.reshape(-1) for total in given])
+    found = torch.cat([total.reshape(-1) for total in arrived]) + kept
+    rounding = 2e-2 if text.startswith("cast") else 1e-5
+    assert float((found - wanted).abs().max()) <= rounding * float(wanted.abs().max())
+
+
+def test_full_rank_gives_the_mean() -> None:
+    """acp projects every other step on a basis that only then becomes right: over both it does."""
+    model = nn.Linear(40, 30, bias=False)
+    low = torch.randn(30, 3) @ torch.randn(3, 40)
+    for settings in (PowerSGD(rank=3, start=0), ACP(rank=3, start=0)):
+        team = SimulatedWorkers(model, settings, 2)
+        found = [_step(team, [[low * 0.5], [low * 1.5]])[0] for _ in range(4)]
+        assert torch.allclose(sum(found) / 4, low, rtol=1e-4, atol=1e-4), str(settings)
+
+
+@pytest.mark.parametrize("settings", [PowerSGD(rank=2, start=0), ACP(rank=2, start=0)], ids=str)
+def test_low_rank_recovers_from_a_gradient_of_zeros(settings: Compressor) -> None:
+    model = nn.Linear(40, 40, bias=False)
+    team = SimulatedWorkers(model, settings, 2)
+    _step(team, [[torch.zeros(40, 40)], [torch.zeros(40, 40)]])
+    matrix = torch.outer(torch.arange(40.0), torch.ones(40))
+    found = [_step(team, [[matrix], [matrix]])[0] for _ in range(2)]
+    assert torch.allclose(sum(found) / 2, matrix, atol=1e-3)
+
+
+def test_sent_bytes_are_those_that_are_told() -> None:
+    from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
+    from slipstream.techniques.distributed.compression.compressor import Gather, mean
+
+    layout = Layout.of({"a": (30, 41), "b": (30,), "c": (0,), "d": ()})
+    for text in ALL:
+        memory, told = Memory(), []
+        for memory.step in range(2):
+            exchange = mean(_settings(text), Bucket(torch.randn(layout.numel), layout), memory, 2)
+            told.append([])
+            answer = None
+            with contextlib.suppress(StopIteration):
+                while True:
+                    request = exchange.send(answer)  # type: ignore[arg-type]
+                    kind = "all_gather" if isinstance(request, Gather) else "all_reduce"
+                    told[-1].append((kind, request.tensor.numel() * request.tensor.element_size()))
+                    answer = request.tensor
+                    answer = torch.stack([answer, answer]) if kind == "all_gather" else answer
+        # Some send more in every other step: what is told is the mean.
+        messages = _settings(text).messages(layout)
+        for even, odd, one in zip(*told, messages, strict=True):
+            assert (even[0], odd[0]) == (one.kind, one.kind), text
+            assert (even[1] + odd[1]) / 2 == one.nbytes, text
+
+
+def test_signs_without_feedback_do_not_arrive_and_with_it_they_do() -> None:
+    """0.5 |x + y| + |x - y|: the sign of its subgradient always points along x = -y."""
+
+    def distance(settings: Compressor) -> float:
+        model = nn.Linear(2, 1, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[1.0, 1.003]]))
+        team = SimulatedWorkers(model, settings, 1)
+        for _ in range(600):
+            model.zero_grad()
+            x, y = model.weight[0]
+            (0.5 * (x + y).abs() + (x - y).abs()).backward()
+            team.collect()
+            team.reduce()
+            with torch.no_grad():
+                model.weight -= 0.05 * model.weight.grad  # type: ignore[operator]
+        return float(model.weight.detach().abs().max())
+
+    assert distance(Sign()) < 0.1
+    assert distance(Sign(feedback=False, force=True)) > 0.9
+
+
+def _digits_accuracy(settings: Compressor | None, seed: int) -> float:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = torch.from_numpy((digits.data / 16.0).astype(np.float32))
+    y = torch.from_numpy(digits.target)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(),
+                          nn.Linear(96, 10))  # fmt: skip
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.3)
+    team = SimulatedWorkers(model, settings, 2)
+    for _ in range(100):
+        chosen = torch.randint(0, 1400, (2, 32))
+        optimizer.zero_grad()
+        for part in chosen:
+            nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+            team.collect()
+        team.reduce()
+        optimizer.step()
+    with torch.no_grad():
+        return float((model(x[1400:]).argmax(1) == y[1400:]).float().mean())
+
+
+def test_digits_are_learnt_as_well() -> None:
+    without = np.mean([_digits_accuracy(None, seed) for seed in range(2)])
+    for text in ("powersgd:4,start=10", "acp:4,start=10", "topk:0.05", "sign", "block_int:4"):
+        reached = np.mean([_digits_accuracy(_settings(text), seed) for seed in range(2)])
+        assert reached > without - 0.03, text
+
+
+def test_turns_and_numbers_of_workers_are_checked() -> None:
+    with pytest.raises(InvalidArgumentError):
+        SimulatedWorkers(nn.Linear(2, 2), None, 0)
+    team = SimulatedWorkers(nn.Linear(2, 2), None, 2)
+    team.collect()
+    with pytest.raises(InvalidArgumentError, match="1 of 2"):
+        team.reduce()

@@ -1,0 +1,308 @@
+"""Parts of PriorityDDP in one process: guards, parts of steps, places, simulated choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.technique import parse
+from slipstream.techniques.distributed.bench_models import batch_of, model_of
+from slipstream.techniques.distributed.priority.exchange import Halves
+from slipstream.techniques.distributed.priority.guard import InFlight
+from slipstream.techniques.distributed.priority.layout import cut, units_of
+from slipstream.techniques.distributed.priority.learning import (
+    Clock,
+    Kind,
+    first_reads,
+    places,
+    why_not_plain,
+)
+from slipstream.techniques.distributed.priority.plan import Asked, choose
+from slipstream.techniques.distributed.priority.simulate import (
+    ORDERS,
+    Link,
+    Step,
+    barrier,
+    gated,
+    static_order,
+)
+from slipstream.techniques.distributed.priority.updates import Updates
+from slipstream.techniques.distributed.priority.workloads import NAMES, Emulated, Layer, named
+from slipstream.workload import Built
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.told = 0
+
+    def before_read(self) -> None:
+        self.told += 1
+
+
+def test_who_reads_a_guarded_gradient_is_noted_and_who_asks_its_shape_is_not() -> None:
+    owner = Owner()
+    flat = torch.arange(6.0)
+    guard = InFlight.of(flat.view(2, 3), owner)
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    parameter.grad = guard
+    assert parameter.grad is guard
+    assert (guard.shape, guard.dtype, guard.is_sparse, guard.numel()) == (
+        (2, 3), torch.float32, False, 6
+    )  # fmt: skip
+    assert owner.told == 0
+    assert type(guard + 1) is torch.Tensor
+    assert owner.told == 1
+    nn.utils.clip_grad_norm_([parameter], 1.0)
+    assert owner.told > 1
+    assert float(flat.norm()) == pytest.approx(1.0, rel=1e-5)
+    told = owner.told
+    torch._foreach_mul_([guard, guard], 2.0)
+    assert owner.told == told + 2
+    assert float(flat.norm()) == pytest.approx(4.0, rel=1e-5)
+
+
+def test_a_unit_lies_in_one_buffer_and_slices_cover_it_once() -> None:
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (700, 3, 0)]
+    half = nn.Parameter(torch.zeros(10, dtype=torch.bfloat16))
+    owner = Owner()
+    units = units_of([[*parameters, half], [nn.Parameter(torch.zeros(()))]], owner)
+    assert [unit.flat.numel() for unit in units] == [706, 11, 2]
+    slices = cut(units, 256)
+    assert [one.number for one in slices] == list(range(5))
+    assert [one.end - one.begin for one in slices] == [256, 256, 194, 11, 2]
+    assert slices[3].nbytes == 22
+    units[0].views[1].fill_(5.0)
+    assert units[0].flat[700:703].tolist() == [5.0] * 3
+    units[0].flags.copy_(torch.tensor([2.0, 0.0, 1.0]))
+    assert units[0].used() == [True, False, True]
+    for parameter, guard in zip(parameters, units[0].guards, strict=True):
+        parameter.grad = guard
+    units[0].show()
+    assert parameters[1].grad is None
+    assert parameters[0].grad is units[0].views[0]
+    with pytest.raises(InvalidArgumentError, match="complex"):
+        units_of([[nn.Parameter(torch.zeros(1, dtype=torch.complex64))]], owner)
+
+
+def test_parts_of_a_slice_cover_it() -> None:
+    for numel, size in ((10, 4), (3, 4), (0, 2), (7, 1)):
+        parts = Halves(torch.arange(float(numel)), 0, 0, size, None).parts
+        assert len(parts) == size
+        assert torch.cat(parts).tolist() == list(range(numel))
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
+        (torch.optim.RMSprop, {"lr": 0.01, "centered": True}),
+        (torch.optim.Adagrad, {"lr": 0.01}),
+        (torch.optim.NAdam, {"lr": 0.01}),
+    ],
+)
+def test_a_step_in_parts_has_the_bits_of_the_whole(make: Any, options: Any) -> None:
+    def run(parts: bool) -> list[torch.Tensor]:
+        drawn = torch.Generator().manual_seed(3)
+        parameters = [nn.Parameter(torch.randn(n, generator=drawn)) for n in (4, 7, 1, 9)]
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:], "weight_decay": 0.1}]
+        optimizer = make(groups, **options)
+        updates = Updates(optimizer)
+        assert updates.separable
+        for step in range(5):
+            gradients = [torch.randn(p.shape, generator=drawn) for p in parameters]
+            if step == 2:
+                gradients[1] = None  # type: ignore[call-overload]
+            if parts:
+                settings = updates.settings()
+                optimizer.param_groups[0]["lr"] *= 0.5  # a scheduler, before anything is updated
+                for number in (3, 0, 2, 1):
+                    updates.apply(settings, [(parameters[number], gradients[number])])
+            else:
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient
+                updates.whole()
+                optimizer.param_groups[0]["lr"] *= 0.5
+        return parameters
+
+    assert all(map(torch.equal, run(True), run(False)))
+
+
+def test_a_failing_update_leaves_the_optimizer_whole() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    groups = optimizer.param_groups
+    optimizer.register_step_pre_hook(_fail)
+    updates = Updates(optimizer)
+    assert not updates.separable
+    with pytest.raises(ZeroDivisionError):
+        updates.apply(updates.settings(), [(parameter, torch.ones(2))])
+    assert optimizer.param_groups is groups
+    assert parameter.grad is None
+
+
+def _fail(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
+class Odd(nn.Module):
+    """Reads others' parameters, its own, and tied ones, not in the order of registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 12, bias=False)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.position = nn.Parameter(torch.zeros(8))
+        self.table = nn.Embedding(12, 8)
+        self.head.weight = self.table.weight
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+        self.idle = nn.Linear(2, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids) + self.position
+        x, _ = self.attend(x, x, x)
+        x, _ = self.rnn(x)
+        return self.head(x)
+
+
+def test_places_are_where_parameters_are_read_first() -> None:
+    model = Odd()
+    parameters = list(model.parameters())
+    with first_reads(model, parameters) as read:
+        model(torch.tensor([[1, 2]]))
+    found = places(model, parameters, read)
+    named = {id(p): n for n, p in model.named_parameters()}
+    order = {next(n for n, m in model.named_modules() if m is module): [named[id(p)] for p in ps]
+             for module, ps in found}  # fmt: skip
+    assert list(order) == ["", "table", "attend", "rnn"]
+    # What was not read is waited for at the very beginning.
+    assert set(order[""]) == {"idle.weight", "idle.bias", "position"}
+    assert order["table"] == ["head.weight"]
+    assert "attend.out_proj.weight" in order["attend"]
+    assert len(order["rnn"]) == 4
+    assert why_not_plain(model) is None
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+
+
+def test_the_clock_leaves_out_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 10.0, 13.0, 17.0, 20.0])
+    monkeypatch.setattr(
+        "slipstream.techniques.distributed.priority.learning.time.perf_counter", lambda: next(now)
+    )
+    clock = Clock()
+    clock.begin()
+    clock.mark(Kind.NEEDED, 0)
+    clock.mark(Kind.READY, 0)
+    clock.skip(5.0)
+    clock.begin()
+    clock.mark(Kind.NEEDED, 0)
+    clock.mark(Kind.NEEDED, 0)
+    clock.mark(Kind.READY, 0)
+    clock.begin()
+    kinds = [kind for kind, _, _ in clock.segments()]
+    assert kinds == [Kind.NEEDED, Kind.READY, Kind.END]
+    assert [s for *_, s in clock.segments()] == [2.0, 3.0, 2.5]
+
+
+def link(byte_s: float, message_s: float = 0.0) -> Link:
+    alike = dict.fromkeys(ORDERS, message_s), dict.fromkeys(ORDERS, byte_s)
+    return Link(*alike, message_s, byte_s)
+
+
+def step_of(layers: list[Layer]) -> Step:
+    segments = []
+    before = 0.0
+    for number, layer in enumerate(layers):
+        segments.append((Kind.NEEDED, number, before))
+        before = layer.forward_s
+    for number in reversed(range(len(layers))):
+        segments.append((Kind.READY, number, before + layers[number].backward_s))
+        before = 0.0
+    segments.append((Kind.END, -1, 0.0))
+    nbytes = [4 * layer.numel for layer in layers]
+    return Step(segments, nbytes, [0.0] * len(layers), [layer.numel for layer in layers])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_simulated_step_is_between_its_bound_and_one_after_the_other(
+    name: str, order: str
+) -> None:
+    step = step_of(named(name, 0.1))
+    compute, numbers = step.compute_s, sum(step.elements)
+    assert compute == pytest.approx(0.1)
+    for ratio in (1e-6, 0.5, 1.0, 20.0):
+        communicate = ratio * compute
+        taken = gated(step, link(communicate / numbers / 4), order, 50_000, 2)
+        assert max(compute, communicate) <= taken * (1 + 1e-6)
+        assert taken <= (compute + communicate) * (1 + 1e-6)
+    theirs = barrier(step, link(compute / numbers / 4), [[unit] for unit in step.released])
+    ours = gated(step, link(compute / numbers / 4), "leader", 50_000, 2)
+    assert ours <= theirs * (1 + 1e-6)
+
+
+def test_two_layers_by_hand() -> None:
+    # Forward 1 + 1, backward 2 + 2; the last layer's gradients take 4 s, the first's 1 s. They
+    # are ready at 4 and 6 s. Alone, nothing overtaken: the first is there at 8 or, first, at 7.
+    layers = [Layer(1, 1.0, 2.0), Layer(4, 1.0, 2.0)]
+    step = step_of(layers)
+    slow = link(0.25)
+    assert barrier(step, slow, [[1], [0]]) == pytest.approx(9.0)
+    # In slices of 1 s: the last layer's two first until 6, the first layer's until 7, then the rest
+    # until 9. The first layer goes on at 7 and the last one at 9, which makes its backward pass end
+    # 1 s later from there on.
+    assert gated(step, slow, "leader", 1) == pytest.approx(8.0)
+    # Whole: the first layer's gradients wait until 8, and are there at 9.
+    assert gated(step, slow, "leader", 4) == pytest.approx(9.0)
+    order = static_order(step, slow, [(0, 4.0), *[(1, 4.0)] * 4])
+    assert order == [1, 2, 0, 3, 4]
+
+
+def test_choices() -> None:
+    layers = named("tail-heavy", 0.366)
+    step = step_of(layers)
+    units = units_of([[nn.Parameter(torch.zeros(one.numel - 1))] for one in layers], Owner())
+    free = Asked(None, None, None)
+    numbers = sum(step.elements)
+    chosen = choose(free, step, link(0.366 / numbers / 4), units)
+    assert chosen.order == "leader"
+    assert chosen.slice_elems == 50_000
+    assert chosen.credit_bytes == 400_000
+    assert chosen.predicted_s["leader:50000"] < 0.85 * chosen.predicted_s["ddp:1"]
+    assert choose(free, step, link(1e-12), units).order == "ddp"
+    # Small buckets where the last one would stick out; the largest where it does not matter.
+    even = step_of(named("uniform", 0.2))
+    alike = units_of([[nn.Parameter(torch.zeros(60_000 - 1))]] * 16, Owner())
+    costly = dict.fromkeys(ORDERS, 1.0)
+    slow = Link(costly, costly, 1e-4, 0.1 / 960_000 / 4)
+    found = choose(free, even, slow, alike)
+    assert (found.order, found.bucket_mb) == ("ddp", 0.25)
+    assert choose(free, step, link(1e-12), units).bucket_mb == 25.0
+    # A message costs more than is gained.
+    assert choose(free, step, link(1e-9, 0.1), units).order == "ddp"
+    fixed = choose(Asked("static", 30_000, 240_000), step, link(1e-8), units)
+    assert (fixed.order, fixed.slice_elems, fixed.credit_bytes) == ("static", 30_000, 240_000)
+    assert sorted(fixed.static) == list(range(len(cut(units, 30_000))))
+
+
+def test_the_technique_says_how_to_begin() -> None:
+    (technique,) = parse("priority_sync:4,slice=50000")
+    with pytest.raises(WorkloadError, match="needs 4 processes"):
+        technique.apply(Built(None, None, None, None))  # type: ignore[arg-type, call-arg]
+    change = technique.code(None)  # type: ignore[arg-type]
+    assert change is not None
+    assert "PriorityDDP(model, optimizer, slice_elems=50000)" in change.note
+
+
+def test_models_of_the_benches_train() -> None:
+    emulated = Emulated([Layer(5, 0.0, 0.0), Layer(7, 0.0, 0.0)])
+    emulated(torch.ones(1, requires_grad=True)).sum().backward()
+    assert [layer.weight.grad.numel() for layer in emulated.layers] == [5, 7]
+    spec = [3, 8, 0.0, 0.0, 2]
+    sleeping = model_of(spec)
+    sleeping(batch_of(spec, 0)).sum().backward()
+    assert all(one.grad is not None for one in sleeping.parameters())

@@ -1,0 +1,191 @@
+"""Hot rows are counted exactly, come as they are in the train, and leave what they have learned."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+
+import slipstream as ss
+from slipstream.native import _tt_reference as reference
+from slipstream.native import tt as door
+from slipstream.techniques.embedding.hot_rows import _hashed
+
+
+def train(policy: str = "manual", rows: int = 16) -> ss.nn.TTEmbedding:
+    torch.manual_seed(0)
+    return ss.nn.TTEmbedding(1000, 16, (6, 6), init_std=1.0, cache_rows=rows, cache_policy=policy)
+
+
+def skewed(count: int) -> torch.Tensor:
+    return (1000 * torch.rand(count) ** 4).long()
+
+
+def test_counts_are_exact_and_no_hot_id_is_missed() -> None:
+    module, seen = train(), Counter[int]()
+    for _ in range(40):
+        ids = skewed(500)
+        module(ids)
+        seen.update(ids.tolist())
+    ids, counts = module.hot.counts()
+    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == dict(seen)
+    module.refresh()
+    cached = set(module.hot.ids.tolist())
+    least = min(seen[one] for one in cached)
+    assert all(one in cached for one, often in seen.items() if often > least)
+
+
+def test_hits_are_counted_apart_and_as_exactly() -> None:
+    module, seen = train(), Counter[int]()
+    for round_ in range(6):
+        ids = skewed(700)
+        module(ids.to(torch.int32) if round_ % 2 else ids)
+        seen.update(ids.tolist())
+        if round_ == 2:
+            module.refresh()
+            kept, counts = module.hot.counts()
+            seen = Counter(dict(zip(kept.tolist(), counts.tolist(), strict=True)))
+    assert int(module.hot._hits.sum()), "some look-ups were of cached rows"
+    again = copy.deepcopy(module)
+    for one in (module, again):
+        found = dict(zip(*(part.tolist() for part in one.hot.counts()), strict=True))
+        assert found == {one: often for one, often in seen.items() if often}
+
+
+def test_counting_is_the_same_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    hot = _hashed(torch.tensor([5, 900, 17, 3]), 8)
+    ids, made = skewed(400), []
+    for _ in range(2):
+        hits = torch.zeros(4, dtype=torch.int64)
+        made.append((door.count_hits(hot, ids.clone(), hits), hits))
+        monkeypatch.setattr(door, "_compiled", lambda: None)
+    assert torch.equal(made[0][0], made[1][0])
+    assert torch.equal(made[0][1], made[1][1])
+    assert int(made[0][1].sum()) + len(made[0][0]) == 400
+
+
+def test_evaluation_is_not_counted() -> None:
+    module = train().eval()
+    module(skewed(100))
+    module.materialize(skewed(10))
+    module.to_dense()
+    assert not len(module.hot.counts()[0])
+
+
+def test_rows_come_to_the_bit_and_nothing_else_changes() -> None:
+    module = train()
+    before = module.to_dense()
+    module(skewed(2000))
+    changed = module.refresh()
+    assert len(changed) == 16
+    assert (module.hot.ids >= 0).all()
+    assert torch.equal(module.to_dense(), before)
+
+
+def test_cached_rows_are_trained_on_their_own() -> None:
+    module = train()
+    module(skewed(2000))
+    module.refresh()
+    ids = module.hot.ids[:4]
+    module(ids).sum().backward()
+    grad = module.hot.weight.grad
+    assert torch.equal(grad[:4], torch.ones(4, 16))
+    assert not grad[4:].any()
+    assert not any(core.grad is not None and core.grad.any() for core in module.cores)
+
+
+def test_what_a_row_has_learned_stays_when_it_leaves() -> None:
+    module = train()
+    module(torch.arange(16).repeat(5))
+    module.refresh()
+    assert sorted(module.hot.ids.tolist()) == list(range(16))
+    original = module.to_dense()
+    with torch.no_grad():
+        module.hot.weight += 0.3
+    learned = module.to_dense()
+    module(torch.arange(500, 516).repeat(9))
+    module.refresh()
+    assert sorted(module.hot.ids.tolist()) == list(range(500, 516))
+    after = module.to_dense()
+    kept = (after - learned)[:16].norm() / (original - learned)[:16].norm()
+    assert float(kept) < 0.6
+    assert torch.equal(after[500:516], learned[500:516]), "what comes is not disturbed"
+
+
+def test_what_is_looked_up_most_is_disturbed_least() -> None:
+    module = train()
+    module(torch.arange(16).repeat(5))
+    module.refresh()
+    original = module.to_dense()
+    with torch.no_grad():
+        module.hot.weight += 0.3
+    learned = module.to_dense()
+    # Others are looked up more often than those that leave, but too seldom to come.
+    module(torch.cat([torch.arange(500, 516).repeat(900), torch.arange(600, 700).repeat(800)]))
+    module.refresh()
+    after = module.to_dense()
+    kept = (after - learned)[:16].norm() / (original - learned)[:16].norm()
+    assert float(kept) < 1
+    assert float((after - learned)[600:700].abs().max()) < 0.05
+
+
+def test_an_optimizer_forgets_rows_that_changed_hands() -> None:
+    module = train()
+    optimizer = torch.optim.Adam(module.parameters())
+    module(skewed(2000)).sum().backward()
+    module.refresh(optimizer)
+    module(module.hot.ids).square().sum().backward()
+    optimizer.step()
+    state = optimizer.state[module.hot.weight]["exp_avg"]
+    assert state.abs().sum(1).min() > 0
+    module(torch.arange(990, 1000).repeat(3000))
+    changed = module.refresh(optimizer)
+    assert len(changed) == 10
+    assert not state[changed].any()
+    assert state.any()
+
+
+def test_the_automatic_policy_refreshes_in_training_alone() -> None:
+    module = train("auto")
+    for _ in range(5):
+        module(skewed(500))
+    assert (module.hot.ids >= 0).all()
+    quiet = train("auto").eval()
+    for _ in range(5):
+        quiet(skewed(500))
+    assert (quiet.hot.ids < 0).all()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_every_id_is_found_in_the_table(rows: int) -> None:
+    ids = torch.randperm(10**6)[:rows] * 7919
+    capacity = 1 << (2 * rows - 1).bit_length()
+    table = _hashed(ids, capacity)
+    asked = torch.cat([ids, ids + 1])
+    expected = torch.cat([torch.arange(rows), torch.full((rows,), -1)])
+    assert torch.equal(reference.slots_of(table, asked), expected)
+
+
+def test_refreshing_hardly_changes_the_loss_of_a_model_in_training() -> None:
+    torch.manual_seed(0)
+    wanted, module = torch.randn(1000, 16), train(rows=50)
+    optimizer = torch.optim.Adagrad(module.parameters(), 0.05)
+    fixed, changes = skewed(4000), []
+
+    def loss(ids: torch.Tensor) -> torch.Tensor:
+        return (module(ids) - wanted[ids]).square().mean()
+
+    for _ in range(20):
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss(skewed(512)).backward()
+            optimizer.step()
+        with torch.no_grad():
+            module.eval()
+            before = float(loss(fixed))
+            module.refresh(optimizer)
+            changes.append(abs(float(loss(fixed)) / before - 1))
+            module.train()
+    assert sum(changes) / len(changes) <= 0.005

@@ -1,0 +1,270 @@
+"""Which way each table is kept: within the budget, what is lost measured or said to be assumed."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import slipstream as ss
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.graph import Statistics, TableIds
+from slipstream.provenance import Provenance
+from slipstream.techniques.embedding.allocate import allocate, lower_hull
+from slipstream.techniques.embedding.facts import shares_of
+from slipstream.techniques.embedding.planning import LEAST_ROWS, plan
+from slipstream.techniques.embedding.protocol import CompressedEmbedding
+from slipstream.techniques.embedding.ways import WAYS
+from slipstream.techniques.embedding.ways.way import Choice, TableFacts, sizes, with_errors
+from slipstream.techniques.embedding.weighting import relative_error
+
+
+class Two(nn.Module):
+    """A table whose rows have rank three, one with nothing in common, and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.item = nn.Embedding(400, 16, padding_idx=3)
+        self.seen = nn.EmbeddingBag(300, 8, mode="sum")
+        self.day = nn.Embedding(7, 8)
+        self.top = nn.Linear(32, 1)
+        with torch.no_grad():
+            self.item.weight.copy_(torch.randn(400, 3) @ torch.randn(3, 16))
+
+    def forward(self, item: Any, seen: Any, day: Any) -> torch.Tensor:
+        made: torch.Tensor = self.top(
+            torch.cat([self.item(item), self.seen(seen), self.day(day)], 1)
+        )
+        return made
+
+
+def counts() -> dict[str, torch.Tensor]:
+    return {"item": 1000 / torch.arange(1, 401), "seen": torch.ones(300)}
+
+
+DENSE = (400 * 16 + 300 * 8) * 4
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("ratio", [2, 6, 40])
+def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: float) -> None:
+    model = Two()
+    made = plan(model, counts(), ratio=ratio, trained=trained, least_rows=100)
+    assert made.dense_bytes == DENSE
+    assert made.nbytes <= made.budget == int(DENSE / ratio)
+    assert made.basis is (Provenance.MEASURED if trained else Provenance.ASSUMED)
+    fitting = [one for one in made.alternatives if one.error is not None]
+    errors = [one.error for one in fitting if one.error is not None]
+    assert errors == sorted(errors)
+    assert made.method == fitting[0].method
+    assert {one.method for one in made.alternatives} == {*WAYS, "mixed"} - {"dense"}
+    if not trained:
+        assert {c.way for c in made.tables.values()}.isdisjoint({"int8", "int4", "lowdim_int8"})
+    new = made.apply(copy.deepcopy(model))
+    assert isinstance(new.day, nn.Embedding)
+    total = 0
+    for name, choice in made.tables.items():
+        module = new.get_submodule(name)
+        if choice.way == "dense":
+            continue
+        assert isinstance(module, CompressedEmbedding)
+        if choice.way != "robe":
+            assert abs(module.nbytes - choice.nbytes) <= 8
+            total += module.nbytes
+    assert new(torch.arange(5), torch.arange(10).view(5, 2), torch.arange(5)).shape == (5, 1)
+
+
+def test_what_is_lost_is_what_the_modules_lose() -> None:
+    model, told = Two(), counts()
+    for name in ("int8", "int4", "lowdim", "lowdim_int8", "hash", "hot_hash", "tt", "robe"):
+        made = plan(model, told, ratio=3, methods=[name], trained=True, least_rows=350)
+        choice = made.tables["item"]
+        if choice.way == "dense":
+            made = plan(model, told, ratio=2.5, methods=[name], trained=True, least_rows=350)
+            choice = made.tables["item"]
+        assert choice.way == name
+        written = made.apply(copy.deepcopy(model)).item.to_dense()  # type: ignore[operator, union-attr]
+        error = relative_error(model.item.weight, written, told["item"])
+        # Sizes between those that were measured are drawn straight; codes of narrow rows are
+        # rounded as those of the whole table.
+        assert error == pytest.approx(choice.error, rel=0.25, abs=2e-3), name
+
+
+def test_low_rank_is_found_and_a_smaller_dimension_wins() -> None:
+    made = plan(Two(), counts(), ratio=4, methods=["lowdim", "hash", "robe"], trained=True,
+                least_rows=350)  # fmt: skip
+    assert made.method == "lowdim"
+    assert made.tables["item"].way == "lowdim"
+    assert made.tables["item"].error < 1e-9
+    assert made.alternatives[0].method == "lowdim"
+
+
+def test_measured_scores_decide() -> None:
+    model, told = Two(), counts()
+    asked: list[str] = []
+
+    def evaluate(copied: nn.Module) -> float:
+        kind = type(copied.item).__name__
+        asked.append(kind)
+        with torch.no_grad():
+            copied.top.weight.zero_()  # the user's own model is left alone
+        return {"ROBEEmbedding": 0.9, "TableEmbedding": 0.5}.get(kind, 0.1)
+
+    made = plan(model, told, ratio=8, methods=["lowdim", "robe"], evaluate=evaluate, least_rows=350)
+    assert made.method == "robe"
+    assert made.alternatives[0].score == 0.9
+    assert len(asked) == 3
+    assert bool(model.top.weight.any())
+    assert type(model.item) is nn.Embedding
+    assert "score 0.9" in str(made)
+
+
+def test_an_optimizer_trains_the_new_parameters() -> None:
+    model = Two()
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    plan(model, counts(), ratio=5, methods=["lowdim"], least_rows=100).apply(model, optimizer)
+    own = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(own) == sorted(map(id, model.parameters()))
+    ids = torch.randint(0, 300, (64,))
+    wanted = torch.randn(64)
+
+    def step() -> float:
+        loss = (model(ids, ids[:, None], ids % 7)[:, 0] - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    first = step()
+    assert min(step() for _ in range(60)) < 0.3 * first
+
+
+def test_plans_are_saved(tmp_path: Path) -> None:
+    model = Two()
+    made = plan(model, counts(), ratio=5, least_rows=100)
+    made.save(tmp_path / "plan.json")
+    again = ss.embedding.Plan.load(tmp_path / "plan.json")
+    assert again.tables == made.tables
+    assert again.alternatives == made.alternatives
+    one, other = made.apply(copy.deepcopy(model)), again.apply(copy.deepcopy(model))
+    assert {k: v.shape for k, v in one.state_dict().items() if hasattr(v, "shape")} == {
+        k: v.shape for k, v in other.state_dict().items() if hasattr(v, "shape")
+    }
+    coded = plan(model, ratio=3, methods=["int8"], trained=True, least_rows=350)
+    coded.save(tmp_path / "coded.json")
+    loaded = ss.embedding.Plan.load(tmp_path / "coded.json")
+    with pytest.raises(InvalidArgumentError, match="int8"):
+        loaded.apply(copy.deepcopy(model))
+    loaded.converting(model).apply(model)
+    for text in ("", "[]", "{}", '{"version": 2}', '{"version": 1, "tables": {"a": {"way": "x"}}}'):
+        (tmp_path / "wrong.json").write_text(text)
+        with pytest.raises(InvalidArgumentError, match="no plan"):
+            ss.embedding.Plan.load(tmp_path / "wrong.json")
+
+
+def test_allocation_is_as_good_as_the_best_on_the_hull() -> None:
+    torch.manual_seed(0)
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        choices = [
+            [
+                Choice("x", {"n": n}, int(torch.randint(1, 60, (1,), generator=draw)),
+                       float(torch.rand(1, generator=draw)))
+                for n in range(5)
+            ]
+            for _ in range(4)
+        ]  # fmt: skip
+        budget = 90
+        taken = allocate(choices, [1.0, 2.0, 1.0, 0.5], budget)
+        weights = [1.0, 2.0, 1.0, 0.5]
+
+        def loss(found: Any, weights: list[float] = weights) -> float:
+            return sum(w * one.loss for w, one in zip(weights, found, strict=True))
+
+        possible = [
+            found for found in product(*choices) if sum(one.nbytes for one in found) <= budget
+        ]
+        if not possible:
+            assert taken is None
+            continue
+        assert taken is not None
+        assert sum(one.nbytes for one in taken) <= budget
+        best = min(map(loss, possible))
+        # Off by less than one step of a hull.
+        step = max(
+            (w * (a.loss - b.loss) for w, own in zip(weights, choices, strict=True)
+             for a, b in zip(lower_hull(own), lower_hull(own)[1:], strict=False)), default=0.0,
+        )  # fmt: skip
+        assert best <= loss(taken) <= best + step + 1e-12
+
+
+def test_shares_from_a_recording() -> None:
+    ids = TableIds("model.item", 10, 4, 4, lookups=20, distinct=4, hot_ids=(7, 2, 0, 9),
+                   hot_counts=(10, 6, 2, 2), top_share=(0.5, 0.8, 1.0), frequency=(0, 2, 1, 1),
+                   blocks=(4.0,))  # fmt: skip
+    shares = shares_of(ids)
+    assert float(shares.sum()) == pytest.approx(1)
+    assert shares.argmax() == 7
+    assert shares[1] == shares[3] < shares[0]
+    made = plan(Two(), Statistics(recorded=("ids",), ids=()), ratio=3, least_rows=100)
+    assert made.nbytes <= made.budget
+
+
+def test_sizes_and_errors_between_them() -> None:
+    every = sizes(1000, 10)
+    assert every == sorted(every, reverse=True)
+    assert every[0] < 1000
+    assert every[-1] >= 10
+    asked: list[int] = []
+
+    def measured(size: int) -> float:
+        asked.append(size)
+        return 1 / size
+
+    found = list(with_errors(measured, every))
+    assert [size for size, _ in found] == every
+    assert len(asked) < len(every) / 3
+    for size, error in found:
+        assert 1 / size <= error + 1e-12 <= 1.2 / size + 1e-12
+
+
+def test_a_dimension_without_three_factors_has_no_train() -> None:
+    assert not list(WAYS["tt"].choices(TableFacts("x", 5000, 7)))
+    assert list(WAYS["tt"].choices(TableFacts("x", 5000, 8)))
+
+
+def test_wrong_arguments_are_named() -> None:
+    model = Two()
+    cases: list[tuple[str, Any]] = [
+        ("budget", {}),
+        ("budget", {"budget": 10**5, "ratio": 2}),
+        ("budget", {"budget": 0}),
+        ("budget", {"budget": 3}),
+        ("budget", {"budget": "many"}),
+        ("ratio", {"ratio": 0.5}),
+        ("ratio", {"ratio": float("nan")}),
+        ("model", {"ratio": 2, "least_rows": LEAST_ROWS}),
+        ("id_stats", {"ratio": 2, "id_stats": {"item": torch.ones(3)}}),
+        ("id_stats", {"ratio": 2, "id_stats": {"item": -torch.ones(400)}}),
+        ("id_stats", {"ratio": 2, "id_stats": Statistics()}),
+    ]
+    for argument, how in cases:
+        with pytest.raises(InvalidArgumentError) as caught:
+            plan(model, **{"least_rows": 100, **how})
+        assert caught.value.argument == argument, how
+    for how in ({"methods": ["lowdin"]}, {"id_stats": {"items": torch.ones(3)}}):
+        with pytest.raises(UnknownNameError):
+            plan(model, ratio=2, least_rows=100, **how)  # type: ignore[arg-type]
+    made = plan(model, ratio=4, least_rows=100)
+    with pytest.raises(InvalidArgumentError, match="no embedding table"):
+        made.apply(nn.Linear(2, 2))
+    other = Two()
+    other.item = nn.Embedding(401, 16)
+    with pytest.raises(InvalidArgumentError, match="401"):
+        made.apply(other)

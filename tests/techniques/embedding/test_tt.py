@@ -1,0 +1,283 @@
+"""Tensor-train modules do what torch's do with the table written down, and refuse the same."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import slipstream as ss
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.embedding.protocol import CompressedEmbedding
+from slipstream.techniques.embedding.rowwise_adagrad import RowwiseAdagrad
+
+IDS = pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+MODES = pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+RANKS = pytest.mark.parametrize("ranks", [(5,), (3, 4), (2, 3, 2)], ids=["2", "3", "4 cores"])
+KINDS = pytest.mark.parametrize(
+    ("kind", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["fp32", "fp64"]
+)
+
+
+def bag(rows: int = 200, dim: int = 16, ranks: Any = (3, 4), **settings: Any) -> Any:
+    torch.manual_seed(0)
+    return ss.nn.TTEmbeddingBag(rows, dim, ranks, **{"init_std": 1.0, **settings})
+
+
+def error(made: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((made - expected).detach().abs().max() / expected.detach().abs().max())
+
+
+def test_the_public_names_resolve() -> None:
+    assert ss.embedding.TTEmbedding is ss.nn.TTEmbedding
+    assert ss.embedding.TTEmbeddingBag is ss.nn.TTEmbeddingBag
+    assert isinstance(bag(), CompressedEmbedding)
+
+
+@IDS
+@MODES
+@RANKS
+@KINDS
+def test_a_bag_is_torchs_over_the_dense_table(
+    dtype: torch.dtype, mode: str, ranks: tuple[int, ...], kind: torch.dtype, bound: float
+) -> None:
+    one = bag(ranks=ranks, mode=mode, padding_idx=-1, dtype=kind)
+    table = one.to_dense(chunk_rows=7)
+    ids = torch.randint(0, 200, (150,), dtype=dtype)
+    ids[::11] = 199
+    offsets = torch.tensor([0, 0, 40, 41, 150], dtype=dtype)
+    square = torch.randint(0, 200, (40, 12), dtype=dtype).t()
+    weights = torch.rand(150, dtype=kind) if mode == "sum" else None
+    for given in ((ids, offsets, weights), (square, None, None)):
+        expected = functional.embedding_bag(
+            given[0].long(), table, None if given[1] is None else given[1].long(), mode=mode,
+            per_sample_weights=given[2], padding_idx=199,
+        )  # fmt: skip
+        assert error(one(*given), expected) <= bound
+    ended = copy.deepcopy(one)
+    ended.include_last_offset = True
+    assert torch.equal(ended(ids, offsets), one(ids, offsets[:-1]))
+    assert one(ids[:0], offsets[:0]).shape == (0, 16)
+    assert not one(ids[:0], offsets[:2] * 0).any()
+
+
+@IDS
+def test_an_embedding_is_torchs_over_the_dense_table(dtype: torch.dtype) -> None:
+    one = ss.nn.TTEmbedding(200, 24, (3, 4), padding_idx=3)
+    ids = torch.randint(0, 200, (4, 5, 6), dtype=dtype)
+    ids[0, 0, 0] = 3
+    table = one.to_dense()
+    table[3] = 0
+    assert error(one(ids), functional.embedding(ids, table)) <= 1e-6
+    assert one.materialize(torch.tensor([3])).any()
+    assert one(torch.tensor(5)).shape == (24,)
+
+
+@MODES
+@RANKS
+def test_gradcheck_of_every_core_and_the_weights(mode: str, ranks: tuple[int, ...]) -> None:
+    one = bag(30, 8 if len(ranks) < 3 else 16, ranks, mode=mode, dtype=torch.float64, padding_idx=2)
+    ids, offsets = torch.randint(0, 30, (14,)), torch.tensor([0, 4, 4, 9])
+    ids[3:6] = 7
+    weights = torch.rand(14, dtype=torch.float64, requires_grad=True) if mode == "sum" else None
+    names = [f"cores.{t}" for t in range(len(one.cores))]
+
+    def run(weights: torch.Tensor | None, *cores: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(names, cores, strict=True))
+        made: torch.Tensor = torch.func.functional_call(one, given, (ids, offsets, weights))
+        return made
+
+    cores = [core.detach().clone().requires_grad_() for core in one.cores]
+    assert torch.autograd.gradcheck(run, (weights, *cores))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("ranks", [(5,), (3, 4)])
+def test_gradients_in_float32_are_those_in_float64(mode: str, ranks: tuple[int, ...]) -> None:
+    one = bag(ranks=ranks, mode=mode, padding_idx=5)
+    exact = copy.deepcopy(one).double()
+    ids, offsets = torch.randint(0, 60, (90,)), torch.arange(0, 90, 9)
+    found = []
+    for module in (one, exact):
+        own = torch.linspace(-1, 1, 90).to(module.cores[0].dtype) if mode == "sum" else None
+        own = None if own is None else own.requires_grad_()
+        loss = module(ids, offsets, own).square().sum()
+        inputs = [*module.cores, *([] if own is None else [own])]
+        found.append(torch.autograd.grad(loss, inputs))
+    for single, double in zip(*found, strict=True):
+        assert error(single, double) <= 1e-5
+
+
+@pytest.mark.parametrize("ranks", [(5,), (3, 4), (2, 3, 2)])
+def test_a_thousand_times_the_same_id_gives_the_same_bits(ranks: tuple[int, ...]) -> None:
+    ids = torch.cat([torch.full((1000,), 17), torch.randint(0, 200, (1000,))])
+    offsets = torch.arange(0, 2000, 50)
+    gradients = []
+    for _ in range(3):
+        one = bag(ranks=ranks)
+        one(ids, offsets).square().sum().backward()
+        gradients.append([core.grad for core in one.cores])
+    for again in gradients[1:]:
+        assert all(map(torch.equal, gradients[0], again))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(torch.optim.SGD, lr=0.05),
+        functools.partial(torch.optim.Adagrad, lr=0.05),
+        functools.partial(torch.optim.Adam, lr=0.01),
+        functools.partial(RowwiseAdagrad, lr=0.05),
+    ],
+    ids=["SGD", "Adagrad", "Adam", "RowwiseAdagrad"],
+)
+def test_stepping_in_the_backward_pass_is_stepping_after_it(make: Any) -> None:
+    fused, plain = bag(fused_optimizer=make), bag()
+    optimizer = make(list(plain.parameters()))
+    ids, wanted = torch.randint(0, 200, (50, 32, 3)), torch.randn(50, 32, 16)
+    for batch, target in zip(ids, wanted, strict=True):
+        (fused(batch) - target).square().mean().backward()
+        optimizer.zero_grad()
+        (plain(batch) - target).square().mean().backward()
+        optimizer.step()
+    assert all(core.grad is None for core in fused.cores)
+    assert error(fused.to_dense(), plain.to_dense()) <= 1e-5
+    assert error(fused.to_dense(), bag().to_dense()) > 0.01
+
+
+def test_rowwise_adagrad_keeps_one_number_a_slice() -> None:
+    parameter = nn.Parameter(torch.ones(3, 4))
+    optimizer = RowwiseAdagrad([parameter], lr=0.5)
+    parameter.grad = torch.tensor([[1.0], [2.0], [0.0]]).expand(3, 4).clone()
+    for _ in range(2):
+        optimizer.step()
+    assert optimizer.state[parameter]["sum"].shape == (3,)
+    expected = 1 - 0.5 * (1 + 1 / math.sqrt(2))
+    torch.testing.assert_close(parameter.detach()[:2], torch.full((2, 4), expected))
+    assert torch.equal(parameter.detach()[2], torch.ones(4))
+
+
+def test_checkpoints_and_copies_keep_every_row() -> None:
+    one = bag(cache_rows=8, cache_policy="manual")
+    ids = torch.randint(0, 40, (64, 3))
+    one(ids)
+    one.refresh()
+    with torch.no_grad():
+        one.hot.weight += 0.1
+    kept = io.BytesIO()
+    torch.save(one.state_dict(), kept)
+    kept.seek(0)
+    other = bag(cache_rows=8, cache_policy="manual")
+    other.load_state_dict(torch.load(kept, weights_only=True))
+    assert torch.equal(other.to_dense(), one.to_dense())
+    assert all(map(torch.equal, other.hot.counts(), one.hot.counts()))
+    assert torch.equal(copy.deepcopy(one)(ids), one(ids))
+
+
+def test_compiled_modules_look_up_the_same() -> None:
+    one = bag()
+    ids = torch.randint(0, 200, (8, 5))
+    made = torch.compile(one, backend="aot_eager", fullgraph=True)(ids)
+    assert torch.equal(made, one(ids))
+    made.square().sum().backward()
+    found = [core.grad.clone() for core in one.cores]
+    one.zero_grad()
+    one(ids).square().sum().backward()
+    assert all(map(torch.equal, found, [core.grad for core in one.cores]))
+
+
+def test_training_learns_what_a_dense_table_learns() -> None:
+    torch.manual_seed(1)
+    wanted = torch.randn(64, 4)
+    embedding = ss.nn.TTEmbedding(64, 8, (8, 8), init_std=1.0)
+    head = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam([*embedding.parameters(), *head.parameters()], 0.02)
+    losses = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (head(embedding(torch.arange(64))) - wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.25 * losses[0]
+
+
+def test_bad_arguments_are_named() -> None:
+    one = bag(100, 16, mode="mean")
+    ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
+    for given, said in (
+        ((ids - 2, offsets), "input: the id -1 at place 0 is negative"),
+        ((ids + 98, offsets), "input: the id 100 at place 1 is too large"),
+        ((ids, torch.tensor([0, 4])), "offsets: offset 4"),
+        ((ids, torch.tensor([0, 2, 1])), "offsets: offset 1"),
+        ((ids, torch.tensor([1, 2])), "offsets: the first"),
+        ((ids,), "offsets: must be given"),
+        ((ids[None], offsets), "offsets: is for ids in one dimension"),
+        ((ids.float(), offsets), r"input: is torch\.float32"),
+        ((ids, offsets, torch.ones(3)), "per_sample_weights: is for mode sum"),
+        ((ids.to("meta"), offsets), "input: is on meta"),
+    ):
+        for ranks, mode in (((3, 4), "mean"), ((2, 2, 2), "mean"), ((3, 4), "max")):
+            other = bag(100, 16, ranks, mode=mode)
+            with pytest.raises(InvalidArgumentError, match=said):
+                other(*given)
+            with pytest.raises(InvalidArgumentError, match=said):
+                other.double()(*given)
+    summed = bag(100, 16)
+    for weights, said in (
+        (torch.ones(2), "per_sample_weights: has the shape"),
+        (torch.ones(3, dtype=torch.float64), r"per_sample_weights: is torch\.float64"),
+        (torch.tensor([1.0, math.nan, 1.0]), "per_sample_weights: the number at place 1 is nan"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            summed(ids, offsets, weights)
+    with pytest.raises(InvalidArgumentError, match="input: the id -1"):
+        ss.nn.TTEmbedding(10, 8)(torch.tensor([[-1]]))
+    with pytest.raises(InvalidArgumentError, match="chunk_rows"):
+        one.to_dense(0)
+    with pytest.raises(InvalidArgumentError, match="cache_rows: there is no cache"):
+        one.refresh()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rows": 0}, "num_embeddings: 0"),
+        ({"dim": 0}, "embedding_dim: 0"),
+        ({"dim": 17}, r"embedding_dim: 17 has no 3 factors.*"),
+        ({"dim": 4}, "embedding_dim: 4 has no 3 factors"),
+        ({"ranks": (0, 3)}, "tt_ranks"),
+        ({"ranks": ()}, "tt_ranks: 0 ranks"),
+        ({"ranks": (2, 2, 2, 2)}, "tt_ranks: 4 ranks"),
+        ({"tt_shapes": ((5, 5, 5), (2, 2, 4))}, "tt_shapes: 125 rows"),
+        ({"tt_shapes": ((6, 6, 6), (2, 2, 2))}, "tt_shapes: columns"),
+        ({"tt_shapes": ((6, 6), (2, 8))}, "tt_shapes: must be 3 factors"),
+        ({"tt_shapes": ((-6, -6, 6), (2, 2, 4))}, "tt_shapes"),
+        ({"tt_shapes": ((2**21, 2**21, 2**21), (2, 2, 4))}, r"tt_shapes: .*beyond 2\^63"),
+        ({"rows": 2**60}, r"num_embeddings: .*beyond 2\^63"),
+        ({"padding_idx": 200}, "padding_idx: 200"),
+        ({"mode": "min"}, "mode: 'min'"),
+        ({"init": "uniform"}, "init: 'uniform'"),
+        ({"init_std": math.nan}, "init_std"),
+        ({"cache_rows": -1}, "cache_rows: -1"),
+        ({"cache_rows": 201}, "cache_rows: 201"),
+        ({"cache_rows": 5, "cache_policy": "lru"}, "cache_policy: 'lru'"),
+        ({"dtype": torch.int64}, "dtype"),
+    ],
+)
+def test_impossible_trains_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        bag(**settings)
+
+
+def test_the_nearest_dimension_is_told() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        bag(dim=17)
+    assert "18 has" in str(caught.value) or "16 has" in str(caught.value)

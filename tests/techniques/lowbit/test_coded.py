@@ -1,0 +1,250 @@
+"""Tensors of codes behave as the numbers they stand for, and layers hand them on unseen."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.quant import calibrate
+from slipstream.techniques.lowbit import cost
+from slipstream.techniques.lowbit.coded import CodedTensor, HeldTensor, Unfinished
+from slipstream.techniques.lowbit.convolve import Codes, quantise
+from slipstream.techniques.lowbit.handover import hand_over
+from slipstream.techniques.lowbit.layer import AfterSum, LowBitLayer
+from slipstream.techniques.lowbit.nn import LowBitConv2d
+from slipstream.techniques.lowbit.qat import convert, fuse, load
+
+OF = Codes(4, 0.25, 5)
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Images in channels-last order, a few steps around 0."""
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
+
+
+def coded(x: torch.Tensor, **settings: Any) -> CodedTensor:
+    return CodedTensor(quantise(x, OF)[0], OF, **settings)
+
+
+def codes_of(x: torch.Tensor) -> torch.Tensor:
+    return quantise(x.contiguous(), OF)[0]
+
+
+THROUGH: dict[str, Callable[[Any], Any]] = {
+    "relu": torch.relu,
+    "relu in place": lambda x: functional.relu(x, inplace=True),
+    "window": lambda x: functional.max_pool2d(x, 3, 2, 1),
+    "window, sizes rounded up": lambda x: nn.MaxPool2d((3, 2), ceil_mode=True)(x),
+    "window with gaps": lambda x: torch.max_pool2d(x, 2, dilation=2),
+    "both": lambda x: functional.max_pool2d(x, 2).relu(),
+    "joined": lambda x: torch.cat([x, functional.max_pool2d(x, 3, 1, 1), x], 1),
+    "joined rows": lambda x: torch.cat([x, x], 2),
+    "flat": lambda x: torch.flatten(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", THROUGH)
+def test_rounding_before_is_rounding_behind(name: str) -> None:
+    x = numbers(2, 5, 9, 7)
+    made = THROUGH[name](coded(x))
+    assert isinstance(made, CodedTensor)
+    wanted = THROUGH[name](x.clone())
+    assert made.shape == wanted.shape
+    assert torch.equal(made.codes, codes_of(wanted).reshape(wanted.shape))
+
+
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: x + 1,
+    "mean": lambda x: x.mean((2, 3)),
+    "window with places": lambda x: functional.max_pool2d(x, 2, return_indices=True)[1],
+    "convolution": lambda x: functional.conv2d(x, torch.ones(3, 5, 2, 2)),
+    "an item": lambda x: x[0, 1],
+    "joined with another": lambda x: torch.cat([x, torch.ones(2, 1, 9, 7)], 1),
+    "copy": copy.deepcopy,
+    "numpy": lambda x: torch.from_numpy(x.add(0).numpy()),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("exact", [False, True])
+def test_others_get_the_numbers(name: str, exact: bool) -> None:
+    x = numbers(2, 5, 9, 7)
+    held = coded(x, exact=x if exact else None)
+    wanted = OTHERS[name](x if exact else (codes_of(x).float() - OF.zero) * OF.scale)
+    made = OTHERS[name](held)
+    assert not isinstance(made, CodedTensor)
+    assert torch.equal(made, wanted)
+    # Reading did not change what layers are given.
+    assert name == "an item" or held.codes_for(OF) is not None
+
+
+def test_what_is_written_to_is_no_code_any_more() -> None:
+    x = numbers(2, 3, 4, 4)
+    for write in (lambda y: y.add_(1), lambda y: y[0].add_(1), lambda y: y.view(-1).mul_(2)):
+        exact = x.clone(memory_format=torch.contiguous_format)
+        held, wanted = coded(x.contiguous(), exact=exact), exact.clone()
+        write(held)
+        write(wanted)
+        assert held.codes_for(OF) is None
+        assert torch.equal(held + 0, wanted)
+        assert torch.equal(held.relu(), wanted.relu())
+        # Who else has the numbers keeps them.
+        assert not torch.equal(exact, wanted)
+
+
+@pytest.mark.parametrize("codes", [None, OF])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_layer_takes_a_sum_along(relu: bool, codes: Codes | None) -> None:
+    torch.manual_seed(0)
+    layer = LowBitConv2d.from_float(nn.Conv2d(5, 6, 3, padding=1), 3, 4, (-1.0, 2.0)).eval()
+    x, beside = numbers(2, 5, 8, 8), numbers(2, 6, 8, 8, seed=1)
+    plain = layer(x)
+    total = plain + beside
+    layer.after_sum = AfterSum(relu, codes)
+    added_to = layer(x)
+    added_to += beside
+    for made in (layer(x) + beside, beside + layer(x), torch.add(layer(x), beside), added_to):
+        wanted = total.relu() if relu else total
+        assert torch.equal(made + 0, wanted)
+        handed = made.codes_for(OF) if isinstance(made, HeldTensor) else None
+        assert (handed is None) == (codes is None)
+        assert handed is None or torch.equal(handed, codes_of(wanted))
+    # Whatever else happens to its output, it is the plain one.
+    assert isinstance(layer(x), Unfinished)
+    assert torch.equal(layer(x) * 1, plain)
+    assert torch.equal(torch.add(layer(x), beside, alpha=2), plain + 2 * beside)
+    assert torch.equal(layer(x) + beside[:1], plain + beside[:1])
+    assert torch.equal(layer(x) + layer(x), (plain + plain).relu() if relu else plain + plain)
+
+
+class Block(nn.Module):
+    """A residual block whose ReLU is called twice, as in many models."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.short = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.second(self.relu(self.first(x)))
+        y += self.short(x)
+        return self.relu(y)
+
+
+class Fire(nn.Module):
+    """Two layers beside each other on one input."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.small, self.large = nn.Conv2d(inputs, 4, 1), nn.Conv2d(inputs, 5, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.small(x).relu(), functional.relu(self.large(x))], 1)
+
+
+def network() -> tuple[nn.Sequential, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(), Fire(6), nn.MaxPool2d(2), Fire(9), Block(9, 8), Block(8, 8),
+        nn.Conv2d(8, 8, 1), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(32, 4),
+    )  # fmt: skip
+    return model.eval(), torch.randn(2, 3, 16, 16)
+
+
+@pytest.fixture(autouse=True)
+def any_sum_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "LEAST_SUM", 1)
+
+
+def test_small_sums_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "LEAST_SUM", 1 << 15)
+    model, x = network()
+    convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
+    with torch.no_grad():
+        assert hand_over(model, lambda: model(x)) == 8
+    layers = [one for one in model.modules() if isinstance(one, LowBitLayer)]
+    assert not any(one.after_sum for one in layers)
+
+
+def test_handing_over_changes_nothing() -> None:
+    model, x = network()
+    convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
+    with torch.no_grad():
+        wanted = model(x)
+        assert hand_over(model, lambda: model(x)) == 10
+        assert torch.equal(model(x), wanted)
+        assert torch.equal(copy.deepcopy(model)(x), wanted)
+        # Again, from where it stands.
+        assert hand_over(model, lambda: model(x)) == 10
+        assert torch.equal(model(x), wanted)
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, LowBitLayer)}
+    only = [name for name, one in layers.items() if one.output_codes]
+    assert only == [
+        "0", "2.small", "2.large", "4.small", "4.large", "5.first", "6.first", "7",
+    ]  # fmt: skip
+    sums = {name: one.after_sum for name, one in layers.items() if one.after_sum}
+    assert set(sums) == {"5.second", "6.second"}
+    assert all(one.relu and one.codes for one in sums.values())
+
+
+class Clipped(nn.Module):
+    """A sum of what was clipped before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+        self.second = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.relu(self.first(x)) + x)
+
+
+def test_what_is_clipped_before_a_sum_is_not_added_to() -> None:
+    torch.manual_seed(0)
+    model, x = Clipped().eval(), torch.randn(1, 4, 6, 6)
+    convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
+    with torch.no_grad():
+        wanted = model(x)
+        assert fuse(model, lambda: model(x)) == 1
+        assert torch.equal(model(x), wanted)
+    assert model.first.relu
+    assert model.first.after_sum is None
+
+
+def test_it_is_saved_and_loaded() -> None:
+    model, x = network()
+    convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
+    hand_over(model, lambda: model(x))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    fresh, _ = network()
+    load(fresh, torch.load(file, weights_only=True))
+    with torch.no_grad():
+        assert torch.equal(fresh(x), model(x))
+    assert fresh[6].second.after_sum == model[6].second.after_sum  # type: ignore[union-attr]
+
+
+def test_layers_that_read_other_codes_get_floats() -> None:
+    model, x = network()
+    ranges = calibrate(model, [x])
+    convert(model, wbits=3, abits=3, ranges=ranges)
+    layers: Any = model
+    with torch.no_grad():
+        wide = Codes(3, 2 * layers[2].large.input_codes.scale, layers[2].large.input_codes.zero)
+        layers[2].large.input_codes = wide
+        wanted = model(x)
+        hand_over(model, lambda: model(x))
+        assert torch.equal(model(x), wanted)
+    assert layers[0].output_codes is None
+    assert layers[2].small.output_codes == layers[4].small.input_codes

@@ -1,0 +1,210 @@
+"""What stands around a product: compiled and readable forms equal to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.quant import Format, Grid
+from slipstream.quant import quantize as quantize_to
+from slipstream.techniques.lowbit import matmul, pack_weights
+from slipstream.techniques.lowbit.coded import pooled_size
+from slipstream.techniques.lowbit.convolve import (
+    Codes,
+    Convolution,
+    Epilogue,
+    Outcome,
+    convolve,
+    finish,
+    max_pool,
+    patches,
+    quantise,
+    reference_finish,
+    reference_max_pool,
+    reference_patches,
+    reference_quantise,
+)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@st.composite
+def codes(draw: Any) -> Codes:
+    bits = draw(st.integers(1, 8))
+    scale = draw(st.floats(2.0**-20, 2.0**20, width=32))
+    return Codes(bits, scale, draw(st.integers(0, 2**bits - 1)))
+
+
+floats = st.one_of(
+    st.floats(width=32, allow_nan=False),
+    st.sampled_from([0.5, 1.5, 2.5, -0.5, math.inf, -math.inf, 3e38, -0.0]),
+)
+
+
+@given(st.lists(floats, min_size=1, max_size=70), codes())
+@settings(max_examples=150, deadline=None)
+def test_codes_are_equal_to_the_bit(numbers: list[float], to: Codes) -> None:
+    x = torch.tensor(numbers)
+    made, whole = quantise(x, to)
+    wanted, _ = reference_quantise(x, to)
+    assert whole
+    assert torch.equal(made, wanted)
+    if bool(x.isfinite().all()) and to.scale >= 1e-30:
+        grid = Grid(Format(to.bits), torch.tensor(to.scale), torch.tensor(to.zero))
+        assert torch.equal(made, quantize_to(x, grid))
+
+
+def test_what_is_no_number_is_reported() -> None:
+    x = torch.ones(100)
+    x[77] = math.nan
+    for function in (quantise, reference_quantise):
+        assert function(x, Codes(4, 0.1))[1] is False
+
+
+@st.composite
+def convolutions(draw: Any) -> Convolution:
+    two = st.tuples
+    kernel = draw(two(st.integers(1, 5), st.integers(1, 5)))
+    dilation = draw(two(st.integers(1, 3), st.integers(1, 3)))
+    padding = draw(two(st.integers(0, 4), st.integers(0, 4)))
+    size = [
+        max(draw(st.integers(1, 9)), (k - 1) * d + 1 - 2 * p)
+        for k, d, p in zip(kernel, dilation, padding, strict=True)
+    ]
+    image = (draw(st.integers(1, 3)), size[0], size[1], draw(st.integers(1, 20)))
+    stride = draw(two(st.integers(1, 3), st.integers(1, 3)))
+    return Convolution(image, kernel, stride, padding, dilation)
+
+
+@given(convolutions(), st.integers(0, 255), st.data())
+@settings(max_examples=150, deadline=None)
+def test_patches_are_equal_to_the_bit(shape: Convolution, outside: int, data: Any) -> None:
+    image = torch.randint(0, 256, shape.image, dtype=torch.uint8, generator=generator(0))
+    wanted = reference_patches(image, shape, outside)
+    assert torch.equal(patches(image, shape, outside), wanted)
+    first = data.draw(st.integers(0, shape.rows - 1))
+    last = data.draw(st.integers(first + 1, shape.rows))
+    assert torch.equal(patches(image, shape, outside, first, last), wanted[first:last])
+
+
+def assert_same(made: Outcome, wanted: Outcome) -> None:
+    for one, other in zip(made, wanted, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or other is None or torch.equal(one, other)
+
+
+@given(convolutions(), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_maxima_over_windows_are_equal_to_the_bit(shape: Convolution, up: bool) -> None:
+    padding = tuple(min(p, k // 2) for p, k in zip(shape.padding, shape.kernel, strict=True))
+    shape = dataclasses.replace(shape, padding=padding)
+    if min(shape.out_size) < 1:
+        return
+    image = torch.randint(0, 256, shape.image, dtype=torch.uint8, generator=generator(0))
+    # Windows that reach beyond the image count, too, if they begin within it.
+    like = torch.empty((1, 1, *shape.image[1:3]), device="meta")
+    window = (shape.kernel, shape.stride, padding, shape.dilation, up)
+    high, wide = torch.nn.functional.max_pool2d(like, *window).shape[2:]
+    up_size = (high, wide)
+    assert pooled_size(shape, up) == up_size
+    made, wanted = max_pool(image, shape, up_size), reference_max_pool(image, shape, up_size)
+    assert torch.equal(made, wanted)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.booleans(), st.booleans(), st.booleans(),
+       st.none() | codes(), st.booleans(), st.booleans(), st.integers(0, 9))  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_epilogues_are_equal_to_the_bit(
+    rows: int, columns: int, bias: bool, relu: bool, binary: bool, to: Codes | None, both: bool,
+    sums: bool, seed: int,
+) -> None:  # fmt: skip
+    g = generator(seed)
+    products = torch.randint(
+        -(2**28), 2**28, (rows, columns + binary), dtype=torch.int32, generator=g
+    )
+    scale = torch.rand(columns, generator=g) * 1e-5
+    epilogue = Epilogue(
+        scale, torch.randn(columns, generator=g) if bias else None, relu, binary, to, both
+    )
+    added = torch.randn(rows, columns, generator=g) if sums else None
+    assert_same(finish(products, epilogue, added), reference_finish(products, epilogue, added))
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("to", [None, Codes(3, 0.3, 2)])
+@given(convolutions(), st.integers(1, 30), st.integers(0, 7))
+@settings(max_examples=40, deadline=None)
+def test_a_whole_layer_is_its_parts(
+    binary: bool, to: Codes | None, shape: Convolution, n: int, zero: int
+) -> None:
+    g = generator(1)
+    image = torch.randint(0, 8, shape.image, dtype=torch.uint8, generator=g)
+    bits = 1 if binary else 3
+    weight = torch.randint(0, 2**bits, (n, shape.columns), dtype=torch.uint8, generator=g)
+    if binary:
+        weight = torch.cat([weight, torch.ones_like(weight[:1])])
+    packed = pack_weights(weight, bits, activation_bits=3, zero_points=None if binary else 4)
+    bias = torch.randn(n, generator=g)
+    epilogue = Epilogue(torch.rand(n, generator=g), bias, True, binary, to, both=zero % 2 == 0)
+    whole = (shape.image[0], *shape.out_size, n)
+    added = torch.randn(whole, generator=g) if zero % 3 == 0 else None
+    made = convolve(image, packed, shape, epilogue, zero=zero, added=added)
+    products = matmul(reference_patches(image, shape, zero), packed, activation_zero=zero)
+    wanted = reference_finish(products, epilogue, None if added is None else added.reshape(-1, n))
+    assert_same(made, Outcome(*(None if one is None else one.reshape(whole) for one in wanted)))
+
+
+def test_many_blocks_are_one_layer() -> None:
+    g = generator(2)
+    shape = Convolution((2, 60, 50, 64), (3, 3), padding=(1, 1))
+    image = torch.randint(0, 8, shape.image, dtype=torch.uint8, generator=g)
+    weight = torch.randint(-4, 4, (40, shape.columns), dtype=torch.int8, generator=g)
+    packed = pack_weights(weight, 3, activation_bits=3)
+    epilogue = Epilogue(torch.rand(40, generator=g))
+    products = matmul(patches(image, shape, 3), packed, activation_zero=3)
+    made, _ = convolve(image, packed, shape, epilogue, zero=3)
+    wanted, _ = finish(products, epilogue)
+    assert made is not None
+    assert wanted is not None
+    assert torch.equal(made.reshape(-1, 40), wanted)
+
+
+def test_codes_out_of_range_are_refused() -> None:
+    shape = Convolution((1, 4, 4, 8))
+    packed = pack_weights(torch.ones(2, 8, dtype=torch.int8), 2, activation_bits=3)
+    with pytest.raises(InvalidArgumentError, match="above 7"):
+        convolve(
+            torch.full(shape.image, 9, dtype=torch.uint8), packed, shape, Epilogue(torch.ones(2))
+        )
+    for bad in [(0, 1.0, 0), (9, 1.0, 0), (3, 0.0, 0), (3, math.inf, 0), (3, 1.0, 8)]:
+        with pytest.raises(InvalidArgumentError):
+            Codes(*bad)
+
+
+def test_without_compiled_code_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = generator(3)
+    shape = Convolution((1, 7, 6, 5), (3, 2), (2, 1), (1, 2))
+    image = torch.randint(0, 16, shape.image, dtype=torch.uint8, generator=g)
+    weight = torch.randint(-4, 4, (6, shape.columns), dtype=torch.int8, generator=g)
+    epilogue = Epilogue(torch.rand(6, generator=g), codes=Codes(4, 0.5, 3))
+
+    window = Convolution(shape.image, (3, 3), (2, 2), (1, 1))
+
+    def layer() -> tuple[Outcome, torch.Tensor]:
+        packed = pack_weights(weight, 3, activation_bits=4)
+        made = convolve(image, packed, shape, epilogue, zero=3)
+        return made, max_pool(image, window, window.out_size)
+
+    compiled = layer()
+    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    assert_same(layer()[0], compiled[0])
+    assert torch.equal(layer()[1], compiled[1])

@@ -1,0 +1,222 @@
+"""Training with rounding, and the low-bit model it becomes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.native import library
+from slipstream.quant import FakeQuantize, calibrate
+from slipstream.techniques.lowbit import bench_digits
+from slipstream.techniques.lowbit.layer import LowBitLayer
+from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
+from slipstream.techniques.lowbit.qat import (
+    QatConv2d,
+    added_parameters,
+    convert,
+    fuse,
+    load,
+    prepare_training,
+    quantise_model,
+)
+
+
+@functools.cache
+def trained() -> bench_digits.Trained:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return bench_digits.run(3, 3, 0, epochs=(3, 2))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_three_bits_name_digits_nearly_as_well_as_float() -> None:
+    found = trained()
+    assert found.float_ > 97
+    assert found.rounded >= found.float_ - 1.5
+    assert found.lowbit >= found.float_ - 1.5
+
+
+def test_low_bit_layers_compute_what_was_trained() -> None:
+    found = trained()
+    images = bench_digits.Digits.load().test[0]
+    with torch.no_grad():
+        fake, lowbit = found.fake(images), found.model(images)
+    # A sum that rounds differently may fall to the other side of a step now and then; such an
+    # image aside, both are equal up to float32.
+    close = torch.isclose(fake, lowbit, rtol=1e-3, atol=1e-3).all(1)
+    assert float(close.float().mean()) > 0.97
+    assert float((fake.argmax(1) == lowbit.argmax(1)).float().mean()) > 0.99
+
+
+def test_norms_and_relus_are_part_of_the_layers() -> None:
+    model: Any = trained().model
+    kinds = [type(one).__name__ for one in model]
+    assert "BatchNorm2d" not in kinds
+    assert "ReLU" not in kinds
+    assert [(model[i].wbits, model[i].abits) for i in (0, 3, 7, 12)] == [
+        (8, 8), (3, 3), (3, 3), (8, 8),
+    ]  # fmt: skip
+    assert model[0].output_codes == model[3].input_codes
+    # A maximum over windows stands behind the second, a mean behind the third.
+    assert model[3].output_codes == model[7].input_codes
+    assert model[7].output_codes is None
+
+
+def test_a_float_model_takes_a_saved_low_bit_one() -> None:
+    found = trained()
+    file = io.BytesIO()
+    torch.save(found.model.state_dict(), file)
+    file.seek(0)
+    fresh = bench_digits.network().eval()
+    load(fresh, torch.load(file, weights_only=True))
+    images = bench_digits.Digits.load().test[0]
+    with torch.no_grad():
+        assert torch.equal(fresh(images), found.model(images))
+    other = nn.Sequential(nn.Linear(2, 2))
+    file.seek(0)
+    with pytest.raises(InvalidArgumentError, match=r"state|model"):
+        load(other, torch.load(file, weights_only=True))
+
+
+class Residual(nn.Module):
+    """A depthwise and a grouped convolution, a sum, and a layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.twice = nn.Conv2d(8, 8, 1)
+        self.relu = nn.ReLU()
+        self.last = nn.Conv2d(8, 8, 3)
+        self.head = nn.Linear(8, 5)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.norm(self.stem(x)))
+        x = x + self.depthwise(x)
+        x = self.twice(self.twice(x)) + x
+        return self.head(self.last(x).mean((2, 3)))
+
+
+def residual() -> tuple[Any, torch.Tensor]:
+    torch.manual_seed(0)
+    return Residual().eval(), torch.randn(4, 3, 10, 10)
+
+
+def test_eight_bits_after_training_are_nearly_float() -> None:
+    model, x = residual()
+    wanted = model(x).detach()
+    names = quantise_model(model, [x], wbits=8, abits=8)
+    assert names == ["stem", "twice", "last", "head"]
+    assert isinstance(model.depthwise, nn.Conv2d)
+    assert isinstance(model.norm, nn.Identity)
+    assert isinstance(model.twice, LowBitConv2d)
+    assert model.twice.output_codes is None
+    error = (model(x) - wanted).norm() / wanted.norm()
+    assert float(error) < 0.03
+
+
+def test_fusing_changes_nothing_but_rounding() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3), nn.ReLU(), nn.MaxPool2d(3), nn.Conv2d(8, 8, 1), nn.Flatten(),
+        nn.Linear(32, 4),
+    ).eval()  # fmt: skip
+    model[1].running_mean.normal_()
+    model[1].running_var.uniform_(0.5, 2)
+    x = torch.randn(2, 3, 10, 10)
+    convert(model, wbits=3, abits=3, edge_bits=3, ranges=calibrate(model, [x]))
+    with torch.no_grad():
+        plain = copy.deepcopy(model)
+        assert fuse(model, lambda: model(x)) == 6
+        torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    codes = [one.output_codes is not None for one in model if isinstance(one, LowBitLayer)]
+    assert codes == [True, True, True, False]
+
+
+def test_training_keeps_the_very_parameters() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    weights = [one.weight for one in (model[0], model[2], model[4])]
+    ranges = calibrate(model, [torch.randn(32, 6)])
+    assert prepare_training(model, 2, 3, ranges, except_="4") == ["0", "2"]
+    assert all(a is b.weight for a, b in zip(weights, (model[0], model[2], model[4]), strict=True))
+    assert type(model[4]) is nn.Linear
+    # Weights' and inputs' scales of two layers.
+    assert len(added_parameters(model)) == 4
+    model(torch.randn(3, 6)).sum().backward()
+    assert all(one.grad is not None for one in model.parameters())
+    bits = [one.format.bits for one in model.modules() if isinstance(one, FakeQuantize)]
+    assert bits == [8, 8, 2, 3]
+
+
+@pytest.mark.parametrize("scales", ["tensor", "channel", "block32"])
+@pytest.mark.parametrize(("wbits", "abits"), [(1, 2), (2, 2), (4, 3), (8, 8)])
+def test_each_layer_converts_to_what_it_was(wbits: int, abits: int, scales: str) -> None:
+    torch.manual_seed(0)
+    for layer, x in (
+        (nn.Linear(70, 9), torch.randn(5, 70)),
+        (nn.Conv2d(9, 6, 3, stride=2, padding=1, bias=False), torch.randn(2, 9, 8, 8)),
+    ):
+        model = nn.Sequential(layer)
+        ranges = calibrate(model, [x])
+        prepare_training(model, wbits, abits, ranges, scales=scales, edge_bits=1)
+        model.eval()
+        with torch.no_grad():
+            wanted = model(x)
+            convert(model)
+            torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+        assert isinstance(model[0], (LowBitLinear, LowBitConv2d))
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    model, x = residual()
+    ranges = calibrate(model, [x])
+    with pytest.raises(InvalidArgumentError, match=r"model\.eval"):
+        convert(model.train(), ranges=ranges)
+    model.eval()
+    with pytest.raises(InvalidArgumentError, match="no layer to convert"):
+        convert(model)
+    with pytest.raises(InvalidArgumentError, match="no layer that can be taken"):
+        convert(model, ranges=ranges, only="nothing*")
+    with pytest.raises(InvalidArgumentError, match="bits"):
+        prepare_training(model, 9, 3, ranges)
+    assert not any(isinstance(one, QatConv2d) for one in model.modules())
+
+
+def test_weights_are_packed_for_the_rows_a_layer_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream.techniques.lowbit import dispatch
+
+    seen: list[int | None] = []
+    choose = dispatch.choose
+
+    def noting(shape: dispatch.Shape, **settings: Any) -> Any:
+        seen.append(shape.rows)
+        return choose(shape, **settings)
+
+    monkeypatch.setattr(dispatch, "choose", noting)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 40), nn.Linear(40, 9))
+    x = torch.randn(2, 3, 8, 8)
+    quantise_model(model, [x], wbits=2, abits=2)
+    if library() is not None:
+        assert list(dict.fromkeys(seen)) == [None, 2 * 36, 2]
+    before = model(x)
+    codes = [layer.codes() for layer in model if isinstance(layer, LowBitLayer)]
+    for rows in (1, 500):
+        for layer in model:
+            if isinstance(layer, LowBitLayer):
+                layer.expect_rows(rows)
+        assert torch.equal(model(x), before)
+    after = [layer.codes() for layer in model if isinstance(layer, LowBitLayer)]
+    assert all(map(torch.equal, codes, after))

@@ -1,0 +1,335 @@
+"""lowbit: predictions from fitted costs, real modules put in, refusals that say why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import build, graph_of, images, inference, mlp
+from torch import nn
+
+from slipstream.bars import Bar, BenchOptions
+from slipstream.durations import Answer, Ratio
+from slipstream.durations.microbenchmark import run
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Call, Graph
+from slipstream.provenance import Provenance
+from slipstream.quant import FakeQuantize
+from slipstream.technique import Context, QualityKind, parse
+from slipstream.techniques.lowbit import bench_predictions, cost
+from slipstream.techniques.lowbit.cost import Costs, Layer, linear, questions
+from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
+from slipstream.techniques.lowbit.technique import LowBit
+from slipstream.workload import Workload
+
+
+class Net(nn.Module):
+    """A norm and ReLUs behind convolutions, a depthwise convolution, a residual sum, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.inner = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.relu, self.head = nn.ReLU(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.norm(self.stem(x)))
+        x = self.depthwise(self.relu(self.inner(x)) + x)
+        return self.head(x.mean((2, 3)))
+
+
+def net() -> Any:
+    return Net().eval(), torch.randn(2, 3, 8, 8)
+
+
+class Machine:
+    """Layers take time by a law that the cost model can express; other calls a microsecond."""
+
+    def __init__(self, per_product: dict[tuple[int, int], float]) -> None:
+        self.per_product = per_product
+        self.asked: set[str] = set()
+
+    def time(self, layer: Layer, wbits: int, abits: int) -> float:
+        products = layer.features()[-1]
+        return 2000 + 0.3 * layer.rows * layer.k + self.per_product[wbits, abits] * products
+
+    def lookup(self, call: Call) -> Answer | None:
+        self.asked.add(call.key)
+        nanoseconds = 1000.0
+        if call.name == "slipstream::lowbit":
+            if isinstance(call.arguments[0], str):
+                return Answer(500.0, 0.01, Provenance.MICROBENCHMARK)
+            wbits, abits, image, n, kernel, stride, padding, *_ = call.arguments
+            nanoseconds = self.time(Layer(image, n, kernel, stride, padding), wbits, abits)
+        if call.name == "aten::sum":
+            nanoseconds = 1.0  # as good as no limit
+        return Answer(nanoseconds, 0.01, Provenance.MICROBENCHMARK)
+
+    def ratio(self, old: Call, new: Call) -> Ratio:
+        self.lookup(old)
+        self.lookup(new)
+        return Ratio(0.5, 0.01, Provenance.MICROBENCHMARK)
+
+
+def predicted(graph: Graph, machine: Machine, technique: LowBit | None = None) -> Graph:
+    context = Context(durations=machine)  # type: ignore[arg-type]
+    return (technique or LowBit()).predict(graph, context)
+
+
+EVEN = {(3, 3): 0.01, (8, 8): 0.01}
+
+
+def test_layers_take_what_the_model_says_and_what_follows_is_gone() -> None:
+    graph, machine = graph_of(net), Machine(EVEN)
+    edited = predicted(graph, machine)
+    edited.check()
+    names = [edited.string(int(name)) for name in edited.tasks.name]
+    before = [graph.string(int(name)) for name in graph.tasks.name]
+    assert not any("batch_norm" in name for name in names)
+    assert sum("relu" in name or "clamp_min" in name for name in before) == 2
+    assert not any("relu" in name or "clamp_min" in name for name in names)
+    found = [
+        edited.calls[c].arguments
+        for c in edited.tasks.call
+        if c >= 0 and edited.calls[c].name == "slipstream::lowbit"
+    ]
+    # The first and the last in eight bits; the depthwise one stays what it is.
+    assert [one[:4] for one in found] == [
+        (8, 8, (2, 8, 8, 3), 8), (3, 3, (2, 8, 8, 8), 8), (8, 8, (1, 1, 2, 8), 4),
+    ]  # fmt: skip
+    assert "3 layers in w3a3; 1.0x the same layers in 8 bits" in edited.edits[-1].what
+
+
+def test_it_says_where_few_bits_are_faster_or_slower() -> None:
+    graph = graph_of(net)
+    faster = predicted(graph, Machine({(3, 3): 0.001, (8, 8): 0.5}))
+    assert "as fast as the same layers in 8 bits" in faster.edits[-1].what
+    slower = predicted(graph, Machine({(3, 3): 1.0, (8, 8): 0.01}))
+    assert "stay with w8a8" in slower.edits[-1].what
+
+
+class Sums(nn.Module):
+    """A block with a sum behind a stem; then branches, a maximum over windows, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pool = nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(3, 2, 1)
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.left, self.right = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 6, 3, padding=1)
+        self.next, self.head = nn.Conv2d(10, 8, 1), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(self.stem(x).relu())
+        x = (self.second(self.first(x).relu()) + x).relu()
+        x = self.pool(torch.cat([self.left(x).relu(), self.right(x).relu()], 1))
+        return self.head(self.next(x).mean((2, 3)))
+
+
+def sums() -> Any:
+    return Sums().eval(), torch.randn(2, 3, 16, 16)
+
+
+def test_it_foresees_what_is_handed_over_as_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream.techniques.lowbit.qat import quantise_model
+
+    monkeypatch.setattr(cost, "LEAST_SUM", 1)
+
+    graph, machine = graph_of(sums), Machine(EVEN)
+    edited = predicted(graph, machine)
+    found = [edited.calls[c].arguments for c in edited.tasks.call
+             if c >= 0 and edited.calls[c].name == "slipstream::lowbit"]  # fmt: skip
+    assert [one[7:] if isinstance(one[0], int) else one[0] for one in found] == [
+        ("planes", "floats"), ("floats", "codes"), ("codes", "sum"), ("codes", "codes"),
+        ("codes", "codes"), "concat", "pool", ("codes", "floats"), ("floats", "floats"),
+    ]  # fmt: skip
+    # The stem's maximum is of floats that lie otherwise now; the block's sum is gone.
+    names = [edited.string(int(name)) for name in edited.tasks.name]
+    assert sum("max_pool" in name for name in names) == 2
+    assert not any("add" in name and "mm" not in name for name in names)
+    # So it is with the model itself.
+    model, x = sums()
+    quantise_model(model, [x], wbits=3, abits=3)
+    handed = [one.output_codes is not None for one in model.children() if hasattr(one, "wbits")]
+    assert handed == [False, True, False, True, True, False, False]
+    assert model.second.after_sum.relu
+    assert model.second.after_sum.codes == model.left.input_codes
+
+
+def test_what_it_asks_is_what_it_looks_up() -> None:
+    graph, machine = graph_of(net), Machine(EVEN)
+    predicted(graph, machine)
+    assert machine.asked == {call.key for call in LowBit().questions(graph)}
+
+
+def test_without_answers_nothing_is_claimed() -> None:
+    class Nothing(Machine):
+        def lookup(self, call: Call) -> Answer | None:
+            return None
+
+    graph = graph_of(net)
+    edited = predicted(graph, Nothing(EVEN))
+    assert edited.tasks.duration_ns.sum() <= graph.tasks.duration_ns.sum()
+    assert edited.edits[-1].what == "3 layers in w3a3"
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [linear(1, 700, 300), linear(5, 64, 64), linear(77, 90, 800),
+     Layer((1, 20, 20, 48), 96, (3, 3), padding=(1, 1))],
+)  # fmt: skip
+def test_the_model_recovers_a_law_it_can_express(layer: Layer) -> None:
+    machine = Machine({(3, 3): 0.004, (8, 8): 0.01})
+    for bits in machine.per_product:
+        costs = Costs.fitted(machine, *bits)  # type: ignore[arg-type]
+        assert costs is not None
+        assert costs.nanoseconds(layer) == pytest.approx(machine.time(layer, *bits), rel=0.02)
+
+
+def test_what_lies_around_products_is_timed_once_for_all_bits() -> None:
+    three, two = ({call.key for call in questions(*bits)} for bits in ((3, 3), (2, 2)))
+    assert len(two - three) == len(cost.PRODUCTS)
+    assert {call.key for call in questions(8, 8)} < three
+
+
+def test_memory_bounds_layers_of_few_rows() -> None:
+    few, many = linear(1, 8192, 8192), linear(64, 8192, 8192)
+    constants = [[0.0] * (len(layer.features()) - 1) + [1e-9] for layer in (few, many)]
+    costs = Costs(tuple(constants[0]), tuple(constants[1]), 10.0, 0.1, 3)
+    assert costs.nanoseconds(few) == pytest.approx(8192 * 8192 * 3 / 8 / 10)
+    # As many rows as the same weights must serve cost no further bytes.
+    assert costs.nanoseconds(many) == pytest.approx(8192 * 8192 * 3 / 8 / 10)
+    # Fewer weights stay in a cache, unless there are others.
+    small = linear(1, 1024, 1024)
+    assert costs.nanoseconds(small) < costs.nanoseconds(small, cold=True)
+
+
+def test_what_all_predictions_say_rests_on_recorded_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        bench_predictions, "unseen_layers",
+        lambda count: [(linear(1 + i, 8, 8), (3, 3)) for i in range(count)],
+    )  # fmt: skip
+    layers, networks = bench_predictions._planned(BenchOptions(full=True))
+    assert (len(layers), len(networks)) == (23, 7)
+    names = [f"predictions: {name}" for name in (*layers, *networks)]
+    errors = [(-1) ** i * (10.0 + i % 2) for i in range(30)]
+    cases = {
+        name: Bar(name, error, "%", "", (None, False, *[True] * 28)[i])
+        for i, (name, error) in enumerate(zip(names, errors, strict=True))
+    }
+    # Nothing is measured that is not asked for.
+    asked = BenchOptions(full=True, only="predictions: speed-up", recorded=cases)
+    (error,) = bench_predictions.bars(asked)
+    assert (error.value, error.n, error.holds) == (10.5, 30, True)
+    (sign,) = bench_predictions.bars(replace(asked, only="predictions: faster"))
+    assert (round(sign.value or 0, 2), sign.n, sign.holds) == (96.55, 29, True)
+    cases.pop(names[7])
+    (open_,) = bench_predictions.bars(asked)
+    assert (open_.value, open_.detail) == (None, "29 of 30 cases are measured")
+
+
+def test_its_questions_can_be_answered() -> None:
+    asked = [*questions(3, 3)[:2], questions(3, 3)[-6], *LowBit(train=True).questions(
+        graph_of(mlp))[-2:]]  # fmt: skip
+    answers = run([call.to_json() for call in asked], 1)
+    assert all(answer["nanoseconds"] > 0 for answer in answers)
+    unknown = run([Call("slipstream::nobody()", ()).to_json()], 1)
+    assert "error" in unknown[0]
+
+
+def test_real_layers_are_put_in() -> None:
+    plain, made = build(net), build(net, LowBit("w8a8"))
+    assert isinstance(made.model.stem, LowBitConv2d)
+    assert isinstance(made.model.head, LowBitLinear)
+    assert isinstance(made.model.norm, nn.Identity)
+    assert type(made.model.depthwise) is nn.Conv2d
+    error = (made.step() - plain.step()).norm() / plain.step().norm()
+    assert float(error) < 0.1
+    few = build(net, LowBit("w3a2", only="i*"))
+    assert (few.model.inner.wbits, few.model.inner.abits) == (3, 2)
+    assert type(few.model.stem) is nn.Conv2d
+
+
+def test_training_is_prepared_when_asked_for() -> None:
+    assert "train=yes" in str(LowBit().why_not(graph_of(images)))
+    with pytest.raises(WorkloadError, match="the step trains"):
+        build(images, LowBit())
+    technique = LowBit("w3a3", train=True)
+    assert technique.why_not(graph_of(images)) is None
+    assert "does not train" in str(technique.why_not(graph_of(net)))
+    built = build(images, technique)
+    fakes = [one for one in built.model.modules() if isinstance(one, FakeQuantize)]
+    assert len(fakes) == 6
+    before = [one.log_scale.flatten()[0].item() for one in fakes]
+    first = float(built.step())
+    for _ in range(20):
+        last = float(built.step())
+    assert last < first
+    assert [one.log_scale.flatten()[0].item() for one in fakes] != before
+    edited = predicted(graph_of(images), _Rounding(EVEN), technique)
+    edited.check()
+    assert len(edited) == len(graph_of(images)) + 6
+
+
+class _Rounding(Machine):
+    def lookup(self, call: Call) -> Answer | None:
+        return Answer(1000.0, 0.01, Provenance.MICROBENCHMARK)
+
+
+def test_refusals_say_why() -> None:
+    class Own(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x)
+
+    def nothing() -> Any:
+        return Own(), torch.randn(2, 2)
+
+    assert "no linear layer" in str(LowBit().why_not(graph_of(nothing)))
+    with pytest.raises(WorkloadError, match="modules"):
+        build(nothing, LowBit())
+    # A model that is itself a layer.
+    assert "no linear layer" in str(LowBit().why_not(graph_of(inference)))
+    with pytest.raises(WorkloadError, match="no layer"):
+        build(inference, LowBit())
+    assert LowBit().why_not(graph_of(net)) is None
+    with pytest.raises(WorkloadError, match="hides it"):
+        build(lambda: lambda: None, LowBit())
+    with pytest.raises(WorkloadError, match="no layer that can be taken"):
+        build(net, LowBit(only="nobody"))
+
+
+def test_grammar_and_quality() -> None:
+    (technique,) = parse("lowbit:w2a4,scales=block64,except=head*")
+    assert technique == LowBit("w2a4", "block64", except_="head*")
+    assert str(technique) == "lowbit:w2a4,scales=block64,except=head*"
+    assert [parse(text) for text in LowBit.variants] == [(LowBit("w3a3"),), (LowBit("w8a8"),)]
+    for bad in ("lowbit:3", "lowbit:w9a3", "lowbit:w3a0", "lowbit:w3a3,scales=block16"):
+        with pytest.raises(InvalidArgumentError):
+            parse(bad)
+    assert LowBit().quality().kind is QualityKind.NEEDS_TRAINING
+    assert LowBit("w8a8").quality().kind is QualityKind.ROUNDING
+
+
+def test_the_edit_of_the_source_does_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\n\n\ndef make():\n"
+        "    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()\n"
+        "    x = torch.randn(4, 8)\n    return model, x\n"
+    )
+    change = LowBit("w4a8").code(Workload(f"{script}:make"))
+    assert change is not None
+    assert "+    slipstream.lowbit.quantise_model(model, [x], wbits=4, abits=8)" in change.diff
+
+
+def test_predicting_needs_no_torch() -> None:
+    code = (
+        "import sys; from slipstream.technique import parse; parse('lowbit:w3a3'); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
