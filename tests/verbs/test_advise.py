@@ -39,9 +39,11 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(_advise, "predict", predict)
         singles = [name for name in known if "+" not in name]
-        monkeypatch.setattr(_advise, "_singles", lambda: singles)
+        monkeypatch.setattr(_advise, "single_names", lambda: singles)
         looked = [Outlook(known[name]) for name in singles]
         monkeypatch.setattr(_advise, "first_look", lambda *_: looked)
+        # No graph is needed where nothing is predicted.
+        monkeypatch.setattr(_advise, "need_graph", lambda graph: None)
         return advise(None, durations=object(), **options)  # type: ignore[arg-type]
 
     return run

@@ -163,7 +163,7 @@ def test_an_inference_is_shown_without_an_empty_table(
 def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
     path = Path(target.removesuffix(":make"))
     with pytest.raises(WorkloadError, match="nothing was written") as caught:
-        _command(target, "-t", "fused_optimizer+accumulation:2", "--write")
+        _command(target, "-t", "fused_optimizer+accumulation:2", "--write", "--json")
     assert "make() has no training loop of its own" in str(caught.value.remedy)
     assert "(loss / 2).backward()" in str(caught.value.remedy)
     assert path.read_text() == _TEXT

@@ -12,6 +12,8 @@ import pytest
 from slipstream.durations import Answer, Durations
 from slipstream.graph import Graph
 from slipstream.provenance import Provenance
+from slipstream.techniques import threads
+from slipstream.techniques.threads import Threads
 from slipstream.verbs import _advise
 from slipstream.verbs._advise import advise
 from slipstream.verbs._first_look import Outlook, first_look
@@ -60,6 +62,20 @@ def test_nothing_is_measured_and_the_bound_holds(graph: Graph, tmp_path: Path) -
     assert told.speedup < one.most
 
 
+def test_more_threads_gain_no_more_than_there_are_threads(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    for count in (2, 4):
+        (one,) = first_look(graph, [f"threads:{count}"], Told(tmp_path / "none.db", 1.0))
+        assert one.missing > 0
+        assert one.most is not None
+        assert 1 < one.most <= count
+        assert not one.decided
+    # Back to fewer threads: how many times faster that is has no such bound.
+    assert Threads(1).least(replace(graph, meta={**graph.meta, "threads": 2})) == 0
+
+
 def test_what_is_known_is_final(graph: Graph, tmp_path: Path) -> None:
     durations = Told(tmp_path / "none.db", 1000.0)
     durations.told = True
@@ -77,7 +93,7 @@ def test_what_does_not_apply_says_so(graph: Graph, tmp_path: Path) -> None:
 def test_what_cannot_pay_is_not_measured(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_advise, "_singles", lambda: ["fused_optimizer:fused", "amp:bf16"])
+    monkeypatch.setattr(_advise, "single_names", lambda: ["fused_optimizer:fused", "amp:bf16"])
     phases = graph.tasks.phase
     # An optimizer that takes hardly any of the step.
     small = graph.tasks.duration_ns.copy()
@@ -102,7 +118,7 @@ def test_what_cannot_pay_is_not_measured(
 def test_it_is_shown_only_while_something_is_missing(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_advise, "_singles", lambda: ["amp:bf16"])
+    monkeypatch.setattr(_advise, "single_names", lambda: ["amp:bf16"])
     durations = Told(tmp_path / "none.db", 1000.0)
     durations.told = True
     shown: list[Outlook] = []

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from known_clock import KnownClock
 from slipstream.graph import find_critical_path, replay
 from slipstream.measure import compare
 from slipstream.technique import Quality, QualityKind
 from slipstream.units import format_duration
+from slipstream.verbs._advise import Advice
 from slipstream.verbs._predict import Prediction, predict
 from tiny_models import captured
 
@@ -76,10 +78,22 @@ def test_a_prediction_that_does_not_apply_says_why() -> None:
     assert "no GPU here" in _Read(found._repr_html_()).texts
 
 
-def test_a_comparison_is_drawn_in_a_scope_of_its_own() -> None:
-    found = compare(
-        {"as it is": lambda: sum(range(3000)), "half": lambda: sum(range(1500))}, budget="1s"
-    )
+def test_advice_is_a_table_with_stars_and_reasons() -> None:
+    (found,) = predict(captured("transformer"), [()])
+    nan = float("nan")
+    refused = Prediction("tf32", 1.0, nan, nan, nan, nan, why_not="no GPU here")
+    advice = Advice((found, refused), front=frozenset({found.technique}), best=None)
+    read = _Read(advice._repr_html_())
+    assert {"table", "svg", "circle"} <= {*read.tags}
+    assert f"{found.technique} *" in read.texts
+    assert "tf32 does not apply: no GPU here" in " ".join(read.texts)
+    assert "to try first" not in " ".join(read.texts)
+    best = replace(advice, best=found)
+    assert f"to try first: {found.technique}" in " ".join(_Read(best._repr_html_()).texts)
+
+
+def test_a_comparison_is_drawn_in_a_scope_of_its_own(clock: KnownClock) -> None:
+    found = compare({"as it is": lambda: clock.work(2e6), "half": lambda: clock.work(1e6)})
     html = found._repr_html_()
     read = _Read(html)
     assert html.startswith('<div class="slipstream">')

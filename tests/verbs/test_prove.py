@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from slipstream import technique
-from slipstream.errors import WorkloadError
+from slipstream.capture.place import Place
+from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
 from slipstream.technique import QualityKind, quality_of
+from slipstream.verbs import _prove, _quality
 from slipstream.verbs._prove import default_quality_budget, prove
 from slipstream.verbs._quality import _one_trial, _trial, check_quality
 from slipstream.workload import Built, Workload
@@ -54,6 +57,18 @@ def test_a_short_look_at_the_speed_has_a_short_check_of_the_quality() -> None:
     assert found == [1.0, 0.5, 3.0, 3.0]
 
 
+def test_techniques_are_loaded_before_memory_at_rest_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(technique, "registry", lambda: order.append("techniques"))
+    monkeypatch.setattr(_prove, "resettable", lambda: True)
+    monkeypatch.setattr(_prove, "read_status_bytes", lambda name: order.append(name) or 0)
+    monkeypatch.setattr(_prove, "run_program", lambda *_: order.append("workload"))
+    _prove.serve_steps({}, "", 0)
+    assert order == ["techniques", "VmRSS", "workload"]
+
+
 def test_losses_are_those_of_training_by_hand() -> None:
     model, (inputs, targets), loss, optimizer = parts("mlp")
     by_hand = []
@@ -68,11 +83,19 @@ def test_losses_are_those_of_training_by_hand() -> None:
     assert (found.steps, found.training, found.metric) == (4, True, None)
 
 
-def test_the_number_of_steps_fits_the_time_and_is_then_kept() -> None:
+def test_the_number_of_steps_fits_the_time_and_is_then_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     built = build("mlp")
-    plain = built.step
-    built.step = lambda: (torch.zeros(()), __import__("time").sleep(0.03), plain())[2]
-    assert trial(built, steps=None).steps == 2
+    plain, now = built.step, [0.0]
+
+    def step() -> Any:
+        now[0] += 0.015
+        return plain()
+
+    built.step = step
+    monkeypatch.setattr(_quality, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert trial(built, steps=None).steps == 4
     assert trial(build("mlp"), steps=7).steps == 7
 
 
@@ -125,7 +148,9 @@ def test_a_combination_is_as_consequential_as_its_worst_part() -> None:
     assert quality_of(()).kind is QualityKind.EXACT
 
 
-def test_both_sides_run_and_infinities_of_one_side_are_its_failure(tmp_path: Path) -> None:
+def test_both_sides_run_and_infinities_of_one_side_are_its_failure(
+    forked_children: None, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     workload = Workload.parse(f"{tmp_path}/train.py:make", scale=1e6)
     names = ("amp:bf16", "amp:fp16")
@@ -159,7 +184,7 @@ def test_switched_off_nothing_runs_and_it_is_said(tmp_path: Path) -> None:
     assert "switched off" in found.sentence
 
 
-def test_times_are_of_as_many_samples_on_both_sides(tmp_path: Path) -> None:
+def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     found = prove(
         f"{tmp_path}/train.py:make", ["batch_size:x32"],
@@ -180,3 +205,18 @@ def test_the_reason_for_wall_time_is_the_technique_s(tmp_path: Path) -> None:
         "wall", "threads:2 moves work to other cores, which only wall time shows",
     )  # fmt: skip
     assert not any("samples a step" in note for note in found.table().notes)
+
+
+def test_a_step_on_a_device_is_refused_rather_than_timed_wrongly(
+    forked_children: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(_TRAIN)
+    monkeypatch.setattr(_prove, "find_device", lambda built: Place("cuda"))
+    with pytest.raises(SlipstreamError, match="runs on a CUDA device, and prove measures"):
+        prove(
+            f"{tmp_path}/train.py:make",
+            ["fused_optimizer"],
+            budget=1.0,
+            quality_budget=None,
+            threads=1,
+        )

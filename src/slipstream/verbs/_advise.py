@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import UsageError
-from slipstream.graph import Graph
+from slipstream.graph import Graph, need_graph
 from slipstream.technique import QualityKind
 from slipstream.verbs._first_look import Outlook, first_look
 from slipstream.verbs._goals import Goal
@@ -49,6 +49,11 @@ class Advice:
     needed: tuple[Goal, ...] = ()
     unmet: tuple[Goal, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from slipstream.verbs._notebook import advice_html
+
+        return advice_html(self)
+
 
 def advise(
     graph: Graph,
@@ -71,13 +76,16 @@ def advise(
 
     Raises:
         SlipstreamError: an installed technique cannot be loaded.
+        InvalidArgumentError: `graph` is a path, or anything else that is no graph.
     """
+    need_graph(graph)
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
 
     def ask(names: Sequence[str]) -> list[Prediction]:
         return predict(graph, names, durations=durations, widen=widen, say=say)
 
-    looked = first_look(graph, _singles(), durations, widen)
+    say("a first look, before anything is measured")
+    looked = first_look(graph, single_names(), durations, widen)
     if any(one.missing for one in looked):
         show(looked)
     # What cannot be worth it whatever its operators take is not measured.
@@ -107,10 +115,12 @@ def _as_it_is(predictions: Sequence[Prediction]) -> tuple[float, int]:
     return (predictions[0].baseline_ns if predictions else 0.0), peak
 
 
-def _singles() -> list[str]:
-    """Every technique with the settings worth trying."""
+def single_names() -> list[str]:
+    """Every technique of one machine with the settings worth trying."""
     names = []
     for kind in technique.registry().values():
+        if getattr(kind, "needs_cluster", False) or getattr(kind, "compresses", False):
+            continue
         variants = getattr(kind, "variants", ()) or (str(kind()),)
         names += [technique.combination_name(technique.parse(text)) for text in variants]
     return names
@@ -133,7 +143,7 @@ def _grow(
         }
         if not wanted:
             return
-        say(f"{len(wanted)} combinations of {size}")
+        say(f"trying {len(wanted)} combinations of {size} techniques")
         joined = [p for p in ask(list(wanted)) if p.why_not is None and _adds(p, found)]
         found.update({p.technique: p for p in joined})
         by_time = sorted(joined, key=lambda p: p.ratio)[:_BEAM]

@@ -86,7 +86,7 @@ def apply(
         WorkloadError: the workload fails, with or without the technique; the message says which.
         UsageError: a name or setting that is not in the grammar.
     """
-    if isinstance(workload, str):
+    if not isinstance(workload, Workload):
         workload = Workload.parse(workload)
     chosen = technique.parse(techniques) if isinstance(techniques, str) else (techniques,)
     transformed = workload.with_technique(*chosen)

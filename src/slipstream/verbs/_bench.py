@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +25,24 @@ RESULTS = Path("benchmarks") / "results"
 def benches() -> dict[str, Any]:
     """Entry points of every bench by name."""
     return {point.name: point for point in sorted(entry_points(group=GROUP))}
+
+
+def purposes() -> dict[str, str]:
+    """What each bench is for: the first line of its module, which is read and not imported."""
+    return {name: _purpose(str(point.value)) for name, point in benches().items()}
+
+
+def _purpose(entry: str) -> str:
+    """Empty where the module of ``package.room.module:function`` is not found as a file."""
+    package, _, rest = entry.partition(":")[0].partition(".")
+    found = importlib.util.find_spec(package)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        path = Path(folder, *rest.split("."))
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                text = ast.get_docstring(ast.parse(file.read_bytes())) or ""
+                return re.sub(r"^``[^`]*``: ", "", text.partition("\n")[0]).rstrip(".")
+    return ""
 
 
 def bench(

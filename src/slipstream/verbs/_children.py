@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from slipstream import technique
 from slipstream.child import Child, channel, end_descendants
 from slipstream.durations.durations import one_pool
+from slipstream.measure.memory import control_group_bytes
 from slipstream.workload import Built, Workload, drive, kept_files
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -70,6 +71,26 @@ def memory_limit_bytes() -> int | None:
     return int(psutil.virtual_memory().available * _MEMORY_SHARE)
 
 
+def room_bytes(mapped_bytes: int = 0) -> int | None:
+    """Private memory that a child can have: `memory_limit_bytes`, or less under a limit of ours.
+
+    Limits of this process are its children's, too.
+
+    Args:
+        mapped_bytes: address space that a child takes for its libraries; a limit on all of it
+            (``RLIMIT_AS``) leaves that much less.
+    """
+    import resource
+
+    found = [memory_limit_bytes()]
+    for limit, taken in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_AS, mapped_bytes)):
+        soft, _ = resource.getrlimit(limit)
+        found.append(None if soft == resource.RLIM_INFINITY else max(soft - taken, 1))
+    group = control_group_bytes()
+    found.append(None if group is None else int(group * _MEMORY_SHARE))
+    return min((one for one in found if one is not None), default=None)
+
+
 # What follows runs in the child.
 
 
@@ -94,10 +115,16 @@ def workload_of(value: dict[str, Any]) -> Workload:
 
 
 def leave(result: Any) -> NoReturn:
-    """Answer the call and end the process at once, so that a script's own code does not go on."""
-    channel().send({"result": result})
-    end_descendants()
-    os._exit(0)
+    """Answer the call and end the process at once, so that a script's own code does not go on.
+
+    Whatever is raised on the way: the handler that torch's ``DataLoader`` sets for the end of its
+    workers raises here when we end them, and the script would catch it, or clean up at length.
+    """
+    try:
+        channel().send({"result": result})
+        end_descendants()
+    finally:
+        os._exit(0)
 
 
 def say(line: str) -> None:

@@ -1,9 +1,10 @@
 """The first look: what can be said of every technique before anything is micro-benchmarked.
 
 Techniques edit the graph with what is known by now. What would become of an operator that nobody
-has timed yet is not guessed: it is bounded. It cannot take less than no time, and so no technique
-gains more than if all of these cost nothing. A technique that would not be worth it even then is
-not measured at all: the time goes to those whose rank it decides.
+has timed yet is not guessed: it is bounded. It cannot take less than no time, or than what the
+technique knows to be its least, and so no technique gains more than if all of these took that.
+A technique that would not be worth it even then is not measured at all: the time goes to those
+whose rank it decides.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream import technique
-from slipstream.durations import Answer, Durations, Question
+from slipstream.durations import Answer, Durations, Question, Ratio
 from slipstream.graph import PROVENANCES, Call, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.verbs._predict import WORTH_IT, Prediction, predict
@@ -37,7 +38,8 @@ class Outlook:
             time.
         missing: calls that are yet to be micro-benchmarked.
         share: of the recorded step's time that these calls stand for.
-        most: speed-up if they cost nothing; None where that cannot be told.
+        most: speed-up if they took the least they can, mostly nothing; None where that cannot
+            be told.
         firm: whether `most` rests on nothing but the recorded step.
     """
 
@@ -83,7 +85,10 @@ def first_look(
         # Where no task waits for an answer, or some follow from a model of their own, the gain
         # is made in another way than by these calls.
         if unknown.any() and np.isin(kind, (_ASSUMED, _MEASURED, _TIMED)).all():
-            most = prediction.baseline_ns / _per_sample(prediction, _without(after, unknown))
+            most = prediction.baseline_ns / _per_sample(
+                prediction,
+                _at_least(after, unknown, getattr(one, "least", lambda graph: 0.0)(graph)),
+            )
             if firm:
                 low = max(prediction.low, 1 / most)
                 prediction = replace(prediction, low=low, high=max(prediction.high, low))
@@ -103,15 +108,19 @@ class _AsKnown(Durations):
         """As it is known by now."""
         return self._inner.lookup(call)
 
+    def ratio(self, old: Call, new: Call) -> Ratio | None:
+        """As it is known by now; not estimated for calls that are yet to be measured."""
+        return None if self._inner.missing([old, new]) else self._inner.ratio(old, new)
+
     def measure(
         self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None
     ) -> None:
         """Nothing."""
 
 
-def _without(after: Graph, unknown: NDArray[np.bool_]) -> float:
-    """Length of the step in which the tasks `unknown` take no time, in ns."""
-    durations = np.where(unknown, 0.0, after.tasks.duration_ns)
+def _at_least(after: Graph, unknown: NDArray[np.bool_], share: float) -> float:
+    """Length of the step in which the tasks `unknown` take this share of their time, in ns."""
+    durations = after.tasks.duration_ns * np.where(unknown, share, 1.0)
     return max(replay(replace(after, tasks=replace(after.tasks, duration_ns=durations))).step_ns, 1)
 
 

@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slipstream import technique
 from slipstream.durations import Durations
-from slipstream.graph import PROVENANCES, Graph, Timeline, replay
+from slipstream.graph import PROVENANCES, Graph, Kind, Timeline, need_graph, replay, with_overlap
 from slipstream.graph.page_faults import (
     page_fault_error_ns,
     page_fault_tasks,
@@ -21,6 +21,11 @@ from slipstream.graph.page_faults import (
 from slipstream.measure.records import PredictionRecord
 from slipstream.provenance import Provenance, weakest
 from slipstream.technique import Context, Quality, Technique
+from slipstream.units import format_duration
+from slipstream.verbs._walls import Shared, network_error_ns, shared_step
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster
 
 # Half-width, relative to the step, that no prediction here is better than: what re-measuring the
 # same unmodified step differs by.
@@ -35,9 +40,12 @@ _Z90 = 1.645
 # Standard deviation, relative to the step, from which on a number would say nothing: its 90 %
 # interval would reach from less than half to more than double.
 _NO_PREDICTION = 0.6
-_BUSY = (
-    "it cannot be told: the cores here were busy while this was measured; record and ask again "
-    "when the machine is idle, or let `slipstream prove` measure it"
+_BUSY = "the cores here were busy while this was measured"
+_WHEN_BUSY = "record and ask again when the machine is idle, or let `slipstream prove` measure it"
+_ONE_THREAD = "--threads 1 is disturbed less; or "
+_NO_CLUSTER = (
+    "it needs a cluster to run on: --cluster and a preset, a file of `slipstream cluster measure`, "
+    "or --cluster workers=4,link=10gbit,latency=50us"
 )
 WORTH_IT = 1.02
 """Below this speed-up a technique is not worth a line of code."""
@@ -60,6 +68,7 @@ class Prediction:
         memory: peak bytes of the step before and after; 0 if not recorded or not predicted.
         metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores.
         graph: the step as it would be.
+        shared: what is to be said of it where several workers take it together.
     """
 
     technique: str
@@ -76,6 +85,16 @@ class Prediction:
     memory: tuple[int, int] = (0, 0)
     metric: str = "cpu"
     graph: Graph | None = field(default=None, repr=False, compare=False)
+    shared: Shared | None = None
+
+    def __repr__(self) -> str:
+        if self.why_not is not None:
+            return f"<Prediction {self.technique} {self.verdict}: {self.why_not}>"
+        return (
+            f"<Prediction {self.technique}: {self.speedup:.2f}x "
+            f"[{1 / self.high:.2f}, {1 / self.low:.2f}], {format_duration(self.step_ns)} per step, "
+            f"{self.verdict}>"
+        )
 
     def _repr_html_(self) -> str:
         from slipstream.verbs._notebook import prediction_html
@@ -96,7 +115,7 @@ class Prediction:
     def verdict(self) -> str:
         """In words: does it pay here?"""
         if self.why_not is not None:
-            return "does not apply"
+            return "cannot be told here" if self.why_not.startswith(_BUSY) else "does not apply"
         if 1 / self.high >= WORTH_IT:
             return "worth it"
         if self.low > 1:
@@ -124,6 +143,7 @@ class Prediction:
             "why_not": self.why_not,
             "verdict": self.verdict,
             "edits": list(self.edits),
+            "shared": None if self.shared is None else self.shared.to_json(self.step_ns),
         }
 
     def to_record(self, workload: str, env_id: str) -> PredictionRecord:
@@ -144,6 +164,8 @@ class Prediction:
                 "peak_bytes": list(self.memory),
                 "shares": {str(key): share for key, share in self.shares.items()},
                 "edits": list(self.edits),
+                **({} if self.shared is None else self.shared.to_detail()),
+                **({} if self.graph is None else {"threads": self.graph.meta.get("threads")}),
             },
         )
 
@@ -153,7 +175,9 @@ def predict(
     techniques: Sequence[str | Technique | Sequence[Technique]],
     *,
     durations: Durations | None = None,
+    cluster: Cluster | None = None,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
+    baseline: Timeline | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Prediction]:
     """What each of `techniques` would make of `graph`, in their order.
@@ -164,28 +188,42 @@ def predict(
     Args:
         techniques: alternatives: names in the grammar, techniques, or combinations of them.
         durations: where durations come from; this machine's cache by default.
+        cluster: where techniques that spread the step over workers would run; its devices are
+            taken to compute as the recorded one did.
         widen: (ratio, low, high) -> (low, high): this machine's history of errors, see
             `slipstream.measure.ledger`.
+        baseline: `graph` simulated, if that is at hand.
 
     Raises:
         UsageError: a name or setting that is not in the grammar.
+        InvalidArgumentError: `graph` is a path, or anything else that is no graph; `techniques` is
+            one text; more workers than the cluster has devices.
+        ClusterError: devices of the cluster that are not joined.
         ChildError: the micro-benchmark died.
     """
+    need_graph(graph)
+    technique.need_alternatives(techniques)
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
-    context = Context(durations)
-    baseline = replay(graph)
+    context = Context(durations, cluster)
+    baseline = baseline or replay(graph)
     combinations = [_combination(one) for one in techniques]
-    found = []
+    if cluster is not None:
+        # Before anything is measured: whether they can be there at all.
+        for one in (one for combination in combinations for one in combination):
+            if getattr(one, "needs_cluster", False):
+                one.place(cluster)  # type: ignore[attr-defined]
+    found: list[Prediction] = []
     for combination, (edited, reason) in zip(
         combinations, _fold(graph, combinations, context, say), strict=True
     ):
         name = technique.combination_name(combination)
+        say(f"simulating {len(found) + 1} of {len(combinations)}: {name}")
         quality = technique.quality_of(combination, graph) if combination else None
         if reason is not None:
-            found.append(_refused(name, baseline, quality, reason))
+            found.append(refused(name, baseline, quality, reason))
             continue
         metric = technique.clock(combination)
-        found.append(_prediction(name, metric, baseline, edited, quality, widen))
+        found.append(_prediction(name, metric, baseline, edited, quality, cluster, widen))
     return found
 
 
@@ -218,13 +256,16 @@ def _fold(
             before = made.get(head[:-1])
             if before is None:
                 reasons[head] = reasons[head[:-1]]
+            elif context.cluster is None and getattr(head[-1], "needs_cluster", False):
+                reasons[head] = f"{head[-1].name}: {_NO_CLUSTER}"
             elif (reason := technique.refusal(head[-1], before)) is not None:
                 reasons[head] = f"{head[-1].name}: {reason}"
             else:
                 possible.append((head, before))
         questions = [call for head, before in possible for call in head[-1].questions(before)]
         context.durations.measure(questions, say)
-        for head, before in possible:
+        for number, (head, before) in enumerate(possible, start=1):
+            say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
             made[head] = head[-1].predict(before, context)
     folded = []
     for one in map(tuple, combinations):
@@ -241,17 +282,23 @@ def _prediction(
     baseline: Timeline,
     after: Graph,
     quality: Quality | None,
+    cluster: Cluster | None,
     widen: Callable[[float, float, float], tuple[float, float]] | None,
 ) -> Prediction:
     before = baseline.graph
     after = with_page_faults(baseline, after)
+    if cluster is not None:
+        after = with_overlap(after, cluster)
     timeline = replay(after)
     baseline_ns, step_ns = baseline.step_ns, timeline.step_ns
-    per_sample = before.samples / after.samples if before.samples and after.samples else 1.0
+    per_sample = before.workers / after.workers
+    if before.samples and after.samples:
+        per_sample = before.samples / after.samples
     ratio = step_ns / baseline_ns * per_sample
     error = _relative_error(baseline, after, step_ns)
     if error > _NO_PREDICTION and _timed_apart(after):
-        return _refused(name, baseline, quality, _BUSY)
+        fewer = _ONE_THREAD if int(before.meta.get("threads", 1)) > 1 else ""
+        return refused(name, baseline, quality, f"{_BUSY}; {fewer}{_WHEN_BUSY}")
     half = _Z90 * error
     low, high = ratio * math.exp(-half), ratio * math.exp(half)
     if widen is not None:
@@ -270,10 +317,19 @@ def _prediction(
         memory=(baseline.peak_bytes, timeline.peak_bytes),
         metric=metric,
         graph=after,
+        shared=shared_step(timeline, cluster)
+        if cluster is not None and after.workers > 1
+        else None,
     )
 
 
-def _refused(name: str, baseline: Timeline, quality: Quality | None, reason: str) -> Prediction:
+def prediction_of(name: str, metric: str, baseline: Timeline, after: Graph) -> Prediction:
+    """What the step was edited to, with its interval: for edits that no technique makes."""
+    return _prediction(name, metric, baseline, after, None, None, None)
+
+
+def refused(name: str, baseline: Timeline, quality: Quality | None, reason: str) -> Prediction:
+    """Nothing is predicted, and why."""
     nothing = math.nan
     return Prediction(
         name, baseline.step_ns, nothing, nothing, nothing, nothing,
@@ -288,7 +344,7 @@ def _timed_apart(graph: Graph) -> bool:
     """
     tasks = graph.tasks
     others = [PROVENANCES.index(one) for one in (Provenance.MEASURED, Provenance.ASSUMED)]
-    timed = ~np.isin(tasks.provenance, others)
+    timed = ~np.isin(tasks.provenance, others) & (tasks.kind != Kind.COMMUNICATION)
     return bool((tasks.spread[timed] > _NO_PREDICTION).any())
 
 
@@ -302,10 +358,13 @@ def _relative_error(baseline: Timeline, after: Graph, step_ns: float) -> float:
     """
     tasks = after.tasks
     changed = np.flatnonzero(tasks.provenance != PROVENANCES.index(Provenance.MEASURED))
-    changed = np.setdiff1d(changed, page_fault_tasks(after))
+    talks = np.flatnonzero(tasks.kind == Kind.COMMUNICATION)
+    changed = np.setdiff1d(changed, np.concatenate([page_fault_tasks(after), talks]))
     by_call: dict[str, float] = {}
     for t in changed:
-        key = after.calls[tasks.call[t]].key if tasks.call[t] >= 0 else f"task {t}"
+        # Of what calls no operator, copies are off alike.
+        copies = f"task {tasks.name[t]} of {tasks.duration_ns[t]} ns"
+        key = after.calls[tasks.call[t]].key if tasks.call[t] >= 0 else copies
         error = float(tasks.duration_ns[t]) * math.hypot(_IN_PLACE, float(tasks.spread[t]))
         by_call[key] = by_call.get(key, 0.0) + error
     variance = sum(error**2 for error in by_call.values())
@@ -316,7 +375,8 @@ def _relative_error(baseline: Timeline, after: Graph, step_ns: float) -> float:
         page_fault_error_ns(graph) / max(length, 1.0)
         for graph, length in ((baseline.graph, baseline.step_ns), (after, step_ns))
     ]
-    return math.hypot(_FLOOR, differing, *faults, math.sqrt(variance) / max(step_ns, 1.0))
+    network = network_error_ns(after) / max(step_ns, 1.0)
+    return math.hypot(_FLOOR, differing, network, *faults, math.sqrt(variance) / max(step_ns, 1.0))
 
 
 def _shares(graph: Graph) -> dict[Provenance, float]:
@@ -324,8 +384,8 @@ def _shares(graph: Graph) -> dict[Provenance, float]:
     total = float(tasks.duration_ns.sum() + tasks.gap_ns.sum())
     measured = PROVENANCES.index(Provenance.MEASURED)
     shares = {Provenance.MEASURED: float(tasks.gap_ns.sum()) / total}
-    for code in np.unique(tasks.provenance):
-        share = float(tasks.duration_ns[tasks.provenance == code].sum()) / total
+    for code, nanoseconds in enumerate(np.bincount(tasks.provenance, tasks.duration_ns)):
+        share = float(nanoseconds) / total
         key = PROVENANCES[code]
         shares[key] = share + (shares[key] if code == measured else 0.0)
     return {key: share for key, share in shares.items() if share > 0}

@@ -18,6 +18,7 @@ from slipstream.errors import (
     WorkloadError,
 )
 from slipstream.graph import Graph, load, save
+from slipstream.graph.origin import describe_source
 from slipstream.verbs._chatter import without_chatter
 from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs._children import say as tell
@@ -62,7 +63,7 @@ def profile(
     for name in needs:
         if name not in STATISTICS:
             raise UnknownNameError("statistic", name, STATISTICS)
-    if isinstance(workload, str):
+    if not isinstance(workload, Workload):
         workload = Workload.parse(workload)
     settings = CaptureSettings(warmup, steps, threads, tuple(sorted(set(needs))))
     if workload.live is not None:
@@ -70,9 +71,11 @@ def profile(
         here = replace(settings, own_process=False)
         with without_chatter():
             return drive(workload, capture(here, say), _never, keep_in=Path())
+    # As it was before the run: what changes meanwhile may not be what ran.
+    source = describe_source(workload.path)
     with tempfile.TemporaryDirectory(prefix="slipstream-graph-") as folder:
         path = Path(folder) / "run.slipgraph"
-        say("importing")
+        say(f"importing torch and {workload.path.name}")
         call_in_child(
             workload,
             "_profile:profile_in_child",
@@ -83,7 +86,9 @@ def profile(
             path=str(path),
         )
         graph = load(path)
-    return replace(graph, meta={**graph.meta, "recipe": _recipe(workload, threads)})
+    return replace(
+        graph, meta={**graph.meta, "recipe": _recipe(workload, threads), "source": source}
+    )
 
 
 def _recipe(workload: Workload, threads: int) -> dict[str, Any] | None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream import technique
+from slipstream.capture.place import find_device
 from slipstream.child import channel, end_descendants
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, WorkloadError
-from slipstream.measure.arms import ArmEndedError, RunDelay, Sample, WorkerArm, delay_between
+from slipstream.measure.arms import Arm, ArmEndedError, RunDelay, Sample, WorkerArm, delay_between
 from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
@@ -25,8 +27,12 @@ from slipstream.verbs._children import (
     run_program,
 )
 from slipstream.verbs._quality import check_quality
+from slipstream.verbs._ranks import RanksArm, rank_places
 from slipstream.workload import Built, Workload, kept_files, restore_files
 from slipstream.workload.script import ScriptEndedError
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster
 
 BASELINE = "as it is"
 # Of the budget for the speed, the share that each side's quality may take by default, and no more
@@ -91,6 +97,7 @@ def prove(
     techniques: Sequence[str | Technique],
     *,
     predictions: Mapping[str, PredictionRecord] | None = None,
+    cluster: Cluster | None = None,
     budget: str | float = "60s",
     target: float = 0.02,
     quality_budget: str | float | None = "auto",
@@ -108,6 +115,10 @@ def prove(
     First the quality: techniques that change the numbers run the same first steps as the baseline
     from several seeds; what that shows stands beside the speed (`Comparison.quality`).
 
+    Techniques that spread the step run in as many processes, on links like those of `cluster`
+    where this machine can make them (see `slipstream.cluster.places`), each rank on one thread
+    unless `threads` says otherwise, with a seed of its own.
+
     Args:
         techniques: alternatives: names in the grammar, or techniques.
         predictions: by arm (the technique's name): what was predicted.
@@ -119,32 +130,49 @@ def prove(
 
     Raises:
         WorkloadError: the user's code failed, or it is a script whose loop a technique changes.
-        InvalidArgumentError: a budget that is no time.
+        UsageError: ranks without a cluster, of a script, or of nothing that makes replicas.
+        InvalidArgumentError: more workers than the cluster has devices; a budget that is no time;
+            `techniques` is one text.
         ArmFailedError: the baseline or every candidate failed while measuring, or the script ended
             before there was enough for an interval.
     """
-    if isinstance(workload, str):
+    if not isinstance(workload, Workload):
         workload = Workload.parse(workload)
+    technique.need_alternatives(techniques)
     if quality_budget == "auto":
         quality_budget = default_quality_budget(budget)
     budget_s = None if quality_budget is None else seconds(quality_budget, "quality_budget")
-    recipes = {BASELINE: workload}
     changed = {}
-    moving = []
+    combinations = {}
     for one in techniques:
         chosen = technique.parse(one) if isinstance(one, str) else (one,)
+        name = technique.combination_name(chosen)
         check_script(workload, chosen)
-        name, recipe = technique.combination_name(chosen), workload.with_technique(*chosen)
-        recipes[name], changed[name] = recipe, (recipe, technique.quality_of(chosen))
-        if technique.clock(chosen) == "wall":
-            moving.append(name)
-    checks = check_quality(
-        workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s, say=say
-    )
-    # One folder for all arms: whichever writes first keeps what was there before any of them.
-    with kept_files(watched=workload.function is None) as keep_in:
+        combinations[name] = chosen
+        changed[name] = workload.with_technique(*chosen), technique.quality_of(chosen)
+    moving = [name for name, chosen in combinations.items() if technique.clock(chosen) == "wall"]
+    with (
+        rank_places(workload, combinations, cluster) as (places, spread),
+        # One folder for all arms: whichever writes first keeps what was there before any of them.
+        kept_files(watched=workload.function is None) as keep_in,
+        contextlib.ExitStack() as ended,
+    ):
+        arms: list[Arm] = [WorkloadArm(BASELINE, workload, threads, keep_in)]
+        elsewhere = {}
+        for name, (recipe, _) in changed.items():
+            if places is None or name not in spread:
+                arms.append(WorkloadArm(name, recipe, threads, keep_in))
+                continue
+            team = RanksArm(name, recipe, spread[name], places, threads, keep_in)
+            ended.callback(team.close)
+            arms.append(team)
+            elsewhere[name] = team.trials
+        checks = check_quality(
+            workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s, say=say,
+            elsewhere=elsewhere,
+        )  # fmt: skip
         return compare(
-            [WorkloadArm(name, recipe, threads, keep_in) for name, recipe in recipes.items()],
+            arms,
             metrics=("wall", "cpu", "peak_memory"),
             primary="wall" if moving else None,
             primary_because=_moves(moving),
@@ -178,15 +206,15 @@ def check_script(workload: Workload, techniques: Sequence[Technique]) -> None:
     """Refuse to measure what would not be applied.
 
     Raises:
-        WorkloadError: one of `techniques` cannot be put on a plain script while it runs.
+        WorkloadError: one of `techniques` cannot be put on a plain script.
     """
     if (reason := technique.not_in_script(techniques, workload)) is not None:
         name, path = technique.combination_name(techniques), workload.path.name
         raise WorkloadError(
             f"{reason}: there is nothing to measure",
             remedy="name a function that returns (model, batch, loss, optimizer), as "
-            f"{path}:FUNCTION; or edit the loop: slipstream apply {path} --technique {name} "
-            "--write",
+            f"{path}:FUNCTION; or write it by hand: slipstream apply {path} --technique {name} "
+            "shows the lines",
         )
 
 
@@ -203,10 +231,19 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
 
     if threads:
         torch.set_num_threads(threads)
+    # What techniques load is no part of the workload, and the arm as it is would not load it: every
+    # arm has it before its memory at rest is read.
+    technique.registry()
     can_reset = resettable()
     resting = read_status_bytes("VmRSS") if can_reset else 0
 
     def program(built: Built) -> Generator[None, Any, None]:
+        if find_device(built) is not None:
+            # Our clocks would show when the host had issued the step, and call that its time.
+            raise WorkloadError(
+                f"{built.name} runs on a CUDA device, and prove measures steps on a CPU so far",
+                remedy="time both scripts, synchronised at their ends: slipstream measure ab",
+            )
         delay = RunDelay()
         delay.open()
         share = built.samples_before / built.samples if built.samples else 1.0

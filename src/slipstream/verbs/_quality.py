@@ -37,6 +37,7 @@ def check_quality(
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     say: Callable[[str], None] = lambda line: None,
+    elsewhere: Mapping[str, Callable[[Sequence[int], int, float], list[Trial]]] | None = None,
 ) -> list[QualityCheck]:
     """One check a candidate; those that are exact by construction are not run.
 
@@ -46,6 +47,8 @@ def check_quality(
         candidates: by name: the transformed workload, and what its techniques do.
         budget_s: about how long each side runs, two seeds of two steps at least; None to check
             nothing.
+        elsewhere: by name: (seeds, steps, timeout_s) -> trials, of candidates that do not run in a
+            child of their own.
 
     Raises:
         WorkloadError: the baseline's own code failed; a candidate that fails is not checked, and
@@ -71,10 +74,14 @@ def check_quality(
         seeds = [trial.seed for trial in reference]
         steps = reference[0].steps
         try:
-            trials = _trials(
-                workload, seeds, steps, budget_s, threads, timeout_s,
-                lambda line, name=name: say(f"quality of {name}: {line}"),  # type: ignore[misc]
-            )  # fmt: skip
+            if name in (elsewhere or {}):
+                say(f"quality of {name}: {len(seeds)} seeds")
+                trials = (elsewhere or {})[name](seeds, steps, timeout_s)
+            else:
+                trials = _trials(
+                    workload, seeds, steps, budget_s, threads, timeout_s,
+                    lambda line, name=name: say(f"quality of {name}: {line}"),  # type: ignore[misc]
+                )  # fmt: skip
         except SlipstreamError as error:
             found[name] = QualityCheck(name, kind, QualityStatus.UNCHECKED, basis, error.what)
             continue

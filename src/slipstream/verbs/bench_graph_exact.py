@@ -22,6 +22,7 @@ from slipstream.graph import (
     Edges,
     Edit,
     Editor,
+    Exchange,
     Graph,
     Kind,
     Role,
@@ -147,9 +148,22 @@ def random_graph(rng: np.random.Generator, *, acyclic: bool = True) -> Graph:
             born,
             np.where(rng.random(m) < 0.3, -1, rng.integers(np.maximum(born, 0), n)),
         ),
+        exchanges=_any_exchange(rng, n),
     )
     found.check()
     return found
+
+
+def _any_exchange(rng: np.random.Generator, tasks: int) -> tuple[Exchange, ...]:
+    """None, or one that a random task is."""
+    from slipstream.cluster import Collective, Group
+
+    if rng.random() < 0.5:
+        return ()
+    group = Group.of(np.arange(int(rng.integers(2, 9))))
+    wanted = Collective("all_reduce", float(rng.integers(1, 1 << 20)), group)
+    task, ready, awaited = (int(one) for one in rng.integers(0, tasks, 3))
+    return (Exchange(task, ready, awaited, wanted, latency_ns=1e3, bottleneck="link"),)
 
 
 def _any_string(rng: np.random.Generator, graph: Graph) -> NDArray[np.int32]:
@@ -232,6 +246,9 @@ def _same(a: object, b: object) -> bool:
             _same(getattr(a, column.name), getattr(b, column.name))
             for column in dataclasses.fields(a)
         )
+    if isinstance(a, tuple) and isinstance(b, tuple) and a and isinstance(a[0], Exchange):
+        # Groups of devices are equal only when they are the same object.
+        return [one.to_json() for one in a] == [one.to_json() for one in b]
     return a == b
 
 

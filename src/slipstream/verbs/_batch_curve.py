@@ -1,0 +1,211 @@
+"""A quantity against the batch size: a straight line, or two that meet at a knee.
+
+A step has costs that do not depend on its samples and costs that are proportional to them:
+``y(b) = bias + slope b`` (Yu et al., "Skyline: Interactive in-editor computational performance
+profiling for deep neural network training", UIST 2020). Where the working set outgrows a cache, or
+where another phase of the step comes to need the most memory, the slope changes: a knee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.measure.statistics import Interval
+
+_LEVEL = 0.9
+_Z90 = 1.645
+# A knee has two parameters: with fewer points than this it would go through any of them.
+_FEWEST_FOR_KNEE = 4
+_KNEE_GRID = 49
+# The squares that are left must become this many times less.
+_CLEARER = 4.0
+_NOISES = 2.0
+# Beyond the samples nothing was seen: relative, for each factor of two.
+_BEYOND = 0.03
+_LEAST_SPREAD = 1e-4
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured value at one batch size; `spread` is relative, what measuring it again may give
+    in place of it.
+    """
+
+    samples: int
+    value: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What `fit` found.
+
+    Attributes:
+        bias: what does not depend on the batch.
+        slope: for each sample, up to the knee.
+        knee: from how many samples on the slope is another one; None where it stays.
+        bend: by how much it is another.
+        error: relative, of a value within the measured sizes: what the points leave unexplained,
+            or their own spread where that is more.
+        lowest, highest: the measured sizes.
+    """
+
+    bias: float
+    slope: float
+    knee: float | None
+    bend: float
+    error: float
+    lowest: int
+    highest: int
+    _covariance: NDArray[np.float64]
+
+    def at(self, samples: float) -> Interval:
+        """The value at that many samples, with a 90 % interval; wider outside the measured sizes.
+
+        Raises:
+            InvalidArgumentError: less than one sample.
+        """
+        if not samples >= 1 or not math.isfinite(samples):
+            raise InvalidArgumentError("samples", f"{samples} is less than 1")
+        value = self._value(samples)
+        row = _basis(np.array([float(samples)]), self.knee)[0]
+        fitted = math.sqrt(max(float(row @ self._covariance @ row), 0.0))
+        beyond = abs(value) * _BEYOND * self.beyond(samples)
+        half = _Z90 * math.hypot(fitted, beyond)
+        return Interval(value, max(value - half, 0.0), value + half, _LEVEL, "batch curve")
+
+    def through_zero(self) -> Curve:
+        """The same for a quantity that is all its samples': proportional to them."""
+        middle = math.sqrt(self.lowest * self.highest)
+        return replace(self, bias=0.0, slope=self._value(middle) / middle, knee=None, bend=0.0)
+
+    def beyond(self, samples: float) -> float:
+        """How many factors of two `samples` lies outside the measured sizes; 0 within them."""
+        outside = max(samples / self.highest, self.lowest / samples, 1.0)
+        return math.log2(outside)
+
+    @property
+    def last_slope(self) -> float:
+        """For each sample, from the knee on."""
+        return self.slope + self.bend
+
+    @property
+    def last_bias(self) -> float:
+        """Where the last straight line would begin."""
+        return self.bias - self.bend * (self.knee or 0.0)
+
+    def largest_within(self, value: float) -> float:
+        """The largest number of samples whose value is at most `value`; 0 for none, or infinity.
+
+        Values grow with the samples where both slopes are positive, which `fit` does not promise.
+        """
+        if self.last_slope <= 0:
+            return math.inf if self.last_bias <= value else 0.0
+        found = (value - self.last_bias) / self.last_slope
+        if self.knee is not None and found < self.knee:
+            found = (value - self.bias) / self.slope if self.slope > 0 else self.knee
+            return max(min(found, self.knee), 0.0)
+        return max(found, 0.0)
+
+    def _value(self, samples: float) -> float:
+        past = max(samples - self.knee, 0.0) if self.knee is not None else 0.0
+        return self.bias + self.slope * samples + self.bend * past
+
+
+def fit(points: Sequence[Point], tolerance: float) -> Curve:
+    """The line, or the two lines, of least relative squares through `points`.
+
+    A knee is put in where a line misses a point by more than `tolerance` and two lines leave a
+    quarter of the squares, or less.
+
+    Args:
+        points: of at least two sizes.
+        tolerance: relative.
+
+    Raises:
+        InvalidArgumentError: fewer than two sizes.
+    """
+    ordered = sorted(points, key=lambda point: point.samples)
+    sizes = np.array([point.samples for point in ordered], np.float64)
+    if len(set(sizes)) < 2:
+        raise InvalidArgumentError("points", "a line takes two sizes")
+    values = np.array([point.value for point in ordered], np.float64)
+    spread = np.array([max(point.spread, _LEAST_SPREAD) for point in ordered])
+    line = _solve(sizes, values, spread, None)
+    best = line
+    # What measuring again may change is no knee.
+    noticed = max(tolerance, _NOISES * float(np.median(spread)))
+    if len(sizes) >= _FEWEST_FOR_KNEE and line.worst > noticed:
+        # Two points at least on either side, so that each line is told by something.
+        for knee in np.geomspace(sizes[1], sizes[-2], _KNEE_GRID):
+            found = _solve(sizes, values, spread, float(knee))
+            clearer = found.squares * _CLEARER <= line.squares
+            if clearer and found.squares < best.squares and found.grows:
+                best = found
+    return best.curve(sizes, spread)
+
+
+@dataclass(frozen=True)
+class _Solution:
+    knee: float | None
+    coefficients: NDArray[np.float64]
+    inverse: NDArray[np.float64]
+    misses: NDArray[np.float64]
+
+    @property
+    def squares(self) -> float:
+        return float(np.square(self.misses).sum())
+
+    @property
+    def grows(self) -> bool:
+        """Whether more samples take more on either side of the knee: nothing else is believed."""
+        return bool(self.coefficients[1] > 0 and self.coefficients[1:].sum() > 0)
+
+    @property
+    def worst(self) -> float:
+        return float(np.abs(self.misses).max())
+
+    def curve(self, sizes: NDArray[np.float64], spread: NDArray[np.float64]) -> Curve:
+        """As a `Curve`; what is left over, on each degree of freedom, is its error."""
+        free = len(sizes) - len(self.coefficients) - (self.knee is not None)
+        left = math.sqrt(self.squares / free) if free > 0 else 0.0
+        error = max(left, float(np.median(spread)))
+        bend = float(self.coefficients[2]) if self.knee is not None else 0.0
+        bias, slope = map(float, self.coefficients[:2])
+        return Curve(
+            bias, slope, self.knee, bend, error, int(sizes[0]), int(sizes[-1]),
+            self.inverse * error**2,
+        )  # fmt: skip
+
+
+def _basis(sizes: NDArray[np.float64], knee: float | None) -> NDArray[np.float64]:
+    columns = [np.ones_like(sizes), sizes]
+    if knee is not None:
+        columns.append(np.maximum(sizes - knee, 0.0))
+    return np.stack(columns, axis=1)
+
+
+def _solve(
+    sizes: NDArray[np.float64],
+    values: NDArray[np.float64],
+    spread: NDArray[np.float64],
+    knee: float | None,
+) -> _Solution:
+    # Relative errors count alike, whatever the size; a noisy point counts less.
+    trust = np.median(spread) / np.maximum(spread, np.median(spread))
+    rows = _basis(sizes, knee) / values[:, None]
+    weighted = rows * trust[:, None]
+    coefficients, *_ = np.linalg.lstsq(weighted, trust, rcond=None)
+    inverse = np.linalg.pinv(weighted.T @ weighted)
+    return _Solution(
+        knee,
+        np.asarray(coefficients, np.float64),
+        np.asarray(inverse, np.float64),
+        rows @ coefficients - 1.0,
+    )

@@ -1,0 +1,517 @@
+"""What a step takes at several batch sizes: each is tried in a process of its own.
+
+A size that does not fit ends that process, or its step with an error, and is told as such; the
+caller lives on. Memory is read in a process that never had another size, since an allocator keeps
+what a larger batch once needed. Time is read in one process that takes the sizes in turns, so that
+a machine which grows slower meanwhile slows all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slipstream import heap
+from slipstream.capture.memory import record_memory
+from slipstream.capture.place import Place, find_device
+from slipstream.child import Child
+from slipstream.durations.durations import one_pool
+from slipstream.errors import ChildError, SlipstreamError, WorkloadError
+from slipstream.measure.memory import read_status_bytes
+from slipstream.verbs._children import run_program, workload_of
+from slipstream.verbs._segments import Least, Segments
+from slipstream.workload import Built, Workload, kept_files
+from slipstream.workload.loaders import Loaders
+from slipstream.workload.script import ScriptEndedError
+
+ARGUMENT = "batch_size"
+"""The argument of a function that sets its batch where the step hides it."""
+_HOME = "slipstream.verbs._batch_samples"
+# Optimizers make their state in the first step, and use it in the second.
+_STEPS_TO_SETTLE = 3
+# As torch annotates it.
+_UPDATE = "Optimizer.step#"
+_TURN_S = 0.1
+_MOST_STEPS_A_TURN = 10
+_FEWEST_TURNS = 4
+_SETTLED = 0.01
+_NO_MEMORY = (
+    "can't allocate memory", "out of memory", "not enough memory", "bad_alloc", "MemoryError",
+    "Cannot allocate memory", "could not create a", "std::length_error",
+)  # fmt: skip
+_ENDED = ("killed by the system", "died of signal", "ended by itself")
+_TOO_FEW = "the script's data does not make a step of"
+_NO_LOADER = (
+    "a script's batch is that of the DataLoader it trains with, and this one has none with a "
+    f"batch size; name a function with an argument {ARGUMENT}: train.py:make_workload"
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What steps of one size need.
+
+    Attributes:
+        step_ns: of a first few steps, a rough value.
+        tensor_bytes: the most that tensors take at once; 0 where it could not be seen.
+        update_bytes: the same while the optimizer updates, which hardly depends on the batch; 0
+            where that is not told apart.
+        process_bytes: the most private memory of the whole process, or of the device what torch
+            keeps; what a limit on memory counts.
+        mapped_bytes: of address space, what is not private memory: libraries.
+    """
+
+    samples: int
+    step_ns: float
+    tensor_bytes: int
+    update_bytes: int
+    process_bytes: int
+    mapped_bytes: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The least time of a step of one size; `spread` is what turns differ by, relative."""
+
+    samples: int
+    step_ns: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the first process tells of a workload.
+
+    Attributes:
+        samples: per step, as it is.
+        quantum: what sizes must be multiples of.
+        resizes: whether the batch is there to be cut or repeated; else the function's argument
+            ``batch_size`` says how large it is, or a script's loader.
+        clock: "cpu" or "wall": whose time is taken.
+        device: "cpu" or "cuda".
+        device_bytes: that the device has; 0 for a CPU.
+        loader: the batch size of the DataLoader that a script trains with; 0 for a function.
+    """
+
+    samples: int
+    quantum: int
+    resizes: bool
+    clock: str
+    device: str
+    device_bytes: int
+    loader: int = 0
+
+
+class DoesNotFitError(SlipstreamError):
+    """A step of that many samples does not fit into memory, or the data has fewer."""
+
+
+class Sampler:
+    """Within it, steps of one workload run at sizes that are asked for, never in this process.
+
+    Args:
+        limit_bytes: private memory above which a step counts as not fitting; None for no limit.
+        timeout_s: a process that is silent for so long is stopped.
+        say: called with a short line before anything slow.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        threads: int,
+        limit_bytes: int | None,
+        timeout_s: float,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._workload = workload
+        self._threads = threads
+        self._limit_bytes = limit_bytes
+        self._timeout_s = timeout_s
+        self._say = say
+        self._child: Child | None = None
+        self.facts: Facts | None = None
+
+    def first(self) -> Sample:
+        """The size the workload has by itself; `facts` are known from then on.
+
+        Raises:
+            WorkloadError: the user's code failed, or its batch can be set nowhere.
+            DoesNotFitError: not even this size fits.
+        """
+        self._say("the batch as it is")
+        found = self._call(0, "run_once", samples=0)
+        facts = Facts(**found.pop("facts"))
+        if not facts.resizes:
+            # A script's step has as many samples as its loader gives, or a multiple of them.
+            whole = facts.loader and facts.samples % facts.loader == 0
+            quantum = facts.samples // facts.loader if whole else 0
+            facts = replace(facts, quantum=quantum) if quantum else self._by_argument(facts)
+        self.facts = facts
+        return Sample(**{**found, "samples": facts.samples})
+
+    def sample(self, samples: int) -> Sample:
+        """A step of so many samples, in a fresh process.
+
+        Raises:
+            DoesNotFitError: it does not fit.
+            WorkloadError: it fails for another reason.
+        """
+        self._say(f"{samples} samples")
+        assert self.facts is not None
+        size = samples if self.facts.resizes else 0
+        found = self._call(samples, "run_once", samples=size)
+        del found["facts"]
+        return Sample(**{**found, "samples": samples})
+
+    def fits(self, samples: int) -> bool:
+        """Whether a few steps of so many samples run; for tight limits: nothing else is done."""
+        self._say(f"{samples} samples")
+        size = samples if self.facts is not None and self.facts.resizes else 0
+        try:
+            self._call(samples, "run_once", samples=size, watch=False)
+        except DoesNotFitError:
+            return False
+        return True
+
+    def timings(self, sizes: Sequence[int], budget_s: float) -> list[Timing]:
+        """The least time of a step at each of `sizes`, taken in turns.
+
+        Raises:
+            DoesNotFitError: one of them does not fit.
+        """
+        self._say(f"timing {len(sizes)} sizes in turns")
+        found = self._call(max(sizes), "take_turns", sizes=list(sizes), budget_s=budget_s)
+        return [Timing(*row) for row in found]
+
+    def alone(self, samples: int, budget_s: float) -> Timing:
+        """The least time of a step of so many samples, in a process that has no other size.
+
+        Args:
+            samples: where the function sets them (see `Facts.resizes`); 0 for the batch as it is.
+
+        Raises:
+            DoesNotFitError: it does not fit.
+        """
+        self._say(f"timing {samples} samples")
+        found = self._call(samples, "take_turns", sizes=[], budget_s=budget_s)
+        ((_, step_ns, spread),) = found
+        return Timing(samples, step_ns, spread)
+
+    def _sized(self, samples: int) -> Workload:
+        """The workload whose function is asked for so many samples, where its step hides them."""
+        facts = self.facts
+        if not samples or facts is None or facts.resizes or facts.loader:
+            return self._workload
+        arguments = {**self._workload.arguments, ARGUMENT: samples}
+        return replace(self._workload, arguments=arguments)
+
+    def _loads(self, samples: int) -> list[int]:
+        """Of a script: its loader's batch size, what that shall be, and samples of a step then."""
+        facts = self.facts
+        if not samples or facts is None or not facts.loader:
+            return []
+        return [facts.loader, samples // facts.quantum, samples]
+
+    def _by_argument(self, facts: Facts) -> Facts:
+        from slipstream.workload.built import HIDDEN_BATCH
+
+        size = self._workload.arguments.get(ARGUMENT, facts.samples or self._default())
+        if self._workload.function is None or not isinstance(size, int) or size < 1:
+            raise WorkloadError(
+                "this step's batch cannot be made another size from outside",
+                where=self._workload.name,
+                remedy=_NO_LOADER
+                if self._workload.function is None
+                else f"{HIDDEN_BATCH}, or one with an argument {ARGUMENT} "
+                f"(given as --set {ARGUMENT}=N)",
+            )
+        return replace(facts, samples=size, quantum=1)
+
+    def _default(self) -> Any:
+        """The default of the function's argument, as its text has it; 0 where it has none."""
+        tree = ast.parse(self._workload.path.read_bytes())
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name == self._workload.function:
+                named = [*node.args.posonlyargs, *node.args.args][::-1]
+                pairs = [
+                    *zip(named, node.args.defaults[::-1], strict=False),
+                    *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
+                ]
+                for argument, default in pairs:
+                    if argument.arg == ARGUMENT and isinstance(default, ast.Constant):
+                        return default.value
+        return 0
+
+    def _call(self, shown: int, function: str, **arguments: Any) -> Any:
+        """A function of this file in a fork, at `shown` samples; 0: the batch as it is."""
+        workload = self._sized(shown)
+        with kept_files(watched=workload.function is None) as keep_in:
+            try:
+                return self._warm().call(
+                    "slipstream.child:call_in_fork",
+                    timeout_s=self._timeout_s,
+                    on_message=lambda message: None,
+                    called=f"{_HOME}:{function}",
+                    arguments={
+                        "workload": workload.to_json(), "keep_in": str(keep_in),
+                        "threads": self._threads, "loads": self._loads(shown), **arguments,
+                    },
+                )  # fmt: skip
+            except SlipstreamError as error:
+                if _TOO_FEW in error.what or (shown and isinstance(error, ScriptEndedError)):
+                    remedy = "smaller sizes, or more data"
+                    raise DoesNotFitError(error.what, remedy=remedy) from error
+                if not _is_memory(error):
+                    raise
+                raise DoesNotFitError(
+                    "a step of "
+                    + (f"{shown} samples" if shown else "the batch as it is")
+                    + " does not fit into memory",
+                    remedy="a smaller batch, or a larger --limit",
+                ) from error
+
+    def _warm(self) -> Child:
+        """A process that has imported what steps need and never ran one: it is forked for each."""
+        if self._child is None:
+            self._child = Child(
+                self._workload.name,
+                environment=one_pool(self._threads),
+                memory_limit_bytes=self._limit_bytes,
+            )
+            self._child.call(f"{_HOME}:warm_up", timeout_s=self._timeout_s)
+        return self._child
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+
+def _is_memory(error: SlipstreamError) -> bool:
+    """Whether `error` is how a lack of memory shows, in Python or as a process that died."""
+    said = (*_NO_MEMORY, *_ENDED) if isinstance(error, ChildError) else _NO_MEMORY
+    return any(words in error.what for words in said)
+
+
+# What follows runs in the child, and but for `warm_up` in forks of it.
+
+
+def warm_up() -> None:
+    """Import what a step needs. Nothing is computed: threads would not survive a fork."""
+    for name in ("torch", "torch._dynamo", "torch.profiler"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def run_once(
+    workload: dict[str, Any],
+    keep_in: str,
+    threads: int,
+    samples: int,
+    loads: list[int],
+    watch: bool = True,
+) -> Any:
+    """What a few steps of `samples` need, 0 for as many as the workload has.
+
+    Args:
+        loads: see `_loaders`.
+        watch: whether to see what tensors take, for which a profiler needs memory of its own.
+    """
+
+    loaders = _loaders(workload, loads)
+
+    def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
+        import torch
+
+        if threads:
+            torch.set_num_threads(threads)
+        _check_loaded(built, loads)
+        if samples:
+            built.resize(samples)
+        place = find_device(built)
+        for _ in range(_STEPS_TO_SETTLE - 1):
+            yield
+        clock = _clock(place)
+        began = clock()
+        yield
+        step_ns = clock() - began
+        process, mapped = _process_bytes(place)
+        most, updating = (yield from _tensor_bytes(built, place)) if watch else (0, 0)
+        return {
+            "samples": built.samples,
+            "step_ns": step_ns,
+            "tensor_bytes": most,
+            "update_bytes": updating,
+            "process_bytes": process,
+            "mapped_bytes": mapped,
+            "facts": {**_facts(built, place), "loader": loaders.size if loaders else 0},
+        }
+
+    return run_program(workload, keep_in, program)
+
+
+def take_turns(
+    workload: dict[str, Any],
+    keep_in: str,
+    threads: int,
+    sizes: list[int],
+    loads: list[int],
+    budget_s: float,
+) -> Any:
+    """``[samples, ns, spread]`` of each size: turns until they tell the same twice.
+
+    Without sizes, of the batch as it is. The process keeps its pages: whether a step has page
+    faults differs from size to size and from launch to launch, and lies on no line.
+
+    Args:
+        loads: see `_loaders`.
+    """
+    _loaders(workload, loads)
+
+    def program(built: Built) -> Generator[None, Any, list[list[float]]]:
+        import torch
+
+        if threads:
+            torch.set_num_threads(threads)
+        _check_loaded(built, loads)
+        heap.keep_pages()
+        yield
+        least = {size: Least() for size in sizes or [0]}
+        began = time.monotonic()
+        with Segments(built, _clock(find_device(built))) as segments:
+            while not _enough(least, time.monotonic() - began, budget_s):
+                for size, one in least.items():
+                    if size:
+                        built.resize(size)
+                    # The one before had another size: caches and heap are as that left them.
+                    yield
+                    gc.collect()
+                    one.turn((yield from _turn(segments)))
+        return [[size, one.step_ns, one.spread] for size, one in least.items()]
+
+    return run_program(workload, keep_in, program)
+
+
+def _loaders(workload: dict[str, Any], loads: list[int]) -> Loaders | None:
+    """What sees to the loaders of a script; None for a function, whose batch is made at once.
+
+    Args:
+        loads: its loader's batch size, what that shall be, and the samples of a step then; empty
+            to leave it.
+    """
+    if workload_of(workload).function is not None:
+        return None
+    found = Loaders(*loads[:2])
+    found.install()
+    return found
+
+
+def _check_loaded(built: Built, loads: list[int]) -> None:
+    if loads and built.samples != loads[2]:
+        raise WorkloadError(f"{_TOO_FEW} {loads[2]} samples: it gave {built.samples}")
+
+
+def _enough(least: dict[int, Least], passed_s: float, budget_s: float) -> bool:
+    """Whether the sizes had turns enough: they are settled, or one more would be too late."""
+    turns = min(one.turns for one in least.values())
+    if turns < _FEWEST_TURNS:
+        return False
+    settled = all(one.spread <= _SETTLED for one in least.values())
+    return settled or passed_s * (1 + 1 / turns) > budget_s
+
+
+def _turn(segments: Segments) -> Generator[None, Any, list[Any]]:
+    """The parts of a few steps, at least two and not many for long ones."""
+    steps: list[Any] = []
+    began = time.monotonic()
+    while len(steps) < 2 or (
+        time.monotonic() - began < _TURN_S and len(steps) < _MOST_STEPS_A_TURN
+    ):
+        segments.begin()
+        yield
+        steps.append(segments.end())
+    return steps
+
+
+def _clock(place: Place | None) -> Callable[[], int]:
+    """CPU time where all work is this process's one thread's; else the wall clock."""
+    import torch
+
+    if place is None and torch.get_num_threads() == 1:
+        return time.process_time_ns
+
+    def wall() -> int:
+        if place is not None:
+            place.synchronise()
+        return time.perf_counter_ns()
+
+    return wall
+
+
+def _facts(built: Built, place: Place | None) -> dict[str, Any]:
+    import torch
+
+    rows = built.rows
+    resizes = built.reads_batch and bool(rows) and built.samples % rows == 0
+    device_bytes = 0
+    if place is not None:
+        device_bytes = torch.cuda.get_device_properties(place.index).total_memory
+    return {
+        "samples": built.samples,
+        "quantum": built.samples // rows if resizes else 1,
+        "resizes": resizes,
+        "clock": "cpu" if _clock(place) is time.process_time_ns else "wall",
+        "device": place.device if place is not None else "cpu",
+        "device_bytes": device_bytes,
+    }
+
+
+def _process_bytes(place: Place | None) -> tuple[int, int]:
+    """The most private memory so far, and what of the address space is not private.
+
+    Linux keeps the peak of the whole address space; what is mapped of files and libraries hardly
+    changes once they are loaded, so that the difference is the peak of private memory.
+    """
+    import torch
+
+    if place is not None:
+        return int(torch.cuda.max_memory_reserved(place.index)), 0
+    size, private = read_status_bytes("VmSize"), read_status_bytes("VmData")
+    return read_status_bytes("VmPeak") - size + private, size - private
+
+
+def _tensor_bytes(built: Built, place: Place | None) -> Generator[None, Any, tuple[int, int]]:
+    """The most that tensors take at once in a step, and in its update, as the allocator tells."""
+    import torch
+
+    if place is not None:
+        torch.cuda.reset_peak_memory_stats(place.index)
+        yield
+        place.synchronise()
+        return int(torch.cuda.max_memory_allocated(place.index)), 0
+    _, record = yield from record_memory(built)
+    if record is None:
+        return 0, 0
+    updates = [
+        begin
+        for begin, name in zip(record.start_ns.tolist(), record.names, strict=True)
+        if name.startswith(_UPDATE)
+    ]
+    level = most = sum(nbytes for nbytes, _ in record.before.values())
+    updating = 0
+    for time_ns, _, change in record.changes:
+        if updates and time_ns >= updates[0]:
+            updating = max(updating, level, level + change)
+        level += change
+        most = max(most, level)
+    return most, updating

@@ -1,0 +1,102 @@
+"""A step's time against the number of workers that share it, and the walls it meets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slipstream import technique
+from slipstream.durations import Durations
+from slipstream.errors import InvalidArgumentError
+from slipstream.graph import Graph
+from slipstream.verbs._predict import Prediction, predict
+from slipstream.verbs._spread import with_workers
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster
+
+PARTS = ("compute", "update", "slowest worker", "latency", "bandwidth")
+"""What a step is split into, in the order in which they are drawn."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of workers.
+
+    Attributes:
+        prediction: of the step they share.
+        efficiency: samples per second and worker: over those of one worker by itself or, where
+            the batch of all is kept the same, over those of the first number of workers.
+    """
+
+    workers: int
+    prediction: Prediction
+    efficiency: float
+
+    @property
+    def parts_ns(self) -> dict[str, float]:
+        """The step's time by `PARTS`: what each takes, exposed; the rest is compute."""
+        one = self.prediction.shared
+        if one is None:
+            return {}
+        saved = {wall.name: wall.saved_ns for wall in one.walls}
+        talk = saved.get("latency", 0.0) + saved.get("bandwidth", 0.0)
+        # What two of them hide together, neither saves alone.
+        fit = min(1.0, one.exposed_ns / talk) if talk else 0.0
+        found = {
+            "update": saved.get("update", 0.0),
+            "slowest worker": saved.get("slowest worker", 0.0),
+            "latency": saved.get("latency", 0.0) * fit,
+            "bandwidth": saved.get("bandwidth", 0.0) * fit,
+        }
+        found["compute"] = max(self.prediction.step_ns - sum(found.values()), 0.0)
+        return {name: found[name] for name in PARTS}
+
+
+def curve(
+    graph: Graph,
+    cluster: Cluster,
+    workers: Sequence[int],
+    *,
+    text: str = "ddp",
+    global_batch: int = 0,
+    durations: Durations | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Point]:
+    """The step on each number of workers, each with the recorded batch.
+
+    Args:
+        text: the technique, or combination, that spreads it.
+        global_batch: samples of all workers together, kept the same; 0: each has the recorded
+            number, so that the batch grows with the workers.
+
+    Raises:
+        InvalidArgumentError: no workers, more than the cluster has, or samples that do not share
+            out evenly.
+        UsageError: `text` spreads nothing.
+    """
+    if not workers:
+        raise InvalidArgumentError("workers", "is empty", remedy="as --workers 2,4,8")
+    combinations = []
+    for count in workers:
+        parts = with_workers(text, count)
+        if global_batch:
+            each, left = divmod(global_batch, count)
+            if left or not each:
+                raise InvalidArgumentError(
+                    "global_batch", f"{global_batch} samples do not share out among {count} workers"
+                )
+            if each != graph.samples:
+                parts = (*technique.parse(f"batch_size:{each}"), *parts)
+        combinations.append(parts)
+    found = predict(graph, combinations, durations=durations, cluster=cluster, say=say)
+    each_worker = [one.speedup / count for count, one in zip(workers, found, strict=True)]
+    base = 1.0
+    if global_batch:
+        base = next((rate for rate in each_worker if math.isfinite(rate)), 1.0)
+    return [
+        Point(count, one, rate / base)
+        for count, one, rate in zip(workers, found, each_worker, strict=True)
+    ]

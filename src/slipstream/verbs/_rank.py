@@ -1,0 +1,168 @@
+"""One rank of a workload that several processes take together: what runs in its process.
+
+The workload is built as in a process by itself, each rank from a seed of its own, and before the
+first technique of the stage "distribution" is applied, `Join` makes the process one of so many:
+torch's default process group, and the parameters of rank 0. From then on a technique's `apply`
+finds what it would find in a script that ``torchrun`` started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+from slipstream.child import channel, end_descendants
+from slipstream.errors import WorkloadError
+from slipstream.measure.wire import Interface
+from slipstream.technique import Stage
+from slipstream.verbs._apply import _number
+from slipstream.verbs._children import leave, workload_of
+from slipstream.workload import Built, drive
+
+_PARTS = "return (model, batch, loss, optimizer)"
+
+
+@dataclass(frozen=True)
+class Join:
+    """Makes a process one of `ranks`: applied like a technique, before those of distribution.
+
+    Attributes:
+        store: a file that no other group uses, through which the ranks find each other.
+        timeout_s: after which a collective that somebody has not joined fails.
+    """
+
+    stage: ClassVar[int] = Stage.DISTRIBUTION - 1
+    rank: int
+    ranks: int
+    store: str
+    timeout_s: float
+
+    def apply(self, built: Built) -> None:
+        """Join the group and take the parameters of rank 0.
+
+        Raises:
+            WorkloadError: a workload whose gradients nobody else could be sent, or which has
+                joined another group by itself.
+        """
+        import torch
+        import torch.distributed as dist
+
+        if built.model is None or built.own_step:
+            raise WorkloadError(
+                "ranks exchange the gradients of a model; here the step is the function's own, "
+                "which would not",
+                remedy=_PARTS,
+            )
+        if not built.training:
+            raise WorkloadError("ranks train together, and there is no optimizer", remedy=_PARTS)
+        if built.loss is None and hasattr(built.model, "training_step"):
+            raise WorkloadError(
+                "a training_step is no forward pass, and what wraps a model passes on only that",
+                remedy=_PARTS,
+            )
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo", init_method=f"file://{self.store}", rank=self.rank,
+                world_size=self.ranks, timeout=timedelta(seconds=self.timeout_s),
+            )  # fmt: skip
+        elif (dist.get_rank(), dist.get_world_size()) != (self.rank, self.ranks):
+            raise WorkloadError(
+                f"the function has joined a process group by itself, as {dist.get_rank()} of "
+                f"{dist.get_world_size()}, and not as {self.rank} of {self.ranks}",
+                remedy="leave init_process_group to slipstream, or read RANK and WORLD_SIZE",
+            )
+        with torch.no_grad():
+            for tensor in (*built.model.parameters(), *built.model.buffers()):
+                if tensor.numel():
+                    dist.broadcast(tensor, 0)
+        built.rank, built.ranks = self.rank, self.ranks
+
+
+def digest(built: Built) -> str:
+    """Of the trained parameters' bits: the same on replicas that agree."""
+    import torch
+
+    found = hashlib.blake2b(digest_size=16)
+    for parameter in built.model.parameters():
+        numbers = parameter.detach().contiguous().view(-1)
+        found.update(numbers.view(torch.uint8).numpy() if numbers.numel() else b"")
+    return found.hexdigest()
+
+
+# What follows is called in the rank's process.
+
+
+def trial(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: int, steps: int
+          ) -> Any:  # fmt: skip
+    """The losses of the first steps from one seed, of this rank alone; infinities as text."""
+
+    def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
+        losses: list[str] | None = []
+        for _ in range(steps):
+            number = _number((yield))
+            losses = None if number is None or losses is None else [*losses, repr(number)]
+        built.settle()
+        found = {"losses": losses, "digest": digest(built)}
+        return found
+
+    return _run(workload, keep_in, join, seed, program)
+
+
+def serve(workload: dict[str, Any], keep_in: str, join: dict[str, Any], interface: str) -> Any:
+    """Build the workload and answer every later call with some steps; never returns."""
+
+    def program(built: Built) -> Generator[None, Any, Any]:
+        import torch.distributed as dist
+
+        talk = channel()
+        samples = built.samples or built.samples_before
+        talk.send({"result": {"samples": samples, "samples_before": built.samples_before}})
+        counter = Interface(interface)
+        while True:
+            try:
+                message = talk.receive()
+            except EOFError:
+                end_descendants()
+                os._exit(0)
+            assert message is not None
+            asked = message["arguments"]
+            built.settle()
+            dist.barrier()
+            sent = counter.sent_bytes
+            for _ in range(asked["warm"]):
+                yield
+            # What a step leaves under way delays the next: the first is late by what comes after
+            # the last.
+            began = time.perf_counter_ns()
+            for _ in range(asked["steps"]):
+                yield
+            wall = time.perf_counter_ns() - began
+            built.settle()
+            dist.barrier()
+            sent = counter.sent_bytes - sent
+            talk.send({"result": {"wall": wall, "sent": sent, "digest": digest(built)}})
+
+    return _run(workload, keep_in, join, 0, program)
+
+
+def some_steps(warm: int, steps: int) -> Any:
+    """Named by the coordinator for a sample; answered inside `serve`, never called."""
+    raise WorkloadError("steps were asked for before the workload was built")
+
+
+def _run(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: int, program: Any
+         ) -> Any:  # fmt: skip
+    import torch
+
+    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+    recipe = workload_of(workload)
+    joining = Join(**join)
+    recipe = replace(recipe, techniques=(*recipe.techniques, joining))
+    own = seed * joining.ranks + joining.rank
+    return drive(recipe, program, leave, keep_in=Path(keep_in), seed=own)

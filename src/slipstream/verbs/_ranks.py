@@ -1,0 +1,313 @@
+"""Real ranks for `prove`: processes that take a step together, asked from here.
+
+A side whose techniques spread the step over workers is a team of children, one a rank, on links
+like the cluster's (`slipstream.cluster.places`). All are asked at once, and a step takes as long as
+its slowest rank. After every turn the ranks say what their parameters' bits add up to: replicas
+that differ end the side, whatever its speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.child import Child
+from slipstream.cluster.places import Places, places, rank_environment
+from slipstream.durations.durations import one_pool
+from slipstream.errors import ChildError, MeasurementError, UsageError
+from slipstream.measure.arms import Arm, Sample
+from slipstream.measure.checks import Trial
+from slipstream.technique import Stage, Technique
+from slipstream.verbs._children import memory_limit_bytes
+from slipstream.workload import Workload, restore_files
+
+if TYPE_CHECKING:
+    from slipstream.cluster import Cluster
+
+SENT = "wire_sent"
+"""Bytes a rank's interface sent in a step, headers included: a metric of samples."""
+STEP = "whole_step"
+"""Nanoseconds of a step of all ranks together, of however many samples: a metric of samples."""
+# Steps that last longer are measured one at a time.
+_SHORT_S = 0.25
+_STEPS = 3
+# DistributedDataParallel rebuilds its buckets after the first step, and allocators warm up.
+_TO_SETTLE = 4
+# How long ranks may take to fail after the first one did, before they are ended.
+_GRACE_S = 3.0
+_SHORTEST_COLLECTIVE_S = 20.0
+
+
+def ranks_of(techniques: Sequence[Technique]) -> int:
+    """How many processes the combination needs; 1 where nothing spreads the step.
+
+    Raises:
+        UsageError: something for replicas, without what makes replicas.
+    """
+    workers = [one.workers for one in techniques if hasattr(one, "workers")]
+    of_replicas = [one for one in techniques if one.stage >= Stage.DISTRIBUTION]
+    if of_replicas and not workers:
+        name = of_replicas[0].name
+        raise UsageError(
+            f"{name} changes how replicas exchange gradients, and nothing makes replicas",
+            remedy=f"combine it: --technique ddp:workers=2+{of_replicas[0]}",
+        )
+    return int(workers[0]) if of_replicas else 1
+
+
+class Team:
+    """One child for every rank. Use as a context manager.
+
+    Args:
+        name: as errors call it.
+        threads: of torch, for each.
+    """
+
+    def __init__(self, name: str, where: Places, count: int, threads: int) -> None:
+        self.name, self._places, self._threads = name, where, threads
+        self._count = count
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Team:
+        limit = memory_limit_bytes()
+        try:
+            for rank in range(self._count):
+                place = self._places.ranks[rank]
+                self._children.append(
+                    Child(
+                        f"rank {rank} of {self.name}",
+                        environment={
+                            **one_pool(max(1, self._threads)),
+                            **rank_environment(place, rank, self._count),
+                        },
+                        memory_limit_bytes=None if limit is None else limit // self._count,
+                        prefix=place.prefix,
+                    )
+                )
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        """End all of them, at once: one that is asked first would wait for the others."""
+        children, self._children = self._children, []
+        for child in children:
+            child.kill()
+        for child in children:
+            child.close()
+
+    def call(
+        self, function: str, timeout_s: float | None, of_rank: Callable[[int], Mapping[str, Any]]
+    ) -> list[Any]:
+        """What ``function(**of_rank(rank))`` answers on every rank, all at the same time.
+
+        Raises:
+            SlipstreamError: of the rank that failed first, or died; all are ended.
+        """
+        if not self._children:
+            raise ChildError(f"{self.name} is not running")
+        pool = ThreadPoolExecutor(self._count, thread_name_prefix="slipstream-ranks")
+        try:
+            waiting = {}
+            for rank, child in enumerate(self._children):
+                child.start_call(f"slipstream.verbs._rank:{function}", **of_rank(rank))
+                waiting[pool.submit(child.finish_call, timeout_s=timeout_s)] = rank
+            for done in as_completed(waiting):
+                error = done.exception()
+                if error is not None:
+                    raise self._first(error, [one for one in waiting if one is not done])
+            answers = {rank: done.result() for done, rank in waiting.items()}
+            return [answers[rank] for rank in range(self._count)]
+        except BaseException:
+            # Their pipes end with them, and with those the threads that wait for an answer.
+            for child in self._children:
+                child.kill()
+            raise
+        finally:
+            pool.shutdown(wait=True)
+
+    def _first(self, error: BaseException, others: Sequence[Any]) -> BaseException:
+        """The cause: a rank that died, where one did; else what failed first."""
+        if isinstance(error, ChildError):
+            return error
+        with contextlib.suppress(TimeoutError):
+            for done in as_completed(others, timeout=_GRACE_S):
+                if isinstance(other := done.exception(), ChildError):
+                    return other
+        return error
+
+
+class RanksArm(Arm):
+    """One side whose step several processes take together.
+
+    Args:
+        workload: with its techniques.
+        ranks: how many of the places it takes.
+    """
+
+    def __init__(
+        self, name: str, workload: Workload, ranks: int, where: Places, threads: int,
+        keep_in: Path,
+    ) -> None:  # fmt: skip
+        super().__init__(name, f"{workload.name} {name}, {ranks} ranks")
+        self.ranks, self.places = ranks, where
+        self._workload, self._keep_in = workload, keep_in
+        self._team = Team(name, where, ranks, threads)
+        self._running = False
+        self._share = 1.0
+        self._step_s = 0.0
+
+    def open(self, timeout_s: float | None) -> None:
+        """Build the workload on every rank; the first steps, whose links nobody times."""
+        self._start()
+        restore_files(self._keep_in, leave_folders=True)
+        interface = self.places.ranks[0].interface
+        built = self._team.call(
+            "serve", timeout_s, partial(self._arguments, timeout_s, interface=interface)
+        )
+        # Of so many samples as a step has without techniques, as in predictions.
+        samples = sum(one["samples"] for one in built)
+        self._share = built[0]["samples_before"] / samples if samples else 1.0 / self.ranks
+        with self.places.unshaped():
+            self._ask(_TO_SETTLE + self._start_steps(), 1, timeout_s)
+        self.notes = (f"{self.name}: {self.places.said[0]}", *self.places.said[1:])
+
+    def sample(self, inner: int, timeout_s: float | None) -> Sample:
+        """A step's time, as far as it is of the samples of a step without techniques; bytes."""
+        steps = 1 if self._step_s > _SHORT_S else _STEPS
+        answers = self._ask(1, steps, timeout_s)
+        wall_ns = max(one["wall"] for one in answers) / steps
+        self._step_s = wall_ns / 1e9
+        return {
+            "wall": wall_ns * self._share, STEP: wall_ns, SENT: self._sent(answers) / (steps + 1),
+        }  # fmt: skip
+
+    def trials(self, seeds: Sequence[int], steps: int, timeout_s: float) -> list[Trial]:
+        """The first steps from each seed; a step's loss is the mean of all ranks'.
+
+        Raises:
+            MeasurementError: the replicas differ afterwards.
+        """
+        self._start()
+        try:
+            with self.places.unshaped():
+                return [self._trial(seed, steps, timeout_s) for seed in seeds]
+        except BaseException:
+            # Its ranks have ended; what measures speed starts others.
+            self.close()
+            raise
+
+    def _trial(self, seed: int, steps: int, timeout_s: float) -> Trial:
+        arguments = partial(self._arguments, timeout_s, seed=seed, steps=steps)
+        answers = self._team.call("trial", timeout_s, arguments)
+        self._check_replicas(answers)
+        of_ranks = [one["losses"] for one in answers]
+        if not all(of_ranks):
+            return Trial(seed, steps)
+        means = (statistics.fmean(map(float, step)) for step in zip(*of_ranks, strict=True))
+        return Trial(seed, steps, tuple(means))
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._running = False
+        self._team.__exit__()
+
+    def _start(self) -> None:
+        if not self._running:
+            self._team.__enter__()
+            self._running = True
+
+    def _arguments(self, timeout_s: float | None, rank: int, **more: Any) -> dict[str, Any]:
+        if rank == 0:
+            # Ranks find each other through a file, which nobody has used before.
+            self._store = str(self._keep_in / f"ranks-{secrets.token_hex(8)}")
+        limit = max(_SHORTEST_COLLECTIVE_S, 0.8 * timeout_s) if timeout_s else 300.0
+        join = {"rank": rank, "ranks": self.ranks, "store": self._store, "timeout_s": limit}
+        return {
+            "workload": self._workload.to_json(), "keep_in": str(self._keep_in), "join": join,
+            **more,
+        }  # fmt: skip
+
+    def _start_steps(self) -> int:
+        """Steps that techniques take otherwise than all later ones."""
+        return max((getattr(one, "start", 0) for one in self._workload.techniques), default=0)
+
+    def _ask(self, warm: int, steps: int, timeout_s: float | None) -> list[Any]:
+        asked = {"warm": warm, "steps": steps}
+        answers = self._team.call("some_steps", timeout_s, lambda rank: asked)
+        self._check_replicas(answers)
+        return answers
+
+    def _check_replicas(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        other = [n for n, one in enumerate(answers) if one["digest"] != answers[0]["digest"]]
+        if other:
+            raise MeasurementError(
+                f"the replicas differ: rank {', '.join(map(str, other))} has other parameters than "
+                "rank 0",
+                remedy="is everything that trains in the model, and nothing drawn by a rank alone?",
+            )
+
+    def _sent(self, answers: Sequence[Mapping[str, Any]]) -> float:
+        """By the busiest rank; where one interface counts them all, by the mean one."""
+        sent = max(one["sent"] for one in answers)
+        return float(sent / min(self.places.sharing, self.ranks))
+
+
+@contextlib.contextmanager
+def rank_places(
+    workload: Workload,
+    combinations: Mapping[str, Sequence[Technique]],
+    cluster: Cluster | None,
+) -> Iterator[tuple[Places | None, dict[str, int]]]:
+    """Places for the ranks of all combinations, which take turns; and by name how many each has.
+
+    Raises:
+        UsageError: see `check_ranks`.
+        InvalidArgumentError: more workers than the cluster has devices.
+    """
+    spread = check_ranks(workload, combinations, cluster)
+    if cluster is None or not spread:
+        yield None, spread
+        return
+    with places(cluster, max(spread.values())) as found:
+        yield found, spread
+
+
+def check_ranks(
+    workload: Workload, combinations: Mapping[str, Sequence[Technique]], cluster: Cluster | None
+) -> dict[str, int]:
+    """By name: how many processes it needs, of the combinations that need several.
+
+    Raises:
+        UsageError: see `ranks_of`; no cluster; or a plain script, or live objects, which ranks
+            cannot build.
+        InvalidArgumentError: more workers than the cluster has devices.
+    """
+    found = {name: ranks_of(chosen) for name, chosen in combinations.items()}
+    spread = {name: ranks for name, ranks in found.items() if ranks > 1}
+    for name in spread:
+        for one in combinations[name]:
+            if getattr(one, "needs_cluster", False):
+                if cluster is None:
+                    raise UsageError(
+                        f"{name} starts {spread[name]} ranks, and it is not said on what network",
+                        remedy="--cluster here.toml (slipstream cluster measure), or in short "
+                        f"--cluster workers={spread[name]},link=100mbit,latency=50us",
+                    )
+                one.place(cluster)  # type: ignore[attr-defined]
+        if workload.live is not None or workload.function is None:
+            what = "live objects do" if workload.live is not None else "a plain script does"
+            raise UsageError(
+                f"every rank builds the workload anew, which {what} not allow",
+                remedy="name a function that returns (model, batch, loss, optimizer), as "
+                "train.py:make_workload; a script of your own starts with torchrun "
+                f"--nproc-per-node {spread[name]}",
+            )
+    return spread

@@ -1,0 +1,207 @@
+"""What a step that workers take together is held up by: communication that shows, walls, money."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.cluster import Cluster
+from slipstream.graph import (
+    Graph,
+    Kind,
+    StepPhase,
+    Timeline,
+    communication,
+    replace_tasks,
+    replay,
+)
+
+_HOURS = 3600e9
+# The middle half of a normal distribution reaches so many standard deviations to each side.
+_MIDDLE_HALF = 0.674
+_MOST_OFF = 0.9
+
+
+@dataclass(frozen=True)
+class Wall:
+    """Something a step's time goes to.
+
+    Attributes:
+        name: in a few words.
+        saved_ns: by how much the step would be shorter, took it no time at all.
+    """
+
+    name: str
+    saved_ns: float
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A step that several workers take together.
+
+    Attributes:
+        cluster: its name.
+        workers: how many.
+        exposed_ns: time of communication that no computation of the worker hides.
+        hidden_ns: the rest of it.
+        sent_bytes: what the busiest worker sends in a step.
+        bottleneck: the link that communication waits for most; "" where there is none.
+        walls: what the step's time goes to, the most first.
+        next_wall: what would be the first of them, were the first one gone.
+        dollars_per_hour: of the workers' devices; None where no price is known.
+        fits: whether the step's memory fits into a device; None where either is not known.
+    """
+
+    cluster: str
+    workers: int
+    exposed_ns: float
+    hidden_ns: float
+    sent_bytes: float
+    bottleneck: str
+    walls: tuple[Wall, ...]
+    next_wall: str
+    dollars_per_hour: float | None
+    fits: bool | None
+
+    def dollars(self, duration_ns: float) -> float | None:
+        """What all workers cost for so long."""
+        if self.dollars_per_hour is None:
+            return None
+        return self.dollars_per_hour * duration_ns / _HOURS
+
+    def to_detail(self) -> dict[str, Any]:
+        """As the ledger keeps it: what a measurement can be held against."""
+        return {
+            "cluster": self.cluster, "workers": self.workers, "sent_bytes": self.sent_bytes,
+        }  # fmt: skip
+
+    def to_json(self, step_ns: float) -> dict[str, Any]:
+        """As results are printed; times in nanoseconds, sizes in bytes."""
+        return {
+            "cluster": self.cluster,
+            "workers": self.workers,
+            "exposed_ns": self.exposed_ns,
+            "hidden_ns": self.hidden_ns,
+            "sent_bytes_per_worker": self.sent_bytes,
+            "bottleneck": self.bottleneck,
+            "walls": [{"name": wall.name, "saved_ns": wall.saved_ns} for wall in self.walls],
+            "next_wall": self.next_wall,
+            "dollars_per_hour": self.dollars_per_hour,
+            "dollars_per_step": self.dollars(step_ns),
+            "fits": self.fits,
+        }
+
+
+def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
+    """What is to be said of a simulated step that was edited to be shared."""
+    graph = timeline.graph
+    talk = communication(timeline)
+    found = walls(timeline)
+    held: dict[str, float] = {}
+    for row in graph.exchanges:
+        spent = float(graph.tasks.duration_ns[row.task])
+        held[row.bottleneck] = held.get(row.bottleneck, 0.0) + spent
+    price = cluster.price_per_hour
+    memory = None if cluster.device is None else cluster.device.memory_bytes
+    peak = timeline.peak_bytes
+    return Shared(
+        cluster.name,
+        graph.workers,
+        talk.exposed_ns,
+        talk.total_ns - talk.exposed_ns,
+        sum(row.sent_bytes for row in graph.exchanges),
+        max(held, key=lambda link: held[link], default=""),
+        found,
+        _next(timeline, found),
+        None if price is None else price / cluster.devices * graph.workers,
+        None if memory is None or not peak else peak <= memory.value,
+    )
+
+
+def network_error_ns(graph: Graph) -> float:
+    """Standard deviation of the step's time that comes from the network's.
+
+    What was fitted or read off a data sheet is off for all communications alike; what of it is
+    hidden does not matter. So the step is simulated with all of them longer, and shorter.
+    """
+    tasks = graph.tasks
+    talks = tasks.kind == Kind.COMMUNICATION
+    if not graph.exchanges:
+        return 0.0
+    off = np.where(talks, np.minimum(tasks.spread / _MIDDLE_HALF, _MOST_OFF), 0.0)
+    longer, shorter = (
+        replay(replace_tasks(graph, duration_ns=tasks.duration_ns * factor)).step_ns
+        for factor in (1.0 + off, 1.0 - off)
+    )
+    return abs(longer - shorter) / 2
+
+
+def walls(timeline: Timeline) -> tuple[Wall, ...]:
+    """What the step's time goes to, each by itself taken away; the most first."""
+    saved = [
+        Wall(name, timeline.step_ns - replay(without(timeline.graph)).step_ns)
+        for name, without in _WALLS.items()
+    ]
+    return tuple(sorted((w for w in saved if w.saved_ns > 0), key=lambda w: -w.saved_ns))
+
+
+def _next(timeline: Timeline, found: tuple[Wall, ...]) -> str:
+    """The first wall behind the first one."""
+    if not found:
+        return ""
+    behind = walls(replay(_WALLS[found[0].name](timeline.graph)))
+    return next((wall.name for wall in behind if wall.name != found[0].name), "")
+
+
+def _phases(*phases: StepPhase) -> Callable[[Graph], Graph]:
+    def without(graph: Graph) -> Graph:
+        talks = graph.tasks.kind == Kind.COMMUNICATION
+        waits = graph.tasks.kind == Kind.WAIT
+        return _free(graph, np.isin(graph.tasks.phase, phases) & ~talks & ~waits)
+
+    return without
+
+
+def _waits(graph: Graph) -> Graph:
+    return _free(graph, graph.tasks.kind == Kind.WAIT)
+
+
+def _free(graph: Graph, chosen: NDArray[np.bool_]) -> Graph:
+    """`graph` with the chosen tasks, and the gaps behind them, taking no time."""
+    tasks = graph.tasks
+    return replace_tasks(
+        graph,
+        duration_ns=np.where(chosen, 0.0, tasks.duration_ns),
+        gap_ns=np.where(chosen, 0.0, tasks.gap_ns),
+    )
+
+
+def _latencies(graph: Graph) -> NDArray[np.float64]:
+    """float64 [n]: of each communication's time, what does not depend on its size."""
+    latency = np.zeros(len(graph))
+    for row in graph.exchanges:
+        latency[row.task] = min(row.latency_ns, float(graph.tasks.duration_ns[row.task]))
+    return latency
+
+
+def _without_latency(graph: Graph) -> Graph:
+    return replace_tasks(graph, duration_ns=graph.tasks.duration_ns - _latencies(graph))
+
+
+def _without_bytes(graph: Graph) -> Graph:
+    talks = graph.tasks.kind == Kind.COMMUNICATION
+    now = graph.tasks.duration_ns
+    return replace_tasks(graph, duration_ns=np.where(talks, _latencies(graph), now))
+
+
+_WALLS: dict[str, Callable[[Graph], Graph]] = {
+    "compute": _phases(StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OTHER),
+    "update": _phases(StepPhase.OPTIMIZER),
+    "bandwidth": _without_bytes,
+    "latency": _without_latency,
+    "slowest worker": _waits,
+}

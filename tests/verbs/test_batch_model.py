@@ -1,0 +1,353 @@
+"""The batch model from known times and memory; and once from a real workload, in children."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.errors import InvalidArgumentError, MeasurementError, WorkloadError
+from slipstream.report._batch import batch_svg
+from slipstream.verbs import _batch
+from slipstream.verbs._batch import BatchModel, BatchSample, batch_model, model_of, more_sizes
+from slipstream.verbs._batch_samples import DoesNotFitError, Facts, Sample, Sampler, Timing
+
+MS = 1e6
+UPDATE = 55_000_000
+FACTS = Facts(16, 1, True, "cpu", "cpu", 0)
+
+
+def model(
+    time: Any, sizes: tuple[int, ...] = (16, 40, 96), *, limit: int = 1 << 30, quantum: int = 1
+) -> BatchModel:
+    """Of steps that take `time(samples)` ms and 100 MB besides 1 MB a sample."""
+    facts = Facts(16, quantum, True, "cpu", "cpu", 0)
+    found = [
+        BatchSample(
+            b, time(b) * MS, 0.005, 50_000_000 + 1_000_000 * b, UPDATE, 100_000_000 + 1_000_000 * b
+        )
+        for b in sizes
+    ]
+    return model_of("train.py", facts, found, limit_bytes=limit)
+
+
+def test_formulas_of_a_line() -> None:
+    one = model(lambda b: 10 + 0.5 * b)
+    assert one.why_not is None
+    assert one.time(200).estimate == pytest.approx(110 * MS)
+    assert one.throughput(200).estimate == pytest.approx(200 / 0.110)
+    assert one.max_throughput == pytest.approx(2000)
+    # b = x c / (1 - x s), in samples per ms.
+    assert one.for_throughput(1500) == 60
+    assert one.for_throughput(1000) == 20
+    assert one.for_throughput(2001) is None
+    assert one.max_batch(300_000_000) == 197
+    assert one.max_batch("300MB") == 197
+    assert one.max_batch(100_000) == 0
+    assert one.memory(10).estimate == pytest.approx(60_000_000)
+    # Fewer samples need less than their update does.
+    assert one.memory(2).estimate == pytest.approx(UPDATE)
+    assert one.knee is None
+
+
+def test_the_best_batch_is_the_smallest_that_is_nearly_as_fast() -> None:
+    one = model(lambda b: 10 + 0.5 * b)
+    best, most = one.best(), one.max_batch()
+    fastest = one.throughput(most).estimate
+    assert one.throughput(best).estimate >= 0.97 * fastest
+    assert one.throughput(best - 5).estimate < 0.97 * fastest
+    # Where memory ends first, that is it.
+    assert one.best(150_000_000) <= 50
+    assert one.best(100_000) == 0
+
+
+def test_beyond_a_knee_that_costs_more_nothing_is_gained() -> None:
+    one = model(lambda b: 10 + 0.5 * b + 0.5 * max(b - 60, 0), (16, 25, 40, 62, 96, 150))
+    assert one.knee == pytest.approx(60, rel=0.1)
+    assert one.dearer_beyond_knee == pytest.approx(2, rel=0.1)
+    assert one.max_throughput == pytest.approx(60 / 0.040, rel=0.03)
+    assert one.best() <= 66
+    assert one.for_throughput(1400) == pytest.approx(1.4 * 10 / (1 - 1.4 * 0.5), rel=0.05)
+    assert one.for_throughput(1700) is None
+
+
+def test_sizes_are_whole_batches() -> None:
+    one = model(lambda b: 10 + 0.5 * b, (16, 40, 96), quantum=8)
+    assert one.max_batch(305_000_000) == 200
+    assert one.for_throughput(1490) == 64
+    assert one.best() % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("time", "says"),
+    [
+        (lambda b: 10.0, "hardly depends"),
+        (lambda b: 10 - 0.01 * b, "hardly depends"),
+        (lambda b: 0.01 * b**2, "more than twice as long"),
+    ],
+)
+def test_lines_that_cannot_be_believed_are_not(time: Any, says: str) -> None:
+    one = model(time)
+    assert says in str(one.why_not)
+    # What was measured is all there is.
+    assert one.time(40).estimate == pytest.approx(time(40) * MS)
+    with pytest.raises(MeasurementError, match="not predicted"):
+        one.time(41)
+    with pytest.raises(MeasurementError):
+        one.for_throughput(10.0)
+    assert one.best() in (16, 40, 96)
+    assert one.max_batch(300_000_000) == 197
+    assert one.to_json()["why_not"] == one.why_not
+    assert batch_svg(one).endswith("</svg>\n")
+
+
+def test_a_step_that_is_all_its_samples_is_proportional() -> None:
+    one = model(lambda b: 0.5 * b - 0.05)
+    assert one.why_not is None
+    assert one.throughput(1000).estimate == pytest.approx(2000, rel=0.01)
+
+
+@pytest.mark.parametrize("wrong", [0, -3, math.nan, math.inf])
+def test_wrong_numbers_are_named(wrong: float) -> None:
+    one = model(lambda b: 10 + 0.5 * b)
+    for ask in (one.time, one.memory, one.process, one.throughput):
+        with pytest.raises(InvalidArgumentError, match="samples"):
+            ask(wrong)
+    with pytest.raises(InvalidArgumentError, match="throughput"):
+        one.for_throughput(wrong)
+    with pytest.raises(InvalidArgumentError, match="limit"):
+        one.max_batch("8 elephants")
+    with pytest.raises(InvalidArgumentError, match="limit"):
+        one.max_batch(-1)
+
+
+def test_a_picture_marks_what_matters() -> None:
+    picture = batch_svg(model(lambda b: 10 + 0.5 * b, limit=250_000_000))
+    assert picture.count("<circle") == 6
+    assert "as it is" in picture
+    assert "limit 238 MiB" in picture
+
+
+class KnownSampler:
+    """Stands for processes: 100 MB and 1 MB a sample under a limit, 10 ms and 0.5 a sample."""
+
+    facts: Facts | None = None
+    knee = math.inf
+
+    def __init__(self, workload: Any, *, limit_bytes: int | None, **rest: Any) -> None:
+        self.limit = limit_bytes or 1 << 60
+        self.tried: list[int] = []
+        KnownSampler.last = self
+
+    last: KnownSampler
+
+    def __enter__(self) -> KnownSampler:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing was started."""
+
+    def first(self) -> Sample:
+        self.facts = FACTS
+        return self.sample(16)
+
+    def sample(self, samples: int) -> Sample:
+        self.tried.append(samples)
+        needs = 100_000_000 + 1_000_000 * samples
+        if needs > self.limit:
+            raise DoesNotFitError(f"{samples} do not fit")
+        return Sample(samples, 10 * MS, needs // 2, 0, needs, 0)
+
+    def timings(self, sizes: list[int], budget_s: float) -> list[Timing]:
+        return [Timing(b, (10 + 0.5 * b + 0.5 * max(b - self.knee, 0)) * MS, 0.005) for b in sizes]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    monkeypatch.setattr(_batch, "Sampler", KnownSampler)
+    monkeypatch.setattr(_batch, "room_bytes", lambda mapped=0: 1 << 40)
+    path = tmp_path / "train.py"
+    path.write_text("def make(): ...\n")
+    return f"{path}:make"
+
+
+def test_sizes_lie_far_apart(known: str) -> None:
+    found = batch_model(known)
+    assert KnownSampler.last.tried == [16, 40, 96, 10]
+    assert found.time(128).estimate == pytest.approx(74 * MS)
+
+
+def test_a_knee_asks_for_more_sizes(known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KnownSampler, "knee", 45.0)
+    found = batch_model(known)
+    assert KnownSampler.last.tried == [16, 40, 96, 10, 24, 64]
+    assert more_sizes([10, 16, 40, 96], 1) == [24, 64]
+    assert found.knee == pytest.approx(45, rel=0.15)
+
+
+@pytest.mark.parametrize("limit", [250_000_000, 160_000_000, 130_000_000, 117_000_000])
+def test_memory_makes_the_range_smaller(known: str, limit: int) -> None:
+    found = batch_model(known, limit=limit)
+    sizes = [one.samples for one in found.measured]
+    assert len(sizes) >= 3
+    assert 100_000_000 + 1_000_000 * max(sizes) <= limit
+    assert found.max_batch() <= (limit - 100_000_000) // 1_000_000
+    assert found.max_batch() >= 16
+
+
+def test_a_batch_that_does_not_fit_as_it_is(known: str) -> None:
+    with pytest.raises(DoesNotFitError):
+        batch_model(known, limit=110_000_000)
+
+
+@pytest.mark.parametrize("samples", [[4], [], [0, 4], [4.0, 8], "many", [True, 4]])
+def test_sizes_that_are_none(known: str, samples: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="samples"):
+        batch_model(known, samples)
+
+
+TRAIN = """\
+import torch
+
+def make(batch_size=4):
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    batch = torch.randn(batch_size, 8), torch.randn(batch_size, 4)
+    return model, batch, torch.nn.functional.mse_loss, optimizer
+
+def hidden(batch_size=4):
+    model, batch, loss, optimizer = make(batch_size)
+    def step():
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+    return step
+
+def sealed():
+    return hidden()
+
+def fussy(batch_size=4):
+    model, batch, loss, optimizer = make(batch_size)
+    class Fussy(torch.nn.Module):
+        def forward(self, x):
+            assert len(x) == batch_size, "another batch"
+            return model(x)
+    return Fussy(), batch, loss, optimizer
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, forked_children: None) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+@pytest.mark.parametrize("function", ["make", "hidden"])
+def test_a_workload_is_sampled_in_processes_of_its_own(train: Path, function: str) -> None:
+    found = batch_model(f"{train}:{function}", [4, 12, 32], threads=1, budget=0.2)
+    assert [one.samples for one in found.measured] == [4, 12, 32]
+    assert found.samples == 4
+    assert found.clock == "cpu"
+    assert all(one.step_ns > 0 and one.process_bytes > 1 << 20 for one in found.measured)
+    if function == "make":
+        # A row holds 12 numbers, and others are made of them; parameters are 36, three times.
+        tensors = [one.tensor_bytes for one in found.measured]
+        slope = (tensors[2] - tensors[0]) / 28
+        assert 12 * 4 <= slope <= 64 * 4
+        assert found.memory(22).estimate == pytest.approx(tensors[0] + 18 * slope, rel=0.05)
+
+
+def test_sizes_that_do_not_fit_are_told_and_survived(train: Path) -> None:
+    found = batch_model(f"{train}:make", [4, 12, 2_000_000_000], budget=0.1, limit="4GiB")
+    assert [one.samples for one in found.measured] == [4, 12]
+    assert found.too_large == (2_000_000_000,)
+
+
+def test_a_batch_that_can_be_set_nowhere(train: Path) -> None:
+    with pytest.raises(WorkloadError, match="cannot be made another size") as raised:
+        batch_model(f"{train}:sealed", [4, 12])
+    assert "batch_size" in str(raised.value.remedy)
+
+
+def test_another_error_than_memory_is_the_users_own(train: Path) -> None:
+    with pytest.raises(WorkloadError, match="another batch") as raised:
+        batch_model(f"{train}:fussy", [4, 12])
+    assert str(raised.value.where).startswith(f"{train}:")
+
+
+def test_a_process_that_dies_counts_as_one_that_did_not_fit(train: Path) -> None:
+    train.write_text(
+        TRAIN.replace(
+            "def make(batch_size=4):\n",
+            "def make(batch_size=4):\n    import os, signal\n"
+            "    forward = torch.nn.Linear.forward\n"
+            "    def dying(self, x):\n"
+            "        if len(x) > 20:\n            os.kill(os.getpid(), signal.SIGKILL)\n"
+            "        return forward(self, x)\n"
+            "    torch.nn.Linear.forward = dying\n",
+        )
+    )
+    with Sampler(
+        _batch.Workload.parse(f"{train}:make"), threads=1, limit_bytes=None, timeout_s=120
+    ) as sampler:
+        sampler.first()
+        with pytest.raises(DoesNotFitError):
+            sampler.sample(21)
+        assert sampler.sample(20).samples == 20
+
+
+SCRIPT = """\
+import sys
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(70, 8), torch.randn(70, 4))
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.Adam(model.parameters())
+
+def evaluate():
+    with torch.no_grad():
+        for x, y in DataLoader(data, batch_size=5):
+            model(x)
+
+evaluate()
+for x, y in DataLoader(data, batch_size=int(sys.argv[1]), shuffle=True):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    print("samples", len(x))
+evaluate()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, forked_children: None) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_plain_script_is_sampled_through_its_loader(script: Path) -> None:
+    workload = _batch.Workload.parse(script, "8")
+    found = batch_model(workload, [8, 16, 32, 71], threads=1, budget=0.2)
+    # One pass over the data has eight steps, and a shorter one: too few to be timed.
+    assert [one.samples for one in found.measured] == [8, 16, 32]
+    assert found.samples == 8
+    assert found.too_large == (71,)
+    assert found.max_batch() <= 70
+    tensors = [one.tensor_bytes for one in found.measured]
+    assert tensors[0] < tensors[1] < tensors[2]
+
+
+def test_a_script_without_a_loader_says_what_to_do(script: Path) -> None:
+    lines = SCRIPT.replace("DataLoader(data, batch_size=int(sys.argv[1]), shuffle=True)", "BATCHES")
+    script.write_text(f"BATCHES = ()\n{lines}".replace(
+        "evaluate()\nfor", "BATCHES = [(torch.randn(8, 8), torch.randn(8, 4))] * 40\nfor", 1
+    ))  # fmt: skip
+    with pytest.raises(WorkloadError, match="cannot be made another size") as raised:
+        batch_model(_batch.Workload.parse(script, "8"), [8, 16])
+    assert "DataLoader" in str(raised.value.remedy)

@@ -1,0 +1,78 @@
+"""The verbs as Python functions: what they show of themselves, and what they say of a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import slipstream as ss
+from slipstream.errors import InvalidArgumentError
+from slipstream.graph import replay
+from slipstream.units import format_duration
+from slipstream.workload import Workload
+from tiny_models import captured, parts
+
+
+def test_a_graph_and_a_prediction_show_themselves_in_a_line() -> None:
+    graph = captured("transformer")
+    shown = repr(graph)
+    assert f"{len(graph)} tasks" in shown
+    assert format_duration(replay(graph).step_ns) in shown
+    assert f"{graph.samples} samples" in shown
+    (as_it_is, refused) = ss.predict(graph, [(), "amp:fp16"])
+    assert repr(as_it_is).startswith("<Prediction as it is: 1.00x [")
+    assert "amp:fp16 does not apply: " in repr(refused)
+    assert all(len(repr(one)) < 300 for one in (graph, as_it_is, refused))
+
+
+@pytest.mark.parametrize("path", ["a.slipgraph", Path("a.slipgraph")])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda path: ss.predict(path, ["amp:bf16"]),
+        ss.advise,
+        lambda path: ss.write_report(path, Path("r.html")),
+    ],
+)
+def test_a_path_in_place_of_a_recording_says_how_to_read_it(verb: Any, path: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        verb(path)
+    assert caught.value.remedy == 'read the recording: ss.load("a.slipgraph")'
+    with pytest.raises(InvalidArgumentError, match="of the type list"):
+        verb([])
+
+
+@pytest.mark.parametrize(
+    "verb", [ss.profile, lambda w: ss.apply(w, "amp:bf16"), lambda w: ss.prove(w, ["amp:bf16"])]
+)
+def test_a_recording_in_place_of_a_workload_cannot_be_run(verb: Any) -> None:
+    for recording in ("a.slipgraph", Path("a.slipgraph")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            verb(recording)
+        assert "a recording cannot be run" in (caught.value.remedy or "")
+    with pytest.raises(InvalidArgumentError, match="it is a Graph, and a file's name"):
+        verb(captured("mlp"))
+
+
+def test_what_lives_in_a_notebook_is_told_the_way_in() -> None:
+    for live in (torch.nn.Linear(8, 8), lambda: None, (torch.nn.Linear(8, 8), torch.ones(2, 8))):
+        with pytest.raises(InvalidArgumentError, match="a file's name is meant") as caught:
+            ss.profile(live)  # type: ignore[arg-type]
+        assert "ss.Workload.of(model, batch" in (caught.value.remedy or "")
+        assert len(str(caught.value)) < 250, "the whole model is no message"
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda text: ss.predict(captured("mlp"), text),
+        lambda text: ss.prove(Workload.of(*parts("mlp")), text),
+    ],
+)
+def test_one_text_in_place_of_a_list_is_not_read_by_letters(verb: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="'fused_optimizer' is one text") as caught:
+        verb("fused_optimizer")
+    assert caught.value.remedy == '["fused_optimizer"]'

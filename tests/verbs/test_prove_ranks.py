@@ -1,0 +1,293 @@
+"""Prove with real ranks: processes on loopback links, their replicas, and how they fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from slipstream import technique
+from slipstream.child import Child
+from slipstream.cluster import Cluster, why_no_netlab
+from slipstream.cluster import places as places_module
+from slipstream.cluster.places import Places, places
+from slipstream.errors import (
+    ChildError,
+    InvalidArgumentError,
+    MeasurementError,
+    UsageError,
+    WorkloadError,
+)
+from slipstream.measure.checks import QualityStatus
+from slipstream.measure.records import Phase
+from slipstream.verbs import _ranks
+from slipstream.verbs._prove import prove
+from slipstream.verbs._rank import Join, digest
+from slipstream.verbs._ranks import SENT, STEP, RanksArm, check_ranks, ranks_of
+from slipstream.workload import Built, Workload, kept_files
+
+# `what` goes wrong on rank 1 in its second step.
+_TRAIN = """\
+import os, time
+import torch
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 4))
+        self.own = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.what, self.calls = what, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if os.environ.get("RANK") == "1" and self.calls == 2:
+            if self.what == "dies":
+                os._exit(3)
+            if self.what == "raises":
+                raise ValueError("rank one has had enough")
+            if self.what == "differs":
+                with torch.no_grad():
+                    self.own.add_(1.0)
+        return self.net(x) + self.own
+
+def make(what="works"):
+    model = Odd(what)
+    batch = torch.randn(8, 12), torch.randn(8, 4)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, batch, nn.functional.mse_loss, torch.optim.SGD(trained, lr=0.1)
+"""
+CLUSTER = "workers=2,link=1gbit,latency=50us"
+LIMIT_S = 300.0
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    file = tmp_path / "odd_train.py"
+    file.write_text(_TRAIN)
+    return file
+
+
+@pytest.fixture
+def no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places_module, "why_no_netlab", lambda: "a network lab needs root")
+
+
+def workload(train: Path, **arguments: Any) -> Workload:
+    return Workload.parse(f"{train}:make", **arguments)
+
+
+def team(recipe: Workload, text: str, where: Places, keep_in: Path) -> RanksArm:
+    chosen = technique.parse(text)
+    return RanksArm(text, recipe.with_technique(*chosen), ranks_of(chosen), where, 1, keep_in)
+
+
+@pytest.mark.usefixtures("no_root")
+def test_ranks_are_measured_beside_one_process(train: Path) -> None:
+    said: list[str] = []
+    found = prove(
+        workload(train),
+        ["ddp:2", "ddp:2+topk:0.1"],
+        cluster=Cluster.load(CLUSTER),
+        budget=1.0,
+        quality_budget=0.1,
+        say=said.append,
+    )
+    experiment = found.experiment
+    for arm in ("ddp:2", "ddp:2+topk:0.1"):
+        sent = experiment.series[arm, SENT, Phase.MEASURE].values
+        assert len(sent) == len(experiment.series[arm, "wall", Phase.MEASURE].values) >= 1
+        assert (sent > 0).all()
+        check = found.quality[arm]
+        assert check.status is QualityStatus.OPEN
+        assert len(check.candidate) == len(check.seeds) >= 2
+    notes = [event.detail["what"] for event in experiment.events if event.kind == "note"]
+    assert any("through this machine's memory: a network lab needs root" in one for one in notes)
+    assert any("other programs' too" in one for one in notes)
+    assert "quality of ddp:2: 2 seeds" in said
+
+
+@pytest.mark.usefixtures("no_root")
+@pytest.mark.parametrize("techniques", ["ddp:2", "accumulation:3+ddp:2"])
+def test_losses_are_the_mean_of_what_the_ranks_batches_give(train: Path, techniques: str) -> None:
+    """The same batch three times has the mean gradient of once; replicas stay equal."""
+    with places(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+        side = team(workload(train), techniques, where, keep_in)
+        try:
+            (trial,) = side.trials([3], 4, LIMIT_S)
+        finally:
+            side.close()
+    assert trial.losses == pytest.approx(_by_hand(train, 3, 4), rel=1e-5)
+
+
+def _by_hand(train: Path, seed: int, steps: int) -> list[float]:
+    """Two replicas in one process: the parameters of rank 0, batches of their own."""
+    names: dict[str, Any] = {}
+    exec(train.read_text(), names)
+    parts = []
+    for rank in range(2):
+        torch.manual_seed(seed * 2 + rank)
+        parts.append(names["make"]())
+    model, _, loss_of, optimizer = parts[0]
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        both = [loss_of(model(x), y) for _, (x, y), _, _ in parts]
+        (sum(both) / 2).backward()
+        optimizer.step()
+        losses.append(float(sum(both).detach()) / 2)
+    return losses
+
+
+@pytest.mark.usefixtures("no_root")
+@pytest.mark.parametrize(
+    ("what", "error", "said"),
+    [
+        ("dies", ChildError, "rank 1 of ddp:2"),
+        ("raises", WorkloadError, "rank one has had enough"),
+        ("differs", MeasurementError, "the replicas differ: rank 1 "),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_nothing_stays(
+    train: Path, what: str, error: type[Exception], said: str
+) -> None:
+    before = psutil.Process().children(recursive=True)
+    with places(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+        side = team(workload(train, what=what), "ddp:2", where, keep_in)
+        with pytest.raises(error) as caught:
+            side.trials([0], 3, LIMIT_S)
+        assert said in str(caught.value)
+        if what == "raises":
+            assert "odd_train.py:" in str(caught.value.where)  # type: ignore[attr-defined]
+        with pytest.raises(error):
+            side.open(LIMIT_S)
+        side.close()
+    assert psutil.Process().children(recursive=True) == before
+
+
+@pytest.mark.usefixtures("no_root")
+def test_ctrl_c_while_ranks_work_leaves_none(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = psutil.Process().children(recursive=True)
+
+    def interrupt(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    with places(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+        side = team(workload(train), "ddp:2", where, keep_in)
+        side.open(LIMIT_S)
+        monkeypatch.setattr(_ranks, "as_completed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            side.sample(1, LIMIT_S)
+        side.close()
+    assert psutil.Process().children(recursive=True) == before
+
+
+@pytest.mark.parametrize(("text", "batches"), [("ddp:2", 1), ("accumulation:3+ddp:2", 3)])
+def test_ranks_on_shaped_links_count_their_own_bytes(
+    text: str, batches: int, train: Path, require: Any
+) -> None:
+    require("netlab", why_no_netlab() is None, str(why_no_netlab()))
+    with (
+        places(Cluster.load("workers=2,link=100mbit"), 2) as where,
+        kept_files() as keep_in,
+    ):
+        assert where.shaped
+        assert where.private
+        assert "cables of 105 Mbit/s" in where.said[0]
+        side = team(workload(train), text, where, keep_in)
+        try:
+            side.open(LIMIT_S)
+            sample = side.sample(1, LIMIT_S)
+        finally:
+            side.close()
+    assert sample["wall"] == pytest.approx(sample[STEP] / 2 / batches)
+    # 412 gradients, there and back, once a step however many batches it has; the rest is headers
+    # and what ranks say to begin and end.
+    numbers = 12 * 24 + 24 + 24 * 4 + 4
+    assert 4 * numbers < sample[SENT] < 4 * numbers + 6000
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ("h100x8-100gbe", "another network"),
+        ("workers=2,link=100gbit", "faster than a network lab here"),
+    ],
+)
+def test_links_that_cannot_be_made_here_are_told(cluster: str, said: str, require: Any) -> None:
+    require("netlab", why_no_netlab() is None, str(why_no_netlab()))
+    with places(Cluster.load(cluster), 2) as where:
+        assert not where.shaped
+        assert where.private
+        assert said in where.said[0]
+        with where.unshaped():
+            pass
+
+
+@pytest.mark.usefixtures("no_root")
+def test_more_ranks_than_cores_are_called_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places_module, "cores", lambda: 2)
+    for ranks, noisy in ((2, False), (4, True)):
+        with places(Cluster.load(CLUSTER), ranks) as where:
+            assert any("noisy" in line for line in where.said) is noisy
+
+
+@pytest.mark.parametrize(
+    ("texts", "cluster", "error", "said"),
+    [
+        (["ddp:2"], None, UsageError, "--cluster workers=2,link="),
+        (["powersgd:4"], CLUSTER, UsageError, "ddp:workers=2+powersgd:4"),
+        (["two_d_allreduce"], CLUSTER, UsageError, "nothing makes replicas"),
+        (["ddp:3"], CLUSTER, InvalidArgumentError, "3 is more than the 2 devices"),
+    ],
+)
+def test_what_ranks_lack_is_said_before_anything_starts(
+    train: Path, texts: list[str], cluster: str | None, error: type[Exception], said: str
+) -> None:
+    where = None if cluster is None else Cluster.load(cluster)
+    with pytest.raises(error) as caught:
+        prove(workload(train), texts, cluster=where)
+    assert said in str(caught.value)
+
+
+def test_ranks_build_functions_only(train: Path) -> None:
+    chosen = {"ddp:2": technique.parse("ddp:2")}
+    live = Workload.of(nn.Linear(2, 2), torch.ones(1, 2), lambda out: out.sum())
+    for recipe, said in ((Workload.parse(str(train)), "plain script"), (live, "live objects")):
+        with pytest.raises(UsageError, match=said):
+            check_ranks(recipe, chosen, Cluster.load(CLUSTER))
+    assert check_ranks(live, {"amp:bf16": technique.parse("amp:bf16")}, None) == {}
+
+
+def test_what_ranks_cannot_exchange_is_refused(tmp_path: Path) -> None:
+    class Lightning(nn.Linear):
+        def training_step(self, batch: Any) -> Any:
+            return self(batch).sum()
+
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for built, said in (
+        (Built(None, step=lambda: None), "the function's own"),
+        (Built(net, torch.ones(1, 2), reads_batch=True), "no optimizer"),
+        (Built(Lightning(2, 2), torch.ones(1, 2), None, optimizer), "no forward pass"),
+    ):
+        with pytest.raises(WorkloadError, match=said):
+            Join(0, 2, str(tmp_path / "store"), 1.0).apply(built)
+
+
+def test_a_digest_is_of_the_bits() -> None:
+    one, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(one.state_dict())
+    assert digest(Built(one)) == digest(Built(other))
+    with torch.no_grad():
+        other.weight[0, 0] = torch.nextafter(other.weight[0, 0], torch.tensor(10.0))
+    assert digest(Built(one)) != digest(Built(other))
+
+
+def test_a_child_may_be_started_by_another_command() -> None:
+    with Child("prefixed", prefix=("env", "SLIPSTREAM_PREFIXED=yes")) as child:
+        assert child.call("os:getenv", timeout_s=LIMIT_S, key="SLIPSTREAM_PREFIXED") == "yes"

@@ -1,0 +1,210 @@
+"""Curves over workers, should I compress?, and whole runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import xml.dom.minidom
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from slipstream import technique
+from slipstream.cli._cluster import in_words
+from slipstream.cluster import Cluster, Collective
+from slipstream.cluster.training_run import Pace, Run
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.graph import Editor, Graph, Work, replace_exchange
+from slipstream.provenance import Provenance
+from slipstream.report._curve import curve_svg
+from slipstream.technique import Quality, QualityKind, Settings, Stage
+from slipstream.verbs._curve import PARTS, curve
+from slipstream.verbs._spread import at_bandwidth, crossover, spread
+from small_steps import FAST, SLOW, Copies, graph_of, shared
+
+DURATIONS: Any = Copies()
+SWITCH = Cluster.load("workers=64,link=100mbit,latency=20us")
+
+
+@dataclass(frozen=True)
+class Tenth(Settings):
+    """A tenth of the bytes, for `cost_us` of encoding."""
+
+    cost_us: float = 100.0
+    name: ClassVar[str] = "tenth"
+    stage: ClassVar[int] = Stage.DISTRIBUTION + 1
+    compresses: ClassVar[bool] = True
+
+    def why_not(self, graph: Graph, workload: Any = None) -> str | None:
+        return None if graph.exchanges else "nothing is sent"
+
+    def questions(self, graph: Graph) -> list[Any]:
+        return []
+
+    def predict(self, graph: Graph, context: Any) -> Graph:
+        edit = Editor(graph, str(self))
+        for row in graph.exchanges:
+            less = dataclasses.replace(row.collective, nbytes=row.collective.nbytes / 10)
+            work = [Work("encode", self.cost_us * 1e3, Provenance.ASSUMED)]
+            replace_exchange(
+                edit, row, context.cluster, encode=work, transfers=[less], decode=()
+            )  # fmt: skip
+        return edit.apply("a tenth")
+
+    def apply(self, built: Any) -> None:
+        raise NotImplementedError
+
+    def quality(self, graph: Any = None) -> Quality:
+        return Quality(QualityKind.NEEDS_TRAINING, "less is sent")
+
+    def code(self, workload: Any) -> None:
+        return None
+
+
+@pytest.fixture
+def tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One way to compress, and no other, is installed."""
+    known = {
+        name: kind
+        for name, kind in technique.registry().items()
+        if not getattr(kind, "compresses", False)
+    }
+    monkeypatch.setattr(technique, "registry", lambda: {**known, "tenth": Tenth})
+
+
+@pytest.fixture(scope="module")
+def transformer() -> Graph:
+    return graph_of("transformer")
+
+
+def test_the_curve_pays_more_for_communication_with_more_workers(transformer: Graph) -> None:
+    points = curve(transformer, SWITCH, [2, 8, 64], durations=DURATIONS)
+    assert [p.workers for p in points] == [2, 8, 64]
+    efficiency = [p.efficiency for p in points]
+    assert efficiency == sorted(efficiency, reverse=True)
+    for p in points:
+        assert sum(p.parts_ns.values()) == pytest.approx(p.prediction.step_ns)
+        assert tuple(p.parts_ns) == PARTS
+        assert p.prediction.samples[1] == p.workers * transformer.samples
+    talk = [p.parts_ns["latency"] + p.parts_ns["bandwidth"] for p in points]
+    assert talk == sorted(talk)
+
+
+def test_a_curve_is_a_picture_with_every_bar(transformer: Graph) -> None:
+    points = curve(transformer, SWITCH, [2, 4], text="fsdp:stage=2", durations=DURATIONS)
+    svg = curve_svg("a <b>", [(str(p.workers), p.parts_ns, "wall") for p in points], PARTS)
+    drawn = xml.dom.minidom.parseString(svg)
+    assert len(drawn.getElementsByTagName("rect")) == len(PARTS) * (2 + 1)
+    heights = [float(r.getAttribute("height")) for r in drawn.getElementsByTagName("rect")]
+    assert sum(heights[: len(PARTS)]) == pytest.approx(240, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch", "said"),
+    [([], 0, "is empty"), ([128], 0, "128 is more than the 64"), ([8], 12, "share out among 8")],
+)
+def test_what_cannot_be_drawn_is_named(
+    transformer: Graph, workers: list[int], batch: int, said: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        curve(transformer, SWITCH, workers, global_batch=batch, durations=DURATIONS)
+
+
+def test_a_technique_for_one_machine_has_no_curve(transformer: Graph) -> None:
+    with pytest.raises(UsageError, match="spreads nothing"):
+        curve(transformer, SWITCH, [2], text="amp:bf16", durations=DURATIONS)
+
+
+def test_bandwidth_moves_what_depends_on_bytes_only(transformer: Graph) -> None:
+    made = shared(transformer, SLOW)
+    (row,) = made.exchanges
+    twice = at_bandwidth(made, 2.0)
+    cost = Cluster.load("workers=8,link=2mbit,latency=1ms").cost(row.collective)
+    assert twice.tasks.duration_ns[row.task] == pytest.approx(cost.duration_ns)
+    assert at_bandwidth(made, math.inf).tasks.duration_ns[row.task] == row.latency_ns
+    with pytest.raises(InvalidArgumentError):
+        at_bandwidth(made, 0.0)
+
+
+@pytest.mark.usefixtures("tenth")
+def test_compressing_pays_below_the_bandwidth_where_it_saves_what_it_costs(
+    transformer: Graph,
+) -> None:
+    found = spread(transformer, SLOW, 4, durations=DURATIONS).compressing
+    assert found is not None
+    (method,) = found.methods
+    assert found.best is method
+    made = shared(transformer, SLOW)
+    (row,) = made.exchanges
+    # One bucket, all of it shows: it saves 9/10 of its bytes' time and costs 100 us.
+    sent_ns = made.tasks.duration_ns[row.task] - row.latency_ns
+    assert found.bandwidth == pytest.approx(row.sent_bytes / sent_ns * 1e9)
+    assert method.pays_below == pytest.approx(found.bandwidth * 0.9 * sent_ns / 100e3, rel=1e-3)
+    assert found.budget_ns == pytest.approx(sent_ns, rel=1e-6)
+    said = " ".join(in_words(found))
+    assert "should I compress? Yes: ddp:4+tenth:100.0" in said
+    assert re.search(r"pays below [\d.]+ [GM]bit/s", said)
+
+
+@pytest.mark.usefixtures("tenth")
+def test_where_sending_is_hidden_the_answer_is_no(transformer: Graph) -> None:
+    found = spread(transformer, FAST, 4, durations=DURATIONS).compressing
+    assert found is not None
+    assert found.best is None
+    assert found.needed == 1.0
+    assert "No: what is sent is hidden" in in_words(found)[0]
+
+
+def test_a_graph_never_beats_itself(transformer: Graph) -> None:
+    made = shared(transformer, SLOW)
+    assert crossover(made, made) == 0.0
+
+
+@pytest.mark.usefixtures("tenth")
+def test_every_way_to_spread_is_ranked(transformer: Graph) -> None:
+    found = spread(transformer, SLOW, 8, durations=DURATIONS)
+    applying = [p for p in found.predictions if p.why_not is None]
+    assert [p.ratio for p in applying] == sorted(p.ratio for p in applying)
+    names = {p.technique.partition(":")[0] for p in applying}
+    assert names == {"ddp", "fsdp", "priority_sync"}
+    with pytest.raises(InvalidArgumentError, match="9 is more than the 8"):
+        spread(transformer, SLOW, 9, durations=DURATIONS)
+
+
+def test_a_pace_carries_over_to_other_numbers_of_chips() -> None:
+    small = Cluster.load("tpu-v4-pod", dims=[2, 2, 4])
+    large = Cluster.load("tpu-v4-pod", dims=[8, 8, 8])
+    pace = Pace.of(small, 73.61e6, 2048, 102e6)
+    again = pace.step(small, 2048)
+    assert sum(again.values()) == pytest.approx(73.61e6)
+    step = pace.step(large, 8192)
+    assert step["compute"] == pytest.approx(again["compute"] * (8192 / 512) / (2048 / 16))
+    assert step["all-reduce"] == large.cost(Collective("all_reduce", 102e6)).duration_ns
+    with pytest.raises(InvalidArgumentError, match="do not reach 512 chips"):
+        pace.step(large, 256)
+    with pytest.raises(InvalidArgumentError, match="all-reduce"):
+        Pace.of(small, 1.0, 2048, 102e6)
+    with pytest.raises(InvalidArgumentError):
+        Pace.of(small, 1e6, 0, 1.0)
+
+
+def test_a_run_names_its_wall() -> None:
+    run = Run.of({"compute": 10.0, "all-reduce": 2.0}, 100, evaluation_tail=1300.0)
+    assert run.total_ns == 2500.0
+    assert run.wall == "evaluation tail"
+    assert Run.of({"compute": 10.0}, 100, evaluation_tail=10.0).wall == "compute"
+    with pytest.raises(InvalidArgumentError, match="evaluation tail"):
+        Run.of({"compute": 1.0}, 1, evaluation_tail=float("nan"))
+
+
+def test_a_batch_of_all_workers_is_compared_with_the_fewest_of_them(transformer: Graph) -> None:
+    """Recorded with as many samples as each of four workers would have."""
+    points = curve(
+        transformer, SWITCH, [4], global_batch=4 * transformer.samples, durations=DURATIONS
+    )
+    assert points[0].efficiency == pytest.approx(1.0)
+    (alone,) = curve(transformer, SWITCH, [4], durations=DURATIONS)
+    assert alone.prediction.step_ns == points[0].prediction.step_ns
+    assert alone.efficiency < 1
