@@ -3,7 +3,7 @@
 import { computed, signal } from "@preact/signals";
 import { colours } from "./colours";
 import { count, duration, percent, plainName } from "./format";
-import { Bar, Empty } from "./parts";
+import { Bar, Empty, Name } from "./parts";
 import { dark, doc, drawnAsRecorded, query, selectionName, step, view } from "./state";
 import { chains } from "./step";
 import type { Step } from "./step";
@@ -257,12 +257,14 @@ function Line(props: { one: Node; depth: number; step: number; phases: number[] 
   const open = one.children.size > 0 && isOpen(one, depth, props.step);
   const palette = colours(dark.value);
   const name = (
-    <span class="cut" title={one.label}>
+    <span class="named">
       {one.family >= 0 ? (
         <i class="dot" style={{ background: palette.families[one.family] }} />
       ) : null}
-      <span class={one.family >= 0 && !one.children.size ? "mono" : ""}>{one.label}</span>
-      {one.detail ? <span class="faint"> {one.detail}</span> : null}
+      <span class={one.family >= 0 && !one.children.size ? "mono named" : "named"}>
+        <Name text={one.label} />
+      </span>
+      {one.detail ? <span class="faint nobreak">&nbsp;{one.detail}</span> : null}
     </span>
   );
   return (
@@ -273,6 +275,7 @@ function Line(props: { one: Node; depth: number; step: number; phases: number[] 
             type="button"
             class="link twist"
             aria-expanded={open}
+            aria-label={`${one.label} ${one.detail}`.trim()}
             onClick={() => {
               const [add, take] = open ? [closed, opened] : [opened, closed];
               add.value = new Set([...add.value, one.key]);
@@ -288,7 +291,7 @@ function Line(props: { one: Node; depth: number; step: number; phases: number[] 
           <button
             type="button"
             class="link leaf"
-            title="Find it on the timeline"
+            aria-label={`${one.label}: find it on the timeline`}
             onClick={() => {
               query.value = one.label;
               view.value = "timeline";

@@ -1,21 +1,26 @@
 // What ran and what it costs, the views, and light or dark.
 
+import { Badge } from "./liveview";
 import { bytes, count, duration, percent, significant } from "./format";
-import { VIEWS, chosen, dark, doc, help, selection, view } from "./state";
-import type { View } from "./state";
+import { now } from "./live";
+import { chosen, dark, doc, hasDoc, help, live, selection, view, views } from "./state";
+
+// From this ratio on, what the steps took while recorded is shown beside what the step takes.
+const DIFFERS = 1.15;
 
 export function Header() {
-  const d = doc();
-  const { run } = d;
-  const interval = run.interval_ns;
+  const run = hasDoc() ? doc().run : null;
   return (
     <header>
       <div class="title">
-        <h1>{run.workload}</h1>
-        <span class="faint">
-          {run.training ? "training step" : "step"}
-          {run.created ? `, recorded ${run.created.slice(0, 16).replace("T", " ")} UTC` : ""}
-        </span>
+        <h1>{run?.workload ?? now.value?.workload ?? "slipstream live"}</h1>
+        {run ? (
+          <span class="faint">
+            {run.training ? "training step" : "step"}
+            {run.created ? `, recorded ${run.created.slice(0, 16).replace("T", " ")} UTC` : ""}
+          </span>
+        ) : null}
+        {live.value ? <Badge /> : null}
         <span class="grow" />
         <button type="button" onClick={() => (help.value = true)} aria-keyshortcuts="?">
           Keys
@@ -29,53 +34,9 @@ export function Header() {
           {dark.value ? "Light" : "Dark"}
         </button>
       </div>
-      <dl class="figures">
-        <div>
-          <dt>step time</dt>
-          <dd>
-            <b>{run.tasks ? duration(run.step_ns) : "–"}</b>
-            {interval ? (
-              <span class="faint">
-                {" "}
-                90 % in {duration(interval[0])} – {duration(interval[1])}
-              </span>
-            ) : null}
-          </dd>
-        </div>
-        <div>
-          <dt>memory peak</dt>
-          <dd>
-            <b>{run.peak_bytes ? bytes(run.peak_bytes) : "not recorded"}</b>
-          </dd>
-        </div>
-        {run.samples && run.step_ns ? (
-          <div>
-            <dt>samples per second</dt>
-            <dd>
-              <b>{rate((run.samples / run.step_ns) * 1e9)}</b>
-              <span class="faint"> {count(run.samples)} a step</span>
-            </dd>
-          </div>
-        ) : null}
-        <div>
-          <dt>tasks</dt>
-          <dd>
-            <b>{count(run.tasks)}</b>
-            <span class="faint">
-              {" "}
-              {Object.entries(run.shares)
-                .map(([name, share]) => (share > 0.9995 ? name : `${percent(share)} ${name}`))
-                .join(", ")}
-            </span>
-          </dd>
-        </div>
-        <div class="where">
-          <dt>ran on</dt>
-          <dd>{where()}</dd>
-        </div>
-      </dl>
+      {run && view.value !== "live" ? <Figures /> : null}
       <nav role="tablist" aria-label="Views" onKeyDown={arrows}>
-        {VIEWS.map(([name, label], index) => (
+        {views.value.map(([name, label], index) => (
           <button
             key={name}
             type="button"
@@ -102,6 +63,80 @@ export function Header() {
   );
 }
 
+function Figures() {
+  const { run } = doc();
+  const interval = run.interval_ns;
+  const seen = medianSeen();
+  const idle = run.recorded_ns.wall_median && onOneCore() ? "as on an idle core; " : "";
+  return (
+    <dl class="figures">
+      <div>
+        <dt>step time</dt>
+        <dd>
+          <b>{run.tasks ? duration(run.step_ns) : "–"}</b>
+          {interval ? (
+            <span class="faint">
+              {" "}
+              {idle}
+              {duration(interval[0])} – {duration(interval[1])} when recorded again
+            </span>
+          ) : null}
+          {seen ? <span> median seen: {duration(seen)}</span> : null}
+        </dd>
+      </div>
+      <div>
+        <dt>memory peak</dt>
+        <dd>
+          <b>{run.peak_bytes ? bytes(run.peak_bytes) : "not recorded"}</b>
+        </dd>
+      </div>
+      {run.samples && run.step_ns ? (
+        <div>
+          <dt>samples per second</dt>
+          <dd>
+            <b>{rate((run.samples / run.step_ns) * 1e9)}</b>
+            <span class="faint"> {count(run.samples)} a step</span>
+            {seen ? <span> seen: {rate((run.samples / seen) * 1e9)}</span> : null}
+          </dd>
+        </div>
+      ) : null}
+      <div>
+        <dt>tasks</dt>
+        <dd>
+          <b>{count(run.tasks)}</b>
+          <span class="faint">
+            {" "}
+            {Object.entries(run.shares)
+              .map(([name, share]) => (share > 0.9995 ? name : `${percent(share)} ${name}`))
+              .join(", ")}
+          </span>
+        </dd>
+      </div>
+      <div class="where">
+        <dt>ran on</dt>
+        <dd>{where()}</dd>
+      </div>
+    </dl>
+  );
+}
+
+/** The recorded steps' median in ns, where the machine made it another than the step's own time. */
+function medianSeen(): number | null {
+  const { step_ns: step, recorded_ns: recorded } = doc().run;
+  const median = recorded.wall_median;
+  return median && step && (median > step * DIFFERS || step > median * DIFFERS) ? median : null;
+}
+
+/** Whether waiting for a core is not in the step's time: one thread is timed by its CPU time. */
+function onOneCore(): boolean {
+  return onProcessor() && new Map(doc().run.settings).get("threads") === "1";
+}
+
+function onProcessor(): boolean {
+  const device = new Map(doc().run.settings).get("device");
+  return device === undefined || device === "cpu";
+}
+
 function rate(perSecond: number): string {
   return perSecond < 100 ? significant(perSecond) : count(Math.round(perSecond));
 }
@@ -111,9 +146,7 @@ function where(): string {
   const machine = new Map(doc().run.machine);
   const threads = settings.get("threads");
   const parts = [
-    settings.get("device") === "cpu" || !settings.has("device")
-      ? (machine.get("processor") ?? settings.get("device"))
-      : settings.get("device"),
+    onProcessor() ? (machine.get("processor") ?? settings.get("device")) : settings.get("device"),
     threads ? `${threads} thread${threads === "1" ? "" : "s"}` : undefined,
     settings.get("torch") ? `torch ${settings.get("torch")}` : undefined,
   ];
@@ -123,8 +156,8 @@ function where(): string {
 function arrows(event: KeyboardEvent): void {
   const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
   if (!by) return;
-  const names = VIEWS.map(([name]) => name);
-  const next = names[(names.indexOf(view.value) + by + names.length) % names.length] as View;
+  const names = views.value.map(([name]) => name);
+  const next = names[(names.indexOf(view.value) + by + names.length) % names.length];
   view.value = next;
   document.getElementById(`tab-${next}`)?.focus();
   event.preventDefault();

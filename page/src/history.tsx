@@ -1,6 +1,6 @@
 // What was predicted on this machine, beside what was measured later.
 
-import { Empty, Intervals, ScaleHead, scaleOf } from "./parts";
+import { Empty, Intervals, Keys, ScaleHead, scaleOf } from "./parts";
 import { times } from "./format";
 import { doc } from "./state";
 import type { Score } from "./types";
@@ -68,9 +68,7 @@ export function HistoryView() {
         </table>
       </div>
       <p class="faint">
-        <span class="key predicted">●</span> predicted with its 90 % interval{" "}
-        <span class="key measured">●</span> measured in pairs, with its interval. A bold workload is
-        the one of this report.
+        <Keys /> in pairs, each with its interval. A bold workload is the one of this report.
       </p>
     </section>
   );

@@ -10,13 +10,16 @@ import { HistoryView } from "./history";
 import { MemoryView } from "./memory";
 import { Overview } from "./overview";
 import { RunView } from "./run";
-import { VIEWS, begin, dark, help, view } from "./state";
+import { connect } from "./live";
+import { LiveView, Waiting } from "./liveview";
+import { begin, dark, hasDoc, help, isView, view, views } from "./state";
 import type { View } from "./state";
 import { Switchboard } from "./switchboard";
 import { Timeline } from "./timeline";
 import { WhatIfView } from "./whatifs";
 
 const CONTENT: Record<View, () => preact.JSX.Element> = {
+  live: LiveView,
   overview: Overview,
   timeline: Timeline,
   breakdown: Breakdown,
@@ -27,7 +30,7 @@ const CONTENT: Record<View, () => preact.JSX.Element> = {
 };
 
 function Page() {
-  const Content = CONTENT[view.value];
+  const Content = view.value === "live" || hasDoc() ? CONTENT[view.value] : Waiting;
   return (
     <>
       <Header />
@@ -37,7 +40,7 @@ function Page() {
             <Content />
           </div>
         </main>
-        <Switchboard />
+        {hasDoc() ? <Switchboard /> : null}
       </div>
       <Help />
     </>
@@ -48,7 +51,7 @@ function keys(event: KeyboardEvent): void {
   if (event.ctrlKey || event.metaKey || event.altKey || help.value) return;
   if (event.target instanceof HTMLInputElement && event.target.type === "search") return;
   const number = Number(event.key);
-  if (number >= 1 && number <= VIEWS.length) view.value = VIEWS[number - 1][0];
+  if (number >= 1 && number <= views.value.length) view.value = views.value[number - 1][0];
   else if (event.key === "t" || event.key === "T") dark.value = !dark.value;
   else if (event.key === "?") help.value = true;
   else if (event.key === "/") {
@@ -79,9 +82,14 @@ async function start(): Promise<void> {
     document.documentElement.dataset.theme = dark.value ? "dark" : "light";
   });
   try {
-    begin(await load());
+    if (target.dataset.live) {
+      connect();
+      view.value = "live";
+    } else {
+      begin(await load());
+    }
     const named = location.hash.slice(1);
-    if (VIEWS.some(([name]) => name === named)) view.value = named as View;
+    if (isView(named)) view.value = named;
     target.replaceChildren();
     render(<Page />, target);
   } catch (error) {
@@ -90,11 +98,12 @@ async function start(): Promise<void> {
   }
   effect(() => {
     // A file opened from a disk has a history, too; nothing is sent anywhere.
-    if (location.hash.slice(1) !== view.value) history.replaceState(null, "", `#${view.value}`);
+    if (location.hash.slice(1) !== view.value)
+      history.replaceState(null, "", `${location.search}#${view.value}`);
   });
   window.addEventListener("hashchange", () => {
     const named = location.hash.slice(1);
-    if (VIEWS.some(([name]) => name === named)) view.value = named as View;
+    if (isView(named)) view.value = named;
   });
   document.addEventListener("keydown", keys);
 }

@@ -6,7 +6,7 @@ import { colours, roleColour } from "./colours";
 import { FONT, drawAxis, drawMemory, drawPeak, prepare, timeAt, xOf } from "./draw";
 import type { Frame } from "./draw";
 import { bytes, count, duration, percent } from "./format";
-import { Bar, Empty, Legend } from "./parts";
+import { Bar, Empty, Legend, Name } from "./parts";
 import { dark, drawnAsRecorded, focusOn, selectionName, step, view } from "./state";
 import type { Memory, Step } from "./step";
 
@@ -267,21 +267,21 @@ function Alive({ memory, at, now }: { memory: Memory; at: number; now: Step }) {
                     {made >= 0 ? (
                       <button
                         type="button"
-                        class="link mono cut"
-                        title="Show it on the timeline"
+                        class="link mono named"
+                        aria-label={`${now.name(made)}: show it on the timeline`}
                         onClick={() => {
                           focusOn(made, true);
                           view.value = "timeline";
                         }}
                       >
-                        {now.name(made)}
+                        <Name text={now.name(made)} />
                       </button>
                     ) : (
                       <span class="faint">before the step</span>
                     )}
                   </td>
-                  <td class="cut">{task >= 0 ? now.module(task) : ""}</td>
-                  <td class="cut">{task >= 0 ? now.source(task) : ""}</td>
+                  <td>{task >= 0 ? <Name text={now.module(task)} /> : ""}</td>
+                  <td>{task >= 0 ? <Name text={now.source(task)} /> : ""}</td>
                   <td class="life">
                     <svg
                       width="100%"

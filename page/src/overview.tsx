@@ -3,7 +3,7 @@
 import { sorted, treeOf } from "./breakdown";
 import { colours, roleColour } from "./colours";
 import { bytes, duration, percent } from "./format";
-import { Bar, Empty } from "./parts";
+import { Bar, Empty, Name, Notes } from "./parts";
 import { dark, doc, drawnAsRecorded, query, selectionName, step, view } from "./state";
 import type { View } from "./state";
 import { Ranking } from "./whatifs";
@@ -42,13 +42,7 @@ export function Overview() {
   const rest = operators.slice(large.length).reduce((sum, one) => sum + one.total, 0);
   return (
     <section class="overview" aria-label="Overview">
-      {run.notes.length ? (
-        <div class="notes">
-          {run.notes.map((note) => (
-            <p key={note}>{note}</p>
-          ))}
-        </div>
-      ) : null}
+      <Notes lines={run.notes} />
       <div class="halves">
         <div>
           <Heading view="breakdown" text="Where the time goes">
@@ -76,19 +70,21 @@ export function Overview() {
             <tbody>
               {large.map((one) => (
                 <tr key={one.key}>
-                  <td class="cut">
-                    <i class="dot" style={{ background: palette.families[one.family] }} />
-                    <button
-                      type="button"
-                      class="link mono cut"
-                      title="Find it on the timeline"
-                      onClick={() => {
-                        query.value = one.label;
-                        view.value = "timeline";
-                      }}
-                    >
-                      {one.label}
-                    </button>
+                  <td>
+                    <span class="named">
+                      <i class="dot" style={{ background: palette.families[one.family] }} />
+                      <button
+                        type="button"
+                        class="link mono named"
+                        aria-label={`${one.label}: find it on the timeline`}
+                        onClick={() => {
+                          query.value = one.label;
+                          view.value = "timeline";
+                        }}
+                      >
+                        <Name text={one.label} />
+                      </button>
+                    </span>
                   </td>
                   <td class="right time">{duration(one.total)}</td>
                   <td class="wide">

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { colours, roleColour } from "./colours";
 import { percent, times } from "./format";
 import { dark, doc } from "./state";
-import type { Shares } from "./types";
+import type { Refusal, Shares } from "./types";
 
 /** A state in which there is nothing to draw, and why. */
 export function Empty(props: { title: string; text: string; children?: ComponentChildren }) {
@@ -14,6 +14,49 @@ export function Empty(props: { title: string; text: string; children?: Component
       <p>{props.text}</p>
       {props.children}
     </div>
+  );
+}
+
+/** What the reader should keep in mind, one sentence a line. */
+export function Notes({ lines }: { lines: string[] }) {
+  if (!lines.length) return null;
+  return (
+    <div class="notes">
+      {lines.map((line) => (
+        <p key={line}>{line}</p>
+      ))}
+    </div>
+  );
+}
+
+/** Techniques with the reason each has for not being in the table. */
+export function Reasons({ title, found }: { title: string; found: Refusal[] }) {
+  if (!found.length) return null;
+  return (
+    <>
+      <h2>{title}</h2>
+      <dl class="reasons">
+        {found.map((one) => (
+          <div key={one.technique}>
+            <dt class="mono">{one.technique}</dt>
+            <dd>{one.reason}</dd>
+          </div>
+        ))}
+      </dl>
+    </>
+  );
+}
+
+// What tells `..._for_cpu` from `..._for_cpu_backward`, and `_foreach_mul_` from `_foreach_add_`.
+const TAIL = 14;
+
+/** A name without a line break; where it is too long, its middle is left out. */
+export function Name({ text }: { text: string }) {
+  return (
+    <span class="middle" title={text}>
+      <span>{text.slice(0, -TAIL)}</span>
+      <span>{text.slice(-TAIL)}</span>
+    </span>
   );
 }
 
@@ -64,25 +107,26 @@ function place(scale: Scale, value: number): number {
   return 100 * Math.min(Math.max(share, 0), 1);
 }
 
-const APART = 22;
+// Percent of the width between two ticks; columns are narrow.
+const APART = 30;
 const TICKS = [0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100];
 
-/** Ticks at least `apart` percent of the width from each other; 1x is always among them. */
-function ticksOf(scale: Scale, apart = APART): number[] {
+/** Ticks that stand apart from each other; 1x is always among them. */
+function ticksOf(scale: Scale): number[] {
   const found = [1];
   const inside = TICKS.filter((tick) => tick > scale.low && tick < scale.high);
   for (const tick of inside) {
-    if (found.every((other) => Math.abs(place(scale, tick) - place(scale, other)) > apart)) {
+    if (found.every((other) => Math.abs(place(scale, tick) - place(scale, other)) > APART)) {
       found.push(tick);
     }
   }
   return found;
 }
 
-export function ScaleHead({ scale, apart }: { scale: Scale; apart?: number }) {
+export function ScaleHead({ scale }: { scale: Scale }) {
   return (
     <span class="axis">
-      {ticksOf(scale, apart).map((tick) => (
+      {ticksOf(scale).map((tick) => (
         <span key={tick} style={{ left: `${place(scale, tick)}%` }}>
           {tick}x
         </span>
@@ -99,7 +143,7 @@ export interface Reach {
 }
 
 /** Values with their intervals on `scale`, with the line of no change. */
-export function Intervals(props: { scale: Scale; reaches: Reach[]; apart?: number }) {
+export function Intervals(props: { scale: Scale; reaches: Reach[] }) {
   const { scale, reaches } = props;
   const tall = 10 * reaches.length + 6;
   const text = reaches
@@ -107,7 +151,7 @@ export function Intervals(props: { scale: Scale; reaches: Reach[]; apart?: numbe
     .join("; ");
   return (
     <svg class="intervals" height={tall} role="img" aria-label={text}>
-      {ticksOf(scale, props.apart).map((tick) => (
+      {ticksOf(scale).map((tick) => (
         <line
           key={tick}
           class={tick === 1 ? "one" : "tick"}
@@ -130,6 +174,15 @@ export function Intervals(props: { scale: Scale; reaches: Reach[]; apart?: numbe
         );
       })}
     </svg>
+  );
+}
+
+/** The colours of `Intervals`, in words. */
+export function Keys() {
+  return (
+    <>
+      <span class="key predicted">●</span> predicted <span class="key measured">●</span> measured
+    </>
   );
 }
 

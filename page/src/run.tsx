@@ -1,6 +1,7 @@
 // How the step was recorded, on what machine, and what its numbers rest on.
 
 import { count, duration, percent } from "./format";
+import { Notes } from "./parts";
 import { doc } from "./state";
 
 const MEANINGS: [string, string][] = [
@@ -25,13 +26,7 @@ export function RunView() {
   ];
   return (
     <section class="run" aria-label="Run">
-      {run.notes.length ? (
-        <div class="notes">
-          {run.notes.map((note) => (
-            <p key={note}>{note}</p>
-          ))}
-        </div>
-      ) : null}
+      <Notes lines={run.notes} />
       <div class="columns">
         <div>
           <div class="halves">

@@ -1,6 +1,6 @@
 // What the page shows now. Everything drawn follows from these signals.
 
-import { computed, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
 import type { Data } from "./data";
 import { Step } from "./step";
 import type { Prediction } from "./types";
@@ -15,7 +15,18 @@ export const VIEWS = [
   ["run", "Run"],
 ] as const;
 
-export type View = (typeof VIEWS)[number][0];
+export type View = "live" | (typeof VIEWS)[number][0];
+
+/** Whether a server brings new documents; a report is one for good. */
+export const live = signal(false);
+/** The views there are, with their names. */
+export const views = computed<readonly (readonly [View, string])[]>(() =>
+  live.value ? [["live", "Live"] as const, ...VIEWS] : VIEWS,
+);
+
+export function isView(name: string): name is View {
+  return views.value.some(([known]) => known === name);
+}
 
 export interface Focus {
   task: number;
@@ -25,21 +36,38 @@ export interface Focus {
   end: number;
 }
 
-let source: Data;
-const steps: Step[] = [];
+const source = signal<Data | null>(null);
+let steps: Step[] = [];
 
+/** Show `data`, in place of what was shown before. */
 export function begin(data: Data): void {
-  source = data;
-  step.value = stepOf(0);
-  shown.value = [0, step.value.endNs];
+  const before = source.value ? step.value.endNs : 0;
+  batch(() => {
+    steps = [];
+    source.value = data;
+    const at = chosen.value?.scene ?? 0;
+    step.value = stepOf(at);
+    focused.value = hovered.value = null;
+    matchAt.value = -1;
+    const [from, to] = shown.value;
+    if (before && (from > 0 || to < before)) show(from, to);
+    else shown.value = [0, step.value.endNs];
+  });
 }
 
 export function doc(): Data["doc"] {
-  return source.doc;
+  if (!source.value) throw new Error("there is nothing to draw yet");
+  return source.value.doc;
+}
+
+export function hasDoc(): boolean {
+  return source.value !== null;
 }
 
 function stepOf(scene: number): Step {
-  steps[scene] ??= new Step(source, source.doc.scenes[scene]);
+  const data = source.value;
+  if (!data) throw new Error("there is nothing to draw yet");
+  steps[scene] ??= new Step(data, data.doc.scenes[scene]);
   return steps[scene];
 }
 
@@ -60,8 +88,15 @@ export const matches = computed(() => (query.value ? step.value.find(query.value
 /** The match that was gone to last. */
 export const matchAt = signal(-1);
 
+/** What a live page's server simulated on top of what the document knows, by sorted parts. */
+export const extra = signal<ReadonlyMap<string, Prediction>>(new Map());
+
 const byParts = computed(
-  () => new Map(source.doc.what_ifs.predictions.map((p) => [keyOf(p.parts), p])),
+  () =>
+    new Map([
+      ...extra.value,
+      ...(source.value?.doc.what_ifs.predictions ?? []).map((p) => [keyOf(p.parts), p] as const),
+    ]),
 );
 
 function keyOf(parts: Iterable<string>): string {
@@ -108,7 +143,7 @@ export function toggle(technique: string): void {
     next.delete(technique);
   } else {
     const name = nameOf(technique);
-    const conflicts = source.doc.what_ifs.conflicts;
+    const conflicts = doc().what_ifs.conflicts;
     for (const other of [...next]) {
       const its = nameOf(other);
       if (its === name || conflicts[name]?.includes(its) || conflicts[its]?.includes(name)) {

@@ -1,28 +1,32 @@
 // Switches for techniques; the step as the chosen ones together would make it.
 
 import { bytes, change, duration, times } from "./format";
+import { Apply } from "./edit";
+import { refused } from "./live";
 import { RestsOn, tone } from "./parts";
 import {
   choose,
   chosen,
   doc,
+  live,
   nameOf,
   predictionOf,
   selection,
   selectionName,
   toggle,
 } from "./state";
-import type { Prediction } from "./types";
 
 export function Switchboard() {
   const { what_ifs: found } = doc();
-  const singles = found.predictions.filter((p) => p.parts.length === 1);
+  const singles = found.predictions.filter((p) => p.parts.length === 1).map((p) => p.technique);
+  const offered = live.value && found.state !== "ready" ? (found.offered ?? []) : singles;
   return (
     <aside aria-label="Switchboard">
       <h2>Switchboard</h2>
       <Outcome />
-      {found.state === "ready" && singles.length ? (
-        <Switches singles={singles} />
+      {live.value ? <Apply /> : null}
+      {offered.length ? (
+        <Switches singles={offered} />
       ) : (
         <p class="faint">
           {found.state === "ready"
@@ -38,6 +42,7 @@ function Outcome() {
   const { run } = doc();
   const now = chosen.value;
   const on = selection.value.size > 0;
+  if (on && !now && live.value) return <Asked name={selectionName.value} />;
   if (on && !now) {
     return (
       <div class="outcome unknown" aria-live="polite">
@@ -101,18 +106,29 @@ function Outcome() {
   );
 }
 
+/** A combination that the server was asked for. */
+function Asked({ name }: { name: string }) {
+  const reason = refused.value.get(name);
+  return (
+    <div class="outcome unknown" aria-live="polite">
+      <p class="big">{reason ? "does not apply" : "simulating"}</p>
+      <p>{reason ?? "Operators that are new to this machine are timed first."}</p>
+    </div>
+  );
+}
+
 /** One group a technique, its settings beside each other. */
-function Switches({ singles }: { singles: Prediction[] }) {
-  const groups = new Map<string, Prediction[]>();
+function Switches({ singles }: { singles: string[] }) {
+  const groups = new Map<string, string[]>();
   for (const single of singles) {
-    const name = nameOf(single.technique);
+    const name = nameOf(single);
     groups.set(name, [...(groups.get(name) ?? []), single]);
   }
   return (
     <>
       <div class="switches" role="group" aria-label="Techniques">
         {[...groups.values()].flat().map((single) => (
-          <Switch key={single.technique} single={single} />
+          <Switch key={single} name={single} />
         ))}
       </div>
       <button type="button" disabled={!selection.value.size} onClick={() => choose([])}>
@@ -125,8 +141,7 @@ function Switches({ singles }: { singles: Prediction[] }) {
   );
 }
 
-function Switch({ single }: { single: Prediction }) {
-  const name = single.technique;
+function Switch({ name }: { name: string }) {
   const on = selection.value.has(name);
   return (
     <label class={on ? "switch on" : "switch"}>

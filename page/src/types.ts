@@ -37,6 +37,19 @@ export interface Run {
   edits: string[];
 }
 
+/** What a paired measurement found; times before over after is one over the ratio. */
+export interface Measured {
+  ratio: number;
+  interval: [number, number];
+  level: number;
+  metric: string;
+  blocks: number;
+  verdict: string;
+  created: string;
+  /** Whether it lies within the predicted interval; null where it cannot be trusted. */
+  within: boolean | null;
+}
+
 export interface Prediction {
   technique: string;
   parts: string[];
@@ -52,6 +65,7 @@ export interface Prediction {
   edits: string[];
   metric: string;
   scene: number | null;
+  measured: Measured | null;
 }
 
 export interface Refusal {
@@ -70,6 +84,10 @@ export interface WhatIfs {
   failed: Refusal[];
   combinations: [number, number];
   conflicts: Record<string, string[]>;
+  /** Of a live page: names that may be asked for, and those that spread over workers. */
+  offered?: string[];
+  spreading?: string[];
+  devices?: string[];
 }
 
 export interface Score {

@@ -1,9 +1,10 @@
 // Every technique that applies, ranked, with its interval and what it rests on; then the others.
 
 import { bytes, change, duration, plural, times } from "./format";
-import { Empty, Intervals, RestsOn, ScaleHead, scaleOf, tone } from "./parts";
+import { Empty, Intervals, Keys, Reasons, RestsOn, ScaleHead, scaleOf, tone } from "./parts";
+import type { Reach } from "./parts";
 import { choose, doc, selection } from "./state";
-import type { Prediction, WhatIfs } from "./types";
+import type { Measured, Prediction, WhatIfs } from "./types";
 
 export function WhatIfView() {
   const found = doc().what_ifs;
@@ -35,50 +36,52 @@ export function WhatIfView() {
           ? ` The switchboard knows ${done} of ${plural(all, "combination")} of up to four.`
           : ""}
       </p>
+      {found.ranked.length ? <MeasuredNote found={found} /> : null}
       <Failures found={found} />
-      {found.refused.length ? (
-        <>
-          <h2>What does not apply here</h2>
-          <dl class="reasons">
-            {found.refused.map((one) => (
-              <div key={one.technique}>
-                <dt class="mono">{one.technique}</dt>
-                <dd>{one.reason}</dd>
-              </div>
-            ))}
-          </dl>
-        </>
-      ) : null}
+      <Reasons title="What does not apply here" found={found.refused} />
     </section>
   );
 }
 
 function Failures({ found }: { found: WhatIfs }) {
-  if (!found.failed.length) return null;
-  return (
-    <>
-      <h2>What could not be simulated</h2>
-      <dl class="reasons">
-        {found.failed.map((one) => (
-          <div key={one.technique}>
-            <dt class="mono">{one.technique}</dt>
-            <dd>{one.reason}</dd>
-          </div>
-        ))}
-      </dl>
-    </>
-  );
+  return <Reasons title="What could not be simulated" found={found.failed} />;
 }
 
-// Percent of the width between ticks where the column is narrow.
-const FAR_APART = 38;
+/** How to read the measured column; once, where nothing was measured, how to fill it. */
+function MeasuredNote({ found }: { found: WhatIfs }) {
+  const shown = found.predictions.filter((p) => found.ranked.includes(p.technique));
+  const known = shown.filter((p) => p.measured);
+  const judged = known.filter((p) => p.measured?.within != null);
+  const held = judged.filter((p) => p.measured?.within).length;
+  const next =
+    shown.find((p) => !p.measured && p.technique === found.best) ?? shown.find((p) => !p.measured);
+  return (
+    <p class="faint">
+      {known.length ? (
+        <>
+          <Keys /> in pairs on this machine, with its interval
+          {judged.length
+            ? `: ${held} of ${judged.length} lay within the predicted interval. `
+            : ". "}
+        </>
+      ) : (
+        "Nothing of this was measured on this machine yet. "
+      )}
+      {next ? (
+        <>
+          To measure one: <code>slipstream prove WORKLOAD --technique {next.technique}</code>
+        </>
+      ) : null}
+    </p>
+  );
+}
 
 /** A table of predictions; `brief` leaves out what only the full view has room for. */
 export function Ranking({ names, brief = false }: { names: string[]; brief?: boolean }) {
   const found = doc().what_ifs;
   const known = new Map(found.predictions.map((p) => [p.technique, p]));
   const rows = names.map((name) => known.get(name)).filter((p): p is Prediction => !!p);
-  const scale = scaleOf(rows.flatMap((p) => [1 / p.interval[0], 1 / p.interval[1]]));
+  const scale = scaleOf(rows.flatMap(reachesOf).flatMap((reach) => [reach.low, reach.high]));
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Ranked what-ifs">
       <table class={brief ? "ranking brief" : "ranking"}>
@@ -90,8 +93,13 @@ export function Ranking({ names, brief = false }: { names: string[]; brief?: boo
             <th scope="col" class="right figure">
               speed-up
             </th>
+            {brief ? null : (
+              <th scope="col" class="right figure">
+                measured
+              </th>
+            )}
             <th scope="col" class="reach">
-              <ScaleHead scale={scale} apart={brief ? FAR_APART : undefined} />
+              <ScaleHead scale={scale} />
             </th>
             <th scope="col" class="right figure">
               memory
@@ -117,7 +125,54 @@ export function Ranking({ names, brief = false }: { names: string[]; brief?: boo
           ))}
         </tbody>
       </table>
+      {brief && rows.some((p) => p.measured) ? (
+        <p class="faint small">
+          <Keys />
+        </p>
+      ) : null}
     </div>
+  );
+}
+
+function reachesOf(p: Prediction): Reach[] {
+  const reach = (ratio: number, [low, high]: [number, number], kind: Reach["kind"]): Reach => ({
+    low: 1 / high,
+    middle: 1 / ratio,
+    high: 1 / low,
+    kind,
+  });
+  const predicted = reach(p.ratio, p.interval, "predicted");
+  return p.measured
+    ? [predicted, reach(p.measured.ratio, p.measured.interval, "measured")]
+    : [predicted];
+}
+
+function MeasuredCell({ measured }: { measured: Measured | null }) {
+  if (!measured) {
+    return (
+      <td class="right faint">
+        <span aria-label="not measured">–</span>
+      </td>
+    );
+  }
+  const [low, high] = [1 / measured.interval[1], 1 / measured.interval[0]];
+  const told =
+    `${measured.metric}, ${plural(measured.blocks, "block")}, ${measured.created.slice(0, 10)}; ` +
+    `interval at ${(100 * measured.level).toFixed(0)} %; ${measured.verdict}`;
+  return (
+    <td class="right" title={told}>
+      <b>{times(1 / measured.ratio)}</b>
+      <span class="under faint">
+        [{low.toFixed(2)}, {high.toFixed(2)}]
+      </span>
+      {measured.within === null ? (
+        <span class="under verdict poor">{measured.verdict}</span>
+      ) : (
+        <span class={`under verdict ${measured.within ? "good" : "open"}`}>
+          {measured.within ? "within" : "outside"}
+        </span>
+      )}
+    </td>
   );
 }
 
@@ -166,12 +221,9 @@ function Line(props: { p: Prediction; scale: { low: number; high: number }; brie
           [{low.toFixed(2)}, {high.toFixed(2)}]
         </span>
       </td>
+      {brief ? null : <MeasuredCell measured={p.measured} />}
       <td class="reach">
-        <Intervals
-          scale={scale}
-          apart={brief ? FAR_APART : undefined}
-          reaches={[{ low, middle: 1 / p.ratio, high, kind: "predicted" }]}
-        />
+        <Intervals scale={scale} reaches={reachesOf(p)} />
       </td>
       <td class="right">
         {run.peak_bytes && p.peak_bytes ? (

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.errors import InvalidArgumentError
+from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import from_facts
 from slipstream.measure.ledger import Ledger
 from slipstream.measure.records import (
@@ -65,6 +67,67 @@ def test_the_next_interval_is_widened_on_the_same_machine_only(path: Path) -> No
         assert low < 0.4
     assert past_predictions(path, ELSEWHERE).widen is None
     assert past_predictions(path, ELSEWHERE).state == "ready"
+
+
+def test_what_was_measured_stands_beside_what_is_predicted(path: Path) -> None:
+    past = past_predictions(path, UPDATED, "train.py:step")
+    assert set(past.measured) == {("amp:bf16", "cpu")}
+    found = past.measured["amp:bf16", "cpu"]
+    assert found.to_json(0.7, 0.85) == {
+        "ratio": 0.8, "interval": [0.78, 0.82], "level": 0.95, "metric": "cpu", "blocks": 60,
+        "verdict": "faster", "created": "2026-01-02T03:04:05Z", "within": True,
+    }  # fmt: skip
+    assert found.to_json(0.4, 0.625)["within"] is False
+    assert past_predictions(path, HERE, "other.py:step").measured == {}
+    assert past_predictions(path, ELSEWHERE, "train.py:step").measured == {}
+
+
+def test_a_comparison_that_is_given_counts_as_the_latest(path: Path, tmp_path: Path) -> None:
+    arms = (ArmRecord("as it is"), ArmRecord("amp:bf16"))
+    claim = Claim(
+        "cpu", "amp:bf16", "as it is", "median", 0.9, 0.88, 0.92, 0.95, Verdict.UNTRUSTWORTHY,
+        0.01, 60, carries=True,
+    )  # fmt: skip
+    experiment = Experiment(
+        "train.py:step", "2026-01-03T00:00:00Z", ELSEWHERE, Settings("as it is"), arms, {}
+    )
+    given = [Comparison(experiment, (claim,))]
+    for store in (path, tmp_path / "none.db"):
+        found = past_predictions(store, HERE, "train.py:step", given).measured["amp:bf16", "cpu"]
+        assert found.claim.ratio == 0.9
+        # Whether a prediction holds cannot be told from what cannot be trusted.
+        assert found.to_json(0.8, 1.0)["within"] is None
+    with pytest.raises(InvalidArgumentError, match="measured no technique"):
+        past_predictions(path, HERE, "other.py:step", given)
+
+
+def test_the_history_is_of_what_was_shown_not_of_what_prove_predicted_itself(path: Path) -> None:
+    shown, own = (
+        PredictionRecord(
+            "train.py:step", "fused", "cpu", ratio, low, high, "simulated", created, HERE.env_id
+        )
+        for ratio, low, high, created in (
+            (0.72, 0.68, 0.76, "2026-01-03T00:00:00Z"),
+            (0.61, 0.55, 0.65, "2026-01-04T00:00:00Z"),
+        )
+    )
+    claim = Claim(
+        "cpu", "fused", "as it is", "median", 0.6, 0.58, 0.62, 0.95, Verdict.FASTER, 0.01, 60,
+        carries=True,
+    )  # fmt: skip
+    arms = (ArmRecord("as it is"), ArmRecord("fused"))
+    with Store(path) as store:
+        Ledger(store).record(shown, HERE)
+        proved = Experiment(
+            "train.py:step", "2026-01-04T00:00:01Z", UPDATED, Settings("as it is"), arms, {},
+            predictions={"fused": own},
+        )  # fmt: skip
+        store.save(proved, [claim])
+    past = past_predictions(path, HERE, "train.py:step")
+    (score,) = (one for one in past.scores if one["technique"] == "fused")
+    assert (score["created"], score["within"]) == (shown.created, False)
+    # The same answer as beside what was shown.
+    assert past.measured["fused", "cpu"].to_json(shown.low, shown.high)["within"] is False
 
 
 def test_no_store_and_a_torn_one_are_states(tmp_path: Path) -> None:

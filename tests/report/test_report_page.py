@@ -6,11 +6,16 @@ The browser is one for all tests here; reports are written once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from reports import AlikeDurations, Report, empty_graph, without_memory
 
+from slipstream.graph import replay
+from slipstream.measure.comparison import Comparison
+from slipstream.measure.environment import capture
+from slipstream.measure.records import ArmRecord, Claim, Experiment, Settings, Verdict
 from slipstream.report import write_report
 from slipstream.report._browser import Browser, axe_core, browser, missing
 from slipstream.report.bench import repeated
@@ -58,6 +63,26 @@ def settle(page: Browser) -> None:
         "const done = arguments[arguments.length - 1];"
         "requestAnimationFrame(() => requestAnimationFrame(() => done()))"
     )
+
+
+def header(page: Browser, folder: Path, median: float) -> str:
+    """The header's figures of a step whose recorded steps took `median` times what it takes."""
+    graph = captured("transformer")
+    wall = {**graph.meta["step_ns"], "wall_median": replay(graph).step_ns * median}
+    graph = replace(graph, meta={**graph.meta, "step_ns": wall})
+    path = write_report(
+        graph, folder / "r.html", techniques=[], durations=AlikeDurations(), store=folder / "n.db"
+    )
+    page.open(path)
+    return str(page.run("return document.querySelector('.figures').innerText"))
+
+
+def test_the_header_tells_an_idle_core_from_what_was_seen(page: Browser, tmp_path: Path) -> None:
+    calm, busy = header(page, tmp_path, 1.1), header(page, tmp_path, 5.0)
+    assert "as on an idle core" in calm
+    assert "seen" not in calm
+    assert "as on an idle core" in busy
+    assert busy.count("seen: ") == 2
 
 
 def view(page: Browser) -> str:
@@ -133,6 +158,55 @@ def test_a_combination_that_was_not_simulated_says_so(
     said = page.run(FIGURES)
     assert "not simulated" in said
     assert "--technique fused_optimizer:fused+checkpointing" in said
+
+
+def test_a_measured_speed_up_stands_beside_the_predicted_one(page: Browser, tmp_path: Path) -> None:
+    graph = captured("transformer")
+    wanted = ["fused_optimizer:fused", "checkpointing"]
+    arms = tuple(ArmRecord(name) for name in ("as it is", wanted[0]))
+    claim = Claim(
+        "cpu", wanted[0], "as it is", "median", 0.5, 0.4, 0.625, 0.95, Verdict.FASTER, 0.01, 60
+    )
+    experiment = Experiment(
+        graph.meta["workload"], "2026-01-03T00:00:00Z", capture(torch=False),
+        Settings("as it is"), arms, {},
+    )  # fmt: skip
+    path = write_report(
+        graph, tmp_path / "r.html", techniques=wanted, durations=AlikeDurations(),
+        store=tmp_path / "none.db", comparisons=[Comparison(experiment, (claim,))],
+    )  # fmt: skip
+    predictions = Report(path).document["what_ifs"]["predictions"]
+    predicted = next(p for p in predictions if p["technique"] == wanted[0])
+    assert predicted["measured"]["ratio"] == 0.5
+    page.open(path, view="whatifs")
+    cells = {
+        name: page.run(
+            "return [...document.querySelectorAll('.ranking tbody tr')]"
+            f".find(r => r.innerText.startsWith('{name}')).cells[2].innerText"
+        )
+        for name in wanted
+    }
+    held = "within" if predicted["measured"]["within"] else "outside"
+    assert cells == {wanted[0]: f"2.00x\n[1.60, 2.50]\n{held}", wanted[1]: "–"}
+    said = page.run("return document.getElementById('view').innerText")
+    assert "slipstream prove WORKLOAD --technique checkpointing" in said
+
+
+def test_long_names_are_cut_in_the_middle_and_read_whole(page: Browser, path: Path) -> None:
+    page.open(path)
+    title, text, head, tail, label = page.run(
+        # Which operators are at the top differs; the longest name, in less room than it needs.
+        "const all = [...document.querySelectorAll('.top .middle')];"
+        "const one = all.sort((a, b) => b.title.length - a.title.length)[0];"
+        "const [head, tail] = one.children;"
+        "one.style.width = `${tail.offsetWidth + 20}px`;"
+        "return [one.title, one.textContent, head.scrollWidth > head.clientWidth,"
+        " tail.scrollWidth > tail.clientWidth, one.closest('button').ariaLabel]"
+    )
+    assert len(title) > 10
+    assert text == title
+    assert (head, tail) == (True, False)
+    assert label == f"{title}: find it on the timeline"
 
 
 def test_the_keyboard_reaches_everything(page: Browser, path: Path) -> None:

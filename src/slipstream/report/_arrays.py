@@ -45,7 +45,11 @@ class Arrays:
 
     def base64(self) -> str:
         """All columns, compressed with zlib, as text that any document may hold."""
-        return base64.b64encode(zlib.compress(b"".join(self._parts), 6)).decode()
+        return base64.b64encode(self.compressed()).decode()
+
+    def compressed(self) -> bytes:
+        """All columns, compressed with zlib."""
+        return zlib.compress(b"".join(self._parts), 6)
 
     def _add(self, column: NDArray[Any]) -> dict[str, Any]:
         data = column.astype(column.dtype.newbyteorder("<")).tobytes()

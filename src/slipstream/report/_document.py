@@ -49,7 +49,7 @@ def make_document(
         "families": list(FAMILIES),
         "kinds": [kind.name.lower() for kind in Kind],
         "phases": [phase.name.lower() for phase in StepPhase],
-        "what_ifs": _what_ifs(what_ifs, made, scenes),
+        "what_ifs": _what_ifs(what_ifs, past, made, scenes),
         "history": past.to_json(),
         "scenes": made,
     }
@@ -71,7 +71,9 @@ def redacted(document: Mapping[str, Any], redact: Callable[[str], str]) -> dict[
     return {key: walk(value) for key, value in document.items()}
 
 
-def _what_ifs(found: WhatIfs, made: list[dict[str, Any]], scenes: Scenes) -> dict[str, Any]:
+def _what_ifs(
+    found: WhatIfs, past: Past, made: list[dict[str, Any]], scenes: Scenes
+) -> dict[str, Any]:
     """What was simulated; edited steps are added to `made` while there is room for them."""
     shown = set(found.ranked)
     in_order = sorted(found.predictions, key=lambda p: p.technique not in shown)
@@ -86,7 +88,9 @@ def _what_ifs(found: WhatIfs, made: list[dict[str, Any]], scenes: Scenes) -> dic
     return {
         "state": found.state,
         "reason": found.reason,
-        "predictions": [_prediction(p, scene_of.get(p.technique)) for p in found.predictions],
+        "predictions": [
+            prediction_document(p, past, scene_of.get(p.technique)) for p in found.predictions
+        ],
         "ranked": list(found.ranked),
         "front": sorted(found.front),
         "best": found.best,
@@ -97,9 +101,12 @@ def _what_ifs(found: WhatIfs, made: list[dict[str, Any]], scenes: Scenes) -> dic
     }
 
 
-def _prediction(p: Prediction, scene: int | None) -> dict[str, Any]:
+def prediction_document(
+    p: Prediction, past: Past | None = None, scene: int | None = None
+) -> dict[str, Any]:
     """What the page shows of one: the step as it would be, ratios against the step as it is."""
     found = p.to_json()
+    measured = past.measured.get((p.technique, p.metric)) if past is not None else None
     same = ("technique", "step_ns", "ratio", "interval", "quality", "verdict", "edits", "metric")
     return {
         **{key: found[key] for key in same},
@@ -109,6 +116,7 @@ def _prediction(p: Prediction, scene: int | None) -> dict[str, Any]:
         "shares": found["provenance"],
         "basis": found["quality_basis"] or "",
         "scene": scene,
+        "measured": measured.to_json(*found["interval"]) if measured is not None else None,
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 from slipstream.errors import SlipstreamError
 from slipstream.tables import json_values
@@ -66,6 +67,44 @@ def to_html(document: Mapping[str, Any], arrays: str) -> str:
             "</body></html>\n",
         ]
     )
+
+
+def live_html(key: str | None = None) -> tuple[str, str]:
+    """The page without a document, for a server that brings one, and its policy.
+
+    It loads its script and style, and talks to its server; the policy forbids all else.
+
+    Args:
+        key: asks for script and style with it, where the browser sends no cookie.
+    """
+    asked = f"?key={quote(key, safe='')}" if key else ""
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    page = "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            '<link rel="icon" href="data:,">',
+            "<title>slipstream live</title>",
+            f'<link rel="stylesheet" href="page.css{asked}"></head><body>',
+            '<div id="page" data-live="live"><noscript>This page draws itself with a script; '
+            "switch scripts on for this address.</noscript></div>",
+            f'<script src="page.js{asked}"></script>',
+            "</body></html>\n",
+        ]
+    )
+    return page, policy
 
 
 def _json(document: Mapping[str, Any]) -> str:

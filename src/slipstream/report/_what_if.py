@@ -100,7 +100,12 @@ def what_ifs(
             best = advice.best.technique if advice.best is not None else None
         except Exception:
             # One technique's defect must not hide the others.
-            singles = [name for kind in technique.registry().values() for name in _variants(kind)]
+            singles = [
+                name
+                for kind in technique.registry().values()
+                if not (getattr(kind, "needs_cluster", False) or getattr(kind, "compresses", False))
+                for name in _variants(kind)
+            ]
             asked, failed = _one_by_one(ask, singles)
     applying = {p.technique: p for p in asked if p.why_not is None}
     refused = tuple(p for p in asked if p.why_not is not None)
@@ -194,7 +199,7 @@ def _within_time(
         if time.monotonic() - begin > _MOST_SECONDS:
             return found, at
         chunk = names[at : at + _CHUNK]
-        say(f"combinations {at + 1}-{at + len(chunk)} of {len(names)}")
+        say(f"trying combinations {at + 1} to {at + len(chunk)} of {len(names)}")
         asked, _ = _one_by_one(ask, chunk)
         found += [p for p in asked if p.why_not is None]
     return found, len(names)

@@ -8,8 +8,9 @@ from pathlib import Path
 from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
 from slipstream.files import replacing
-from slipstream.graph import Graph
+from slipstream.graph import Graph, need_graph
 from slipstream.measure._redact import Redactor
+from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import capture
 from slipstream.report._document import make_document, redacted
 from slipstream.report._history import past_predictions
@@ -25,6 +26,7 @@ def write_report(
     what_if: bool = True,
     share: bool = False,
     store: Path | None = None,
+    comparisons: Sequence[Comparison] = (),
     durations: Durations | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
@@ -39,7 +41,8 @@ def write_report(
         techniques: names in the grammar to simulate; all that are installed when none is named.
         what_if: whether to simulate any; unknown durations are micro-benchmarked first.
         share: take absolute paths and names of hosts and users out of all texts.
-        store: the results store with past predictions, which is only read.
+        store: the results store with past predictions and what was measured, which is only read.
+        comparisons: what ``ss.prove`` found for this workload, besides what the store holds.
         durations: where durations come from; this machine's cache by default.
         say: called with a short line whenever there is progress.
 
@@ -48,12 +51,15 @@ def write_report(
 
     Raises:
         UsageError: a technique that is not in the grammar.
+        InvalidArgumentError: a comparison of another workload, or `graph` is none.
         GraphError: the graph's dependencies form a cycle.
         SlipstreamError: the file cannot be written.
     """
+    need_graph(graph)
     path = Path(path)
     environment = capture(torch=False)
-    past = past_predictions(store, environment)
+    workload = str(graph.meta.get("workload", ""))
+    past = past_predictions(store, environment, workload, comparisons)
     found = WhatIfs("skipped", "no what-ifs were asked for")
     if what_if:
         say("simulating what-ifs")

@@ -34,7 +34,7 @@ _ROWS = (
 )
 # Each frame, the wheel turns about a moving place or the timeline is dragged; then the time to
 # the frame after is what a person sees.
-_MOVE = """
+MOVE = """
 const [frames, done] = [arguments[0], arguments[arguments.length - 1]];
 const canvas = document.querySelector('.lanes canvas');
 const area = canvas.getBoundingClientRect();
@@ -92,7 +92,7 @@ def _speed(options: BenchOptions, page: Browser, path: Path, detail: str) -> Ite
         frames = 1200 if options.full else 360
         options.progress(_FRAME)
         page.open(path, view="timeline", size=(1920, 1080))
-        times = page.wait(_MOVE, frames)
+        times = page.wait(MOVE, frames)
         middle, slow = np.percentile(times, [50, 95])
         said = f"{frames} frames at 1920 x 1080; median {middle:.1f} ms, most {max(times):.0f} ms"
         yield at_most(_FRAME, float(slow), 33, "ms", n=frames, detail=said)
