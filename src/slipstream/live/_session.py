@@ -1,0 +1,366 @@
+"""One session of the live page: what clients are told, and what they may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from slipstream.child import is_user_file
+from slipstream.cluster import presets
+from slipstream.errors import SlipstreamError, UsageError, WorkloadError
+from slipstream.live._places import look
+from slipstream.live.analysis import Analysis, Analyst
+from slipstream.live.costs import Costs
+from slipstream.tables import json_values
+from slipstream.verbs._batch import BatchModel
+
+_EDITS = "slipstream.live._edits"
+# Sizes that a bar stops at, from an eighth to eight times the batch.
+_STOPS, _REACH = 48, 8
+# Page faults of another launch, in times of what was seen.
+_FAULTS_VARY = 0.5, 1.5
+_FILES_SHOWN = 6
+_LONGEST_TEXT = 400_000
+
+
+class Session:
+    """Tells every client of each analysis, and does what they ask. Thread-safe.
+
+    Args:
+        analyst: whose analyses are shown.
+        loop: where clients are served.
+    """
+
+    def __init__(self, analyst: Analyst, loop: asyncio.AbstractEventLoop) -> None:
+        self.analyst = analyst
+        self._loop = loop
+        self._clients: set[asyncio.Queue[dict[str, Any]]] = set()
+        self._undo: list[dict[str, str]] = []
+        # One edit at a time, whoever asks.
+        self._editing = threading.Lock()
+        self._place: tuple[str, dict[str, Any]] | None = None
+        self._leave = analyst.listen(self._hear)
+
+    def join(self) -> asyncio.Queue[dict[str, Any]]:
+        """A queue of what a new client should be told, beginning with all that is known."""
+        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        queue.put_nowait({"type": "about", "clusters": sorted(presets())})
+        for message in self._messages(self.analyst.latest, None):
+            queue.put_nowait(message)
+        self._clients.add(queue)
+        return queue
+
+    def part(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+        """The client of `queue` is gone."""
+        self._clients.discard(queue)
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._leave()
+
+    def document(self, number: int, state: str, name: str) -> Path | None:
+        """The file `name` of what the page draws of an analysis, while it is kept."""
+        latest = self.analyst.latest
+        folder = latest.document
+        if latest.number != number or folder is None or folder.name != state:
+            return None
+        return folder / name
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what a client asks for: what comes of it, or the ``error`` in three parts."""
+        try:
+            doing = self._deeds.get(str(request.get("do")))
+            if doing is None:
+                raise UsageError(f"the page asks for '{request.get('do')}', which nobody knows")
+            return {"result": json_values(doing(self, request))}
+        except SlipstreamError as error:
+            return {"error": {"what": error.what, "where": error.where, "remedy": error.remedy}}
+        except (KeyError, TypeError, ValueError) as error:
+            said = f"the page's request is malformed: {type(error).__name__}: {error}"
+            return {"error": {"what": said, "where": None, "remedy": "load the page again"}}
+
+    # What may be asked for.
+
+    def _simulate(self, request: Mapping[str, Any]) -> Any:
+        return self.analyst.simulate(str(request["technique"]), request.get("cluster"))
+
+    def _on_device(self, request: Mapping[str, Any]) -> Any:
+        return self.analyst.on_device(str(request["device"]))
+
+    def _preview(self, request: Mapping[str, Any]) -> Any:
+        return self.analyst.ask(
+            f"{_EDITS}:preview", target=self._target, change=_change(request),
+            digest=request.get("digest"),
+        )  # fmt: skip
+
+    def _save(self, request: Mapping[str, Any]) -> Any:
+        change = _change(request)
+        with self._editing:
+            expected = self._expected(change)
+            saved: dict[str, str] = self.analyst.ask(
+                f"{_EDITS}:save", target=self._target, change=change, digest=str(request["digest"])
+            )
+            self._undo.append(saved)
+            if expected is not None:
+                self.analyst.expect(saved["after"], expected)
+        self.analyst.analyse()
+        return saved
+
+    def _take_back(self, request: Mapping[str, Any]) -> Any:
+        with self._editing:
+            if not self._undo:
+                raise WorkloadError("there is no edit of this session to take back")
+            last = self._undo[-1]
+            try:
+                found = self.analyst.ask(
+                    f"{_EDITS}:take_back", target=self._target, digest=last["after"]
+                )
+            except WorkloadError as error:
+                raise WorkloadError(
+                    error.what,
+                    where=error.where,
+                    remedy="take the edit back by hand; "
+                    f"{self._path.name}.orig is the file as it was before",
+                ) from error
+            self._undo.pop()
+        self.analyst.analyse()
+        return found
+
+    def _again(self, request: Mapping[str, Any]) -> Any:
+        return {"number": self.analyst.analyse(again=True)}
+
+    _deeds: ClassVar[Mapping[str, Callable[[Session, Mapping[str, Any]], Any]]] = {
+        "simulate": _simulate,
+        "device": _on_device,
+        "preview": _preview,
+        "save": _save,
+        "undo": _take_back,
+        "again": _again,
+    }
+
+    def _expected(self, change: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What is predicted for the step after `change`, to stand beside its measurement."""
+        latest = self.analyst.latest
+        costs, batch = latest.costs, latest.batch
+        if costs is None:
+            return None
+        if "batch" in change:
+            ratio = self._samples_per_batch()
+            if batch is None or ratio is None:
+                return None
+            found = _stop(batch, int(change["batch"]) * ratio, _Now.of(costs, batch))
+            if found is None:
+                return None
+            name = f"batch_size {change['batch']}"
+        else:
+            name = str(change["technique"])
+            predicted = self.analyst.simulate(name)
+            if "why_not" in predicted:
+                return None
+            samples = predicted["samples"] or costs.samples
+            low, high = predicted["interval"]
+            scale = predicted["step_ns"] / predicted["ratio"] if predicted["ratio"] else 0.0
+            found = {
+                "samples": samples,
+                "step_ns": [predicted["step_ns"], low * scale, high * scale],
+                "peak_bytes": predicted["peak_bytes"],
+            }
+        before = {
+            "step_ns": costs.step_ns, "peak_bytes": costs.peak_bytes, "samples": costs.samples,
+        }  # fmt: skip
+        return {"change": name, "before": before, **found}
+
+    # What clients are told.
+
+    def _hear(self, analysis: Analysis) -> None:
+        before, self._told = getattr(self, "_told", None), analysis
+        messages = self._messages(analysis, before)
+        self._loop.call_soon_threadsafe(self._send, messages)
+
+    def _send(self, messages: list[dict[str, Any]]) -> None:
+        for queue in self._clients:
+            for message in messages:
+                queue.put_nowait(message)
+
+    def _messages(self, now: Analysis, before: Analysis | None) -> list[dict[str, Any]]:
+        """What is new in `now`; all of it when there was nothing before."""
+        found: list[dict[str, Any]] = [self._state(now)]
+        if now.costs is not None and (before is None or before.costs is not now.costs):
+            found.append({"type": "costs", "costs": now.costs.to_json(), "files": _texts(now)})
+        new_edge = before is None or before.batch is not now.batch or before.state != now.state
+        if new_edge or (before is not None and before.batch_reason != now.batch_reason):
+            found.append({"type": "batch", **self._batch(now)})
+        return [json_values(message) for message in found]
+
+    def _state(self, now: Analysis) -> dict[str, Any]:
+        document = None
+        if now.document is not None and not now.stale:
+            document = f"document/{now.number}/{now.document.name}"
+        return {
+            "type": "state",
+            "workload": self.analyst.workload.name,
+            "number": now.number,
+            "state": now.state,
+            "said": now.said,
+            "stale": now.stale,
+            "problem": vars(now.problem) if now.problem is not None else None,
+            "document": document,
+            "expected": now.expected,
+            "after_s": dict(now.after_s),
+            "history": self.analyst.history[-50:],
+            "undo": len(self._undo),
+        }
+
+    def _batch(self, now: Analysis) -> dict[str, Any]:
+        """The sizes that bars can be dragged to, and where the file says the size."""
+        place = self._look()
+        reason = place.get("why_not") or ""
+        ratio = self._samples_per_batch()
+        if not reason and now.costs is not None and ratio is None:
+            reason = (
+                f"the file says {place.get('value')}, and a step has {now.costs.samples} samples"
+            )
+        model = now.batch
+        stops = _stops(model, _Now.of(now.costs, model)) if model is not None else []
+        return {
+            "place": {key: place.get(key) for key in ("value", "line", "digest")},
+            "file": self._path.name,
+            "read_only": reason,
+            "why_not": now.batch_reason,
+            "measuring": model is None and not now.batch_reason,
+            "per_batch": ratio or 1,
+            "stops": stops,
+            "max_batch": model.max_batch() if model is not None else None,
+            "limit_bytes": model.limit_bytes if model is not None else None,
+            "knee": model.knee if model is not None else None,
+            "best": model.best() if model is not None else None,
+        }
+
+    def _look(self) -> dict[str, Any]:
+        try:
+            digest = hashlib.sha256(self._path.read_bytes()).hexdigest()
+        except OSError as error:
+            return {"why_not": f"the file cannot be read: {error.strerror}"}
+        if "batch_size" in self.analyst.workload.arguments:
+            return {"why_not": "--set batch_size gives it for this session", "digest": digest}
+        if self._place is None or self._place[0] != digest:
+            try:
+                self._place = digest, look(self._target)
+            except SlipstreamError as error:
+                return {"why_not": error.what, "digest": digest}
+        return self._place[1]
+
+    def _samples_per_batch(self) -> int | None:
+        """Samples that one of the file's ``batch_size`` stands for; None if that is no number."""
+        value, costs = self._look().get("value"), self.analyst.latest.costs
+        if not value or costs is None or not costs.samples or costs.samples % value:
+            return None
+        return int(costs.samples // value)
+
+    @property
+    def _path(self) -> Path:
+        return self.analyst.workload.path
+
+    @property
+    def _target(self) -> str:
+        one = self.analyst.workload
+        return str(one.path.resolve()) + (f":{one.function}" if one.function else "")
+
+
+def _change(request: Mapping[str, Any]) -> dict[str, Any]:
+    if "batch" in request:
+        batch = request["batch"]
+        if type(batch) is not int or batch < 1:
+            raise ValueError(f"a batch of {batch!r}")
+        return {"batch": batch}
+    return {"technique": str(request["technique"])}
+
+
+@dataclass(frozen=True)
+class _Now:
+    """What the step as it was recorded has that the lines of other batch sizes know nothing of.
+
+    Attributes:
+        pace: times as long as the lines say, without page faults. They are drawn through the least
+            of many turns; while something else runs on the machine, a recording takes longer.
+        faults_ns: of page faults, a sample: they grow with what a step allocates and frees.
+    """
+
+    pace: float = 1.0
+    faults_ns: float = 0.0
+
+    @classmethod
+    def of(cls, costs: Costs | None, model: BatchModel) -> _Now:
+        """Of the recorded step."""
+        if costs is None or not costs.samples:
+            return cls()
+        try:
+            lines_ns = model.time(costs.samples).estimate
+        except SlipstreamError:
+            lines_ns = 0.0
+        own_ns = costs.step_ns - costs.page_faults_ns
+        pace = own_ns / lines_ns if lines_ns > 0 and own_ns > 0 else 1.0
+        return cls(pace, costs.page_faults_ns / costs.samples)
+
+
+def _stops(model: BatchModel, now: _Now) -> list[dict[str, Any]]:
+    """What is predicted at sizes from small to as many as fit."""
+    if model.why_not is not None:
+        sizes = {one.samples for one in model.measured if not math.isnan(one.step_ns)}
+    else:
+        most = max(min(model.max_batch(), model.samples * _REACH), model.samples)
+        least = max(model.samples // _REACH, model.quantum)
+        sizes = {model.samples, most}
+        for one in range(_STOPS):
+            size = least * (most / least) ** (one / (_STOPS - 1))
+            sizes.add(max(round(size / model.quantum), 1) * model.quantum)
+    found = (_stop(model, size, now) for size in sorted(sizes))
+    return [one for one in found if one is not None]
+
+
+def _stop(model: BatchModel, samples: int, now: _Now) -> dict[str, Any] | None:
+    """What is predicted of a size, at the pace of now or the lines' own, and with page faults."""
+    faults_ns = now.faults_ns * samples
+    low, high = _FAULTS_VARY
+    try:
+        step = model.time(samples)
+    except SlipstreamError:
+        return None
+    try:
+        peak = model.memory(samples).estimate
+    except SlipstreamError:
+        peak = 0.0
+    return {
+        "samples": samples,
+        "step_ns": [
+            now.pace * step.estimate + faults_ns,
+            min(now.pace, 1.0) * step.low + low * faults_ns,
+            max(now.pace, 1.0) * step.high + high * faults_ns,
+        ],
+        "peak_bytes": peak,
+        "measured": any(
+            one.samples == samples and not math.isnan(one.step_ns) for one in model.measured
+        ),
+    }
+
+
+def _texts(now: Analysis) -> list[dict[str, Any]]:
+    """The files that cost most, as they are now."""
+    assert now.costs is not None
+    found: dict[str, str] = {}
+    for line in now.costs.lines:
+        if line.path in found or not is_user_file(line.path) or len(found) >= _FILES_SHOWN:
+            continue
+        try:
+            text = Path(line.path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if len(text) <= _LONGEST_TEXT:
+            found[line.path] = text
+    return [{"path": path, "text": text} for path, text in found.items()]

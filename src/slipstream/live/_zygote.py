@@ -1,0 +1,342 @@
+"""A warm process that is forked for every analysis: torch is imported once, user code never is.
+
+A fresh interpreter takes seconds to import torch; a fork of one that has it takes milliseconds,
+and is as fresh, for nothing of the user's ever ran in the original. Between it and each fork
+stands a keeper, which waits for the fork, tells how it ended, and ends it should we be gone::
+
+    we ── socket: command, folder, variables, pipes ──▶ zygote ── fork ──▶ keeper ── fork ──▶ child
+    we ◀── pipes of the child ─────────────────────────────────────────────────────────────┘
+    we ◀── how the child ended ──────────────────────────────── keeper
+    we ── collected, or we are gone ──────────────────────────▶ keeper
+
+`Zygote.start` is called as `subprocess.Popen` is, so that `slipstream.child.Child` takes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from slipstream.errors import ChildError
+
+_IMPORTED = (
+    "torch",
+    # What an optimizer's first step would import.
+    "torch._dynamo",
+    "torch.profiler",
+    "slipstream.live._recording",
+    "slipstream.live._desk",
+)
+_READY = b"R"
+_LONGEST_START_S, _LONGEST_FORK_S = 120.0, 60.0
+_LONGEST_REQUEST = 1 << 20
+_FIRST_FREE_FD = 3
+
+
+def can_fork() -> bool:
+    """Whether a process that imported torch can be forked here; macOS's libraries forbid it."""
+    return sys.platform == "linux"
+
+
+class Zygote:
+    """The warm process. Thread-safe.
+
+    Args:
+        environment: variables it is started with on top of ours, such as the number of threads
+            of libraries that read it when they are imported.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(environment or {})
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def warm_up(self) -> None:
+        """Begin to import, if that has not begun; returns at once."""
+        with self._lock:
+            self._ensure()
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int],
+        env: Mapping[str, str],
+        cwd: Path | None,
+        start_new_session: bool,
+    ) -> Forked:
+        """A fork that does what ``python -m slipstream.child ...`` would.
+
+        Raises:
+            ChildError: the zygote cannot be started, or does not answer.
+        """
+        status_read, status_write = os.pipe()
+        control_read, control_write = os.pipe()
+        request = {
+            "limit": command[-1],
+            "folder": str(cwd or Path.cwd()),
+            "environment": dict(env),
+        }
+        passed = [*pass_fds, stdout, status_write, control_read]
+        try:
+            with self._lock:
+                pid = self._ask(json.dumps(request).encode(), passed)
+        except BaseException:
+            os.close(status_read)
+            os.close(control_write)
+            raise
+        finally:
+            os.close(status_write)
+            os.close(control_read)
+        return Forked(pid, status_read, control_write)
+
+    def close(self) -> None:
+        """End it. Forks that live on are ended by whoever started them."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, request: bytes, fds: Sequence[int]) -> int:
+        # It may have been killed since; a new one is as good.
+        for _ in range(2):
+            connection = self._ensure()
+            try:
+                connection.settimeout(_LONGEST_START_S)
+                socket.send_fds(connection, [len(request).to_bytes(4, "little")], fds)
+                connection.sendall(request)
+                connection.settimeout(_LONGEST_START_S)
+                answer = connection.recv(8)
+                if len(answer) == 8:
+                    return int.from_bytes(answer, "little")
+            except OSError:
+                pass
+            self._end()
+        raise ChildError(
+            "the process that analyses are forked from does not answer",
+            remedy="is there enough memory? start again with slipstream live --threads 1",
+        )
+
+    def _ensure(self) -> socket.socket:
+        if self._process is not None and self._process.poll() is None and self._socket is not None:
+            return self._socket
+        self._end()
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "slipstream.live._zygote", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **self._environment},
+                # Ctrl-C goes to us alone.
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise ChildError(
+                f"the process that analyses are forked from cannot be started: {error.strerror}"
+            ) from error
+        finally:
+            theirs.close()
+        self._socket = ours
+        return ours
+
+    def _end(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Forked:
+    """What `Child` asks of `subprocess.Popen`, of a process that is no child of ours."""
+
+    def __init__(self, pid: int, status: int, control: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status, self._control = status, control
+        self._code: int | None = None
+        # Whoever cancels an analysis ends its process from another thread.
+        self._lock = threading.Lock()
+
+    def ended(self) -> bool:
+        """Whether it is over; its number is not given to another process before `wait`."""
+        with self._lock:
+            return self._told(0.0)
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended."""
+        with self._lock:
+            if self._told(0.0):
+                self._collect()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, when it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not within `timeout` seconds.
+        """
+        with self._lock:
+            if not self._told(timeout):
+                raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+            self._collect()
+        assert self.returncode is not None
+        return self.returncode
+
+    def _told(self, timeout: float | None) -> bool:
+        if self._code is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                return False
+            told = os.read(self._status, 16)
+            # A keeper that was killed says nothing, and nobody else knows.
+            self._code = int(told) if told else -signal.SIGKILL
+        return True
+
+    def _collect(self) -> None:
+        if self.returncode is None:
+            self.returncode = self._code
+            os.close(self._status)
+            os.close(self._control)
+
+
+# What follows runs in the zygote and its forks.
+
+
+def main(number: int) -> None:
+    """Import, then fork for every request that comes over the socket with this number."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    import gc
+
+    # Of what is there now nothing is garbage; collecting would copy its pages in every fork.
+    gc.collect()
+    gc.freeze()
+    # Keepers are collected by the system.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    connection = socket.socket(fileno=number)
+    while True:
+        length, fds, _, _ = socket.recv_fds(connection, 4, 16)
+        if not length:
+            return
+        request = b""
+        while len(request) < int.from_bytes(length, "little"):
+            more = connection.recv(_LONGEST_REQUEST)
+            if not more:
+                return
+            request += more
+        told_read, told_write = os.pipe()
+        if os.fork() == 0:
+            connection.close()
+            os.close(told_read)
+            _keep(json.loads(request), list(fds), told_write)
+        os.close(told_write)
+        pid = os.read(told_read, 8)
+        os.close(told_read)
+        for fd in fds:
+            os.close(fd)
+        connection.sendall(pid)
+
+
+def _keep(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
+    """The keeper: start the child, say its number and its end, and see that it ends with us."""
+    try:
+        *_, status, control = fds
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # One that asked for a session of its own is out of reach of whoever ends the zygote.
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _become_child(request, fds[:3])
+        os.write(told, pid.to_bytes(8, "little"))
+        for fd in (told, *fds[:3]):
+            os.close(fd)
+        ended = select_until(pid, wake_read, control)
+        if ended is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        else:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(status, str(ended).encode())
+                os.close(status)
+            # Until its end was noted its number must not be another's.
+            os.read(control, 1)
+            os.waitpid(pid, 0)
+    finally:
+        os._exit(0)
+
+
+def select_until(pid: int, wake: int, control: int) -> int | None:
+    """How `pid` ended, or None when whoever wants to know is gone."""
+    while True:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if found is not None:
+            killed = found.si_code != os.CLD_EXITED
+            return -found.si_status if killed else found.si_status
+        ready = select.select([wake, control], [], [])[0]
+        if wake in ready:
+            os.read(wake, 64)
+        if control in ready:
+            return None
+
+
+def _become_child(request: dict[str, Any], fds: list[int]) -> NoReturn:
+    """In the fork: what a new process would have."""
+    code = 70
+    try:
+        os.setsid()
+        read_fd, write_fd, log = fds
+        for fd, target in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+            os.dup2(target, fd)
+        edges = [_FIRST_FREE_FD - 1, *sorted((read_fd, write_fd)), os.sysconf("SC_OPEN_MAX")]
+        for before, after in itertools.pairwise(edges):
+            os.closerange(before + 1, after)
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        # As `python -m` of a new process has it.
+        sys.path[0] = request["folder"]
+        sys.argv = ["slipstream"]
+        import random
+
+        random.seed(time.time_ns())
+        from slipstream.child import worker
+
+        worker.main([str(read_fd), str(write_fd), "0", request["limit"]])
+        code = 0
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

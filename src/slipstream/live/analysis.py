@@ -1,0 +1,406 @@
+"""Analyses of a workload while it is edited: what the page and the editor's server show.
+
+    analyst = Analyst("train.py:make_workload")
+    analyst.listen(lambda analysis: print(analysis.state, analysis.costs))
+    analyst.watch()                      # analyse now, and again whenever the file is saved
+    ...
+    analyst.close()
+
+One analysis goes through the states ``recording``, ``first`` (one step's numbers), ``recorded``
+(the whole recording), ``ready`` (techniques simulated), or ends ``failed`` with a `Problem` at
+the user's line. A newer save ends the running one. User code runs in a fresh process each time,
+and what is made of a recording in others, so that this process stays small and answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.child import started_by
+from slipstream.durations.durations import one_pool
+from slipstream.errors import SlipstreamError
+from slipstream.live._kept import Kept
+from slipstream.live._making import Making, Settings
+from slipstream.live._processes import Processes
+from slipstream.live._texts import Texts, parse_workload, says_still
+from slipstream.live._zygote import Zygote, can_fork
+from slipstream.live.states import FAILED, READY, STATES, Analysis, Problem
+from slipstream.workload import Workload
+from slipstream.workload.lines import project_root
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Analysis", "Analyst", "Problem", "parse_workload"]
+
+DEFAULT_TIMEOUT_S = 60.0
+_LOOK_S = 0.05
+_WORDS = 200
+# Seconds of timing steps of several batch sizes.
+_BATCH_BUDGET_S = 4.0
+
+
+class _OvertakenError(Exception):
+    """A newer analysis was asked for."""
+
+
+class Analyst:
+    """Analyses one workload again and again. Its methods may be called from any thread.
+
+    Args:
+        workload: a `Workload`, or ``file.py:function`` or a plain script.
+        threads: intra-op threads, 0 for what the workload sets.
+        steps: profiled steps of a whole recording.
+        timeout_s: a step that is silent for this long is ended: an endless loop.
+        techniques: what to simulate: None for nothing, empty for all that are installed.
+        batches: whether to measure how time and memory depend on the batch size.
+        batch_budget_s: about how long steps of several sizes are timed for.
+        zygote: what processes are forked from, which is then the caller's to close; its own by
+            default.
+        store: the results store with past predictions and measurements.
+
+    Raises:
+        SlipstreamError: as `Workload.parse`, when `workload` is a text of a wrong form. A file
+            that does not parse is a `Problem` of the analysis, not an error here.
+    """
+
+    def __init__(
+        self,
+        workload: Workload | str,
+        *,
+        threads: int = 0,
+        steps: int = 24,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        techniques: Sequence[str] | None = (),
+        batches: bool = True,
+        batch_budget_s: float = _BATCH_BUDGET_S,
+        zygote: Zygote | None = None,
+        store: Path | None = None,
+    ) -> None:
+        if not isinstance(workload, Workload):
+            workload = parse_workload(workload)
+        self.workload = workload
+        self._settings = Settings(
+            workload, threads, steps, timeout_s,
+            None if techniques is None else tuple(techniques),
+            batches, batch_budget_s, str(store) if store else None,
+        )  # fmt: skip
+        self._folder = Path(tempfile.mkdtemp(prefix="slipstream-live-"))
+        self._owns_zygote = zygote is None
+        self._zygote = zygote or (Zygote(one_pool(threads)) if can_fork() else None)
+        self._processes = Processes(self._zygote)
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[Analysis], None]] = []
+        self._wanted = self._now = self._done = 0
+        self._closed = self._working = self._afresh = False
+        self._watching = False
+        self._threads: list[threading.Thread] = []
+        self._texts = Texts(workload.path)
+        self._kept = Kept(self._folder)
+        self._expected: tuple[str, Mapping[str, Any]] | None = None
+        self._latest = Analysis()
+        self._history: list[dict[str, Any]] = []
+        self._begun = 0.0
+
+    # What is known.
+
+    @property
+    def latest(self) -> Analysis:
+        """The newest analysis, as far as it is."""
+        return self._latest
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Finished recordings, the oldest first: digest, time, step, peak, samples."""
+        return list(self._history)
+
+    def listen(self, listener: Callable[[Analysis], None]) -> Callable[[], None]:
+        """Call `listener`, in a thread of the analyst's, whenever there is something new.
+
+        Returns:
+            Call it to hear no more.
+        """
+        self._listeners.append(listener)
+
+        def leave() -> None:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return leave
+
+    def wait(self, number: int, *, state: str = READY, timeout_s: float = 600.0) -> Analysis:
+        """The analysis `number` (or a newer one) once it has come to `state`, or failed.
+
+        Raises:
+            TimeoutError: it has not within `timeout_s`.
+        """
+
+        def there() -> bool:
+            one = self._latest
+            reached = one.done or STATES.index(one.state) >= STATES.index(state)
+            return one.number >= number and reached and not one.said.startswith("waiting")
+
+        with self._changed:
+            if not self._changed.wait_for(there, timeout_s):
+                raise TimeoutError(f"analysis {number} is not {state} after {timeout_s:g} s")
+            return self._latest
+
+    # What can be asked for.
+
+    def analyse(self, *, again: bool = False) -> int:
+        """Analyse the files as they are on disk; returns the number of that analysis.
+
+        A running analysis of another text is ended. Of a text that was analysed not long ago the
+        numbers are shown at once, and nothing runs, unless `again`.
+        """
+        with self._changed:
+            if self._closed:
+                return self._latest.number
+            current = self._latest.number == self._wanted and self._latest.state != FAILED
+            if current and not again and self._wanted and says_still(self._texts.seen):
+                return self._wanted
+            self._wanted += 1
+            number = self._wanted
+            self._afresh = again
+            self._begun = time.monotonic()
+            if not self._working:
+                self._working = True
+                self._begin(self._work, "slipstream-analyst")
+            self._changed.notify_all()
+        self._processes.end_running()
+        return number
+
+    def watch(self) -> int:
+        """Analyse now, and whenever one of the user's files changes on disk."""
+        if self._zygote is not None:
+            self._zygote.warm_up()
+        number = self.analyse()
+        with self._changed:
+            if not self._watching:
+                self._watching = True
+                self._begin(self._look, "slipstream-watch")
+        return number
+
+    def simulate(self, technique: str, cluster: str | None = None) -> dict[str, Any]:
+        """What `technique`, a combination in the grammar, would make of the latest recording.
+
+        Args:
+            cluster: where it runs, a preset or short form, if it needs several workers.
+
+        Returns:
+            As `slipstream.report._document` writes a prediction; or with ``why_not``.
+
+        Raises:
+            UsageError: it is not in the grammar.
+            SlipstreamError: nothing is recorded yet.
+        """
+        found: dict[str, Any] = self.ask(
+            "slipstream.live._desk:simulate", path=self._recording(), technique=technique,
+            cluster=cluster,
+        )  # fmt: skip
+        return found
+
+    def on_device(self, device: str) -> dict[str, Any]:
+        """The latest recording's step on another device, as `OnDevice.to_json` has it.
+
+        Raises:
+            UnknownNameError: no such device.
+            SlipstreamError: nothing is recorded yet.
+        """
+        found: dict[str, Any] = self.ask(
+            "slipstream.live._desk:on_device", path=self._recording(), device=device
+        )
+        return found
+
+    def _recording(self) -> str:
+        graph = self._latest.graph
+        if graph is None:
+            raise SlipstreamError("there is no recording yet", remedy="wait for the first numbers")
+        return str(graph)
+
+    def ask(self, function: str, **arguments: Any) -> Any:
+        """``module:function(**arguments)`` in the process that has the latest recording loaded.
+
+        Raises:
+            SlipstreamError: what the function raised.
+        """
+        return self._processes.ask(self._latest.graph, function, **arguments)
+
+    def expect(self, digest: str, values: Mapping[str, Any]) -> None:
+        """Remember `values`, predicted for the workload's file with this SHA-256 `digest`.
+
+        They stand in ``Analysis.expected`` of its analysis, beside what is then measured.
+        """
+        self._expected = (digest, dict(values))
+
+    def close(self) -> None:
+        """End everything that runs, and remove what was recorded."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._processes.interrupt()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(30)
+        self._processes.close()
+        if self._zygote is not None and self._owns_zygote:
+            self._zygote.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Analyst:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self.close()
+
+    # The thread that analyses.
+
+    def _begin(self, function: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._wanted > self._done)
+                if self._closed:
+                    return
+                number, begun = self._wanted, self._begun
+                self._now = number
+            try:
+                with started_by(self._start):
+                    self._one(number, begun)
+            except _OvertakenError:
+                pass
+            except SlipstreamError as error:
+                self._fail(number, begun, Problem.of(error, self.workload))
+            except Exception as error:
+                # A defect of ours must not end the session.
+                said = f"{type(error).__name__}: {error}"[:_WORDS]
+                self._fail(number, begun, Problem("", 0, said, ""))
+            self._done = number
+
+    def _fail(self, number: int, begun: float, problem: Problem) -> None:
+        # What fails since it was ended for a newer one is no news.
+        with contextlib.suppress(_OvertakenError):
+            self._say(number, begun, state=FAILED, said="", problem=problem, stale=True)
+
+    def _one(self, number: int, begun: float) -> None:
+        before = self._latest
+        making = Making(
+            self._settings,
+            self._processes,
+            self._folder / f"{number}",
+            say=lambda **changes: self._say(number, begun, **changes),
+            know=self._know,
+            latest=lambda: self._latest,
+        )
+        expected = self._expectation()
+        self._texts.look()
+        known = None if self._afresh else self._kept.of_now()
+        if known is not None:
+            files, found = known
+            self._texts.know(files)
+            self._publish(number, replace(found, number=number, expected=expected))
+            if found.state == READY:
+                return
+        else:
+            begun_with = Analysis(
+                number,
+                self._texts.digest,
+                said="starting",
+                costs=before.costs,
+                stale=True,
+                expected=expected,
+            )
+            self._publish(number, begun_with)
+            root = project_root(self.workload.path)
+            same = None if self._afresh else self._kept.of_code(self._texts, root)
+            if same is not None:
+                making.reline(*same)
+                self._kept.keep(self._texts, self._latest)
+                return
+            making.record(lambda work: None if self._afresh else self._kept.of_work(work))
+            self._history.append(self._entry())
+            self._kept.keep(self._texts, self._latest)
+        making.measure_batches()
+        making.advise()
+        self._kept.keep(self._texts, self._latest)
+
+    def _start(self, command: Sequence[str], **options: Any) -> Any:
+        """Start a process for the analysis that runs; a newer one ends it."""
+        if self._is_overtaken(self._now):
+            raise _OvertakenError
+        process = self._processes.start(command, **options)
+        if self._is_overtaken(self._now):
+            self._processes.end_running()
+        return process
+
+    def _is_overtaken(self, number: int) -> bool:
+        return self._wanted > number or self._closed
+
+    # What is said of it.
+
+    def _say(self, number: int, begun: float, **changes: Any) -> None:
+        one = self._latest
+        if "state" in changes:
+            after = {**one.after_s, changes["state"]: time.monotonic() - begun}
+            changes["after_s"] = after
+        self._publish(number, replace(one, number=number, **changes))
+
+    def _publish(self, number: int, analysis: Analysis) -> None:
+        with self._changed:
+            if self._is_overtaken(number):
+                raise _OvertakenError
+            self._latest = analysis
+            self._changed.notify_all()
+        for listener in list(self._listeners):
+            listener(analysis)
+
+    def _entry(self) -> dict[str, Any]:
+        found = self._latest.costs
+        assert found is not None
+        return {
+            "digest": self._latest.digest,
+            "at": time.time(),
+            "step_ns": found.step_ns,
+            "peak_bytes": found.peak_bytes,
+            "samples": found.samples,
+        }
+
+    def _expectation(self) -> Mapping[str, Any] | None:
+        if self._expected is None:
+            return None
+        digest, values = self._expected
+        try:
+            content = self.workload.path.read_bytes()
+        except OSError:
+            return None
+        return values if hashlib.sha256(content).hexdigest() == digest else None
+
+    # The user's files.
+
+    def _know(self, files: Sequence[str]) -> None:
+        self._texts.know(files)
+        with self._changed:
+            self._latest = replace(self._latest, digest=self._texts.digest)
+
+    def _look(self) -> None:
+        """The thread that watches files."""
+        seen = self._texts.signs()
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, _LOOK_S):
+                    return
+            now = self._texts.signs()
+            # Files that became known meanwhile were there before.
+            if any(seen.get(path, sign) != sign for path, sign in now.items()):
+                self.analyse()
+            seen = now

@@ -1,0 +1,13 @@
+"""A language server: what lines, functions and modules cost, shown in any editor.
+
+    slipstream lsp train.py:make_workload       # over stdin and stdout, as editors start it
+
+Source: Microsoft, "Language Server Protocol Specification 3.17"; the interaction is Skyline's
+(Yu et al., UIST 2020), in the protocol's terms.
+"""
+
+from slipstream.live.editor.requests import make_server
+from slipstream.live.editor.serve import serve_stdio, serve_tcp
+from slipstream.live.editor.server import EditorServer
+
+__all__ = ["EditorServer", "make_server", "serve_stdio", "serve_tcp"]

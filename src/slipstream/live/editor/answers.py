@@ -1,0 +1,146 @@
+"""What an editor is shown when it asks: made of what is known, without waiting for anything."""
+
+from __future__ import annotations
+
+from lsprotocol import types
+
+from slipstream.errors import SlipstreamError
+from slipstream.live.editor.commands import ANALYSE, APPLY, PAGE, SET_BATCH_SIZE, SHOW
+from slipstream.live.editor.edits import batch_size_in
+from slipstream.live.editor.notes import summary
+from slipstream.live.editor.server import EditorServer
+from slipstream.live.editor.text import Document, line_range
+from slipstream.live.editor.watch import Watch
+
+_BATCHES = (0.5, 2.0, 4.0)
+
+
+def lenses(ls: EditorServer, document: Document) -> list[types.CodeLens]:
+    """Above classes and functions what they cost; above a workload's function the whole step."""
+    return [*_beginnings(ls, document), *_blocks(ls, document)]
+
+
+def _blocks(ls: EditorServer, document: Document) -> list[types.CodeLens]:
+    view, path = ls.view_of(document), document.place
+    if view is None or view.costs is None or path not in view.notes:
+        return []
+    mark = "… " if view.stale else ""
+    return [
+        types.CodeLens(
+            range=line_range(document, line),
+            command=types.Command(title=mark + note.title, command=SHOW, arguments=[document.uri]),
+        )
+        for line, note in ls.placed(document, view.notes[path].blocks)
+    ]
+
+
+def _beginnings(ls: EditorServer, document: Document) -> list[types.CodeLens]:
+    """For functions that may be workloads: what their step costs, or the way to find out."""
+    path = document.place
+    found = []
+    for line, name in ls.diagnoser.workloads(document):
+        target = f"{path}:{name}"
+        watch = next(
+            (
+                one
+                for one in ls.watches
+                if one.path == path and one.analyst.workload.function == name
+            ),
+            None,
+        )
+        if watch is None:
+            title = "analyse what a step of this costs"
+        elif watch.view.costs is None:
+            title = watch.view.analysis.said or watch.view.analysis.state
+        else:
+            title = ("… " if watch.view.stale else "") + summary(watch.view.costs)
+        offered = [types.Command(title=title, command=ANALYSE, arguments=[target])]
+        if watch is not None:
+            offered.append(types.Command("open the page", PAGE, arguments=[document.uri]))
+        where = line_range(document, line)
+        found += [types.CodeLens(range=where, command=command) for command in offered]
+    return found
+
+
+def hints(ls: EditorServer, document: Document) -> list[types.InlayHint]:
+    """At the ends of lines: their shares of the step."""
+    view, path = ls.view_of(document), document.place
+    if view is None or path not in view.notes:
+        return []
+    mark = "… " if view.stale else ""
+    return [
+        types.InlayHint(
+            position=line_range(document, line).end,
+            label=mark + note.title,
+            tooltip=types.MarkupContent(types.MarkupKind.Markdown, note.hover),
+            padding_left=True,
+        )
+        for line, note in ls.placed(document, view.notes[path].hints)
+    ]
+
+
+def hover(ls: EditorServer, document: Document, line: int) -> types.Hover | None:
+    """The parts of what a line costs; None where nothing is said of it."""
+    view, path = ls.view_of(document), document.place
+    if view is None or path not in view.notes:
+        return None
+    notes = view.notes[path]
+    texts = [
+        note.hover
+        for at, note in ls.placed(document, (*notes.hints, *notes.blocks))
+        if at == line and note.hover
+    ]
+    if not texts:
+        return None
+    if view.stale:
+        texts.append("*Of the text before; the new one is being analysed.*")
+    content = types.MarkupContent(types.MarkupKind.Markdown, "\n\n---\n\n".join(texts))
+    return types.Hover(content, range=line_range(document, line))
+
+
+def actions(ls: EditorServer, document: Document, first: int, last: int) -> list[types.CodeAction]:
+    """Edits that are offered on these lines, from 0, both included."""
+    watch = ls.watch_of(document)
+    if watch is None or watch.path != document.place:
+        return []
+    found = [
+        types.CodeAction(
+            title=f"apply {advice.technique}: {advice.predicted}",
+            kind=types.CodeActionKind.QuickFix,
+            diagnostics=[diagnostic],
+            command=types.Command(
+                title="apply",
+                command=APPLY,
+                arguments=[document.uri, advice.technique, document.version],
+            ),
+        )
+        for advice, diagnostic in ls.diagnoser.advice(document)
+        if first <= diagnostic.range.start.line <= last
+    ]
+    return [*found, *_sizes(watch, document, first, last)]
+
+
+def _sizes(watch: Watch, document: Document, first: int, last: int) -> list[types.CodeAction]:
+    """Other batch sizes, on the line that says the size."""
+    kind = types.CodeActionKind.RefactorRewrite
+    try:
+        size = batch_size_in(document.source, watch.analyst.workload)
+    except SlipstreamError:
+        return []
+    if not first <= size.line - 1 <= last:
+        return []
+    model = watch.view.analysis.batch
+    found = []
+    for factor in _BATCHES:
+        samples = max(1, round(size.value * factor))
+        title = f"batch size {samples}"
+        if model is not None and model.why_not is None:
+            step = model.time(samples)
+            title += f": predicted {samples / step.estimate * 1e9:,.0f} samples/s"
+        command = types.Command(
+            title=title,
+            command=SET_BATCH_SIZE,
+            arguments=[document.uri, samples, document.version],
+        )
+        found.append(types.CodeAction(title=title, kind=kind, command=command))
+    return found

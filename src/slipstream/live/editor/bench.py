@@ -1,0 +1,72 @@
+"""How long the server takes to answer an editor while it analyses."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lsprotocol import types
+from pygls.lsp.client import LanguageClient
+
+_LONGEST_S, _PAUSE_S = 150.0, 0.01
+_DONE = ("ready", "failed")
+
+
+def latencies_ms(path: Path, function: str) -> list[float]:
+    """Round trips of requests in turns until the analysis is ready; none if it failed."""
+    return asyncio.run(_latencies(path, function))
+
+
+async def _latencies(path: Path, function: str) -> list[float]:
+    client, uri = LanguageClient("bench", "1"), path.as_uri()
+
+    @client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)  # type: ignore[untyped-decorator]
+    def ignore(params: types.PublishDiagnosticsParams) -> None:
+        """Nobody looks at them."""
+
+    target = f"{path}:{function}"
+    await client.start_io(
+        sys.executable, "-m", "slipstream", "lsp", target, "--threads", "1", "--no-batches"
+    )
+    try:
+        await client.initialize_async(
+            types.InitializeParams(types.ClientCapabilities(), root_uri=path.parent.as_uri())
+        )
+        client.initialized(types.InitializedParams())
+        text = path.read_text()
+        item = types.TextDocumentItem(uri, types.LanguageKind.Python, 1, text)
+        client.text_document_did_open(types.DidOpenTextDocumentParams(item))
+        return await _asked(client, uri, text)
+    finally:
+        await client.shutdown_async(None)
+        client.exit(None)
+        await client.stop()  # type: ignore[no-untyped-call]
+
+
+async def _asked(client: LanguageClient, uri: str, text: str) -> list[float]:
+    document = types.TextDocumentIdentifier(uri)
+    whole = types.Range(types.Position(0, 0), types.Position(text.count("\n"), 0))
+    hover = types.HoverParams(document, types.Position(text.count("\n") // 2, 0))
+    took: list[float] = []
+
+    async def timed(answer: Any) -> Any:
+        begin = time.perf_counter()
+        found = await answer
+        took.append((time.perf_counter() - begin) * 1e3)
+        return found
+
+    end = time.monotonic() + _LONGEST_S
+    while time.monotonic() < end:
+        await timed(client.text_document_code_lens_async(types.CodeLensParams(document)))
+        await timed(client.text_document_inlay_hint_async(types.InlayHintParams(document, whole)))
+        await timed(client.text_document_hover_async(hover))
+        state = await client.workspace_execute_command_async(
+            types.ExecuteCommandParams("slipstream.show", [uri])
+        )
+        if state is not None and state["state"] in _DONE:
+            return took if state["state"] == _DONE[0] else []
+        await asyncio.sleep(_PAUSE_S)
+    return took

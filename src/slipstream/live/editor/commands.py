@@ -1,0 +1,99 @@
+"""What an editor may ask for by name: edits, analyses, the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipstream.live.editor.edits import with_batch_size, with_technique
+from slipstream.live.editor.notes import summary
+from slipstream.live.editor.server import EditorServer, refusal
+from slipstream.live.editor.watch import View, Watch
+
+SET_BATCH_SIZE = "slipstream.setBatchSize"
+APPLY = "slipstream.apply"
+UNDO = "slipstream.undo"
+ANALYSE = "slipstream.analyse"
+SHOW = "slipstream.show"
+PAGE = "slipstream.page"
+
+
+async def set_batch_size(ls: EditorServer, uri: str, samples: int, *version: Any) -> dict[str, Any]:
+    """Edit the number that says the batch size."""
+    workload = _watch(ls, uri, version).analyst.workload
+    return await ls.change(
+        uri, f"batch size {samples}", lambda text: with_batch_size(text, workload, samples)
+    )
+
+
+async def apply(ls: EditorServer, uri: str, technique: str, *version: Any) -> dict[str, Any]:
+    """Write what a technique, or a combination, would change."""
+    workload = _watch(ls, uri, version).analyst.workload
+    return await ls.change(uri, technique, lambda text: with_technique(text, workload, technique))
+
+
+async def undo(ls: EditorServer, uri: str) -> dict[str, Any]:
+    """Take the last of these edits back, if nothing was typed since."""
+    return await ls.take_back(uri)
+
+
+def analyse(ls: EditorServer, target: str) -> bool:
+    """Analyse ``file.py:function`` now, and whenever it is saved; whether it can be."""
+    return ls.begin(target) is not None
+
+
+def show(ls: EditorServer, uri: str) -> dict[str, Any] | None:
+    """How far the file's analysis is, for a status line; None where there is none."""
+    view = ls.view_of(ls.documents[uri])
+    return None if view is None else _state(view)
+
+
+async def page(ls: EditorServer, uri: str, *show: Any) -> dict[str, Any]:
+    """Serve the live page of the file's workload; open it in a browser, unless told not to."""
+    watch = _watch(ls, uri)
+    return {"address": await ls.open_page(watch, show=all(show))}
+
+
+COMMANDS: Mapping[str, Callable[..., Any]] = {
+    SET_BATCH_SIZE: set_batch_size, APPLY: apply, UNDO: undo, ANALYSE: analyse, SHOW: show,
+    PAGE: page,
+}  # fmt: skip
+
+
+def _watch(ls: EditorServer, uri: str, versions: tuple[Any, ...] = ()) -> Watch:
+    """The workload whose file is edited.
+
+    Args:
+        versions: of the text that the edit was offered for, if that is given.
+
+    Raises:
+        JsonRpcException: nothing is analysed there, or the text is of another version.
+    """
+    document = ls.documents[uri]
+    for offered in versions:
+        if offered is not None and offered != document.version:
+            raise refusal(
+                f"the text is of version {document.version} now, the edit was made for {offered}"
+            )
+    path = document.place
+    for watch in ls.watches:
+        if watch.path == path:
+            return watch
+    raise refusal(
+        f"no workload of {Path(path).name} is analysed; click 'analyse what a step of this costs' "
+        f"above its function, or ask for {ANALYSE} with file.py:function"
+    )
+
+
+def _state(view: View) -> dict[str, Any]:
+    """How far an analysis is, for a status line."""
+    analysis = view.analysis
+    return {
+        "state": analysis.state,
+        "said": analysis.said,
+        "stale": view.stale,
+        "summary": summary(view.costs) if view.costs is not None else "",
+        "problem": view.problem.what if view.problem is not None else None,
+        "advice": [one.said for one in view.advice],
+    }

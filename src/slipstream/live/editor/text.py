@@ -1,0 +1,151 @@
+"""Texts as the protocol counts them: lines, units of UTF-16, and edits between two texts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pygls.workspace import TextDocument
+
+# Python's splitlines() knows more ends of lines than the protocol and Python's own parser do.
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+# Of lines that differ: more are not compared one by one, since that takes their square.
+_MOST_COMPARED = 400
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    """The lines of a text with their ends, as the protocol counts them."""
+    return tuple(_LINE.findall(text))
+
+
+class Document(TextDocument):
+    """An open file. Its `lines` end where the protocol says; they are split once a version."""
+
+    _split: tuple[str | None, tuple[str, ...]] = (None, ())
+
+    @cached_property
+    def place(self) -> str:
+        """Where the file is, absolute and without links, as an analysis names it."""
+        return str(Path(self.path).resolve())
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The lines with their ends."""
+        text = self.source
+        if self._split[0] is not text:
+            self._split = text, lines_of(text)
+        return self._split[1]
+
+
+@dataclass(frozen=True)
+class LineMap:
+    """Which line of one text is which of another, where it is the same line.
+
+    Attributes:
+        before, after: lines of both.
+    """
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    @cached_property
+    def _found(self) -> dict[int, int]:
+        before, after = self.before, self.after
+        shortest = min(len(before), len(after))
+        head = 0
+        while head < shortest and before[head] == after[head]:
+            head += 1
+        tail = 0
+        while tail < shortest - head and before[-1 - tail] == after[-1 - tail]:
+            tail += 1
+        found = {i: i for i in range(head)}
+        shift = len(after) - len(before)
+        found.update({i: i + shift for i in range(len(before) - tail, len(before))})
+        old, new = before[head : len(before) - tail], after[head : len(after) - tail]
+        if max(len(old), len(new)) <= _MOST_COMPARED:
+            matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+            for a, b, size in matcher.get_matching_blocks():
+                found.update({head + a + k: head + b + k for k in range(size)})
+        return found
+
+    def after_of(self, line: int) -> int | None:
+        """Where line `line` (from 0) is now; None where it was changed or is gone."""
+        return self._found.get(line)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A replacement: characters ``begin`` to ``end`` of a text become ``new``."""
+
+    begin: int
+    end: int
+    new: str
+
+
+def spans(before: str, after: str) -> list[Span]:
+    """The least replacements, line by line, that make `after` of `before`; in order."""
+    old, new = lines_of(before), lines_of(after)
+    starts = [0]
+    for line in old:
+        starts.append(starts[-1] + len(line))
+    found = []
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        if kind != "equal":
+            found.append(_trimmed(starts[a], "".join(old[a:b]), "".join(new[c:d])))
+    return found
+
+
+def _trimmed(begin: int, old: str, new: str) -> Span:
+    """A replacement without what both texts begin and end with."""
+    shortest = min(len(old), len(new))
+    head = 0
+    while head < shortest and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < shortest - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    # Half of a line's end is no place for an editor's cursor.
+    while head and old[head - 1] == "\r":
+        head -= 1
+    while tail and old[len(old) - tail] == "\n" and old[len(old) - tail - 1 :][:1] == "\r":
+        tail -= 1
+    return Span(begin + head, begin + len(old) - tail, new[head : len(new) - tail])
+
+
+def position_at(document: Any, offset: int) -> Any:
+    """The protocol's position of a character of an open file."""
+    from lsprotocol import types
+    from pygls.workspace import ServerTextPosition
+
+    lines, row = document.lines, 0
+    while row < len(lines) and offset >= len(lines[row]):
+        if row == len(lines) - 1 and not lines[row].endswith(("\r", "\n")):
+            break
+        offset -= len(lines[row])
+        row += 1
+    if row == len(lines):
+        return types.Position(row, 0)
+    return document.position_to_client_units(ServerTextPosition(row, offset))
+
+
+def line_range(document: Any, line: int) -> Any:
+    """The protocol's range of a line (from 0) without its indentation and its end."""
+    from lsprotocol import types
+    from pygls.workspace import ServerTextPosition
+
+    lines = document.lines
+    if not lines:
+        return types.Range(types.Position(0, 0), types.Position(0, 0))
+    line = min(max(line, 0), len(lines) - 1)
+    text = lines[line].rstrip("\r\n")
+    begin = len(text) - len(text.lstrip())
+    return types.Range(
+        document.position_to_client_units(ServerTextPosition(line, min(begin, len(text)))),
+        document.position_to_client_units(ServerTextPosition(line, len(text))),
+    )

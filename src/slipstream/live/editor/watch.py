@@ -1,0 +1,163 @@
+"""One workload as the editor sees it: the newest analysis, and what is said beside its files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from slipstream.errors import SlipstreamError
+from slipstream.live.analysis import Analysis, Analyst, Problem
+from slipstream.live.costs import Costs
+from slipstream.live.editor.edits import Edited, with_technique
+from slipstream.live.editor.notes import History, Notes, make_notes, read_text
+
+# What is predicted to gain less is not worth a mark in the editor.
+WORTH_IT = 1.02
+_MOST_ADVICE = 5
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A technique that would pay, and whose edit has a place in the file.
+
+    Attributes:
+        line: from 0, the first line that its edit changes.
+        speedup: predicted; low, high: of its 90 % interval.
+        quality: what it does to the model's numbers, in one word; empty if unknown.
+    """
+
+    technique: str
+    line: int
+    speedup: float
+    low: float
+    high: float
+    quality: str
+
+    @property
+    def said(self) -> str:
+        """In one sentence."""
+        return f"{self.technique} is {self.predicted}"
+
+    @property
+    def predicted(self) -> str:
+        """What it would bring."""
+        text = f"predicted {self.speedup:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+        return text + (f"; numbers: {self.quality}" if self.quality else "")
+
+
+@dataclass(frozen=True)
+class View:
+    """What is known now; a value.
+
+    Attributes:
+        notes: by absolute path.
+        stale: whether the notes are of an earlier text than the newest analysis'.
+        advised: the text of the workload's file that `advice` was placed in.
+    """
+
+    analysis: Analysis = field(default_factory=Analysis)
+    costs: Costs | None = None
+    notes: Mapping[str, Notes] = field(default_factory=dict)
+    stale: bool = False
+    problem: Problem | None = None
+    advice: tuple[Advice, ...] = ()
+    advised: str = ""
+
+
+class Watch:
+    """Hears of a workload's analyses and makes what is shown of them, in the analyst's threads.
+
+    Args:
+        changed: called, in one of those threads, whenever `view` is another.
+    """
+
+    def __init__(self, analyst: Analyst, changed: Callable[[], None]) -> None:
+        self.analyst = analyst
+        self._path = str(analyst.workload.path.resolve())
+        self.view = View()
+        self._changed = changed
+        self._history = History()
+        self._texts: dict[str, str] = {}
+        self._number = -1
+        self._recorded = -1
+        self._lock = threading.Lock()
+        self._leave = analyst.listen(self._hear)
+
+    @property
+    def path(self) -> str:
+        """The workload's file, absolute."""
+        return self._path
+
+    def close(self) -> None:
+        """End the analyses."""
+        self._leave()
+        self.analyst.close()
+
+    def _hear(self, analysis: Analysis) -> None:
+        with self._lock:
+            before = self.view
+            if analysis.number != self._number:
+                # What is on disk now is what is analysed.
+                self._number = analysis.number
+                paths = {self.path, *before.notes}
+                self._texts = {path: read_text(path) for path in paths}
+            view = replace(
+                before, analysis=analysis, problem=analysis.problem, stale=analysis.stale
+            )
+            costs = analysis.costs
+            if costs is not None and not analysis.stale and costs is not before.costs:
+                view = replace(view, costs=costs, notes=self._notes(costs), advice=())
+                if analysis.state != "first" and self._recorded != analysis.number:
+                    self._recorded = analysis.number
+                    self._history.add(self._texts, costs)
+            if analysis.advice is not None and analysis.advice is not before.analysis.advice:
+                text = self._texts[self.path]
+                view = replace(view, advice=self._advice(analysis.advice, text), advised=text)
+            self.view = view
+        if _shown(view) != _shown(before):
+            self._changed()
+
+    def _notes(self, costs: Costs) -> dict[str, Notes]:
+        paths = {self.path, *(one.path for one in costs.lines if one.path)}
+        for path in paths - self._texts.keys():
+            self._texts[path] = read_text(path)
+        return {path: make_notes(path, self._texts[path], costs, self._history) for path in paths}
+
+    def _advice(self, advice: Mapping[str, object], text: str) -> tuple[Advice, ...]:
+        predictions = advice.get("predictions")
+        found: list[Advice] = []
+        rows = predictions if isinstance(predictions, list) else []
+        for row in sorted(rows, key=lambda row: float(row["ratio"])):
+            name, ratio = str(row["technique"]), float(row["ratio"])
+            if row.get("why_not") or ratio * WORTH_IT > 1 or len(found) == _MOST_ADVICE:
+                continue
+            try:
+                edited = with_technique(text, self.analyst.workload, name)
+            except SlipstreamError:
+                # It pays, but how to write it here is not certain: the page says so.
+                continue
+            low, high = row["interval"]
+            found.append(
+                Advice(
+                    name, _first_change(edited), 1 / ratio, 1 / float(high), 1 / float(low),
+                    str(row.get("quality") or ""),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+
+def _first_change(edited: Edited) -> int:
+    """The first line, from 0, of the text before the edit that it changes or writes before."""
+    from slipstream.live.editor.text import spans
+
+    found = spans(edited.before, edited.after)
+    return edited.before.count("\n", 0, found[0].begin) if found else 0
+
+
+def _shown(view: View) -> tuple[object, ...]:
+    """What of a view is to be seen."""
+    return (
+        id(view.costs), view.stale, view.problem, view.advice, view.analysis.state,
+        view.analysis.said, view.analysis.number,
+    )  # fmt: skip

@@ -1,0 +1,244 @@
+"""The local page: one server on the loopback interface, for one session and its clients.
+
+    with serving(Analyst("train.py:make_workload")) as live:
+        print(live.address)      # http://127.0.0.1:8377/?key=...
+
+What it serves: the page (the report's own assets), what the page draws of an analysis, and a
+WebSocket over which analyses arrive and edits are asked for. See `_guard.py` for who may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slipstream.errors import MissingExtraError, SlipstreamError
+from slipstream.live._guard import Guard
+from slipstream.live._session import Session
+from slipstream.live.analysis import Analyst
+from slipstream.report._html import assets, live_html
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.websockets import WebSocket
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 8377
+# Of the default, as many more are tried: several sessions may run at once.
+_PORTS_TRIED = 20
+_KEY_BYTES = 24
+_LONGEST_MESSAGE = 1 << 20
+_START_S, _END_S = 30.0, 10.0
+_TYPES = {"document.json": "application/json", "columns.deflate": "application/octet-stream"}
+
+
+@dataclass
+class Live:
+    """A server that runs in a thread of its own.
+
+    Attributes:
+        port: on 127.0.0.1.
+        key: of this session; whoever has it may ask for what the page can.
+    """
+
+    analyst: Analyst
+    port: int
+    key: str = field(repr=False)
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser; it holds the key."""
+        return f"http://{HOST}:{self.port}/?key={self.key}"
+
+
+@contextlib.contextmanager
+def serving(analyst: Analyst, port: int | None = None) -> Iterator[Live]:
+    """Serve the page of `analyst` until the block ends; the analyst is the caller's to close.
+
+    Args:
+        port: to listen on; None for a free one, `DEFAULT_PORT` if that is.
+
+    Raises:
+        MissingExtraError: the extra ``[live]`` is not installed.
+        SlipstreamError: the port is taken, or the page is missing from the installation.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtraError("the live page", "uvicorn", "live") from error
+    listening = listen(port)
+    live = Live(analyst, listening.getsockname()[1], secrets.token_urlsafe(_KEY_BYTES))
+    assets()
+    config = uvicorn.Config(
+        Guard(_application(analyst), live.port, live.key),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        ws="websockets-sansio",
+        ws_max_size=_LONGEST_MESSAGE,
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(server.serve(sockets=[listening])),
+        name="slipstream-server",
+        daemon=True,
+    )
+    thread.start()
+    try:
+        _await_start(server, thread)
+        yield live
+    finally:
+        server.should_exit = True
+        thread.join(_END_S)
+        listening.close()
+
+
+def listen(port: int | None) -> socket.socket:
+    """A socket that waits for connections on the loopback interface.
+
+    Args:
+        port: 0 or None for a free one, the latter for `DEFAULT_PORT` if that is.
+
+    Raises:
+        SlipstreamError: the port is taken.
+    """
+    wanted = [port] if port is not None else [*range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED), 0]
+    for number in wanted:
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOST, number))
+            listening.listen(128)
+        except OSError as error:
+            listening.close()
+            if number == wanted[-1]:
+                raise SlipstreamError(
+                    f"port {number} cannot be listened on: {error.strerror}",
+                    remedy="another one with --port, or none: a free one is found",
+                ) from error
+        else:
+            return listening
+    raise AssertionError
+
+
+def _await_start(server: Any, thread: threading.Thread) -> None:
+    for _ in range(int(_START_S / 0.01)):
+        if server.started:
+            return
+        if not thread.is_alive():
+            break
+        thread.join(0.01)
+    raise SlipstreamError("the page's server does not start")
+
+
+def _application(analyst: Analyst) -> Any:
+    from starlette.applications import Starlette
+    from starlette.routing import Route, WebSocketRoute
+
+    sessions: list[Session] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(application: Any) -> AsyncIterator[None]:
+        sessions.append(Session(analyst, asyncio.get_running_loop()))
+        yield
+        sessions.pop().close()
+
+    async def page(request: Request) -> Response:
+        # The guard lets a key through here only for a page inside another one.
+        return _page(request.query_params.get("key"))
+
+    async def script(request: Request) -> Response:
+        return _text(assets()[0], "text/javascript")
+
+    async def style(request: Request) -> Response:
+        return _text(assets()[1], "text/css")
+
+    async def document(request: Request) -> Response:
+        return _document(sessions[0], request)
+
+    async def alive(request: Request) -> Response:
+        return _text("yes", "text/plain")
+
+    async def live(websocket: WebSocket) -> None:
+        await _talk(sessions[0], websocket)
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/page.js", script),
+            Route("/page.css", style),
+            Route("/alive", alive),
+            Route("/document/{number:int}/{state}/{name}", document),
+            WebSocketRoute("/live", live),
+        ],
+        lifespan=lifespan,
+    )
+
+
+def _page(key: str | None) -> Response:
+    text, policy = live_html(key)
+    return _text(text, "text/html", {"content-security-policy": policy})
+
+
+def _text(text: str, kind: str, headers: dict[str, str] | None = None) -> Response:
+    from starlette.responses import Response
+
+    fixed = {
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+    }
+    return Response(text, media_type=kind, headers={**fixed, **(headers or {})})
+
+
+def _document(session: Session, request: Request) -> Response:
+    from starlette.responses import FileResponse, Response
+
+    number, state, name = (request.path_params[key] for key in ("number", "state", "name"))
+    path = session.document(number, state, name) if name in _TYPES else None
+    if path is None or not path.exists():
+        return Response("overtaken", status_code=404)
+    return FileResponse(path, media_type=_TYPES[name], headers={"cache-control": "no-store"})
+
+
+async def _talk(session: Session, websocket: WebSocket) -> None:
+    """Tell one client what is new, and answer what it asks, until it is gone."""
+    from starlette.websockets import WebSocketDisconnect
+
+    await websocket.accept()
+    queue = session.join()
+
+    async def tell() -> None:
+        while True:
+            await websocket.send_json(await queue.get())
+
+    async def answer(request: dict[str, Any]) -> None:
+        found = await asyncio.to_thread(session.answer, request)
+        queue.put_nowait({"type": "answer", "id": request.get("id"), **found})
+
+    telling = asyncio.create_task(tell())
+    answering: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            request = await websocket.receive_json()
+            if isinstance(request, dict):
+                task = asyncio.create_task(answer(request))
+                answering.add(task)
+                task.add_done_callback(answering.discard)
+    except (WebSocketDisconnect, ValueError, KeyError):
+        # Gone; or it sent what is no JSON, as no page of ours does.
+        pass
+    finally:
+        session.part(queue)
+        telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await telling

@@ -1,0 +1,59 @@
+"""What tests of live analyses share: one warm process, and a small workload to edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from live_workloads import LIMIT_S, TRAIN
+
+from slipstream.live import Analyst
+from slipstream.live._zygote import Zygote
+
+
+@pytest.fixture(scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Micro-benchmarks of these tests go into a cache of theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def zygote(own_cache: None) -> Iterator[Zygote]:
+    """The warm process that all analyses of these tests are forked from."""
+    found = Zygote({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+    found.warm_up()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    """``train.py`` with `make_workload`, in a folder of its own."""
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+Start = Callable[..., Analyst]
+
+
+@pytest.fixture
+def analyst_of(zygote: Zygote) -> Iterator[Start]:
+    """Makes analysts that record briefly, simulate nothing, and are closed at the end."""
+    made: list[Analyst] = []
+
+    def make(path: Path, **settings: object) -> Analyst:
+        given = {
+            "threads": 1, "steps": 3, "techniques": None, "batches": False, "zygote": zygote,
+            "timeout_s": LIMIT_S, **settings,
+        }  # fmt: skip
+        analyst = Analyst(f"{path}:make_workload", **given)  # type: ignore[arg-type]
+        made.append(analyst)
+        return analyst
+
+    yield make
+    for one in made:
+        one.close()

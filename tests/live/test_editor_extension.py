@@ -1,0 +1,40 @@
+"""The extension for VS Code speaks of what the server has, and carries nothing it should not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from slipstream.live.editor import make_server
+
+FOLDER = Path(__file__).parents[2] / "editors" / "vscode"
+
+
+def test_it_asks_for_commands_that_the_server_has() -> None:
+    def none(target: str) -> None:
+        raise AssertionError(target)
+
+    server = make_server(none)  # type: ignore[arg-type]
+    known = set(server.protocol.fm.commands)
+    text = (FOLDER / "src" / "extension.ts").read_text()
+    asked = set(re.findall(r'ask(?:<[^(]*>)?\("([^"]+)"', text))
+    assert "slipstream.page" in asked
+    assert asked <= known
+    registered = set(re.findall(r'\["(slipstream\.[A-Za-z]+)", ', text))
+    package = json.loads((FOLDER / "package.json").read_text())
+    assert registered == {one["command"] for one in package["contributes"]["commands"]}
+    assert not registered & known, "the client registers the server's commands itself"
+
+
+def test_the_lock_names_no_registry() -> None:
+    lock = json.loads((FOLDER / "package-lock.json").read_text())
+    package = json.loads((FOLDER / "package.json").read_text())
+    assert not any("resolved" in one for one in lock["packages"].values())
+    assert lock["packages"][""]["dependencies"] == package["dependencies"]
+    assert lock["packages"][""]["devDependencies"] == package["devDependencies"]
+
+
+def test_it_runs_nothing_where_the_workspace_is_not_trusted() -> None:
+    package = json.loads((FOLDER / "package.json").read_text())
+    assert package["capabilities"]["untrustedWorkspaces"]["supported"] is False

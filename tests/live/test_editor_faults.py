@@ -1,0 +1,173 @@
+"""Faults while somebody edits: each is a mark at the right line or an answer, and no half edit."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from editor_client import BRIEFLY, PATIENCE_S, Editor, Session, started
+from live_workloads import TRAIN
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException
+
+_MODEL = "import torch\n\n\ndef skyline_model_provider():\n    return torch.nn.Linear(2, 2)\n"
+_INPUT = "\n\ndef skyline_input_provider(batch_size=4):\n    return (torch.ones(batch_size, 2),)\n"
+_STEP = (
+    "\n\ndef skyline_iteration_provider(model):\n    return lambda x: model(x).sum().backward()\n"
+)
+_BARE = _INPUT.replace("(torch.ones(batch_size, 2),)", "torch.ones(batch_size, 2)")
+_RAISES = "        raise ValueError('no')\n        return self.second"
+_LOOPS = "        while True: __import__('time').sleep(0.1)\n        return self.second"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A server that has begun to analyse; edits need nothing of what it finds."""
+    folder = tmp_path_factory.mktemp("faults")
+    # As the client that VS Code's extensions share starts it.
+    found = started(folder / "train.py", TRAIN, "--timeout", "10s", "--stdio")
+    yield found
+    found.end()
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "at"),
+    [
+        (_MODEL + _STEP, "skyline_input_provider is not defined", "import torch"),
+        pytest.param(
+            _MODEL + _INPUT.replace("=4", "=4, more=1") + _STEP,
+            "exactly one, batch_size",
+            "def skyline_input_provider",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            _MODEL + _BARE + _STEP,
+            "bare tensor",
+            "def skyline_input_provider",
+            marks=pytest.mark.full,
+        ),
+        (TRAIN.replace("        return self.second", _RAISES), "ValueError: no", "raise"),
+        (TRAIN.replace("        return self.second", _LOOPS), "did not answer", "while True"),
+    ],
+    ids=["no provider", "its arguments", "what it returns", "exception", "endless loop"],
+)
+def test_a_fault_of_the_users_is_marked_at_its_line(
+    session: Session, tmp_path: Path, text: str, says: str, at: str
+) -> None:
+    path = tmp_path / "other.py"
+    path.write_text(text)
+    function = "skyline_model_provider" if "skyline" in text else "make_workload"
+    editor = session.editor
+    assert session.do(editor.run("slipstream.analyse", f"{path}:{function}"))
+    session.do(editor.until(lambda: bool(editor.diagnostics.get(path.as_uri()))))
+    (mark,) = editor.diagnostics[path.as_uri()]
+    assert says in mark.message
+    assert at in text.split("\n")[mark.range.start.line]
+    assert mark.severity == types.DiagnosticSeverity.Error
+
+
+def test_typing_while_an_edit_is_made_wins(session: Session) -> None:
+    editor = session.editor
+
+    async def both() -> None:
+        asked = asyncio.ensure_future(editor.run("slipstream.apply", editor.uri, "fused_optimizer"))
+        await asyncio.sleep(0)
+        editor.type(types.Range(types.Position(0, 0), types.Position(0, 0)), "# typed\n")
+        with pytest.raises(JsonRpcException):
+            await asked
+
+    before = editor.text
+    session.do(both())
+    assert editor.text == "# typed\n" + before
+    editor.type(types.Range(types.Position(0, 0), types.Position(1, 0)), "")
+
+
+def test_a_file_that_changes_on_disk_meanwhile_is_the_editors_business(session: Session) -> None:
+    """The edit is of the text that is open; what somebody else wrote is not overwritten."""
+    editor = session.editor
+    before = editor.text
+    elsewhere = before.replace("batch_size=16", "batch_size=99").encode()
+    editor.path.write_bytes(elsewhere)
+    session.do(editor.run("slipstream.setBatchSize", editor.uri, 48))
+    assert editor.text == before.replace("batch_size=16", "batch_size=48")
+    assert editor.path.read_bytes() == elsewhere
+    session.do(editor.run("slipstream.undo", editor.uri))
+    assert editor.text == before
+    editor.save()
+
+
+def test_after_a_form_feed_edits_land_where_the_editor_says(session: Session) -> None:
+    editor = session.editor
+    before = editor.text
+    top = types.Range(types.Position(0, 0), types.Position(0, 0))
+    editor.type(top, "#\x0c\u2028\n")
+    line = session.line("class Net")
+    editor.type(types.Range(types.Position(line, 0), types.Position(line, 0)), "# typed\n")
+    session.do(editor.run("slipstream.setBatchSize", editor.uri, 48))
+    assert editor.text == "#\x0c\u2028\n" + before.replace(
+        "class Net", "# typed\nclass Net"
+    ).replace("batch_size=16", "batch_size=48")
+    session.do(editor.run("slipstream.undo", editor.uri))
+    editor.type(types.Range(types.Position(line, 0), types.Position(line + 1, 0)), "")
+    editor.type(types.Range(types.Position(0, 0), types.Position(1, 0)), "")
+    assert editor.text == before
+
+
+def test_two_names_of_a_workload_are_one_analysis(session: Session) -> None:
+    """The line above a function names it in full, the command line as it was typed."""
+    editor = session.editor
+    assert session.do(editor.run("slipstream.analyse", f"{editor.path}:make_workload")) is True
+    other = editor.path.parent / ".." / editor.path.parent.name / editor.path.name
+    assert session.do(editor.run("slipstream.analyse", f"{other}:make_workload")) is True
+    lenses = session.do(editor.lenses())
+    assert len(lenses[session.line("def make_workload")]) <= 3
+
+
+def test_a_second_editor_is_refused_and_the_first_served(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "slipstream", "lsp", "--tcp", "0", *BRIEFLY],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stderr is not None
+        said = re.search(r"127\.0\.0\.1:(\d+)", server.stderr.readline())
+        assert said
+        port = int(said[1])
+        session = Session(path, TRAIN)
+        session.do(session.editor.client.start_tcp("127.0.0.1", port))
+        session.do(session.editor.initialize())
+        session.editor.open()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        assert session.do(session.editor.lenses())
+        session.end()
+        assert server.wait(PATIENCE_S) == 0
+        assert server.stdout is not None
+        assert server.stdout.read() == ""
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@pytest.mark.full
+def test_two_editors_with_servers_of_their_own_share_a_file(tmp_path: Path) -> None:
+    first = started(tmp_path / "train.py", TRAIN)
+    second = Editor(first.editor.path)
+    first.do(second.start(f"{second.path}:make_workload", *BRIEFLY))
+    second.open()
+    first.do(first.editor.run("slipstream.setBatchSize", first.editor.uri, 48))
+    assert second.text == TRAIN
+    first.do(second.run("slipstream.setBatchSize", second.uri, 8))
+    assert "batch_size=48" in first.editor.text
+    assert "batch_size=8" in second.text
+    first.do(first.editor.run("slipstream.undo", first.editor.uri))
+    assert first.editor.text == TRAIN
+    first.do(second.leave())
+    first.end()

@@ -1,0 +1,56 @@
+"""Batch sizes that the page's bars stop at, beside the step that was recorded just now."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from slipstream.live import _session
+from slipstream.live.costs import Costs, LineCost
+from slipstream.verbs._batch import BatchModel, BatchSample, model_of
+from slipstream.verbs._batch_samples import Facts
+
+MS, MB = 1e6, 1_000_000
+
+
+@pytest.fixture(scope="module")
+def model() -> BatchModel:
+    """10 ms and half a millisecond a sample."""
+    found = [
+        BatchSample(b, (10 + b / 2) * MS, 0.005, (50 + b) * MB, 60 * MB, (100 + b) * MB)
+        for b in (16, 40, 96)
+    ]
+    return model_of("train.py", Facts(16, 1, True, "cpu", "cpu", 0), found, limit_bytes=1 << 30)
+
+
+def recorded(step_ms: float, faults_ms: float) -> Costs:
+    """A step of 16 samples, which the lines say takes 18 ms."""
+    nothing = {one.name: 0 for one in dataclasses.fields(LineCost)}
+    return Costs(step_ms * MS, 66 * MB, 16, (), LineCost(**nothing), page_faults_ns=faults_ms * MS)  # type: ignore[arg-type]
+
+
+def test_the_recorded_size_stands_where_it_was_recorded(model: BatchModel) -> None:
+    for step_ms, faults_ms in ((18.0, 0.0), (21.6, 0.0), (23.6, 2.0), (16.2, 0.0)):
+        stop = _session._stop(model, 16, _session._Now.of(recorded(step_ms, faults_ms), model))
+        assert stop is not None
+        assert stop["step_ns"][0] == pytest.approx(step_ms * MS, rel=1e-3)
+
+
+def test_other_sizes_are_told_at_the_pace_of_now_or_their_own(model: BatchModel) -> None:
+    at_ease = _session._stop(model, 32, _session._Now())
+    busy = _session._stop(model, 32, _session._Now.of(recorded(21.6, 0.0), model))
+    assert at_ease is not None
+    assert busy is not None
+    estimate, low, high = at_ease["step_ns"]
+    assert busy["step_ns"] == pytest.approx([1.2 * estimate, low, 1.2 * high], rel=1e-3)
+    faulting = _session._stop(model, 32, _session._Now.of(recorded(20.0, 2.0), model))
+    assert faulting is not None
+    assert faulting["step_ns"] == pytest.approx(
+        [estimate + 4 * MS, low + 2 * MS, high + 6 * MS], rel=1e-3
+    )
+
+
+def test_without_a_recording_the_lines_are_all_there_is(model: BatchModel) -> None:
+    assert _session._Now.of(None, model) == _session._Now()
+    assert _session._Now.of(recorded(0.0, 0.0), model).pace == 1.0
