@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-LIMIT_S = 240.0
+from forks import begin_anew, import_what_steps_need, start_children_as_forks
+from slipstream.child import process as children
+from slipstream.cli import main
+
+LIMIT_S = 600.0
+_GONE_S = 60.0
 
 TRAIN = """\
 import torch
@@ -53,22 +60,23 @@ class Shell:
         )
 
     def __call__(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Run ``slipstream ARGUMENTS`` to its end."""
-        process = self.start(*arguments)
-        try:
-            stdout, stderr = process.communicate(timeout=LIMIT_S)
-        finally:
-            process.kill()
-        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
-
-    def briefly(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """As a call, in a fork of this process: for what ends before anything heavy is loaded."""
+        """Run ``slipstream ARGUMENTS`` to its end, in a fork of this process; so its children."""
+        import_what_steps_need()
         outputs = [self.folder.parent / name for name in ("stdout", "stderr")]
         pid = os.fork()
         if pid == 0:
             _become_command(self, [str(one) for one in arguments], outputs)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        deadline = time.monotonic() + LIMIT_S
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                pytest.fail(f"{arguments} takes more than {LIMIT_S:g} s")
+            time.sleep(0.005)
+        code = os.waitstatus_to_exitcode(ended[1])
         return subprocess.CompletedProcess(arguments, code, *(o.read_text() for o in outputs))
+
+    briefly = __call__
 
     def left_over(self) -> list[str]:
         """What of ours lies in the temporary folder (torch keeps a cache there, too)."""
@@ -78,11 +86,12 @@ class Shell:
         """Commands of the processes that were started from here and still live."""
         import psutil
 
-        mark = self.environment["TMPDIR"]
         found = []
         for process in psutil.process_iter():
             try:
-                ours = process.environ().get("TMPDIR") == mark
+                # Forks show the environment of this process, but they work in a folder of theirs.
+                ours = process.environ().get("TMPDIR") == self.environment["TMPDIR"]
+                ours |= Path(process.cwd()).is_relative_to(self.folder.parent)
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(" ".join(process.cmdline()))
             except psutil.Error:
@@ -93,21 +102,18 @@ class Shell:
 def _become_command(shell: Shell, arguments: list[str], outputs: list[Path]) -> NoReturn:
     code: object = 70
     try:
-        for fd, path in zip((1, 2), outputs, strict=True):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        os.chdir(shell.folder)
-        os.environ.clear()
-        os.environ.update(shell.environment)
+        made = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        output, errors = (os.open(path, made) for path in outputs)
+        begin_anew(output, errors, shell.environment, shell.folder)
+        start_children_as_forks(pytest.MonkeyPatch())
         sys.argv = ["slipstream", *arguments]
-        from slipstream.cli import main
-
         main()
     except SystemExit as left:
         code = left.code
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        children._end_all()
         os._exit(code if isinstance(code, int) else 1)
 
 
@@ -138,6 +144,10 @@ def slipstream(tmp_path: Path, cache: Path) -> Iterator[Shell]:
     """Run the command in a fresh folder with ``train.py``; nothing may be left when it ended."""
     shell = _shell(tmp_path, cache)
     yield shell
+    # What was killed is gone a moment later; what was not would live for longer than that.
+    until = time.monotonic() + _GONE_S
+    while shell.processes() and time.monotonic() < until:
+        time.sleep(0.02)
     assert shell.processes() == []
     assert shell.left_over() == []
 

@@ -21,9 +21,15 @@ def test_every_installed_technique_is_judged(recorded: Any) -> None:
     run = recorded.shell("advise", recorded.path.name, "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)["predictions"]
-    assert {one["technique"].partition(":")[0] for one in found} == set(technique.registry())
+    # Without a cluster, what spreads a step over one is not asked.
+    alone = {
+        name
+        for name, kind in technique.registry().items()
+        if not (getattr(kind, "needs_cluster", False) or getattr(kind, "compresses", False))
+    }
+    assert {one["technique"].partition(":")[0] for one in found} == alone
     singles = {one["technique"] for one in found if "+" not in one["technique"]}
-    assert len(singles) >= len(technique.registry())
+    assert len(singles) >= len(alone)
     ratios = [one["ratio"] for one in found if one["why_not"] is None]
     assert ratios == sorted(ratios)
 
@@ -101,4 +107,4 @@ def test_what_cannot_be_proved_on_a_script_is_said(slipstream: Any) -> None:
     run = slipstream("advise", "script.py", "--steps", 2, "--no-combinations")
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stdout.split())
-    assert "prove needs a function for accumulation:4: a script runs its own loop" in said
+    assert "prove needs a function for accumulation:4: the edit finds no place" in said

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slipstream.cli import _comparison
-from slipstream.measure.records import Claim, Verdict
+from slipstream.measure.ledger import Score
+from slipstream.measure.records import Claim, PredictionRecord, Verdict
 from slipstream.measure.runner import Progress
 
 
@@ -39,3 +40,25 @@ def test_in_a_log_a_line_comes_every_five_seconds_and_at_every_phase(
         now = float(second)
         show(Progress("warmup" if second < 1 else "measure", second, 60.0))
     assert said == ["warmup", *(f"block {n}, at most 60 s left" for n in (1, 6, 11))]
+
+
+def test_what_was_shown_before_is_said_with_its_date_and_whether_it_held() -> None:
+    shown = PredictionRecord(
+        "train.py:step", "fused_optimizer", "cpu", 0.72, 0.68, 0.76, "simulated",
+        "2026-01-03T04:05:06Z", "here",
+    )  # fmt: skip
+    said = _comparison.shown_before(Score(shown, _claim("fused_optimizer", 0.6), "id", -0.18, 3.2))
+    assert said == (
+        "fused_optimizer, cpu: 2026-01-03 04:05 UTC you were shown 0.720 [0.680, 0.760] (1.39x "
+        "[1.32, 1.47]); the measured 0.600 (1.67x) lies outside what was shown then, whatever the "
+        "newer prediction above says."
+    )
+    held = _comparison.shown_before(Score(shown, _claim("fused_optimizer", 0.7), "id", -0.03, 0.5))
+    assert "lies inside what was shown then." in held
+
+
+def test_more_time_than_the_budget_is_explained() -> None:
+    said: list[str] = []
+    now = Progress("measure", 33, 61.0, widened="1.5 times the budget: the machine is busy")
+    _comparison.show_progress(said.append)(now)
+    assert said == ["block 33, at most 61 s left (1.5 times the budget: the machine is busy)"]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from slipstream.verbs._bench import benches
+
 FLOW = ("profile", "predict", "apply", "prove", "advise")
 _HEAVY = {"torch", "numpy", "scipy"}
 _ASK = """
@@ -33,7 +35,7 @@ def test_the_verbs_of_the_flow_come_first_and_in_order(slipstream: Any) -> None:
     commands = listed(run.stdout)
     assert [name for name in commands if name in FLOW] == list(FLOW)
     assert commands[0] == "profile"
-    tools = ("measure", "results", "data", "bench", "doctor", "demo")
+    tools = ("measure", "results", "data", "dedup", "bench", "doctor", "demo")
     assert [name for name in commands if name in tools] == list(tools)
     assert max(map(commands.index, FLOW)) < min(map(commands.index, tools))
 
@@ -49,6 +51,22 @@ def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert run.returncode == 0
     assert "Usage: slipstream" in run.stdout
     assert run.stderr.split() == []
+
+
+@pytest.mark.parametrize("arguments", [("bench",), ("bench", "--help")])
+def test_benches_are_listed_and_none_is_run(slipstream: Any, arguments: tuple[str, ...]) -> None:
+    run = slipstream.briefly(*arguments)
+    assert run.returncode == 0
+    for name in benches():
+        assert re.search(rf"^ *{name} +\w+", run.stdout, re.MULTILINE), run.stdout
+
+
+def test_all_benches_run_when_asked_for_by_that_word(slipstream: Any) -> None:
+    assert "slipstream bench all" in slipstream.briefly("bench").stdout
+    run = slipstream.briefly("bench", "--full")
+    assert run.returncode == 2
+    assert "no bench is named" in run.stderr
+    assert "try: all, or some of accumulation, accuracy, adasum" in run.stderr
 
 
 @pytest.mark.parametrize("verb", [*FLOW, "demo"])
@@ -88,3 +106,10 @@ def test_the_version_is_the_installed_one(slipstream: Any) -> None:
     run = slipstream("--version")
     assert (run.returncode, run.stdout) == (0, f"slipstream {version('slipstream')}\n")
     assert run.stderr == ""
+
+
+@pytest.mark.parametrize("noun", ["measure", "results", "data"])
+def test_a_noun_lists_its_verbs_with_whole_sentences(slipstream: Any, noun: str) -> None:
+    text = slipstream.briefly(noun, "--help").stdout
+    assert len(listed(text)) >= 2
+    assert "..." not in text.partition("Commands:")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sqlite3
 from pathlib import Path
@@ -13,7 +14,13 @@ import pytest
 
 
 @pytest.fixture
-def predicted(recorded: Any) -> Any:
+def however_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timings that differ too much to predict from are predicted from; commands are forks."""
+    monkeypatch.setattr("slipstream.verbs._predict._NO_PREDICTION", math.inf)
+
+
+@pytest.fixture
+def predicted(recorded: Any, however_busy: None) -> Any:
     """``predict --json`` of the shared recording; operators are benchmarked the first time only."""
     run = recorded.shell("predict", recorded.path.name, "--technique", "amp:bf16", "--json")
     assert run.returncode == 0, run.stderr
@@ -141,3 +148,56 @@ def test_memory_that_stays_has_one_form(after: int, shown: str) -> None:
 
     found = memory_change(cast("Any", SimpleNamespace(memory=(1_000_000, after))))
     assert found.partition(", ")[2] == shown
+
+
+@pytest.mark.usefixtures("predicted")
+def test_what_was_measured_stands_below_what_is_predicted(recorded: Any, tmp_path: Path) -> None:
+    from slipstream.graph import load
+    from slipstream.measure.environment import capture
+    from slipstream.measure.records import ArmRecord, Claim, Experiment, Settings, Verdict
+    from slipstream.measure.store import Store
+
+    meta = load(recorded.path).meta
+    claim = Claim(
+        "cpu", "amp:bf16", "as it is", "median", 0.6, 0.575, 0.617, 0.95, Verdict.FASTER, 0.01,
+        60, carries=True,
+    )  # fmt: skip
+    proved = Experiment(
+        str(meta["workload"]), "2026-01-03T00:00:00Z", capture(torch=False), Settings("as it is"),
+        (ArmRecord("as it is"), ArmRecord("amp:bf16")), {},
+    )  # fmt: skip
+    with Store(tmp_path / "proofs.db") as store:
+        store.save(proved, [claim])
+    arguments = "predict", recorded.path.name, "-t", "amp:bf16", "--store", tmp_path / "proofs.db"
+    said = " ".join(recorded.shell(*arguments).stdout.split())
+    assert (
+        "amp:bf16: measured 1.67x [1.62, 1.74] on 2026-01-03 (cpu time, 95.0 % interval; faster)"
+    ) in said
+    (found,) = json.loads(recorded.shell(*arguments, "--json").stdout)
+    assert found["measured"]["ratio"] == 0.6
+
+
+@pytest.mark.parametrize(("spread", "wide"), [(0.5, True), (0.01, False)])
+def test_intervals_that_page_faults_make_wide_say_so(
+    recorded: Any, spread: float, wide: bool
+) -> None:
+    from slipstream.cli._workload import wide_by_page_faults
+    from slipstream.graph import Editor, load
+    from slipstream.graph.page_faults import PAGE_FAULTS, page_fault_tasks
+    from slipstream.provenance import Provenance
+    from slipstream.verbs._predict import Prediction
+
+    graph = load(recorded.path)
+    edit = Editor(graph, "")
+    for task in page_fault_tasks(graph):
+        edit.set_duration(task, 0.0, Provenance.MEASURED)  # what this machine itself faulted
+    edit.insert(len(graph) - 1, PAGE_FAULTS, 1e6, Provenance.MEASURED, spread=spread)
+    faulting = edit.apply("")
+    # A fifth of a step of 5 ms are page faults; launches differ by a half of them, or hardly.
+    found = [Prediction(name, 5e6, 5e6, 1.0, 0.8, 1.25) for name in ("amp:bf16", "amp+allocator")]
+    said = wide_by_page_faults(faulting, found) or ""
+    assert ("wide because of page faults: they differ by 10.0 % of this step" in said) is wide
+    assert ("take `allocator` first" in said) is wide
+    assert wide_by_page_faults(faulting, found[1:]) is None, "they would be gone"
+    narrow = Prediction("amp:bf16", 5e6, 5e6, 1.0, 0.95, 1.05)
+    assert wide_by_page_faults(faulting, [narrow]) is None

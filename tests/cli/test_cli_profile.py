@@ -57,6 +57,34 @@ def test_a_cost_of_the_profiler_that_is_none_is_not_told(recorded: Any) -> None:
     assert "profiler" not in notes(0.2)
 
 
+def test_a_busy_machine_is_told_with_what_helps(recorded: Any) -> None:
+    graph = load(recorded.path)
+
+    def notes(**known: Any) -> str:
+        return "\n".join(summary(replace(graph, meta={**graph.meta, **known})).notes)
+
+    assert "busy" not in notes(contended=False, threads=2)
+    assert "the machine was busy" in notes(contended=True, threads=1)
+    assert "--threads 1" not in notes(contended=True, threads=1)
+    assert "--threads 1" in notes(contended=True, threads=2)
+
+
+def test_code_that_changed_since_is_told(recorded: Any) -> None:
+    code = recorded.shell.folder / "train.py"
+    assert "has changed" not in recorded.shell("explain", recorded.path).stderr
+    before = code.read_text()
+    code.write_text(before + "# another line")
+    try:
+        run = recorded.shell("explain", recorded.path, "--json")
+    finally:
+        code.write_text(before)
+    assert run.returncode == 0
+    assert json.loads(run.stdout)
+    (said,) = (line for line in run.stderr.splitlines() if "has changed" in line)
+    assert said.startswith("train.py has changed since this recording (20")
+    assert said.endswith("profile it again")
+
+
 def test_the_recording_can_be_read_back(recorded: Any) -> None:
     graph = load(recorded.path)
     graph.check()

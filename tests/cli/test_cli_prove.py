@@ -67,20 +67,21 @@ def _prove_short(slipstream: Any, steps: int, then: str = "") -> Any:
 
 
 def test_a_script_that_ends_before_the_budget_is_judged_by_what_it_gave(slipstream: Any) -> None:
-    run = _prove_short(slipstream, 160)
+    run = _prove_short(slipstream, 600)
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stdout.split())
-    assert "short.py ended after 160 optimizer steps: " in said
+    assert "short.py ended after 600 optimizer steps: " in said
     assert "to narrow the interval, let it run longer (more epochs or more data)" in said
     listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
     assert [row["status"] for row in listed] == ["ended early"]
 
 
 def test_a_script_that_ends_at_once_is_told_to_run_longer(slipstream: Any) -> None:
-    run = _prove_short(slipstream, 42)
+    # Enough to be recorded; a machine so slow that warming up takes few of them has none left.
+    run = _prove_short(slipstream, 36)
     assert run.returncode == 1
     said = " ".join(run.stderr.split())
-    assert "short.py ended after 42 optimizer steps" in said
+    assert "short.py ended after 36 optimizer steps" in said
     assert "try: let it run longer (more epochs or more data)" in said
     assert "--steps" not in said
     listed = json.loads(slipstream.briefly("results", "ls", "--json").stdout)
@@ -109,6 +110,8 @@ def test_without_a_look_at_quality_no_gain_is_backed(slipstream: Any) -> None:
         (("-t", "amp", "--target", "2"), "--target: 2 is no share", "0.02"),
         (("-t", "amp", "--quality-budget", "0s"), "no time to check in", "--no-quality"),
         (("-t", "amp", "--timeout", "-1s"), "--timeout", "60s"),
+        (("-t", "ddp:workers=2"), "starts 2 ranks", "--cluster here.toml"),
+        (("-t", "topk:0.1", "--cluster", "workers=2,link=1gbit"), "nothing makes", "ddp:workers=2"),
     ],
 )
 def test_what_is_wrong_in_the_request_is_said_before_anything_runs(
@@ -121,12 +124,72 @@ def test_what_is_wrong_in_the_request_is_said_before_anything_runs(
     assert "importing" not in run.stderr
 
 
-def test_what_changes_the_loop_is_not_measured_on_a_script_that_runs_its_own(
-    slipstream: Any,
-) -> None:
+def test_what_changes_the_loop_needs_a_place_in_it(slipstream: Any) -> None:
+    # Its optimizer is made elsewhere.
     (slipstream.folder / "script.py").write_text(_SCRIPT)
     run = slipstream.briefly("prove", "script.py", "-t", "amp:bf16", "-t", "accumulation:4")
     assert run.returncode == 1
     said = " ".join(run.stderr.split())
-    assert "accumulation changes the loop, and script.py runs its own" in said
-    assert "slipstream apply script.py --technique accumulation:4 --write" in said
+    assert "accumulation edits the loop, which has no place for it: no optimizer is made" in said
+    assert "slipstream apply script.py --technique accumulation:4 shows the lines" in said
+
+
+_OWN_OPTIMIZER = """\
+import torch
+from train import make_workload
+model, (inputs, targets), loss_of, _ = make_workload()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(100_000):
+    optimizer.zero_grad()
+    loss = loss_of(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_scripts_loop_is_measured_as_it_would_be_edited(slipstream: Any) -> None:
+    script = slipstream.folder / "script.py"
+    script.write_text(_OWN_OPTIMIZER)
+    before = script.read_bytes()
+    run = slipstream(
+        "prove", "script.py", "-t", "accumulation:4", "--budget", "2s", "--steps", 3, "--json"
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    (quality,) = found["quality"]
+    assert quality["arm"] == "accumulation:4"
+    assert all(loss > 0 for losses in quality["losses_candidate"] for loss in losses)
+    assert "accumulation:4 makes 16 samples a step; its times are of 4" in run.stdout
+    assert script.read_bytes() == before
+
+
+def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> None:
+    # Without the tools of a network lab ranks communicate through the loopback interface.
+    slipstream.environment["PATH"] = str(slipstream.folder)
+    asked = (
+        "prove", "train.py:make_workload", "--cluster", "workers=2,link=1gbit,latency=50us",
+        "-t", "ddp:workers=2", "-t", "ddp:workers=2+cast:bf16",
+        "-t", "ddp:workers=2+accumulation:3", "--budget", "2s", "--steps", 3,
+        "--quality-budget", "0.1s",
+    )  # fmt: skip
+    run = slipstream(*asked, "--json")
+    assert run.returncode == 0, run.stderr
+    plain, cast, several = json.loads(run.stdout)["ranks"]
+    assert (plain["technique"], cast["technique"]) == ("ddp:2", "ddp:2+cast:bf16")
+    assert (plain["against"], cast["against"]) == (None, "ddp:2")
+    assert plain["ratio"] is None
+    for row in (plain, cast, several):
+        assert row["ranks"] == 2
+        assert row["step_ns"] > 0
+        assert row["predicted_step_ns"] > 0
+        assert row["sent_bytes"] > row["predicted_sent_bytes"] > 0
+        assert row["replicas"] == "equal to the bit"
+        assert row["loss_after"] >= 2
+        assert row["loss"] > 0
+    assert cast["predicted_sent_bytes"] == plain["predicted_sent_bytes"] / 2
+    assert several["technique"] == "accumulation:3+ddp:2"
+    assert several["predicted_sent_bytes"] == plain["predicted_sent_bytes"]
+    shown = slipstream.briefly("results", "show", "last", "--json")
+    assert "through this machine's memory" in shown.stdout
+    assert not slipstream.processes()
+    assert not slipstream.left_over()

@@ -114,3 +114,15 @@ def test_without_the_compiled_library_it_says_so(monkeypatch: pytest.MonkeyPatch
     by_name = {check.name: check for check in _checks.software()}
     assert by_name["compiled library"].ok is False
     assert "SLIPSTREAM_NATIVE" in by_name["compiled library"].found
+
+
+def test_pressure_is_told_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "cpu"
+    path.write_text("some avg10=98.54 avg60=74.41 total=11990\nfull avg10=0.00\n")
+    busy = _checks._pressure(path)
+    assert busy.found.startswith("processors 99 % under pressure")
+    assert busy.found.endswith("busy: measurements will be wide")
+    path.write_text("some avg10=2.00 avg60=74.41\n")
+    assert "busy" not in _checks._pressure(path).found
+    path.write_text("")
+    assert _checks._pressure(path).ok is False

@@ -34,6 +34,10 @@ _PERF_HARDWARE, _PERF_SOFTWARE = 0, 1
 _COUNT_INSTRUCTIONS, _TASK_CLOCK = 1, 1
 
 
+# What the gate of a measurement waits for to pass, too.
+_BUSY_PERCENT = 15
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the doctor's report.
@@ -73,6 +77,7 @@ def machine() -> list[Check]:
         Check("machine", "memory", None, memory),
         Check("machine", "system", None, f"{platform.system()} {platform.release()}; {virtual}"),
         *_instruction_sets(),
+        *_lowbit_kernels(),
         _timer(),
     ]
 
@@ -107,7 +112,7 @@ def measuring() -> list[Check]:
         _callgrind(),
         _energy(),
         _frequency(),
-        _readable("pressure", "/proc/pressure/cpu", "seeing that the machine is busy"),
+        _pressure(Path("/proc/pressure/cpu")),
         _peak_memory(),
         *_network(),
         _gpu(),
@@ -162,6 +167,21 @@ def _instruction_sets() -> list[Check]:
     except SlipstreamError as error:
         return [Check("machine", "instruction sets", False, error.what, remedy=error.remedy or "")]
     return [Check("machine", "instruction sets", None, found)]
+
+
+def _lowbit_kernels() -> list[Check]:
+    from slipstream.errors import SlipstreamError
+
+    try:
+        from slipstream.techniques.lowbit.dispatch import table
+
+        rows = table()
+    except ImportError as error:
+        return [Check("machine", "low-bit products", False, f"cannot be asked: {error}")]
+    except SlipstreamError as error:
+        return [Check("machine", "low-bit products", False, error.what, remedy=error.remedy or "")]
+    found = "; ".join(f"{pairs}: {kernel}" for pairs, kernel in rows)
+    return [Check("machine", "low-bit products", None, f"many rows: {found}")]
 
 
 def _timer() -> Check:
@@ -275,6 +295,19 @@ def _readable(name: str, path: str, unlocks: str) -> Check:
     except (OSError, IndexError):
         return Check("measuring", name, False, f"{path} cannot be read", unlocks)
     return Check("measuring", name, True, text, unlocks)
+
+
+def _pressure(path: Path) -> Check:
+    unlocks = "seeing that the machine is busy"
+    try:
+        # "some avg10=98.54 avg60=...": percent of the last ten seconds.
+        waited = float(path.read_text().split()[1].removeprefix("avg10="))
+    except (OSError, IndexError, ValueError):
+        return Check("measuring", "pressure", False, f"{path} cannot be read", unlocks)
+    found = f"processors {waited:.0f} % under pressure in the last 10 s"
+    if waited > _BUSY_PERCENT:
+        found += "; busy: measurements will be wide"
+    return Check("measuring", "pressure", True, found, unlocks)
 
 
 def _peak_memory() -> Check:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from slipstream.cli._output import Say, emit
+from slipstream.cli._ranks import ranks_table
+from slipstream.units import format_reach
 
 if TYPE_CHECKING:
     from slipstream.measure.comparison import Comparison
+    from slipstream.measure.ledger import Score
     from slipstream.measure.records import Claim
     from slipstream.measure.runner import Progress
 
@@ -33,6 +37,7 @@ def show_progress(say: Say) -> Callable[[Progress], None]:
         line = now.phase
         if now.phase == "measure":
             line = f"block {now.block}, at most {now.seconds_left:.0f} s left"
+            line += f" ({now.widened})" if now.widened else ""
         say("; ".join([line, *_ratios([claim for claim in now.claims if claim.carries])]))
 
     return show
@@ -41,15 +46,61 @@ def show_progress(say: Say) -> Callable[[Progress], None]:
 def _ratios(claims: Sequence[Claim]) -> list[str]:
     """The cheapest arms' ratios; the others only counted, so that a line stays one."""
     best = sorted(claims, key=lambda claim: claim.ratio)
-    found = [f"{c.arm} {c.ratio:.2f} [{c.low:.2f}, {c.high:.2f}]" for c in best[:_SHOWN_ARMS]]
+    found = [
+        f"{c.arm} {c.ratio:.2f} {format_reach(c.ratio, c.low, c.high)}" for c in best[:_SHOWN_ARMS]
+    ]
     left = len(best) - _SHOWN_ARMS
     return found + ([f"{left} more"] if left > 0 else [])
 
 
-def emit_comparison(comparison: Comparison, *, as_json: bool) -> None:
-    """Print the result: a table, or everything as JSON."""
+def emit_comparison(
+    comparison: Comparison,
+    *,
+    as_json: bool,
+    before: Sequence[Score] = (),
+    ranks: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Print the result: a table, or everything as JSON.
+
+    Args:
+        before: scores of what a person was shown before the measurement, by another prediction
+            than the one in the table.
+        ranks: rows of sides that several processes took together.
+    """
     from slipstream.measure.render import comparison_rows, rows_payload
 
     rows = comparison_rows(comparison.experiment, comparison.claims)
     payload = rows_payload(comparison.experiment, rows, comparison.claims)
-    emit(comparison.table(), payload, as_json=as_json)
+    payload["shown_before"] = [
+        {
+            "technique": score.prediction.technique,
+            "metric": score.prediction.metric,
+            "created": score.prediction.created,
+            "ratio": score.prediction.ratio,
+            "interval": [score.prediction.low, score.prediction.high],
+            "within": score.within,
+        }
+        for score in before
+    ]
+    table = comparison.table()
+    told = replace(table, notes=(*table.notes, *map(shown_before, before)))
+    if not ranks:
+        emit(told, payload, as_json=as_json)
+        return
+    payload["ranks"] = list(ranks)
+    emit([told, ranks_table(ranks)], payload, as_json=as_json)
+
+
+def shown_before(score: Score) -> str:
+    """What was predicted before a measurement, when, and whether it came true; one sentence."""
+    one, found = score.prediction, score.claim
+    if score.within:
+        lies = "inside what was shown then"
+    else:
+        lies = "outside what was shown then, whatever the newer prediction above says"
+    speedup = f"{1 / one.ratio:.2f}x {format_reach(1 / one.ratio, 1 / one.high, 1 / one.low)}"
+    return (
+        f"{one.technique}, {one.metric}: {one.created[:10]} {one.created[11:16]} UTC you were "
+        f"shown {one.ratio:.3f} {format_reach(one.ratio, one.low, one.high, '{:.3f}'.format)} "
+        f"({speedup}); the measured {found.ratio:.3f} ({1 / found.ratio:.2f}x) lies {lies}."
+    )

@@ -47,7 +47,8 @@ def first_look_table(graph: Graph, outlooks: Sequence[Outlook]) -> Table:
     left = len(outlooks) - len(applying)
     notes = [
         as_it_is(graph, [one.prediction for one in outlooks]),
-        "at most: if operators that were not measured yet cost nothing",
+        "at most: if operators that were not measured yet cost nothing; with more threads, if they "
+        "share all of it evenly",
         "operators are measured now, old and new in turns; the final table follows",
     ]
     if left:
@@ -88,4 +89,4 @@ def _state(one: Outlook) -> str:
         return "known"
     if one.decided:
         return "not worth it here"
-    return f"measuring {one.missing} operators"
+    return f"measuring {one.missing} operator{'s' if one.missing > 1 else ''}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.errors import SlipstreamError, SlipstreamWarning
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
     import typer
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 # In the order of the flow, then engines, then tools. Each module holds `command` (a function)
 # or `app` (a noun with verbs of its own); the first line of its docstring is the help.
 _FLOW = (
-    "profile", "explain", "predict", "apply", "prove", "advise", "report", "export", "import",
-    "diff",
+    "profile", "explain", "predict", "apply", "prove", "advise", "batch", "devices", "report",
+    "live", "lsp", "export", "import", "diff",
 )  # fmt: skip
-_TOOLS = ("measure", "results", "data", "bench", "doctor", "demo")
+_ENGINES = ("cluster", "scale", "netlab")
+_TOOLS = ("measure", "results", "data", "dedup", "bench", "doctor", "demo")
 _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 # Ending children and putting files back takes this long at most; further Ctrl-C wait for it.
@@ -37,21 +39,40 @@ def _assemble() -> typer.Typer:
     import inspect
 
     import typer
-    from typer.core import TyperGroup
+    from typer.core import TyperCommand, TyperGroup
 
-    class InOrder(TyperGroup):
-        """Lists its commands as the user meets them: the flow first, then the tools."""
+    class Whole(TyperGroup):
+        """Lists its commands with their whole first sentences; typer would cut them with dots."""
 
-        def list_commands(self, ctx: Any) -> list[str]:
-            return [name for name in (*_FLOW, *_TOOLS) if name in self.commands]
+        def sections(self) -> dict[str, Sequence[str]]:
+            return {"Commands": list(self.commands)}
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
-            for title, names in (("The flow", _FLOW), ("Tools", _TOOLS)):
+            for title, names in self.sections().items():
                 with formatter.section(title):
-                    # The whole first sentence, wrapped; typer would cut it with dots.
                     formatter.write_dl(
                         [(name, self.commands[name].get_short_help_str(1000)) for name in names]
                     )
+
+    class InOrder(Whole):
+        """Lists its commands as the user meets them: the flow, then clusters, then tools."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [name for name in (*_FLOW, *_ENGINES, *_TOOLS) if name in self.commands]
+
+        def sections(self) -> dict[str, Sequence[str]]:
+            return {"The flow": _FLOW, "Clusters": _ENGINES, "Tools": _TOOLS}
+
+    def with_more(listed: Any) -> type[TyperCommand]:
+        """A command whose help ends with a list that is made only when it is asked for."""
+
+        class WithMore(TyperCommand):
+            def format_epilog(self, ctx: Any, formatter: Any) -> None:
+                title, rows = listed()
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+        return WithMore
 
     def show_version(wanted: bool) -> None:
         if wanted:
@@ -84,14 +105,15 @@ def _assemble() -> typer.Typer:
         if debug:
             os.environ["SLIPSTREAM_DEBUG"] = "1"
 
-    for name in (*_FLOW, *_TOOLS):
+    for name in (*_FLOW, *_ENGINES, *_TOOLS):
         # A word that Python keeps for itself names its module with an underscore: import_.
         keyword_mark = "_" if keyword.iskeyword(name) else ""
         module = importlib.import_module(f"slipstream.cli.{name}{keyword_mark}")
         if hasattr(module, "app"):
-            app.add_typer(module.app, name=name)
+            app.add_typer(module.app, name=name, cls=Whole)
         else:
-            app.command(name, help=inspect.getdoc(module.command))(module.command)
+            kind = with_more(module.more_help) if hasattr(module, "more_help") else TyperCommand
+            app.command(name, cls=kind, help=inspect.getdoc(module.command))(module.command)
     return app
 
 
@@ -152,7 +174,7 @@ def _command(arguments: list[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.TyperException as error:
-        return _report_usage(error)
+        return _report_usage(error, arguments)
 
 
 def _without_debug(arguments: list[str]) -> list[str]:
@@ -209,19 +231,32 @@ def _report_defect(error: Exception) -> int:
     return 1
 
 
-def _report_usage(error: typer.TyperException) -> int:
+def _report_usage(error: typer.TyperException, arguments: list[str]) -> int:
     """A malformed command line: what is wrong, and where the help is."""
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
         return 0
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "slipstream"
-    print(f"error: {error.format_message()}", file=sys.stderr)
-    remedy = f"{command} --help"
-    if type(error).__name__ == "NoSuchOption" and any(a.endswith(".py") for a in sys.argv):
-        remedy += "; a script's own arguments go after --"
+    said, remedy = error.format_message(), f"{command} --help"
+    first = next((one for one in arguments if not one.startswith("-")), "")
+    script = next((one for one in arguments if one.endswith(".py")), None)
+    if said.startswith("No such command") and (verb := _verb_for(first)):
+        said = f"'{first}' is no command; one comes before it"
+        remedy = f"{command} {verb} {first}"
+    elif type(error).__name__ == "NoSuchOption" and script:
+        option = getattr(error, "option_name", "OPTION")
+        remedy += f"; or, where {option} is the script's own: {command} {script} -- {option} ..."
+    print(f"error: {said}", file=sys.stderr)
     print(f"  try: {remedy}", file=sys.stderr)
     return error.exit_code
+
+
+def _verb_for(workload: str) -> str | None:
+    """The command to begin with where a workload was given in the place of one."""
+    if workload.endswith(".slipgraph"):
+        return "advise"
+    return "profile" if workload.partition(":")[0].endswith(".py") else None
 
 
 def _report(error: SlipstreamError) -> int:

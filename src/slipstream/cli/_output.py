@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +14,8 @@ from slipstream.tables import Table, to_json
 
 # Often enough to see that it lives, seldom enough to read.
 _LOG_EVERY_S = 2.0
+# A line that stays the same is said again after this, so that silence never looks like a hang.
+_ALIVE_EVERY_S = 3.0
 
 Say = Callable[[str], None]
 
@@ -30,24 +34,59 @@ def emit(
         one.print()
 
 
+class _Log:
+    """Progress as lines: what is new when it is known, but not too often; else what is still so."""
+
+    def __init__(self, title: str) -> None:
+        self.ended = threading.Event()
+        self._title = title
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._line, self._since = "", self._began
+        self._printed, self._shown = "", -math.inf
+
+    def say(self, line: str) -> None:
+        """What is going on now."""
+        with self._lock:
+            now = time.monotonic()
+            if line != self._line:
+                self._line, self._since = line, now
+            if line != self._printed and now - self._shown >= _LOG_EVERY_S:
+                self._print(line, now)
+
+    def keep_alive(self) -> None:
+        """Until it has `ended`: say what was held back, and again what takes long."""
+        while not self.ended.wait(_LOG_EVERY_S / 4):
+            with self._lock:
+                now = time.monotonic()
+                if self._line != self._printed:
+                    if now - self._shown >= _LOG_EVERY_S and self._line:
+                        self._print(self._line, now)
+                elif now - max(self._shown, self._began) >= _ALIVE_EVERY_S:
+                    self._print(self._line, now, f"{now - self._since:.0f} s")
+
+    def _print(self, line: str, now: float, passed: str = "") -> None:
+        self._printed, self._shown = line, now
+        said = ", ".join(part for part in (line, passed) if part)
+        print(f"{self._title}: {said}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress(title: str) -> Iterator[Say]:
     """Show what is going on while something takes long; yields a function that updates it.
 
     On a terminal one line is rewritten with the seconds passed; elsewhere a line is printed every
-    few seconds, so that a log shows how far a run came.
+    few seconds, so that a log shows how far a run came, and that it goes on.
     """
     if not sys.stderr.isatty():
-        last, shown = "", 0.0
-
-        def say(line: str) -> None:
-            nonlocal last, shown
-            now = time.monotonic()
-            if line != last and now - shown >= _LOG_EVERY_S:
-                print(f"{title}: {line}", file=sys.stderr, flush=True)
-                last, shown = line, now
-
-        yield say
+        log = _Log(title)
+        alive = threading.Thread(target=log.keep_alive, daemon=True)
+        alive.start()
+        try:
+            yield log.say
+        finally:
+            log.ended.set()
+            alive.join()
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

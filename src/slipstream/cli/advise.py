@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slipstream.cli._cluster import ClusterSizes, OnCluster
 from slipstream.cli._workload import (
     Json,
     Record,
@@ -47,6 +49,11 @@ def command(
     steps: Steps = 24,
     timeout: Timeout = "5min",
     record: Record = None,
+    cluster: OnCluster = None,
+    cluster_sizes: ClusterSizes = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=0, help="With --cluster: how many; 0: all devices.")
+    ] = 0,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +69,18 @@ def command(
         slipstream advise train.py:make_workload
 
         slipstream advise run.slipgraph --goal 'memory<2GiB'
+
+    With --cluster: ways to spread the step over workers instead, and should they compress what
+    they send?
+
+        slipstream advise run.slipgraph --cluster workers=8,link=1gbit,latency=50us
     """
+    if cluster is not None:
+        _on_cluster(
+            workload, script_arguments, settings, cluster, cluster_sizes, workers,
+            threads=threads, steps=steps, timeout=timeout, store=store, as_json=as_json,
+        )  # fmt: skip
+        return
     from slipstream.cli._first_look import show_first_look
     from slipstream.cli._output import emit, progress
     from slipstream.cli._workload import (
@@ -90,8 +108,8 @@ def command(
     legend = "* nothing else is better in time, memory and numbers at once" if found.front else ""
     bound = _bound_to_functions(found, target_of(graph) or workload)
     script = (
-        f"prove needs a function for {', '.join(bound)}: a script runs its own loop, and "
-        "`slipstream apply` shows how to edit it"
+        f"prove needs a function for {', '.join(bound)}: the edit finds no place in the script's "
+        "loop, and `slipstream apply` shows the lines to write"
     )
     notes = (
         past.note, legend, *_about_goals(goals, found), script if bound else "",
@@ -114,6 +132,56 @@ def command(
     emit(table, payload, as_json=as_json)
 
 
+def _on_cluster(
+    workload: str,
+    script_arguments: list[str] | None,
+    settings: list[str] | None,
+    cluster: str,
+    sizes: list[str] | None,
+    workers: int,
+    *,
+    threads: int,
+    steps: int,
+    timeout: str,
+    store: Path | None,
+    as_json: bool,
+) -> None:
+    from slipstream.cli._cluster import cluster_of, in_words, shared_table
+    from slipstream.cli._output import emit, progress
+    from slipstream.cli._workload import graph_of, history, prediction_table
+    from slipstream.verbs._spread import spread
+
+    where = cluster_of(cluster, sizes)
+    assert where is not None
+    with progress("advising") as say, history(store) as past:
+        graph = graph_of(
+            workload, script_arguments, settings,
+            threads=threads, steps=steps, timeout=timeout, say=say,
+        )  # fmt: skip
+        found = spread(graph, where, workers, widen=past.widen, say=say)
+        past.keep(found.predictions, str(graph.meta.get("workload", workload)))
+    words = [] if found.compressing is None else in_words(found.compressing)
+    table = prediction_table(graph, found.predictions, past.note)
+    payload = {
+        "predictions": [p.to_json() for p in found.predictions],
+        "compress": None
+        if found.compressing is None
+        else {
+            "bandwidth_bytes_per_s": found.compressing.bandwidth,
+            "needed_ratio": found.compressing.needed,
+            "budget_ns": found.compressing.budget_ns,
+            "pays_below_bytes_per_s": {
+                m.prediction.technique: m.pays_below for m in found.compressing.methods
+            },
+            "best": None
+            if found.compressing.best is None
+            else found.compressing.best.prediction.technique,
+        },
+        "in_words": words,
+    }
+    emit([table, shared_table(graph, where, found.predictions, *words)], payload, as_json=as_json)
+
+
 def _about_goals(goals: Sequence[Goal], found: Advice) -> list[str]:
     """A line a goal: whether it holds already, with which technique, or not at all."""
     lines = []
@@ -130,16 +198,19 @@ def _about_goals(goals: Sequence[Goal], found: Advice) -> list[str]:
 
 
 def _bound_to_functions(found: Advice, workload: str) -> list[str]:
-    """What `prove` cannot measure on a plain script, because it changes the loop."""
+    """What `prove` cannot measure on a plain script: it changes the loop, and finds no place."""
     from slipstream import technique
+    from slipstream.workload import Workload
 
-    if not workload.endswith(".py"):
+    # A recording may have come without its script.
+    if not (workload.endswith(".py") and Path(workload).is_file()):
         return []
+    script = Workload.parse(workload)
     return [
         p.technique
         for p in found.predictions
         if p.why_not is None
-        and not all(getattr(one, "in_scripts", True) for one in technique.parse(p.technique))
+        and technique.not_in_script(technique.parse(p.technique), script) is not None
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,9 +73,11 @@ def command(
             say=say,
         )
     if not as_json:
-        emit(_table(applied, recipe, technique[0], write), {}, as_json=False)
-        _show_edit(applied)
-    written = _written(applied) if write else None
+        # A reader that left, as head does, takes nothing back of what was asked for.
+        with contextlib.suppress(BrokenPipeError):
+            emit(_table(applied, recipe, technique[0], write), {}, as_json=False)
+            _show_edit(applied)
+    written = _written(applied, shown=not as_json) if write else None
     if as_json:
         payload = {
             "workload": recipe.name,
@@ -152,10 +155,11 @@ _DIFF_STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "
 
 def _show_edit(applied: Applied) -> None:
     """The diff as ``patch`` takes it, in colour on a terminal, and what to know about it."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    from slipstream.tables import console_for
+
+    console = console_for(sys.stdout, soft_wrap=True)
     diff = applied.diff
     if diff:
         sys.stdout.write("\n")
@@ -170,8 +174,11 @@ def _show_edit(applied: Applied) -> None:
             console.print(Text(f"\n{change.note}", style="dim"))
 
 
-def _written(applied: Applied) -> Written | None:
+def _written(applied: Applied, *, shown: bool) -> Written | None:
     """The file after ``--write``; None where it has the edit already.
+
+    Args:
+        shown: whether the reason and the lines to write stand on the screen already.
 
     Raises:
         WorkloadError: there is no whole edit, or the file cannot be written.
@@ -181,6 +188,8 @@ def _written(applied: Applied) -> Written | None:
     path = applied.workload.path
     if applied.source is None:
         why = next((one.note for one in applied.code if one.note and not one.diff), "")
+        if why and shown:
+            why = "make the change by hand, as said above"
         raise WorkloadError(
             "nothing was written: there is no edit of the file for all of it",
             where=str(path),

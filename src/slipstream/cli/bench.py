@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from slipstream.tables import Table
 
 
+_ALL = "all"
+
+
 def command(
     name: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Benches; all when none is named."),
+        typer.Argument(metavar="[NAME]...", help="Which to run, or all; none: list them."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="At most three minutes a name (the default).")
@@ -35,16 +38,26 @@ def command(
     benchmarks/results and shown beside quick ones.
 
         slipstream bench engine --quick
+
+        slipstream bench all
     """
     from dataclasses import asdict
 
     from slipstream.cli._output import emit, progress
     from slipstream.errors import UsageError
-    from slipstream.verbs._bench import bench, benches
+    from slipstream.verbs._bench import bench, purposes
 
     if quick and full:
         raise UsageError("--quick and --full are two different runs", remedy="give one of them")
-    names = name or list(benches())
+    known = purposes()
+    if not name:
+        if quick or full or only:
+            raise UsageError("no bench is named", remedy=f"all, or some of {', '.join(known)}")
+        emit(
+            _listing(known), [{"bench": n, "purpose": p} for n, p in known.items()], as_json=as_json
+        )
+        return
+    names = list(known) if name == [_ALL] else name
     tables, payload = [], []
     for one in names:
         bars = []
@@ -56,6 +69,28 @@ def command(
         tables.append(_table(one, bars))
         payload += [{"bench": one, **asdict(bar)} for bar in bars]
     emit(tables, payload, as_json=as_json)
+
+
+def more_help() -> tuple[str, list[tuple[str, str]]]:
+    """What stands at the end of the command's help: its benches."""
+    from slipstream.verbs._bench import purposes
+
+    return "Benches", list(purposes().items())
+
+
+def _listing(known: dict[str, str]) -> Table:
+    from slipstream.tables import Column, Table
+
+    return Table(
+        [Column("bench"), Column("measures")],
+        list(known.items()),
+        title="slipstream's own bars",
+        notes=[
+            "slipstream bench NAME takes at most three minutes; all of them: slipstream bench "
+            f"{_ALL}, at most {3 * len(known)} minutes",
+            "with --full it is everything, which takes far longer and goes on where it was stopped",
+        ],
+    )
 
 
 def _table(name: str, bars: list[Bar]) -> Table:

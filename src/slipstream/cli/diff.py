@@ -51,13 +51,14 @@ def command(
     cannot tell.
     """
     from slipstream.cli._output import emit, note, progress
+    from slipstream.cli._workload import load_recording
     from slipstream.graph import difference, load
 
     limit = None if fail_over is None else _fraction(fail_over)
     if by not in ("operator", "module", "line"):
         raise UsageError(f"'{by}' is no group", remedy="operator, module or line")
     with progress("comparing"):
-        found = difference(load(before), load(after))
+        found = difference(load(before), load_recording(after))
     over, said = (False, "") if limit is None else _judge(found, limit)
     emit(_table(found, by, top), _payload(found, over, said), as_json=as_json)
     if said:
@@ -172,9 +173,10 @@ def _table(found: Difference, by: str, top: int) -> Table:
     faults = found.faults_before_ns or found.faults_after_ns
     if faults:
         notes.append(
-            f"Page faults ({format_duration(found.faults_before_ns)} → "
-            f"{format_duration(found.faults_after_ns)}) are left out above and for --fail-over: "
-            "they differ between launches of one program; `allocator` is rid of them."
+            "The first line and --fail-over leave page faults out, which differ between launches "
+            "of one program (`allocator` is rid of them); the rows have them. With them, as "
+            f"`profile` says it: {format_duration(found.before_ns)} → "
+            f"{format_duration(found.after_ns)}."
         )
     notes.append("± is the 90 % interval of what recordings of one program differ by.")
     notes.append("Simulated from recorded durations; rows count what is on the critical path.")
@@ -193,6 +195,7 @@ def _table(found: Difference, by: str, top: int) -> Table:
             (f"two different workloads ({found.unlike}): " if found.unlike else "")
             + f"{format_duration(found.before_ns - found.faults_before_ns)} → "
             f"{format_duration(found.after_ns - found.faults_after_ns)} per step"
+            + (" without page faults" if faults else "")
             + f": {_change(found)}"
         ),
         notes=notes,

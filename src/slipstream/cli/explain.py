@@ -48,6 +48,10 @@ def command(
         bool,
         typer.Option("--memory", help="The most memory the step holds, and what lives then."),
     ] = False,
+    lines: Annotated[
+        bool,
+        typer.Option("--lines", help="Your source, each line with its time and memory."),
+    ] = False,
     statistics: Annotated[
         bool,
         typer.Option(
@@ -69,21 +73,29 @@ def command(
         slipstream explain run.slipgraph --critical-path --top 50
 
         slipstream explain run.slipgraph --memory
+
+        slipstream explain run.slipgraph --lines
     """
+    from slipstream.cli._lines import lines_report
     from slipstream.cli._memory import memory_report
     from slipstream.cli._output import emit, progress
     from slipstream.cli._statistics import statistics_report
-    from slipstream.graph import communication, find_critical_path, lanes, load, replay
+    from slipstream.cli._workload import load_recording
+    from slipstream.graph import communication, find_critical_path, replay
+    from slipstream.graph import lanes as lanes_of
 
     _refuse_code(run)
     with progress("explaining"):
-        graph = load(run)
+        graph = load_recording(run)
         if statistics:
             emit(*statistics_report(graph, str(run), top), as_json=as_json)
             return
         timeline = replay(graph)
         if memory:
             emit(*memory_report(timeline, top), as_json=as_json)
+            return
+        if lines:
+            emit(*lines_report(timeline, top), as_json=as_json)
             return
         path = find_critical_path(timeline)
         groups = [group for group in path.by(by) if group.total_ns]
@@ -98,7 +110,7 @@ def command(
                 for c in groups[:top]
             ],
             "waiting_ns": {kind.name.lower(): ns for kind, ns in path.by_dependency().items()},
-            "lanes": lanes(timeline),
+            "lanes": lanes_of(timeline),
             "machine": timeline.graph.meta.get("machine"),
             "communication": communication(timeline),
             "duration_share": _provenances(timeline),
@@ -159,6 +171,12 @@ def _provenances(timeline: Timeline) -> dict[str, float]:
     }
 
 
+_NO_LINE = (
+    "No source line: what no module of the model, backward() or optimizer.step() of yours ran, and "
+    "the loop that is slipstream's own where a function returns (model, batch, loss, optimizer)."
+)
+
+
 def _group_table(path: CriticalPath, payload: dict[str, Any], by: str) -> Table:
     from slipstream.tables import Column, Table
     from slipstream.units import format_duration, format_percent
@@ -183,7 +201,16 @@ def _group_table(path: CriticalPath, payload: dict[str, Any], by: str) -> Table:
         ],
         rows,
         title=f"{_workload(path.timeline)}: {format_duration(path.step_ns)} per step",
-        notes=[*_notes(path, payload), "Only what is on the critical path is counted."],
+        notes=[
+            *_notes(path, payload),
+            *(
+                [_NO_LINE]
+                if any(row["name"] == "(no source line)" for row in payload["contributions"])
+                else []
+            ),
+            'Only what is on the critical path is counted; "waits before" is the time before tasks '
+            "in which nothing of the path ran: Python, dispatch, delays.",
+        ],
     )
 
 

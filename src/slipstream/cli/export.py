@@ -24,9 +24,11 @@ def command(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="perfetto (open it at ui.perfetto.dev), chakra (ASTRA-sim reads it), or csv.",
+            show_default=False,
+            help="perfetto (open it at ui.perfetto.dev), chakra (ASTRA-sim reads it), or csv; "
+            "one is needed.",
         ),
-    ],
+    ] = "",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -46,15 +48,19 @@ def command(
         slipstream export run.slipgraph --to perfetto -o run.json
     """
     from slipstream.cli._output import emit, progress
-    from slipstream.graph import load, replay, write_chakra, write_perfetto
+    from slipstream.cli._workload import load_recording
+    from slipstream.graph import replay, write_chakra, write_perfetto
     from slipstream.tables import Column, Table
     from slipstream.units import format_bytes
 
     if to not in _SUFFIX:
-        raise UsageError(f"'{to}' is no format", remedy="perfetto, chakra or csv")
+        raise UsageError(
+            f"'{to}' is no format" if to else "no format is named",
+            remedy="--to and one of perfetto, chakra or csv",
+        )
     target = output or run.with_suffix(_SUFFIX[to])
     with progress("exporting"):
-        graph = load(run)
+        graph = load_recording(run)
         if to == "chakra":
             write_chakra(graph, target)
         elif to == "perfetto":

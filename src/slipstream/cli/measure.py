@@ -24,13 +24,7 @@ app = typer.Typer(
 )
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    epilog=(
-        "Examples:  slipstream measure ab --base-cmd 'python a.py' --head-cmd 'python b.py'   "
-        "slipstream measure ab --base main --head HEAD -- python bench.py --size 64"
-    ),
-)
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def ab(
     command: list[str] = typer.Argument(  # noqa: B008 - Typer's way to declare one
         None, metavar="[-- COMMAND...]", help="With --base and --head: what to run in each."
@@ -63,6 +57,10 @@ def ab(
     Every run is a fresh process; wall time, CPU time with children and peak memory are taken. The
     interval is honest although the run stops as soon as it is narrow: looks are planned. In a
     tenth of the rounds the baseline also runs against itself; if that differs, nothing is claimed.
+
+        slipstream measure ab --base-cmd 'python a.py' --head-cmd 'python b.py'
+
+        slipstream measure ab --base main --head HEAD -- python bench.py
     """
     from slipstream.measure.arms import CommandArm
     from slipstream.measure.comparison import compare
@@ -147,14 +145,14 @@ def gate(
 
 def _emit_fitness(fitness: Fitness, *, as_json: bool) -> None:
     from slipstream.tables import Column, Table
-    from slipstream.units import format_percent
+    from slipstream.units import format_detectable
 
     reading = fitness.reading
     rows = [
         ("this machine is", str(reading.level)),
         *(("because", reason) for reason in reading.reasons),
-        (f"finds in {fitness.seconds:g} s, by CPU time", format_percent(fitness.cpu)),
-        (f"finds in {fitness.seconds:g} s, by wall time", format_percent(fitness.wall)),
+        (f"finds in {fitness.seconds:g} s, by CPU time", format_detectable(fitness.cpu)),
+        (f"finds in {fitness.seconds:g} s, by wall time", format_detectable(fitness.wall)),
     ]
     notes = ["The smallest difference found 4 times of 5, single-threaded samples of 10 ms."]
     if reading.unreadable:

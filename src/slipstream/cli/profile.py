@@ -129,6 +129,24 @@ def _already(meta: Any) -> str:
     return "; ".join(parts)
 
 
+def _lanes(graph: Graph) -> str:
+    """In words: what the step runs on, and how near the simulation comes to the plain step."""
+    from slipstream.units import format_percent
+
+    meta: Any = graph.meta
+    scale = meta["residual_scale"]
+    if meta["lanes_of"] == "cpu":
+        return (
+            f"it runs on {len(graph.lanes)} threads of its own; with what they hold each other up "
+            f"it takes {scale:.2f} times what its operators take undisturbed"
+        )
+    named = meta.get("device_name", "a CUDA device")
+    return (
+        f"it runs on {named}: {', '.join(graph.lanes)}; simulated, it takes "
+        f"{format_percent(1 / scale)} of the plain step"
+    )
+
+
 def summary(graph: Graph) -> Table:
     """Where the step's time goes, by operator."""
     from slipstream.graph import replay
@@ -166,6 +184,13 @@ def summary(graph: Graph) -> Table:
         f"{meta['aligned_steps']} steps each"
         + (f"; profiler's cost of {cost_ns} ns per event taken off" if cost_ns else ""),
     ]
+    if "lanes_of" in meta:
+        notes.append(_lanes(graph))
+    if elsewhere := meta.get("elsewhere"):
+        notes.append(
+            f"{elsewhere['operators']} operators ran on other threads, "
+            f"{format_percent(elsewhere['share'])} of all; they are not in the graph"
+        )
     if already := _already(meta):
         notes.append(f"already there: {already}")
     if meta.get("unaligned_share"):
@@ -174,8 +199,14 @@ def summary(graph: Graph) -> Table:
     if reason := meta.get("memory_reason"):
         notes.append(f"memory was not recorded: {reason}")
     if meta["contended"]:
+        # On one thread its own CPU time tells what the step takes undisturbed.
+        hint = (
+            "; its threads waited for cores, which the times hold: --threads 1 is disturbed less"
+            if threads > 1 and meta.get("device", "cpu") == "cpu"
+            else ""
+        )
         wall = format_duration(meta["step_ns"]["wall_median"])
-        notes.append(f"the machine was busy: the median step took {wall} of wall time")
+        notes.append(f"the machine was busy: the median step took {wall} of wall time" + hint)
     return Table(
         [
             Column("operator"),

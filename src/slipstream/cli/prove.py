@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from slipstream.cli._cluster import ClusterSizes, OnCluster
 from slipstream.cli._comparison import emit_comparison, show_progress
 from slipstream.cli._workload import (
     Json,
@@ -20,9 +21,6 @@ from slipstream.cli._workload import (
 )
 from slipstream.errors import InvalidArgumentError, UsageError
 
-if TYPE_CHECKING:
-    pass
-
 
 def command(
     workload: Runnable,
@@ -33,12 +31,17 @@ def command(
         str,
         typer.Option(
             "--budget",
-            help="Stop measuring after this long; 60s, 5min. On top come the profile, timings of "
+            metavar="TIME",
+            help="Stop measuring after this long (half as long again where the machine is busy); "
+            "60s, 5min. On top come the profile, timings of "
             "operators that are new here, the quality check, and starting a process for each.",
         ),
     ] = "60s",
     target: Annotated[
-        float, typer.Option("--target", help="Stop when the interval is narrower than this share.")
+        float,
+        typer.Option(
+            "--target", metavar="SHARE", help="Stop when the interval is narrower than this share."
+        ),
     ] = 0.02,
     quality: Annotated[
         bool,
@@ -52,6 +55,7 @@ def command(
         str | None,
         typer.Option(
             "--quality-budget",
+            metavar="TIME",
             help="Time for that, for each side; 3s, 1min. By default a tenth of --budget, 3s at "
             "most.",
         ),
@@ -59,6 +63,8 @@ def command(
     threads: Threads = 0,
     steps: Steps = 24,
     timeout: Timeout = "5min",
+    cluster: OnCluster = None,
+    cluster_sizes: ClusterSizes = None,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
@@ -67,25 +73,43 @@ def command(
     Each side lives in a process of its own; they take steps in turns, in random order, so that
     whatever the machine does happens to both. The result is kept: see `slipstream results`.
 
+    The step is recorded and predicted anew for that. What `predict` or `advise` showed before is
+    scored too, and stands below the table.
+
     Before that, a technique that changes the numbers runs the same first steps as the original,
     from several seeds; what becomes of the loss stands beside the speed.
 
+    Techniques that spread the step over workers start the real ranks, on links like the
+    cluster's where this machine can make them (root), else on its loopback interface.
+
         slipstream prove train.py:make_workload --technique amp:bf16
+
+        slipstream prove train.py:make_workload --cluster workers=2,link=100mbit
+        -t ddp:workers=2 -t ddp:workers=2+powersgd:4
     """
     from slipstream import technique as techniques
+    from slipstream.cli._cluster import cluster_of
     from slipstream.cli._output import note, progress
+    from slipstream.cli._ranks import ranks_rows
     from slipstream.cli._workload import graph_of, history, needs_of, workload_of
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._predict import predict
     from slipstream.verbs._prove import check_script, default_quality_budget, prove
+    from slipstream.verbs._ranks import check_ranks
 
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
     # Everything that can be wrong in the request, before anything takes time.
-    names = [techniques.combination_name(techniques.parse(text)) for text in technique]
+    chosen = {techniques.combination_name(one): one for one in map(techniques.parse, technique)}
+    names = list(chosen)
     recipe = workload_of(workload, script_arguments, settings)
-    for text in technique:
-        check_script(recipe, techniques.parse(text))
+    for one in chosen.values():
+        check_script(recipe, one)
+    where = cluster_of(cluster, cluster_sizes)
+    workers = check_ranks(recipe, chosen, where)
+    if workers and not threads:
+        # So many of them share this machine's cores; and the step is recorded as they run it.
+        threads = 1
     timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
     if not parse_duration_ns(budget, "--budget"):
         raise InvalidArgumentError("--budget", "no time to measure in", remedy="as 60s, 5min")
@@ -102,7 +126,7 @@ def command(
             workload, script_arguments, settings,
             threads=threads, steps=steps, timeout=timeout, say=say, needs=needs_of(names),
         )  # fmt: skip
-        predicted = predict(graph, names, widen=past.widen, say=say)
+        predicted = predict(graph, names, cluster=where, widen=past.widen, say=say)
         records = {
             p.technique: p.to_record(recipe.name, past.environment.env_id)
             for p in predicted
@@ -112,6 +136,7 @@ def command(
             recipe,
             names,
             predictions=records,
+            cluster=where,
             budget=budget,
             target=target,
             quality_budget=(quality_budget or default_quality_budget(budget)) if quality else None,
@@ -121,7 +146,8 @@ def command(
             progress=show_progress(say),
             say=say,
         )
-    emit_comparison(result, as_json=as_json)
+        before = past.shown_before(result.experiment.experiment_id)
+    emit_comparison(result, as_json=as_json, before=before, ranks=ranks_rows(result, workers))
     for p in predicted:
         if p.why_not is not None:
             note(f"{p.technique} was measured though it should not apply: {p.why_not}")

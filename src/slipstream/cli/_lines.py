@@ -1,0 +1,125 @@
+"""What ``slipstream explain --lines`` shows: the source with what each line costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slipstream.graph import Attribution, Cost, Graph, LineCost, Timeline
+    from slipstream.tables import Table
+
+_PAGE_FAULTS, _UNTRACKED = "(page faults)", "(untracked)"
+
+
+def lines_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, Any]]:
+    """Tables and JSON: the `top` dearest lines where they stand in their files; times in ns."""
+    from slipstream.graph import attribute
+
+    found = attribute(timeline)
+    shown = sorted(found.lines[:top], key=lambda line: (line.file, line.number))
+    texts = _Texts(timeline.graph)
+    payload = {
+        "step_ns": found.step_ns,
+        "peak_bytes": found.peak_bytes,
+        "lines": [
+            {
+                "file": line.file, "line": line.number, "function": line.function,
+                **_numbers(line.cost), "modules": list(line.modules),
+                "callers": [list(way) for way in line.callers],
+            }
+            for line in found.lines
+        ],
+        "page_faults": _numbers(found.page_faults),
+        "untracked": _numbers(found.untracked),
+    }  # fmt: skip
+    return [_table(timeline, found, shown, texts)], payload
+
+
+def _numbers(cost: Cost) -> dict[str, Any]:
+    found = asdict(cost)
+    other, forward, backward, optimizer = found.pop("phase_ns")
+    return {
+        "time_ns": cost.time_ns, "forward_ns": forward, "backward_ns": backward,
+        "optimizer_ns": optimizer, "other_ns": other, **found,
+    }  # fmt: skip
+
+
+def _table(timeline: Timeline, found: Attribution, shown: list[LineCost], texts: _Texts) -> Table:
+    from slipstream.tables import Column, Table
+    from slipstream.units import format_bytes, format_duration
+
+    def row(name: str, cost: Cost, text: str) -> tuple[object, ...]:
+        parts = (cost.forward_ns, cost.backward_ns, cost.optimizer_ns)
+        return (
+            name,
+            f"{100 * cost.time_ns / found.step_ns:.1f} %" if found.step_ns else "",
+            *(format_duration(ns) if ns else "" for ns in parts),
+            format_bytes(cost.memory_bytes) if cost.memory_bytes else "",
+            text,
+        )
+
+    rows = [row(line.name, line.cost, texts.line(line.file, line.number)) for line in shown]
+    left = found.lines[len(shown) :]
+    if left:
+        rest = sum((line.cost for line in left), start=type(left[0].cost)())
+        rows.append(row(f"{len(left)} others", rest, ""))
+    if found.page_faults.tasks:
+        rows.append(row(_PAGE_FAULTS, found.page_faults, ""))
+    rows.append(row(_UNTRACKED, found.untracked, ""))
+    peak = f", {format_bytes(found.peak_bytes)} at most" if found.peak_bytes else ""
+    name = timeline.graph.meta.get("workload", "this step")
+    return Table(
+        [
+            Column("line"),
+            Column("share of step", "right"),
+            Column("forward", "right"),
+            Column("backward", "right"),
+            Column("optimizer", "right"),
+            Column("memory", "right"),
+            Column("source", optional=True),
+        ],
+        rows,
+        title=f"{name}: {format_duration(found.step_ns)} per step{peak}",
+        notes=[
+            "The rows add up to the step and to its peak of memory. A line has what its operators "
+            "add to the step, the Python before them, and what they hold at the peak; the backward "
+            "pass of an operator belongs to the line that ran it forward.",
+            *texts.notes(),
+        ],
+    )
+
+
+class _Texts:
+    """The lines of the files as they are now."""
+
+    def __init__(self, graph: Graph) -> None:
+        from slipstream.graph.origin import has_changed
+        from slipstream.workload.lines import project_root
+
+        recorded = graph.meta.get("source")
+        file = str(recorded.get("file", "")) if isinstance(recorded, Mapping) else ""
+        self._root = project_root(Path(file)) if file else None
+        self._changed = has_changed(graph)
+        self._files: dict[str, list[str]] = {}
+
+    def line(self, file: str, number: int) -> str:
+        """Its text; empty where there is none to be read."""
+        if self._root is None:
+            return ""
+        if file not in self._files:
+            try:
+                text = (self._root / file).read_text("utf-8", errors="replace")
+            except OSError:
+                text = ""
+            self._files[file] = text.splitlines()
+        lines = self._files[file]
+        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+
+    def notes(self) -> list[str]:
+        """What to know of the texts shown."""
+        if self._changed is None:
+            return []
+        return [f"{self._changed} has changed since: the texts may stand beside other lines."]

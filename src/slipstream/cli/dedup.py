@@ -1,0 +1,63 @@
+"""``slipstream dedup``: near-duplicates in a corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli._workload import Json
+
+
+def command(
+    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="A JSON object a line.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the lines that are kept."),
+    ] = None,
+    field: Annotated[str, typer.Option(help="Where the text is in the object.")] = "text",
+    threshold: Annotated[
+        float, typer.Option(help="Jaccard similarity from which on texts are alike, up to 1.")
+    ] = 0.8,
+    shingle: Annotated[int, typer.Option(help="Words that follow each other in a shingle.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Find documents that are nearly the same, and keep one of each.
+
+    Every pair whose sets of word shingles are at least as similar as the threshold is found, not
+    only most of them. Without --output nothing is written.
+
+        slipstream dedup corpus.jsonl -o unique.jsonl
+    """
+    from slipstream.cli._output import emit, progress
+    from slipstream.sparse import dedup
+    from slipstream.tables import Column, Table
+
+    with progress("dedup") as say:
+        found = dedup(
+            corpus, output, field=field, threshold=threshold, shingle=shingle, progress=say
+        )
+    kept = int(found.kept.sum())
+    payload = {
+        "corpus": str(corpus),
+        "output": None if output is None else str(output),
+        "documents": found.documents,
+        "kept": kept,
+        "removed": found.documents - kept,
+        "identical": found.identical,
+        "near_duplicate_pairs": found.pairs,
+        "shingles": found.shingles,
+        "threshold": threshold,
+        "shingle": shingle,
+        "group": found.group.tolist(),
+    }
+    columns = [
+        Column("documents", "right"), Column("kept", "right"), Column("same shingles", "right"),
+        Column("near-duplicate pairs", "right"),
+    ]  # fmt: skip
+    notes = [f"alike: Jaccard similarity >= {threshold:g} of {shingle}-word shingles, exact"]
+    if output is not None:
+        notes.append(f"kept lines are in {output}")
+    rows = [(f"{found.documents:,}", f"{kept:,}", f"{found.identical:,}", f"{found.pairs:,}")]
+    emit(Table(columns, rows, notes=notes), payload, as_json=as_json)

@@ -1,0 +1,83 @@
+"""``slipstream lsp``: costs beside the source lines in your editor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipstream.cli._workload import Batches, Steps, StorePath, Techniques, Threads, Timeout, WhatIf
+
+if TYPE_CHECKING:
+    from slipstream.live.analysis import Analyst
+
+
+def command(
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WORKLOAD]",
+            help="file.py:function; without it nothing runs until you ask for it in the editor.",
+        ),
+    ] = None,
+    tcp: Annotated[
+        int | None,
+        typer.Option(
+            "--tcp",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Listen there, on 127.0.0.1, in place of stdin and stdout.",
+        ),
+    ] = None,
+    stdio: Annotated[
+        bool,
+        typer.Option(
+            "--stdio", help="Speak over stdin and stdout, as without it; some editors ask for it."
+        ),
+    ] = False,
+    technique: Techniques = None,
+    what_if: WhatIf = True,
+    batches: Batches = True,
+    threads: Threads = 0,
+    steps: Steps = 24,
+    timeout: Timeout = "1min",
+    store: StorePath = None,
+) -> None:
+    """Serve an editor: what each line, function and module costs, and edits that make it cheaper.
+
+    A language server; editors start it themselves. docs/editors.md has the settings of Neovim,
+    Helix, Emacs and VS Code. Only the protocol goes to stdout.
+
+        slipstream lsp train.py:make_workload
+    """
+    from slipstream.errors import UsageError
+    from slipstream.units import parse_duration_ns
+
+    if stdio and tcp is not None:
+        raise UsageError("--stdio and --tcp exclude each other", remedy="leave one of them out")
+    timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
+    try:
+        from slipstream.live.editor import serve_stdio, serve_tcp
+    except ModuleNotFoundError as error:
+        from slipstream.errors import MissingExtraError
+
+        raise MissingExtraError("slipstream lsp", error.name or "pygls", "live") from error
+
+    def make(target: str) -> Analyst:
+        from slipstream.live.analysis import Analyst
+
+        return Analyst(
+            target,
+            threads=threads,
+            steps=steps,
+            timeout_s=timeout_s,
+            techniques=(technique or ()) if what_if else None,
+            batches=batches,
+            store=store,
+        )
+
+    if tcp is None:
+        serve_stdio(make, workload)
+    else:
+        serve_tcp(make, tcp, workload)

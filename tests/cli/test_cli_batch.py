@@ -1,0 +1,103 @@
+"""`slipstream batch` and `slipstream devices`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.cli.batch import _table
+from slipstream.verbs._batch import BatchSample, model_of
+from slipstream.verbs._batch_samples import Facts
+
+
+def test_sizes_that_are_asked_for(slipstream: Any) -> None:
+    run = slipstream(
+        "batch", "train.py:make_workload", "--sizes", "4,16,40", "--threads", 1, "--limit", "4GiB",
+        "--svg", "batch.svg", "--json",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert [one["samples"] for one in found["measured"]] == [4, 16, 40]
+    assert found["samples"] == 4
+    assert found["limit_bytes"] <= 4 << 30
+    picture = (slipstream.folder / "batch.svg").read_text()
+    assert picture.count("<circle") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--sizes", "4"], "two sizes at least"),
+        (["--sizes", "4,x"], "not a list of numbers"),
+        (["--limit", "8 elephants"], "not a size"),
+    ],
+)
+def test_what_is_asked_wrongly_is_told(slipstream: Any, arguments: list[str], says: str) -> None:
+    run = slipstream("batch", "train.py:make_workload", *arguments)
+    assert run.returncode == 2
+    assert says in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def words(time: Any, limit: int, sizes: tuple[int, ...] = (16, 40, 96), **more: Any) -> str:
+    facts = Facts(16, 1, True, "cpu", "cpu", 0)
+    found = [BatchSample(b, time(b) * 1e6, 0.005, 10**6 * b, 0, 10**8 + 10**6 * b) for b in sizes]
+    model = model_of("train.py", facts, found, limit_bytes=limit)
+    return _table(model, more.get("throughput"), more.get("wanted")).to_markdown()
+
+
+def test_the_advice_is_in_words() -> None:
+    said = words(lambda b: 10 + 0.5 * b, 10**9, throughput=1500.0, wanted=60)
+    assert "take 370: 2.13 times as many samples per second as 16" in said
+    assert "no gain worth its memory beyond 370" in said
+    assert "at most 890 samples fit into 954 MiB (measured up to 96)" in said
+    assert "1500 samples/s take a batch of 60" in said
+    assert "| predicted | take this |" in said
+
+
+def test_the_advice_knows_its_limits() -> None:
+    bent = words(lambda b: 10 + 0.5 * b + 0.5 * max(b - 60, 0), 10**9, (16, 25, 40, 62, 96, 150))
+    assert "there is a knee at" in bent
+    assert "beyond it batches grow slower" in bent
+    unbelievable = words(lambda b: 10.0, 10**9, throughput=1500.0)
+    assert "for the same reason nothing is told about 1500 samples/s" in unbelievable
+    assert "times of other sizes are not predicted" in unbelievable
+    assert "predicted |" not in unbelievable
+    assert "no batch fits into 1.00 MiB" in words(lambda b: 10 + 0.5 * b, 1 << 20)
+    fast = words(lambda b: 10 + 0.5 * b, 10**9, throughput=3000.0)
+    assert "no batch is that fast; the most is 2000" in fast
+    late = words(lambda b: 10 + 0.5 * b, 2 * 10**8, throughput=1900.0, wanted=380)
+    assert "which does not fit: at most 98 do" in late
+
+
+def test_a_recording_on_other_devices(recorded: Any) -> None:
+    run = recorded.shell("devices", recorded.path, "--device", "h100", "--device", "t4")
+    assert run.returncode == 0, run.stderr
+    assert "h100-sxm" in run.stdout
+    assert "data sheet" in run.stdout
+    assert "$ a million samples" in run.stdout
+    found = json.loads(
+        recorded.shell("devices", recorded.path, "--device", "h100", "--json").stdout
+    )
+    assert found[0]["device"] == "h100-sxm"
+    assert found[0]["known"] == "datasheet"
+
+
+def test_an_unknown_device_brings_the_nearest(recorded: Any) -> None:
+    run = recorded.shell("devices", recorded.path, "--device", "avx1024")
+    assert run.returncode == 2
+    assert "unknown device 'avx1024'" in run.stderr
+
+
+def test_a_trace_of_a_gpu(slipstream: Any, shared_data: Path) -> None:
+    name = "critical_path_alexnet_benchmark_result_2869224_1695835535_trace.json.gz"
+    run = slipstream("import", shared_data / "gpu_traces" / name, "-o", "run.slipgraph")
+    assert run.returncode == 0, run.stderr
+    run = slipstream("devices", "run.slipgraph", "--json")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert [one["sample_ns"] for one in found] == sorted(one["sample_ns"] for one in found)
+    assert next(one for one in found if one["device"] == "a100-sxm")["ratio"] == 1.0

@@ -1,0 +1,62 @@
+"""``slipstream live``: an address that opens, analyses in children, and Ctrl-C ends them all."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from http.cookiejar import CookieJar
+from typing import Any
+
+import pytest
+
+_LIMIT_S = 600.0
+# Endless, and says by a file of its own that it runs.
+_STEP = """\
+import pathlib, time
+from train import make_workload as made
+
+def make_workload():
+    pathlib.Path("reached").touch()
+    while True:
+        time.sleep(0.01)
+"""
+
+
+def test_it_serves_with_the_key_alone_and_ends_with_its_children(slipstream: Any) -> None:
+    (slipstream.folder / "loop.py").write_text(_STEP)
+    process = slipstream.start(
+        "live", "loop.py:make_workload", "--no-browser", "--no-what-if", "--no-batches",
+        "--port", 0, "--json",
+    )  # fmt: skip
+    text = ""
+    while not text.rstrip().endswith("}"):
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        text += line
+    address = json.loads(text)["address"]
+    assert address.startswith("http://127.0.0.1:")
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+    with opener.open(address, timeout=_LIMIT_S) as answer:
+        assert b"page.js" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(address.partition("?")[0], timeout=_LIMIT_S)
+    end = time.monotonic() + _LIMIT_S
+    while not (slipstream.folder / "reached").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+def test_a_recording_and_a_file_that_is_not_there_are_refused(slipstream: Any) -> None:
+    for target in ("run.slipgraph", "nothing.py", "train.py:make_workloads"):
+        run = slipstream("live", target, "--no-browser")
+        assert run.returncode in (1, 2)
+        assert run.stdout == ""
+        assert "try:" in run.stderr

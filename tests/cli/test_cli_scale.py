@@ -1,0 +1,75 @@
+"""``predict --cluster``, ``advise --cluster`` and ``scale curve``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_CLUSTER = "workers=8,link=10mbit,latency=50us,device=v100"
+
+
+def test_a_shared_step_is_predicted_with_its_walls_and_a_timeline(
+    recorded: Any, tmp_path: Path
+) -> None:
+    run = recorded.shell(
+        "predict", recorded.path.name, "--cluster", _CLUSTER, "-t", "ddp:4", "-t", "ddp:8",
+        "--timeline", tmp_path / "step.json",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "communication, cost and walls" in run.stdout
+    assert "25 % unsure" in run.stdout
+    assert "AWS" in run.stdout
+    for name in ("step-1.json", "step-2.json"):
+        events = json.loads((tmp_path / name).read_text())["traceEvents"]
+        assert any(event["name"] == "all_reduce of gradients" for event in events)
+
+
+def test_advice_on_a_cluster_answers_whether_to_compress(recorded: Any) -> None:
+    run = recorded.shell(
+        "advise", recorded.path.name, "--cluster", _CLUSTER, "--workers", "4", "--json"
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["in_words"][0].startswith("should I compress?")
+    assert found["compress"]["needed_ratio"] >= 1
+    assert {p["technique"] for p in found["predictions"]} >= {"ddp:4", "fsdp:4", "priority_sync:4"}
+
+
+def test_a_curve_is_printed_and_drawn(recorded: Any, tmp_path: Path) -> None:
+    run = recorded.shell(
+        "scale", "curve", recorded.path.name, "--cluster", _CLUSTER, "--svg", tmp_path / "curve.svg"
+    )
+    assert run.returncode == 0, run.stderr
+    assert "efficiency" in run.stdout
+    assert (tmp_path / "curve.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("predict", "-t", "ddp:64", "--cluster", _CLUSTER), "64 is more than the 8 devices"),
+        (("predict", "-t", "ddp:4", "--cluster", "nowhere"), "unknown cluster 'nowhere'"),
+        (("predict", "-t", "ddp:4", "--cluster", "workers=4,link=0gbit"), "link"),
+        (("predict", "-t", "ddp:4", "--cluster-set", "hosts=2"), "sizes no cluster"),
+        (
+            ("predict", "-t", "ddp:4", "--cluster", "ethernet-1g", "--cluster-set", "x"),
+            "not a size",
+        ),
+        (("advise", "--cluster", _CLUSTER, "--workers", "1"), "1 is not from 2"),
+        (("advise", "--cluster", _CLUSTER, "--workers", "9"), "9 is more than the 8 devices"),
+        (("scale", "curve", "--cluster", _CLUSTER, "--workers", "two"), "not a list of numbers"),
+        (("scale", "curve", "--cluster", _CLUSTER, "--workers", "0"), "0 is not from 2"),
+        (("scale", "curve", "--cluster", _CLUSTER, "-t", "amp:bf16"), "spreads nothing"),
+        (("scale", "curve", "--cluster", _CLUSTER, "--global-batch", "7"), "do not share out"),
+    ],
+)
+def test_what_cannot_be_is_one_line(recorded: Any, arguments: Any, said: str) -> None:
+    verb = 2 if arguments[0] == "scale" else 1
+    run = recorded.shell(*arguments[:verb], recorded.path.name, *arguments[verb:])
+    assert run.returncode in (1, 2)
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""

@@ -1,0 +1,99 @@
+"""`slipstream cluster`: what it shows, costs and simulates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slipstream.cli.cluster import app
+from slipstream.cluster import Calibration, Cluster, LinkKind, Regime, star
+from slipstream.errors import SlipstreamError
+
+RUNNER = CliRunner()
+
+
+def test_help_loads_nothing_heavy() -> None:
+    check = (
+        "import sys, slipstream.cli.cluster, slipstream.cli.netlab; "
+        "sys.exit(bool({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_show_lists_presets_and_says_where_numbers_are_from() -> None:
+    listed = json.loads(RUNNER.invoke(app, ["show", "--json"]).stdout)
+    assert "tpu-v3-multipod" in {one["name"] for one in listed}
+    shown = RUNNER.invoke(app, ["show", "h100x8-100gbe", "--set", "hosts=2"]).stdout
+    assert "16" in shown
+    assert "datasheet" in shown
+    payload = json.loads(RUNNER.invoke(app, ["show", "h100x8-100gbe", "--json"]).stdout)
+    assert all(link["bytes_per_s"]["source"] for link in payload["links"])
+
+
+def test_cost_shows_every_algorithm_the_cheapest_first() -> None:
+    arguments = ["cost", "--on", "workers=4,link=1gbit", "--all-reduce", "1MB", "--json"]
+    said = json.loads(RUNNER.invoke(app, arguments).stdout)
+    times = [one["duration_ns"] for one in said["costs"]]
+    assert times == sorted(times)
+    assert said["costs"][0]["duration_ns"] == pytest.approx(1.5e6 / 125e6 * 1e9)
+    mesh = ["cost", "--on", "h100x8-100gbe", "--all-gather", "1GiB", "--mesh", "dp=4,tp=8",
+            "--group", "tp", "--json"]  # fmt: skip
+    said = json.loads(RUNNER.invoke(app, mesh).stdout)
+    assert (said["ranks"], said["groups"]) == (8, 4)
+
+
+def test_simulate_runs_jobs_and_writes_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "t.json"
+    run = RUNNER.invoke(
+        app,
+        ["simulate", "--on", "workers=4,link=1gbit",
+         "--job", "devices=0-1,compute=10ms,all_reduce=1MB,iterations=3",
+         "--job", "devices=2,3,compute=5ms,all_reduce=1MB,iterations=2,name=other",
+         "--perfetto", str(trace), "--json"],
+    )  # fmt: skip
+    said = json.loads(run.stdout)
+    assert said["jobs"][0]["iteration_ns"] == pytest.approx([18e6] * 3)
+    assert said["jobs"][1]["name"] == "other"
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_calibration_from_another_machine_is_said(tmp_path: Path) -> None:
+    link = LinkKind.of("measured", 1e9)
+    elsewhere = Calibration("2026-01-01", "no machine of ours", "torch, gloo", 0.01, 0.02, 1.0, {})
+    path = tmp_path / "there.toml"
+    Cluster("there", star(2, link), calibration=elsewhere).save(path)
+    run = RUNNER.invoke(app, ["cost", "--on", str(path), "--all-reduce", "1MB", "--json"])
+    assert json.loads(run.stdout)["costs"]
+    assert "was calibrated on another machine" in run.stderr
+
+
+def test_show_says_where_messages_go_another_way(tmp_path: Path) -> None:
+    path = tmp_path / "here.toml"
+    ways = (Regime(0.0, 5e3, 0.5), Regime(2**20, 9e3))
+    Cluster("here", star(2, LinkKind.of("memory", 1e9)), regimes=ways).save(path)
+    shown = RUNNER.invoke(app, ["show", str(path)]).stdout
+    assert "messages from 1.00 MiB on" in shown
+    assert "0.5 times the links' time" in shown
+    said = json.loads(RUNNER.invoke(app, ["show", str(path), "--json"]).stdout)
+    assert [one["alpha_ns"] for one in said["regimes"]] == [5e3, 9e3]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cost", "--on", "workers=4,link=1gbit"],
+        ["cost", "--on", "workers=4,link=1gbit", "--all-reduce", "-1"],
+        ["cost", "--on", "workers=4,link=1gbit", "--all-reduce", "1MB", "--group", "0-9"],
+        ["cost", "--on", "workers=4,link=1gbit", "--all-reduce", "1MB", "--group", "x"],
+        ["simulate", "--on", "workers=4,link=1gbit", "--job", "compute=fast"],
+        ["simulate", "--on", "workers=4,link=1gbit", "--job", "cmopute=1ms"],
+        ["show", "nowhere"],
+    ],
+)
+def test_bad_words_are_refused(arguments: list[str]) -> None:
+    assert isinstance(RUNNER.invoke(app, arguments).exception, SlipstreamError)
