@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+import known_clock
+from forks import start_children_as_forks
+from known_clock import KnownClock
+
+# How long an example takes says how busy the machine is. The same examples every time, so that a
+# change is judged by what it changes; `make test-all` looks for others.
+hypothesis.settings.register_profile("slipstream", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile("slipstream")
 
 
 def pytest_configure() -> None:
@@ -45,6 +56,26 @@ def require(feature: str, present: bool, reason: str) -> None:
 def _require() -> Callable[[str, bool, str], None]:
     """The function `require`, for tests that prefer a fixture to an import."""
     return require
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Timings that tests keep are not the user's, whose cache may be of another version."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user cache")))
+        yield
+
+
+@pytest.fixture
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this test every `slipstream.child.Child` is a fork of this process, with one thread."""
+    start_children_as_forks(monkeypatch)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> KnownClock:
+    """In this test functions are measured on a clock that only they move."""
+    return known_clock.install(monkeypatch)
 
 
 @pytest.fixture

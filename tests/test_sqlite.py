@@ -173,7 +173,7 @@ def test_a_file_that_may_not_grow_is_said_too(tmp_path: Path) -> None:
         path,
         _FIRST,
     )
-    out, err = writer.communicate(timeout=60)
+    out, err = writer.communicate(timeout=600)
     assert "free some disk space" in out, err
     assert _numbers(path) == []
 
@@ -225,7 +225,7 @@ def test_processes_that_open_a_new_file_at_once_agree(tmp_path: Path) -> None:
         assert writer.stdin is not None
         writer.stdin.write("go\n")
         writer.stdin.flush()
-    errors = [writer.communicate(timeout=60)[1] for writer in writers]
+    errors = [writer.communicate(timeout=600)[1] for writer in writers]
     assert errors == [""] * 4
     assert [writer.returncode for writer in writers] == [0] * 4
     assert len(_numbers(path)) == 200

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from slipstream.errors import InvalidArgumentError
 from slipstream.units import (
     format_bytes,
+    format_detectable,
     format_duration,
     format_percent,
     format_ratio,
+    format_reach,
     parse_bandwidth,
     parse_bytes,
     parse_duration_ns,
+    with_article,
 )
 
 # Three significant digits: half a unit of the third digit, relative to the smallest three-digit
@@ -121,3 +124,31 @@ def test_the_other_formats() -> None:
     assert format_percent(0.0312) == "3.1 %"
     assert format_percent(0.0312, signed=True) == "+3.1 %"
     assert format_percent(math.inf) == format_ratio(math.nan) == format_bytes(math.nan) == "-"
+
+
+@pytest.mark.parametrize(
+    ("middle", "low", "high", "text"),
+    [
+        (1.39, 1.32, 1.46, "[1.32, 1.46]"),
+        (3.457, 0.0, math.inf, "[–, –]"),
+        (0.06, 0.001, 0.1, "[–, 0.10]"),
+        (50.0, 48.0, 52.0, "[48.00, 52.00]"),
+        (math.nan, 0.5, 2.0, "[–, –]"),
+    ],
+)
+def test_an_end_that_says_nothing_is_a_dash(
+    middle: float, low: float, high: float, text: str
+) -> None:
+    assert format_reach(middle, low, high) == text
+
+
+def test_a_difference_that_says_nothing_is_a_dash() -> None:
+    assert format_detectable(0.012) == "±1.2 %"
+    assert format_detectable(math.expm1(700.0)) == format_detectable(math.nan) == "–"
+
+
+def test_articles() -> None:
+    names = ("int", "str", "Adam", "UNet", "SGD", "LSTM", "Linear", "GRU", "")
+    assert " ".join(with_article(name) for name in names) == (
+        "an int a str an Adam a UNet an SGD an LSTM a Linear a GRU a "
+    )

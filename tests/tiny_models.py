@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from slipstream.capture import CaptureSettings, capture
 from slipstream.graph import Graph, StepPhase
 from slipstream.verbs._profile import profile
-from slipstream.workload import Workload
+from slipstream.workload import Built, Workload
 
 _VOCABULARY, _WIDTH, _LENGTH, _BATCH = 53, 24, 10, 3
 
@@ -152,6 +153,23 @@ def workload(name: str) -> Workload:
 def captured(name: str) -> Graph:
     """The graph of one of the models; captured once per test run."""
     return profile(workload(name), warmup=1, steps=3, threads=1)
+
+
+def record(built: Built, *needs: str, steps: int = 3) -> Graph:
+    """One step of what was built, recorded in this process with the statistics in `needs`.
+
+    Without the page faults it has here and today, as the process goes on.
+    """
+    settings = CaptureSettings(warmup=1, steps=steps, threads=1, needs=needs, own_process=False)
+    running = capture(settings)(built)
+    value = None
+    while True:
+        try:
+            running.send(value)
+        except StopIteration as end:
+            graph: Graph = end.value
+            return graph
+        value = built.step()
 
 
 def in_phase(graph: Graph, phase: StepPhase) -> list[int]:

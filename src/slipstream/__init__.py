@@ -15,50 +15,79 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream import data, measure
+    from slipstream import cluster, data, measure, nn, quant, sparse
+    from slipstream.cluster import Cluster
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
+    from slipstream.techniques import distributed, embedding, lowbit
     from slipstream.verbs._advise import advise
     from slipstream.verbs._apply import Applied, apply
+    from slipstream.verbs._batch import BatchModel, batch_model
+    from slipstream.verbs._devices import OnDevice, predict_device
     from slipstream.verbs._predict import Prediction, predict
     from slipstream.verbs._profile import profile
     from slipstream.verbs._prove import prove
     from slipstream.workload import Built, Workload
 
 _HOMES = {
+    "slipstream.cluster": ("Cluster",),
     "slipstream.graph": ("Graph", "load"),
     "slipstream.report": ("write_report",),
     "slipstream.verbs._advise": ("advise",),
     "slipstream.verbs._apply": ("Applied", "apply"),
+    "slipstream.verbs._batch": ("BatchModel", "batch_model"),
+    "slipstream.verbs._devices": ("OnDevice", "predict_device"),
     "slipstream.verbs._predict": ("Prediction", "predict"),
     "slipstream.verbs._profile": ("profile",),
     "slipstream.verbs._prove": ("prove",),
     "slipstream.workload": ("Built", "Workload"),
 }
-_ROOMS = ("data", "measure")
+_ROOMS = {
+    "cluster": "slipstream.cluster",
+    "data": "slipstream.data",
+    "distributed": "slipstream.techniques.distributed",
+    "embedding": "slipstream.techniques.embedding",
+    "lowbit": "slipstream.techniques.lowbit",
+    "measure": "slipstream.measure",
+    "nn": "slipstream.nn",
+    "quant": "slipstream.quant",
+    "sparse": "slipstream.sparse",
+}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Applied",
+    "BatchModel",
     "Built",
+    "Cluster",
     "Graph",
+    "OnDevice",
     "Prediction",
     "Workload",
     "advise",
     "apply",
+    "batch_model",
+    "cluster",
     "data",
+    "distributed",
+    "embedding",
     "load",
+    "lowbit",
     "measure",
+    "nn",
     "predict",
+    "predict_device",
     "profile",
     "prove",
+    "quant",
+    "sparse",
     "write_report",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        return importlib.import_module(f"slipstream.{name}")
+        return importlib.import_module(_ROOMS[name])
     if name not in _HOME_OF:
         raise AttributeError(f"module 'slipstream' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOME_OF[name]), name)

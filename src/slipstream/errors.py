@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-# Of known names, when none is near the one that was asked for.
-_SHOWN = 12
+# Of known names, when none is near the one that was asked for: all of a few, some of many.
+_FEW, _SHOWN = 40, 12
 
 
 class SlipstreamWarning(UserWarning):
@@ -88,7 +88,7 @@ class UnknownNameError(UsageError, LookupError):
         if near:
             remedy = "did you mean " + " or ".join(near) + "?"
         elif self.known:
-            shown = self.known[:_SHOWN]
+            shown = self.known[: _FEW if len(self.known) <= _FEW else _SHOWN]
             more = len(self.known) - len(shown)
             remedy = "known: " + ", ".join(shown) + (f" and {more} more" if more else "")
         else:

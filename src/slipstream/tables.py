@@ -30,6 +30,20 @@ _PIPED_WIDTH = 160
 Align = Literal["left", "right"]
 
 
+def console_for(file: IO[str], *, soft_wrap: bool = False) -> Console:
+    """A console that writes to `file`, and tells of a reader that left.
+
+    As rich has it, the process would end with an error then, whatever it had still to do.
+    """
+    from rich.console import Console
+
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Quiet(file=file, highlight=False, soft_wrap=soft_wrap)
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A cell that is drawn where that is possible, and `text` elsewhere."""
@@ -143,17 +157,10 @@ class Table:
     def print(self, file: IO[str] | None = None) -> None:
         """To a terminal (or `file`), fitted to its width; columns that do not fit are named."""
         from rich.cells import cell_len
-        from rich.console import Console
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        class Quiet(Console):
-            """Tells of a reader that left, in place of ending the process with an error."""
-
-            def on_broken_pipe(self) -> None:
-                raise BrokenPipeError
-
-        console = Quiet(file=file or sys.stdout, highlight=False, soft_wrap=False)
+        console = console_for(file or sys.stdout)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _PIPED_WIDTH
         if not self.rows and self.notes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from slipstream.errors import InvalidArgumentError
 
@@ -30,6 +31,9 @@ _BYTES = {
     "tib": 2.0**40,
 }
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+# A relative difference beyond which a number is a way to say "cannot tell": 1000 %.
+_WIDEST = 10.0
+_NOTHING = "–"
 _QUANTITY = re.compile(
     r"\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z\u00b5\u03bc]*)\s*"
 )
@@ -133,9 +137,35 @@ def format_percent(fraction: float, *, signed: bool = False) -> str:
     return f"{100 * fraction:{'+' if signed else ''}.1f} %"
 
 
+def format_reach(
+    middle: float, low: float, high: float, as_text: Callable[[float], str] = "{:.2f}".format
+) -> str:
+    """The interval of a ratio, ``"[1.32, 1.46]"``; a dash for an end that says nothing.
+
+    That is one which is not finite, or more than eleven times away from the middle.
+    """
+    most = 1 + _WIDEST
+    ends = [
+        as_text(end) if middle / most <= end <= middle * most else _NOTHING for end in (low, high)
+    ]
+    return f"[{', '.join(ends)}]"
+
+
+def format_detectable(fraction: float) -> str:
+    """The smallest difference that could be told: ``"±1.2 %"``; a dash where nothing could."""
+    return f"±{format_percent(fraction)}" if fraction <= _WIDEST else _NOTHING
+
+
 def _significant(value: float) -> str:
     if value == 0:
         return "0"
     # Digits of what will be shown, so that 999.7 gives "1000" and not "999.7".
     digits = math.floor(math.log10(abs(float(f"{value:.3g}"))))
     return f"{value:.{max(0, 2 - digits)}f}"
+
+
+def with_article(name: str) -> str:
+    """The name of a type or thing with its article: "an int", "a str", "an SGD" (it is spelt)."""
+    spelt = name[:2].isalpha() and name[:2].isupper()
+    vowel = name[:1].lower() in tuple("aeio") or (spelt and name[0] in "FHLMNRSX")
+    return f"{'an' if vowel else 'a'} {name}"

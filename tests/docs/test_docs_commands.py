@@ -20,10 +20,13 @@ from typing import Any
 
 import pytest
 import typer
-from pages import ROOT, Command, all_commands, blocks, pages
+from pages import ROOT, all_commands, blocks, pages
 
+from forks import start_children_as_forks
 from slipstream.cli._main import _assemble, _command
 from slipstream.durations import Durations
+from slipstream.verbs._bench import purposes
+from technique_package import install
 
 TRAIN = '''\
 """A function for slipstream, and a script with a loop of its own."""
@@ -61,16 +64,35 @@ SMALLER = {
                           "batch_size=2, width=16, layers=1, context=8"),
     "image_classifier.py": ("batch_size=16, width=16", "batch_size=2, width=4"),
 }  # fmt: skip
-SHORT = {"--steps": "3", "--budget": "1s", "--quality-budget": "200ms"}
+SHORT = {"--steps": "3", "--budget": "1s", "--quality-budget": "200ms", "--sizes": "2,4"}
 # Commands that are not run here, each with the reason.
 NOT_RUN = {
-    "slipstream bench": "minutes; tests/verbs/test_bench.py runs benches",
-    "slipstream bench cli --full": "forty processes; tests/verbs/test_bench.py runs benches",
+    "slipstream netlab run --hosts 4 --rate 200mbit -- python train.py": (
+        "needs root; tests/cluster/test_measured.py runs commands in a lab"
+    ),
+    "slipstream cluster measure --ranks 2 -o here.toml": (
+        "refuses what a busy machine measures; tests/cluster/test_measured.py fits samples"
+    ),
+    **{
+        f"slipstream prove train.py:make --cluster workers=2,link=100mbit,latency=50us -t {ddp} -t "
+        f"{and_more}": "starts ranks; tests/cli/test_cli_prove.py does"
+        for ddp, and_more in (
+            ("ddp:workers=2", "ddp:workers=2+powersgd:4"),
+            ("ddp:2", "ddp:2+topk:0.01"),
+            ("ddp:2", "accumulation:4+ddp:2"),
+        )
+    },
+    "slipstream live train.py:make_workload": "until Ctrl-C; tests/cli/test_cli_live.py runs it",
+    "slipstream live train.py --no-browser -- --epochs 1": (
+        "until Ctrl-C; tests/cli/test_cli_live.py runs it"
+    ),
     "slipstream profile train.py:make --record regions": (
         "compiles for a minute; tests/capture/test_capture_regions.py records regions"
     ),
     "slipstream results show ID": "ID is what `results ls` prints; see tests/cli/test_results.py",
 }
+# Benches measure for minutes or hours, and none is a test.
+BENCH = ["slipstream", "bench"]
 # Beginnings of lines that the shown outputs have and the text explains.
 NOTES = ("as it is:", "A/A guard:", "the transformed workload runs", "+++ b/examples/")
 COMMANDS = {" ".join(shlex.split(one.text, comments=True)): one for one in all_commands()}
@@ -110,6 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train.py").write_text(TRAIN)
     for name in ("a.py", "b.py", "bench.py"):
         (folder / name).write_text("sum(range(1000))\n")
+    (folder / "corpus.jsonl").write_text('{"text": "a text"}\n{"text": "A text!"}\n')
     shutil.copytree(ROOT / "examples", folder / "examples")
     for name, (long, short) in SMALLER.items():
         text = (folder / "examples" / name).read_text("utf-8")
@@ -123,7 +146,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reader(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    forked_children: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[[Sequence[str]], str]:
     """Runs a command as the reader would, from the folder; returns what it prints."""
     monkeypatch.chdir(folder)
@@ -154,43 +180,31 @@ def test_what_is_not_run_is_still_named_somewhere() -> None:
 @pytest.fixture(scope="module")
 def recording(folder: Path) -> Path:
     """The run.slipgraph the pages speak of."""
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        start_children_as_forks(patch)
         _command(["profile", "train.py:make_workload", "--steps", "3", "--threads", "1"])
     return folder / "run.slipgraph"
 
 
-def kind(command: Command) -> tuple[object, ...]:
-    """What commands have in common that take the same way through slipstream."""
-    read = context(command.arguments)
-    target = re.search(r"\.py:|\.py|\.slipgraph", command.text)
-    given = {key for key, value in read.params.items() if value not in (None, False, [])}
-    if "write" in given or "undo" in given:
-        return read.command_path, "write" in given
-    return read.command_path, target and target[0]
+@pytest.mark.parametrize("text", [text for text in COMMANDS if text.split()[:2] == BENCH])
+def test_a_bench_it_names_is_there(text: str) -> None:
+    names = context(COMMANDS[text].arguments).params["name"] or []
+    # NAME stands for what `slipstream bench` lists.
+    assert {*names} <= {*purposes(), "all", "NAME"}
 
 
-def to_run() -> list[Any]:
-    """One of each kind, if possible with its output shown; `make test-all` runs all of them."""
-    chosen: dict[object, str] = {}
-    for text, command in COMMANDS.items():
-        if text not in NOT_RUN and (command.output or kind(command) not in chosen):
-            chosen[kind(command)] = text
-    return [
-        pytest.param(text, marks=[] if text in chosen.values() else [pytest.mark.full])
-        for text in COMMANDS
-        if text not in NOT_RUN
-    ]
-
-
-@pytest.mark.parametrize("text", to_run())
+@pytest.mark.parametrize(
+    "text", [text for text in COMMANDS if text not in NOT_RUN and text.split()[:2] != BENCH]
+)
 def test_it_runs_and_prints_what_is_shown(
     text: str,
     reader: Callable[[Sequence[str]], str],
     recording: Path,
+    gelu: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if "gelu:" in text:
-        pytest.skip("tests/examples/test_technique_package.py installs gelu and runs this")
+        monkeypatch.syspath_prepend(gelu)
     # Timing hundreds of operators takes minutes; what is not timed is taken as assumed.
     monkeypatch.setattr(Durations, "measure", lambda *ignored: None)
     command = COMMANDS[text]
@@ -198,6 +212,12 @@ def test_it_runs_and_prints_what_is_shown(
     assert set(headings(command.output)) <= set(headings(said))
     for note in NOTES:
         assert (note in said) >= (note in command.output), note
+
+
+@pytest.fixture(scope="module")
+def gelu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The technique that some pages write and install."""
+    return install(tmp_path_factory.mktemp("outside"))
 
 
 def headings(output: str) -> list[str]:

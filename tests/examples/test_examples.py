@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.capture import CaptureSettings, capture
 from slipstream.durations import Durations
-from slipstream.graph import Graph
 from slipstream.verbs._predict import predict
-from slipstream.workload import Built, build_from
+from slipstream.workload import build_from
+from tiny_models import record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Enough for the loss to fall, with sizes that keep that short.
@@ -85,23 +84,12 @@ def test_it_trains_and_the_loss_falls(
     assert checkpoints == (["spirals.pt"] if name == "plain_script.py" else [])
 
 
-def recorded(built: Built) -> Graph:
-    """One step, recorded in this process."""
-    running, value = capture(CaptureSettings(warmup=1, steps=2, threads=1))(built), None
-    while True:
-        try:
-            running.send(value)
-        except StopIteration as end:
-            return end.value
-        value = built.step()
-
-
 @pytest.mark.parametrize(("name", "function", "sizes"), FUNCTIONS)
 def test_slipstream_records_and_predicts_it(
     name: str, function: str, sizes: dict[str, int]
 ) -> None:
     made = runpy.run_path(str(EXAMPLES / name))[function](**sizes)
-    graph = recorded(build_from(made, (), 0, name))
+    graph = record(build_from(made, (), 0, name), steps=2)
     assert graph.samples == sizes["batch_size"]
     assert graph.meta["training"] == (function == "make_workload")
     fused = predict(graph, ["fused_optimizer"], durations=NOTHING_TIMED)[0]

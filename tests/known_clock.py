@@ -1,0 +1,41 @@
+"""A clock that goes as told, where the numbers are what is tested and not the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.measure import arms
+
+
+class KnownClock:
+    """Wall and CPU time that pass only when a function says that it works or waits."""
+
+    def __init__(self) -> None:
+        self.wall_ns = self.cpu_ns = 0.0
+        self._rng = np.random.default_rng(0)
+
+    def work(self, nanoseconds: float) -> None:
+        """Compute for about so long: one per cent of noise."""
+        took = nanoseconds * self._rng.lognormal(0, 0.01)
+        self.wall_ns += took
+        self.cpu_ns += took
+
+    def wait(self, nanoseconds: float) -> None:
+        """Sleep for about so long."""
+        self.wall_ns += nanoseconds * self._rng.lognormal(0, 0.01)
+
+
+def install(patch: pytest.MonkeyPatch) -> KnownClock:
+    """What times functions in this process reads this clock; nobody waits for a core."""
+    known, time_calls = KnownClock(), arms.time_calls
+
+    def timed(function: Any, inner: int, read_delay: object = None) -> arms.Times:
+        return time_calls(
+            function, inner, wall=lambda: int(known.wall_ns), cpu=lambda: int(known.cpu_ns)
+        )
+
+    patch.setattr(arms, "time_calls", timed)
+    return known

@@ -1,0 +1,23 @@
+"""The example of a technique from outside, installed as anybody's package is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def install(folder: Path) -> Path:
+    """Build and install it from a copy in `folder`, without a network; where it then is."""
+    shutil.copytree(ROOT / "examples" / "technique_package", folder / "package")
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps",
+            "--no-build-isolation", "--target", folder / "installed", folder / "package",
+        ],
+        check=True,
+    )  # fmt: skip
+    return folder / "installed"
