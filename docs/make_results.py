@@ -24,7 +24,7 @@ falls short stands first. A row says how many independent measurements are behin
 which machine it was taken; another machine gives other numbers. To measure here:
 
 ```
-slipstream bench                      # at most three minutes a name
+slipstream bench all                  # at most three minutes a name
 slipstream bench cli --full           # everything of one name, kept in benchmarks/results
 ```
 

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 class Block(nn.Module):
     """Attention and a feed-forward network, each after a norm and beside a residual."""
 
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout):
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(width)
@@ -29,23 +29,24 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
         )
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x):  # [batch, time, width]
         parts = self.qkv(self.norm1(x)).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         attended = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.drop(self.out(attended.transpose(1, 2).flatten(2)))
+        return x + self.drop(self.mlp(self.norm2(x)))
 
 
 class LanguageModel(nn.Module):
     """Predicts the next byte of a text."""
 
-    def __init__(self, width, layers, heads, context):
+    def __init__(self, width, layers, heads, context, dropout=0.0):
         super().__init__()
         self.bytes = nn.Embedding(256, width)
         self.positions = nn.Parameter(torch.zeros(context, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 256)
 
@@ -72,9 +73,9 @@ def draw(corpus, batch_size, context):
     return windows[:, :-1], windows[:, 1:]
 
 
-def make_workload(batch_size=8, width=128, layers=4, context=64):
+def make_workload(batch_size=8, width=128, layers=4, context=64, dropout=0.0):
     """The model, one batch, the loss and the optimizer."""
-    model = LanguageModel(width, layers, heads=4, context=context)
+    model = LanguageModel(width, layers, heads=4, context=context, dropout=dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return model, draw(read_corpus(), batch_size, context), next_byte_loss, optimizer
 
