@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -95,6 +96,18 @@ def test_a_save_that_changes_no_code_runs_nothing_and_moves_the_lines(
     assert len(analyst.history) == 1
     assert finished(analyst, analyst.analyse(again=True)).graph != second.graph
     assert len(analyst.history) == 2
+
+
+def test_what_is_expected_of_an_edit_may_be_said_after_the_edit_was_seen(
+    train: Path, analyst_of: Start
+) -> None:
+    analyst = analyst_of(train)
+    train.write_text(TRAIN.replace("lr=0.1", "lr=0.2"))
+    assert finished(analyst, analyst.analyse()).expected is None
+    digest = hashlib.sha256(train.read_bytes()).hexdigest()
+    analyst.expect(digest, {"change": "another rate"})
+    assert finished(analyst, analyst.analyse()).expected == {"change": "another rate"}
+    assert len(analyst.history) == 1
 
 
 def test_batches_of_a_step_that_does_the_same_work_are_not_measured_again(

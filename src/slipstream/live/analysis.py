@@ -162,7 +162,10 @@ class Analyst:
         with self._changed:
             if self._closed:
                 return self._latest.number
-            current = self._latest.number == self._wanted and self._latest.state != FAILED
+            latest = self._latest
+            current = latest.number == self._wanted and latest.state != FAILED
+            # The watcher may have seen an edit before what is expected of it was said.
+            current = current and latest.expected == self._expectation()
             if current and not again and self._wanted and says_still(self._texts.seen):
                 return self._wanted
             self._wanted += 1
