@@ -138,6 +138,7 @@ def _non_negative_fit(table: Floats) -> Floats:
     from scipy.optimize import nnls
 
     scale = np.abs(table).max(axis=0)
+    scale[scale == 0] = 1  # a cost that none of these has is worth nothing
     return np.asarray(nnls(table / scale, np.ones(len(table)))[0] / scale)
 
 
