@@ -33,10 +33,10 @@ class Semiring:
             the reduction: 0, -inf or +inf.
 
     Cost: the functions run on gathered arrays, query by query and some thousand entries at a time:
-    about 5 ns an entry two rows share, some fifteen times what a built-in metric takes where columns
-    are popular. ``max`` and ``min`` cannot be undone as a sum can: with units, each query also passes
-    over every entry of B and, for `left_unit`, takes memory and time for (entries of the query) x
-    (rows of B).
+    about 5 ns an entry two rows share, some fifteen times what a built-in metric takes where
+    columns are popular. ``max`` and ``min`` cannot be undone as a sum can: with units, each query
+    also passes over every entry of B and, for `left_unit`, takes memory and time for (entries of
+    the query) x (rows of B).
     """
 
     product: Callable[[Float64s, Float64s], Float64s]
