@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.sparse import METRICS, Semiring, kernels, pairwise_distances
+from slipstream.sparse import METRICS, Semiring, gather, kernels, pairwise_distances
 
 BACKENDS = ("avx512bw", "avx2", "scalar", "python")
 
@@ -135,6 +137,21 @@ def test_two_semirings_of_users(backend: str) -> None:
     shared = (x[:, None] != 0) & (y[None] != 0)
     expected = np.where(shared, x[:, None] + y[None], np.inf).min(axis=2)
     assert off(pairwise_distances(a, b, least), expected) == 0
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max", "min"])
+def test_a_semiring_takes_columns_in_any_number_of_parts(
+    reduce: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = skewed(9, 60, 3, negative=True), skewed(80, 60, 4, negative=True)
+    units = {"left_unit": np.abs, "right_unit": np.abs}
+    for some in ({}, units):
+        semiring = Semiring(lambda p, q: np.abs(p - q), reduce, **some)
+        whole = pairwise_distances(a, b, semiring)
+        for part in (1, 37):
+            monkeypatch.setattr(gather, "_PART", part)
+            assert np.array_equal(pairwise_distances(a, b, semiring), whole)
+        monkeypatch.undo()
 
 
 def test_a_semiring_says_what_is_wrong_with_it() -> None:

@@ -10,7 +10,7 @@ from formulas import FORMULAS, OPTIONS, skewed
 
 import slipstream as ss
 from slipstream.errors import InvalidArgumentError
-from slipstream.sparse import METRICS, Semiring, knn_graph
+from slipstream.sparse import METRICS, Semiring, kernels, knn_graph
 from slipstream.sparse.matrix import as_rows
 from slipstream.sparse.search import Limits, Searcher
 
@@ -37,8 +37,14 @@ def search(
     return *run.nearest(9), block
 
 
+@pytest.mark.parametrize("instructions", ["avx512bw", "avx2", "scalar"])
 @pytest.mark.parametrize("metric", KNN_METRICS)
-def test_nearest_are_those_of_the_whole_matrix_to_the_bit(metric: str) -> None:
+def test_nearest_are_those_of_the_whole_matrix_to_the_bit(
+    metric: str, instructions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_INSTRUCTION_SET", instructions)
+    if kernels.level() != {"avx512bw": 2, "avx2": 1}.get(instructions, 0):
+        pytest.skip(f"{instructions} is not here")
     # Small integers: many equal distances, so that ties are tested throughout.
     a, b = (skewed(rows, 70, seed) for rows, seed in ((40, 1), (700, 2)))
     a.data, b.data = np.ceil(a.data / 2), np.ceil(b.data / 2)

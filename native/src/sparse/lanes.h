@@ -108,6 +108,9 @@ inline Vec<float> quotient(Vec<float> a, Vec<float> b) {
 }
 inline bool any(Bits<float> m) { return _mm512_test_epi32_mask((__m512i)m, (__m512i)m) != 0; }
 inline bool any(Bits<double> m) { return _mm512_test_epi64_mask((__m512i)m, (__m512i)m) != 0; }
+// A bit for each lane of a comparison that holds, the first lane's lowest.
+inline uint32_t lanes(Bits<float> m) { return _mm512_movepi32_mask((__m512i)m); }
+inline uint32_t lanes(Bits<double> m) { return _mm512_movepi64_mask((__m512i)m); }
 #elif defined(__AVX2__)
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
   return (Vec<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
@@ -132,6 +135,8 @@ inline Vec<double> root(Vec<double> a) { return (Vec<double>)_mm256_sqrt_pd((__m
 inline Vec<float> quotient(Vec<float> a, Vec<float> b) { return a / b; }
 inline bool any(Bits<float> m) { return !_mm256_testz_si256((__m256i)m, (__m256i)m); }
 inline bool any(Bits<double> m) { return !_mm256_testz_si256((__m256i)m, (__m256i)m); }
+inline uint32_t lanes(Bits<float> m) { return (uint32_t)_mm256_movemask_ps((__m256)m); }
+inline uint32_t lanes(Bits<double> m) { return (uint32_t)_mm256_movemask_pd((__m256d)m); }
 #else
 template <typename V>
 inline V fma(V a, V b, V c) {
@@ -156,6 +161,12 @@ inline Vec<double> root(Vec<double> a) {
 inline Vec<float> quotient(Vec<float> a, Vec<float> b) { return a / b; }
 inline bool any(Bits<float> m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
 inline bool any(Bits<double> m) { return (m[0] | m[1]) != 0; }
+template <typename M>
+inline uint32_t lanes(M m) {
+  uint32_t bits = 0;
+  for (size_t n = 0; n < sizeof m / sizeof m[0]; ++n) bits |= (uint32_t)(m[n] != 0) << n;
+  return bits;
+}
 #endif
 inline Vec<double> quotient(Vec<double> a, Vec<double> b) { return a / b; }
 

@@ -76,9 +76,16 @@ void offer_tile(Nearest<T> best, int64_t row, int64_t count, const T* d) {
       if (!any((Bits<T>)(closest < splat(best.distance[0])))) continue;
     }
     for (int64_t part = j; part < least(j + R, count); part += W) {
-      if (best.full() && !any((Bits<T>)(load(d + part) < splat(best.distance[0])))) continue;
-      const int64_t end = least(part + W, count);
-      for (int64_t n = part; n < end; ++n) best.offer(d[n], row + n);
+      if (!best.full()) {
+        const int64_t end = least(part + W, count);
+        for (int64_t n = part; n < end; ++n) best.offer(d[n], row + n);
+        continue;
+      }
+      uint32_t closer = lanes((Bits<T>)(load(d + part) < splat(best.distance[0])));
+      for (; closer; closer &= closer - 1) {
+        const int64_t n = part + __builtin_ctz(closer);
+        if (n < count) best.offer(d[n], row + n);
+      }
     }
   }
 }

@@ -19,6 +19,7 @@ import scipy.sparse as sp
 from slipstream.bars import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream.data import MissingDataError, get
 from slipstream.sparse import kernels
+from slipstream.sparse.bench_peers import knn_bars, optional, semiring_bars
 from slipstream.sparse.bench_samples import newsgroups_rows, worst_error
 from slipstream.sparse.bench_scaling import device_bars, memory_bars, threads_bars, work_law_bars
 from slipstream.sparse.bench_timing import block_of, paired, prepared, sample, seconds
@@ -28,6 +29,7 @@ from slipstream.sparse.neighbours import knn_graph
 _QUERIES_FULL, _QUERIES_QUICK = 200, 60
 _CHEAP = ("manhattan", "euclidean", "canberra", "hamming")
 _DEAR = ("jensenshannon", "kl", "minkowski")
+_SEMIRING_SETS = ("20 Newsgroups", "Gowalla")
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -124,44 +126,10 @@ def _against_sklearn(options: BenchOptions, name: str, rows: sp.csr_matrix) -> I
                 wide = f"{bar}, float64"
                 yield Bar(wide, timing.ratio, "x", "reported", None, pairs, f"no bar; {detail}")
     # Always as many: of few, most of the time is what a call costs.
-    yield from _knn_against_peers(options, name, rows, sample(rows, _QUERIES_FULL), pairs)
-
-
-def _knn_against_peers(
-    options: BenchOptions, name: str, rows: sp.csr_matrix, queries: sp.csr_matrix, pairs: int
-) -> Iterator[Bar]:
-    bar = f"kNN cosine against the best peer: {name}"
-    if not options.wants(bar):
-        return
-    options.progress(bar)
-    target = {"20 Newsgroups": 1.5}.get(name, 1.0)
-    from sklearn.neighbors import NearestNeighbors
-    from sklearn.preprocessing import normalize
-
-    run = prepared(queries, rows, "cosine")
-    sklearn_search = NearestNeighbors(n_neighbors=10, metric="cosine", algorithm="brute").fit(rows)
-    peers: dict[str, Callable[[], object]] = {
-        "scikit-learn": functools.partial(sklearn_search.kneighbors, queries)
-    }
-    missing = []
-    topn = _module("sparse_dot_topn")
-    if topn is None:
-        missing.append("sparse_dot_topn is not installed")
-    else:
-        columns, unit = normalize(rows).T.tocsr(), normalize(queries)
-        peers["sparse_dot_topn"] = functools.partial(
-            topn.sp_matmul_topn, unit, columns, top_n=10, n_threads=1
-        )
-    timings = {
-        peer: paired(functools.partial(run.nearest, 10), theirs, 2 * pairs + 1)
-        for peer, theirs in peers.items()
-    }
-    best = min(timings, key=lambda peer: timings[peer].ratio)
-    words = "; ".join(f"{peer}: {timing.words()}" for peer, timing in timings.items())
-    detail = f"k=10, {queries.shape[0]} queries, float32, one thread; {words}"
-    if missing:
-        detail += "; " + ", ".join(missing)
-    yield at_least(bar, timings[best].ratio, target, "x", n=2 * pairs + 1, detail=detail)
+    queries = sample(rows, _QUERIES_FULL)
+    yield from knn_bars(options, name, rows, queries, 2 * pairs + 1)
+    if name in _SEMIRING_SETS:
+        yield from semiring_bars(options, name, rows, queries, pairs)
 
 
 def _among_metrics(options: BenchOptions, name: str, rows: sp.csr_matrix) -> Iterator[Bar]:
@@ -186,7 +154,7 @@ def _whole_graph(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
     if not options.wants(bar):
         return
     target = "<= 0.35"
-    pynndescent = _module("pynndescent")
+    pynndescent = optional("pynndescent")
     if rows is None or isinstance(rows, str):
         yield not_judged(bar, "x", target, str(rows))
         return
@@ -215,11 +183,3 @@ def _whole_graph(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
     detail = f"15 neighbours, one thread; ours {ours:.1f} s with recall 1, theirs {theirs:.1f} s "
     detail += f"with recall {recall:.3f} (compiled before)"
     yield at_most(bar, ours / theirs, 0.35, "x", detail=detail)
-
-
-def _module(name: str) -> Any:
-    """An optional peer, or None."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 
 from slipstream.sparse.matrix import as_rows
 from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.semiring import Semiring
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ def sample(rows: sp.csr_matrix, count: int) -> sp.csr_matrix:
     return rows[np.sort(chosen)]
 
 
-def prepared(queries: sp.csr_matrix, rows: sp.csr_matrix, metric: str, threads: int = 1) -> Run:
+def prepared(
+    queries: sp.csr_matrix, rows: sp.csr_matrix, metric: str | Semiring, threads: int = 1
+) -> Run:
     given = {"p": 3} if metric == "minkowski" else {}
     searcher = Searcher(as_rows(rows, "B"), metric, given, Limits(threads=threads))
     return searcher.against(as_rows(queries, "A"))

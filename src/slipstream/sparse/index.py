@@ -21,8 +21,9 @@ from slipstream.sparse.metrics import Op, Plan, Side
 BLOCK_BYTES = 512
 PADDING_BYTES = 512
 MAX_TILE_ROWS = 65_536
-# With dense columns the sums of many queries are kept at a time, without them those of one.
-TILE_ROWS, TILE_ROWS_OF_LISTS = 8_192, 32_768
+# With dense columns the sums of many queries are kept at a time, without them those of one. Of sums
+# in 4 MiB, more queries are worth more than more rows: dense columns are read once for all of them.
+TILE_ROWS, TILE_ROWS_OF_LISTS = 4_096, 32_768
 
 # What one row of a dense column costs, in scattered additions of the same operation: measured on
 # the machine of docs/sparse.md with AVX-512; only speed depends on it.

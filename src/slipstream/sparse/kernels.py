@@ -18,7 +18,7 @@ from slipstream.sparse.metrics import Plan, Side
 
 _ABI = 1
 # Queries of a range, for which a block of dense columns is read once.
-_AT_ONCE = 128
+AT_ONCE = 256
 _OK = 0
 _i32, _i64, _u64, _f64, _ptr = (
     ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_void_p,
@@ -180,7 +180,7 @@ class NativeSearch:
     ) -> None:
         self._library, self._level = found, level()
         self.rows, self.dtype = len(index.rows), index.dtype
-        self.at_once = _AT_ONCE
+        self.at_once = AT_ONCE
         side = queries.side
         # Everything a pointer leads to must outlive the calls.
         self._kept = [plan, index, queries]
