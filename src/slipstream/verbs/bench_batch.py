@@ -171,7 +171,7 @@ def _judged(cells: Sequence[_Cell]) -> Iterator[Bar]:
 def _largest(name: str, model: str) -> Bar:
     """The largest batch that the user is told of runs, and one a tenth larger does not.
 
-    It is found under a limit on private memory, and judged under one on address space, by processes
+    All of it happens in a process that has no more address space than that, and is judged by others
     that know nothing of the search.
     """
     target = f"runs, 1.1x fails; within {_LIMIT:g} %"
@@ -180,11 +180,11 @@ def _largest(name: str, model: str) -> Bar:
             first, facts = sampler.first(), sampler.facts
         # Half of it for what does not depend on the batch, as in many a real one.
         limit = 2 * first.process_bytes
-        began = time.monotonic()
-        found = batch_model(_workload(model), limit=limit, threads=1, budget=4.0)
-        took_s = time.monotonic() - began
-        told, larger = found.max_batch(), math.ceil(1.1 * found.max_batch())
         with _address_space(limit + first.mapped_bytes), _sampler(model) as sampler:
+            began = time.monotonic()
+            found = batch_model(_workload(model), limit=limit, threads=1, budget=4.0)
+            took_s = time.monotonic() - began
+            told, larger = found.max_batch(), math.ceil(1.1 * found.max_batch())
             sampler.facts = facts
             runs, fails = sampler.needs(told) is not None, sampler.needs(larger) is None
             low, high = (told, larger) if runs and fails else (round(told / 1.5), round(told * 1.5))
