@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from slipstream.techniques import distributed, embedding, lowbit
     from slipstream.verbs._advise import advise
     from slipstream.verbs._apply import Applied, apply
-    from slipstream.verbs._batch import BatchModel, batch_model
+    from slipstream.verbs._batch import batch_model
+    from slipstream.verbs._batch_model import BatchModel
     from slipstream.verbs._devices import OnDevice, predict_device
     from slipstream.verbs._predict import Prediction, predict
     from slipstream.verbs._profile import profile
@@ -35,7 +36,8 @@ _HOMES = {
     "slipstream.report": ("write_report",),
     "slipstream.verbs._advise": ("advise",),
     "slipstream.verbs._apply": ("Applied", "apply"),
-    "slipstream.verbs._batch": ("BatchModel", "batch_model"),
+    "slipstream.verbs._batch": ("batch_model",),
+    "slipstream.verbs._batch_model": ("BatchModel",),
     "slipstream.verbs._devices": ("OnDevice", "predict_device"),
     "slipstream.verbs._predict": ("Prediction", "predict"),
     "slipstream.verbs._profile": ("profile",),

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from slipstream.cli.batch import _table
-from slipstream.verbs._batch import BatchSample, model_of
+from slipstream.verbs._batch_model import BatchSample, model_of
 from slipstream.verbs._batch_samples import Facts
+from slipstream.verbs._batch_tries import Try
 
 
 def test_sizes_that_are_asked_for(slipstream: Any) -> None:
@@ -42,10 +43,12 @@ def test_what_is_asked_wrongly_is_told(slipstream: Any, arguments: list[str], sa
     assert "Traceback" not in run.stderr
 
 
-def words(time: Any, limit: int, sizes: tuple[int, ...] = (16, 40, 96), **more: Any) -> str:
+def words(
+    time: Any, limit: int, sizes: tuple[int, ...] = (16, 40, 96), tried: Any = (), **more: Any
+) -> str:
     facts = Facts(16, 1, True, "cpu", "cpu", 0)
     found = [BatchSample(b, time(b) * 1e6, 0.005, 10**6 * b, 0, 10**8 + 10**6 * b) for b in sizes]
-    model = model_of("train.py", facts, found, limit_bytes=limit)
+    model = model_of("train.py", facts, found, limit_bytes=limit, tried=tried)
     return _table(model, more.get("throughput"), more.get("wanted")).to_markdown()
 
 
@@ -53,9 +56,18 @@ def test_the_advice_is_in_words() -> None:
     said = words(lambda b: 10 + 0.5 * b, 10**9, throughput=1500.0, wanted=60)
     assert "take 370: 2.13 times as many samples per second as 16" in said
     assert "no gain worth its memory beyond 370" in said
-    assert "at most 890 samples fit into 954 MiB (measured up to 96)" in said
+    assert "at most 890 samples fit into 954 MiB: predicted (measured up to 96)" in said
     assert "1500 samples/s take a batch of 60" in said
     assert "| predicted | take this |" in said
+
+
+def test_a_size_that_was_tried_is_marked() -> None:
+    tried = [Try(96, 196_000_000), Try(890, 0), Try(800, 990_000_000), Try(820, 0)]
+    said = words(lambda b: 10 + 0.5 * b, 10**9, tried=tried)
+    assert "at most 800 samples fit into 954 MiB: tried; 820 did not fit" in said
+    assert "| tried | largest |" in said
+    in_time = words(lambda b: 10 + 0.5 * b, 10**9, tried=tried[::2])
+    assert "800 samples fit into 954 MiB: tried; there was no time for larger ones" in in_time
 
 
 def test_the_advice_knows_its_limits() -> None:

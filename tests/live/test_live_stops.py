@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.live import _session
 from slipstream.live.costs import Costs, LineCost
-from slipstream.verbs._batch import BatchModel, BatchSample, model_of
+from slipstream.verbs._batch_model import BatchModel, BatchSample, model_of
 from slipstream.verbs._batch_samples import Facts
 
 MS, MB = 1e6, 1_000_000

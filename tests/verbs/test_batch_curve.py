@@ -46,6 +46,17 @@ def test_three_sizes_tell_of_no_knee() -> None:
     assert fit(points([8, 20, 48], 5.0, 0.25, 20.0, 0.5), 0.02).knee is None
 
 
+def test_nothing_costs_less_than_nothing() -> None:
+    """Lines that would begin below zero begin at it, with a knee and without."""
+    steep = fit(points([8, 20, 48], -0.02, 0.25), 0.02)
+    assert steep.bias == 0.0
+    assert steep.at(96).estimate == pytest.approx(24, rel=0.02)
+    bent = fit(points([8, 13, 20, 31, 48], -0.1, 0.25, 22.0, 0.2), 0.02)
+    assert bent.bias == 0.0
+    assert bent.knee == pytest.approx(22.0, rel=0.2)
+    assert bent.worst <= 0.03
+
+
 def test_the_interval_is_wider_outside() -> None:
     curve = fit(points([8, 20, 48], 5.0, 0.25), 0.02)
 

@@ -11,7 +11,8 @@ import pytest
 from slipstream.errors import InvalidArgumentError, MeasurementError, WorkloadError
 from slipstream.report._batch import batch_svg
 from slipstream.verbs import _batch
-from slipstream.verbs._batch import BatchModel, BatchSample, batch_model, model_of, more_sizes
+from slipstream.verbs._batch import batch_model, more_sizes
+from slipstream.verbs._batch_model import BatchModel, BatchSample, model_of
 from slipstream.verbs._batch_samples import DoesNotFitError, Facts, Sample, Sampler, Timing
 
 MS = 1e6
@@ -135,10 +136,12 @@ class KnownSampler:
 
     facts: Facts | None = None
     knee = math.inf
+    jump, jumps_at = 0, 0.0
 
     def __init__(self, workload: Any, *, limit_bytes: int | None, **rest: Any) -> None:
         self.limit = limit_bytes or 1 << 60
         self.tried: list[int] = []
+        self.run: list[int] = []
         KnownSampler.last = self
 
     last: KnownSampler
@@ -155,10 +158,17 @@ class KnownSampler:
 
     def sample(self, samples: int) -> Sample:
         self.tried.append(samples)
-        needs = 100_000_000 + 1_000_000 * samples
-        if needs > self.limit:
+        needs = self.needs(samples)
+        if needs is None:
             raise DoesNotFitError(f"{samples} do not fit")
         return Sample(samples, 10 * MS, needs // 2, 0, needs, 0)
+
+    def needs(self, samples: int) -> int | None:
+        """As lines have it, up to where the allocator begins to keep more."""
+        self.run.append(samples)
+        needs = 100_000_000 + 1_000_000 * samples
+        needs += self.jump * (samples > self.jumps_at)
+        return needs if needs <= self.limit else None
 
     def timings(self, sizes: list[int], budget_s: float) -> list[Timing]:
         return [Timing(b, (10 + 0.5 * b + 0.5 * max(b - self.knee, 0)) * MS, 0.005) for b in sizes]
@@ -195,6 +205,45 @@ def test_memory_makes_the_range_smaller(known: str, limit: int) -> None:
     assert 100_000_000 + 1_000_000 * max(sizes) <= limit
     assert found.max_batch() <= (limit - 100_000_000) // 1_000_000
     assert found.max_batch() >= 16
+
+
+def test_the_largest_batch_is_run_and_corrected(
+    known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KnownSampler, "jump", 100_000_000)
+    monkeypatch.setattr(KnownSampler, "jumps_at", 700.0)
+    limit = 1_000_000_000
+    predicted = batch_model(known, limit=limit, budget=100, try_largest=False)
+    assert predicted.tried == ()
+    assert predicted.largest_tried is None
+    assert predicted.max_batch() > 840
+    found = batch_model(known, limit=limit, budget=100)
+    # 700 and more samples take 100 MB more than the lines know.
+    assert 800 / 1.03 <= found.max_batch() <= 800
+    assert found.max_batch() == found.largest_tried == found.to_json()["max_batch"]
+    assert found.to_json()["max_batch_from"] == "tried"
+    # In order: what was measured, what was predicted, what that taught.
+    assert [one.samples for one in found.tried[:2]] == [max(KnownSampler.last.tried), 890]
+    assert [one.ran for one in found.tried[:2]] == [True, False]
+    assert len(found.tried) <= 9
+    # What ran corrects the line, and other limits are predicted by it.
+    assert found.max_batch(limit) == found.max_batch()
+    assert found.max_batch("190MB") == pytest.approx(88, abs=6)
+    assert found.process(800).estimate == pytest.approx(1e9, rel=0.05)
+
+
+def test_a_size_that_would_take_too_long_is_not_tried(
+    known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_batch, "_TRYING_S", 0.1)
+    found = batch_model(known, limit=1_000_000_000)
+    assert found.tried == ()
+    assert found.to_json()["max_batch_from"] == "predicted"
+
+
+@pytest.mark.parametrize("more", [{"limit": None}, {"limit": 10**9, "samples": [16, 40]}])
+def test_nothing_is_tried_that_was_not_asked_for(known: str, more: dict[str, Any]) -> None:
+    assert batch_model(known, **more).tried == ()
 
 
 def test_a_batch_that_does_not_fit_as_it_is(known: str) -> None:

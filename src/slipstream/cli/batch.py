@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from slipstream.cli._workload import Json, Runnable, ScriptArguments, Set, Threa
 if TYPE_CHECKING:
     from slipstream.measure.statistics import Interval
     from slipstream.tables import Table
-    from slipstream.verbs._batch import BatchModel
+    from slipstream.verbs._batch_model import BatchModel
 
 _TIMES = (0.5, 1, 2, 4, 8)
 _GAIN = 1.03
@@ -39,6 +38,12 @@ def command(
         str | None,
         typer.Option("--sizes", metavar="N,N,...", help="Batch sizes to measure; else chosen."),
     ] = None,
+    try_largest: Annotated[
+        bool,
+        typer.Option(
+            "--try/--no-try", help="Whether to run the largest batch that should fit --limit."
+        ),
+    ] = True,
     threads: Threads = 0,
     timeout: Timeout = "5min",
     svg: Annotated[
@@ -49,7 +54,7 @@ def command(
     """Which batch size: time, memory and throughput of a step against its samples.
 
     A few sizes are measured, each in a process of its own that may run out of memory; any other
-    follows from lines through them, which may have a knee.
+    follows from lines through them, which may have a knee. The largest that fits --limit is tried.
 
         slipstream batch train.py:make_workload --limit 8GiB
 
@@ -65,6 +70,7 @@ def command(
             workload_of(workload, script_arguments, settings),
             "auto" if sizes is None else _sizes(sizes),
             limit=limit,
+            try_largest=try_largest,
             threads=threads,
             timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
             say=say,
@@ -98,10 +104,11 @@ def _table(model: BatchModel, throughput: float | None, wanted: int | None) -> T
     from slipstream.tables import Column, Table
 
     measured = {one.samples for one in model.measured}
+    tried = {one.samples for one in model.tried if one.ran}
     most, best = model.max_batch(), model.best()
     whole = [round(model.samples * f / model.quantum) * model.quantum for f in _TIMES]
     shown = {size for size in whole if 0 < size <= most} if model.why_not is None else set()
-    shown |= {size for size in (best, wanted or 0) if size}
+    shown |= {size for size in (best, wanted or 0, model.largest_tried or 0) if size}
     if model.why_not is not None:
         shown &= measured
     columns = [
@@ -113,11 +120,13 @@ def _table(model: BatchModel, throughput: float | None, wanted: int | None) -> T
     for size in sorted(shown | measured):
         remarks = [
             word
-            for word, this in (("as it is", model.samples), ("take this", best))
+            for word, this in (
+                ("as it is", model.samples), ("take this", best), ("largest", model.largest_tried)
+            )
             if size == this
-        ]
-        rows.append((*_row(model, size), "measured" if size in measured else "predicted",
-                     ", ".join(remarks)))  # fmt: skip
+        ]  # fmt: skip
+        how = "measured" if size in measured else "tried" if size in tried else "predicted"
+        rows.append((*_row(model, size), how, ", ".join(remarks)))
     clock = "CPU time, one thread" if model.clock == "cpu" else "wall time"
     notes = [*_advice(model, best, most), *_wanted(model, throughput, wanted, most)]
     return Table(columns, rows, title=f"{model.workload}, {clock}", notes=notes)
@@ -150,10 +159,9 @@ def _advice(model: BatchModel, best: int, most: int) -> list[str]:
     """In words: which batch, why, where the knee is, and what a larger one would bring."""
     from slipstream.units import format_bytes
 
-    room = format_bytes(model.limit_bytes)
     lines = []
     if not best:
-        return [f"no batch fits into {room}"]
+        return [f"no batch fits into {format_bytes(model.limit_bytes)}"]
     if model.why_not is not None:
         lines.append(f"times of other sizes are not predicted: {model.why_not}")
     gain = model.throughput(best).estimate / model.throughput(_measured(model)).estimate
@@ -179,11 +187,22 @@ def _advice(model: BatchModel, best: int, most: int) -> list[str]:
                 f"there is a knee at {model.knee} samples: each one beyond it takes "
                 f"{model.dearer_beyond_knee:.2f} times as long as one before"
             )
-    tried = f"; {min(model.too_large)} did not fit" if model.too_large else ""
-    far = math.log2(max(most / max(one.samples for one in model.measured), 1))
-    trust = f" (measured up to {max(one.samples for one in model.measured)})" if far > 1 else ""
-    lines.append(f"at most {most} samples fit into {room}{trust}{tried}")
-    return lines
+    return [*lines, _largest(model, most)]
+
+
+def _largest(model: BatchModel, most: int) -> str:
+    """How many samples fit, and how that is known."""
+    from slipstream.units import format_bytes
+
+    said = f"at most {most} samples fit into {format_bytes(model.limit_bytes)}"
+    if model.largest_tried is not None:
+        larger = [one.samples for one in model.tried if not one.ran and one.samples > most]
+        ended = f"{min(larger)} did not fit" if larger else "there was no time for larger ones"
+        return f"{said}: tried; {ended}"
+    seen = max(one.samples for one in model.measured)
+    trust = f" (measured up to {seen})" if most > 2 * seen else ""
+    failed = f"; {min(model.too_large)} did not fit" if model.too_large else ""
+    return f"{said}: predicted{trust}{failed}"
 
 
 def _measured(model: BatchModel) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.errors import SlipstreamError
 from slipstream.live.costs import Costs
-from slipstream.verbs._batch import BatchModel
+from slipstream.verbs._batch_model import BatchModel
 from slipstream.workload import Workload
 
 RECORDING, FIRST, RECORDED, READY, FAILED = STATES = (

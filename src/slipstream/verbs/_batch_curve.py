@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ class Curve:
         slope: for each sample, up to the knee.
         knee: from how many samples on the slope is another one; None where it stays.
         bend: by how much it is another.
+        worst: relative, by how much a measured value is missed at most.
         error: relative, of a value within the measured sizes: what the points leave unexplained,
             or their own spread where that is more.
         lowest, highest: the measured sizes.
@@ -60,6 +61,7 @@ class Curve:
     slope: float
     knee: float | None
     bend: float
+    worst: float
     error: float
     lowest: int
     highest: int
@@ -79,11 +81,6 @@ class Curve:
         beyond = abs(value) * _BEYOND * self.beyond(samples)
         half = _Z90 * math.hypot(fitted, beyond)
         return Interval(value, max(value - half, 0.0), value + half, _LEVEL, "batch curve")
-
-    def through_zero(self) -> Curve:
-        """The same for a quantity that is all its samples': proportional to them."""
-        middle = math.sqrt(self.lowest * self.highest)
-        return replace(self, bias=0.0, slope=self._value(middle) / middle, knee=None, bend=0.0)
 
     def beyond(self, samples: float) -> float:
         """How many factors of two `samples` lies outside the measured sizes; 0 within them."""
@@ -121,8 +118,9 @@ class Curve:
 def fit(points: Sequence[Point], tolerance: float) -> Curve:
     """The line, or the two lines, of least relative squares through `points`.
 
-    A knee is put in where a line misses a point by more than `tolerance` and two lines leave a
-    quarter of the squares, or less.
+    Nothing costs less than nothing: where the bias would be negative it is 0. A knee is put in
+    where a line misses a point by more than `tolerance` and two lines leave a quarter of the
+    squares, or less.
 
     Args:
         points: of at least two sizes.
@@ -179,7 +177,7 @@ class _Solution:
         bend = float(self.coefficients[2]) if self.knee is not None else 0.0
         bias, slope = map(float, self.coefficients[:2])
         return Curve(
-            bias, slope, self.knee, bend, error, int(sizes[0]), int(sizes[-1]),
+            bias, slope, self.knee, bend, self.worst, error, int(sizes[0]), int(sizes[-1]),
             self.inverse * error**2,
         )  # fmt: skip
 
@@ -203,6 +201,11 @@ def _solve(
     weighted = rows * trust[:, None]
     coefficients, *_ = np.linalg.lstsq(weighted, trust, rcond=None)
     inverse = np.linalg.pinv(weighted.T @ weighted)
+    if coefficients[0] < 0:
+        slopes, *_ = np.linalg.lstsq(weighted[:, 1:], trust, rcond=None)
+        coefficients = np.concatenate([[0.0], slopes])
+        inverse = np.zeros_like(inverse)
+        inverse[1:, 1:] = np.linalg.pinv(weighted[:, 1:].T @ weighted[:, 1:])
     return _Solution(
         knee,
         np.asarray(coefficients, np.float64),

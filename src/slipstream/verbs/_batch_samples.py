@@ -9,11 +9,13 @@ a machine which grows slower meanwhile slows all of them.
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import importlib
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from slipstream import heap
@@ -45,6 +47,7 @@ _NO_MEMORY = (
     "Cannot allocate memory", "could not create a", "std::length_error",
 )  # fmt: skip
 _ENDED = ("killed by the system", "died of signal", "ended by itself")
+_OOM_SCORE, _FIRST_TO_DIE = Path("/proc/self/oom_score_adj"), "1000"
 _TOO_FEW = "the script's data does not make a step of"
 _NO_LOADER = (
     "a script's batch is that of the DataLoader it trains with, and this one has none with a "
@@ -169,15 +172,17 @@ class Sampler:
         del found["facts"]
         return Sample(**{**found, "samples": samples})
 
-    def fits(self, samples: int) -> bool:
-        """Whether a few steps of so many samples run; for tight limits: nothing else is done."""
-        self._say(f"{samples} samples")
+    def needs(self, samples: int) -> int | None:
+        """The most private memory of a process that runs a few steps of so many samples and does
+        nothing else, for tight limits; None where they do not fit.
+        """
+        self._say(f"trying {samples} samples")
         size = samples if self.facts is not None and self.facts.resizes else 0
         try:
-            self._call(samples, "run_once", samples=size, watch=False)
+            found = self._call(samples, "run_once", samples=size, watch=False)
         except DoesNotFitError:
-            return False
-        return True
+            return None
+        return int(found["process_bytes"])
 
     def timings(self, sizes: Sequence[int], budget_s: float) -> list[Timing]:
         """The least time of a step at each of `sizes`, taken in turns.
@@ -327,7 +332,7 @@ def run_once(
         loads: see `_loaders`.
         watch: whether to see what tensors take, for which a profiler needs memory of its own.
     """
-
+    _die_first()
     loaders = _loaders(workload, loads)
 
     def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
@@ -376,6 +381,7 @@ def take_turns(
     Args:
         loads: see `_loaders`.
     """
+    _die_first()
     _loaders(workload, loads)
 
     def program(built: Built) -> Generator[None, Any, list[list[float]]]:
@@ -400,6 +406,15 @@ def take_turns(
         return [[size, one.step_ns, one.spread] for size, one in least.items()]
 
     return run_program(workload, keep_in, program)
+
+
+def _die_first() -> None:
+    """Where the machine's memory ends before our limit, let the kernel end this process, no other.
+
+    Source: Documentation/filesystems/proc.rst, oom_score_adj.
+    """
+    with contextlib.suppress(OSError):
+        _OOM_SCORE.write_text(_FIRST_TO_DIE)
 
 
 def _loaders(workload: dict[str, Any], loads: list[int]) -> Loaders | None:

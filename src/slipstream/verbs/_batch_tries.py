@@ -1,0 +1,89 @@
+"""The largest batch under a memory limit, found by running it.
+
+Lines through smaller sizes are some ten percent off there, and not only by chance: what an
+allocator cannot use again jumps where a tensor outgrows a bin of it, so that a larger batch may fit
+where a smaller one does not. So the size that lines predict is run, and what becomes of it says
+which to run next: by the secant through sizes that ran, between one that ran and one that did not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+# Between the largest that ran and the least that did not, relative.
+_WITHIN = 0.03
+# Memory is not monotone in the batch: so many times larger ones are tried in the end, too.
+_BEYOND = (1.1, 1.5)
+# A try is at most so many times as large as what ran.
+_FARTHEST = 2.0
+# Two sizes that tell a slope are this far apart: heaps jump between neighbours.
+_APART = 0.8
+
+
+@dataclass(frozen=True)
+class Try:
+    """A batch of that many samples was run under the limit.
+
+    Attributes:
+        process_bytes: the most private memory of its process; 0 where it did not fit.
+    """
+
+    samples: int
+    process_bytes: int
+
+    @property
+    def ran(self) -> bool:
+        """Whether its steps ran."""
+        return self.process_bytes > 0
+
+
+def next_size(
+    ran: Mapping[int, int], failed: Collection[int], limit_bytes: int, quantum: int
+) -> int | None:
+    """Which size to run after those that ran and those that did not.
+
+    None once the largest that runs is known to 3 %, and 1.1 and 1.5 times it do not run.
+
+    Args:
+        ran: bytes by size; one at least.
+        limit_bytes: what a process may have.
+        quantum: sizes are multiples of it.
+    """
+    low = max(ran)
+    above = [size for size in failed if size > low]
+    high = min(above, default=None)
+    if high is None:
+        wanted = min(max(_secant(ran, limit_bytes), low * (1 + _WITHIN)), low * _FARTHEST)
+    elif high <= low * (1 + _WITHIN) or high - low <= quantum:
+        for factor in _BEYOND:
+            larger = math.ceil(factor * low / quantum) * quantum
+            if not any(abs(size / larger - 1) < _WITHIN for size in above):
+                return larger
+        return None
+    else:
+        wanted = _between(low, high, _secant(ran, limit_bytes), len(above))
+    size = max(int(wanted) // quantum, low // quantum + 1) * quantum
+    return size if high is None else min(size, high - quantum)
+
+
+def _between(low: int, high: int, line: float, failures: int) -> float:
+    """Between one that ran and one that did not, where a line meets the limit at `line`."""
+    middle = math.sqrt(low * high)
+    if line >= high:
+        # The line is wrong, and by little as a rule: down in steps that grow.
+        return max(high * (1 - _WITHIN * 2.0 ** (failures - 1)), middle)
+    # So that the next try, whatever becomes of it, makes the gap less.
+    nearest = low * (1 + _WITHIN)
+    return min(max(line, nearest), max(high / (1 + _WITHIN), nearest))
+
+
+def _secant(ran: Mapping[int, int], limit_bytes: int) -> float:
+    """Where the line through two sizes that ran meets the limit."""
+    low = max(ran)
+    far = max((size for size in ran if size <= _APART * low), default=min(ran))
+    slope = (ran[low] - ran[far]) / (low - far) if far < low else 0.0
+    if slope <= 0:
+        slope = ran[low] / low
+    return low + max(limit_bytes - ran[low], 0) / slope
