@@ -42,6 +42,7 @@ extern "C" int32_t slipstream_changes_in_turn(const int64_t *nbytes, const int32
 
 extern "C" int64_t slipstream_heap_growth(const int64_t *change, int64_t count, int64_t begin,
                                           double kept, int32_t cycles) {
+  const int64_t most = static_cast<int64_t>(kept);  // bytes are whole
   int64_t top = begin, grown = 0;
   for (int32_t cycle = 0; cycle < cycles; ++cycle) {
     const int64_t before = top;
@@ -49,12 +50,11 @@ extern "C" int64_t slipstream_heap_growth(const int64_t *change, int64_t count, 
     grown = 0;
     for (int64_t i = 0; i < count; ++i) {
       alive += change[i];
-      if (alive > top) {
-        grown += alive - top;
-        top = alive;
-      } else if (static_cast<double>(top - alive) > kept) {
-        top = alive;
-      }
+      // Without branches: which way they go is as good as random.
+      const int64_t rise = std::max(alive - top, int64_t{0});
+      grown += rise;
+      top += rise;
+      top = top - alive > most ? alive : top;
     }
     if (top == before) break;  // the next one would be the same
   }

@@ -173,4 +173,8 @@ def replay(graph: Graph) -> Timeline:
 def replay_like(timeline: Timeline, graph: Graph) -> Timeline:
     """As `replay`, of the graph of `timeline` with other durations: the rest is compiled once."""
     duration_ns = native.quantize_ns(graph.tasks.duration_ns)
-    return Timeline(graph, native.simulate(timeline.schedule.program, duration_ns))
+    found = Timeline(graph, native.simulate(timeline.schedule.program, duration_ns))
+    if timeline._in_turn and found._in_turn and graph.memory is timeline.graph.memory:
+        # The order of the tasks is all that it depends on.
+        found.__dict__["memory_changes"] = timeline.memory_changes
+    return found
