@@ -407,11 +407,12 @@ class Editor:
         on the lane allocates it. What a removed task freed is freed after the task before it, or
         by what was put in its place.
         """
-        recorded = replace(self._graph.memory, nbytes=self._nbytes, release=self._release)
+        changed = {"nbytes": self._nbytes, "release": self._release}
+        recorded = {**self._graph.memory.columns(), **changed}
         memory = Allocations.of(
             *(
                 np.concatenate([column, np.array([row[name] for row in self._allocated], np.int64)])
-                for name, column in recorded.columns().items()
+                for name, column in recorded.items()
             )
         )
         if not self._removed or not len(memory):
