@@ -14,6 +14,9 @@ from small_graphs import graph_of
 
 from slipstream.errors import GraphError
 from slipstream.graph import Allocations, Editor, Graph, Role, find_peak, load, replay, save
+from slipstream.graph.graph import stretches
+from slipstream.native import changes_in_turn, heap_growth
+from slipstream.native._heap import _reference
 from slipstream.provenance import Provenance
 from tiny_models import same
 
@@ -68,6 +71,32 @@ def test_the_peak_is_the_most_that_any_task_finds_alive(data: st.DataObject) -> 
     changes = np.searchsorted(times, line.start_ns + 5, side="right")
     held = np.concatenate([[0], level])[changes]
     assert held.tolist() == alive
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_changes_in_the_order_of_tasks_are_those_in_the_order_of_time(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 8))
+    lasts = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
+    graph = with_memory(graph_of([(0, each, 0) for each in lasts]), *data.draw(allocations(n)))
+    memory, line = graph.memory, replay(graph)
+    born, freed = memory.producer >= 0, memory.release >= 0
+    times = np.concatenate([line.memory.birth_ns[0][born], line.memory.death_ns[0][freed]])
+    changes = np.concatenate([memory.nbytes[born], -memory.nbytes[freed]])
+    expected = changes[np.lexsort((changes, times))].tolist()
+    assert line.memory_changes.tolist() == expected
+    found = changes_in_turn(memory.nbytes, memory.producer, memory.release, n)
+    assert found is None or found.tolist() == expected
+    assert line.peak_bytes == line.memory.peak_bytes.max(initial=0)
+
+
+@given(
+    st.lists(st.integers(-50, 50), max_size=30),
+    st.integers(0, 100),
+    st.floats(0, 60),
+)
+def test_compiled_and_python_heaps_grow_alike(changes: list[int], begin: int, kept: float) -> None:
+    assert heap_growth(np.array(changes, np.int64), begin, kept) == _reference(changes, begin, kept)
 
 
 def test_a_workspace_counts_even_where_its_task_takes_no_time() -> None:
@@ -256,3 +285,20 @@ def test_a_graph_of_schema_one_loads_without_memory(tmp_path: Path) -> None:
             if not name.startswith("memory/"):
                 target.writestr(name, content)
     assert same(load(old), graph)
+
+
+def test_columns_are_the_same_in_stretches_and_one_by_one() -> None:
+    graph = chain(40)
+    counts = np.arange(40) % 3
+    operands = np.arange(counts.sum(), dtype=np.int32)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    graph = replace(graph, operand_start=starts, operands=operands)
+    order = np.concatenate([np.arange(5, 40), [-1], np.arange(40), [-1], np.arange(20)])
+    assert isinstance(stretches(order), list)
+    found, joined = graph.gathered(order)
+    for place, task in enumerate(order.tolist()):
+        expected = graph.storages(task).tolist() if task >= 0 else []
+        assert joined[found[place] : found[place + 1]].tolist() == expected
+    for name, column in graph.tasks.take(order).columns().items():
+        assert np.array_equal(column, getattr(graph.tasks, name)[order])
+        assert column.dtype == getattr(graph.tasks, name).dtype

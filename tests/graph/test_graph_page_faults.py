@@ -49,7 +49,11 @@ def test_what_outlives_the_step_does_not_count() -> None:
 
 
 def after(before: Graph, graph: Graph) -> Graph:
-    return with_page_faults(replay(before), graph)
+    found = with_page_faults(replay(before), replay(graph))
+    again = replay(found.graph)
+    assert np.array_equal(found.start_ns, again.start_ns)
+    assert found.step_ns == again.step_ns
+    return found.graph
 
 
 def test_page_faults_go_with_the_growth() -> None:

@@ -257,7 +257,7 @@ class Durations:
 
     def _load(self, keys: list[_Key]) -> None:
         # Not Path.exists(), which fails in a folder that may not be looked into.
-        if not os.path.exists(self._path):
+        if not keys or not os.path.exists(self._path):
             return
         with errors_in_words(self._path):
             connection = open_database(self._path, _MIGRATIONS)

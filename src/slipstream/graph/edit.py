@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,12 +56,15 @@ class Editor:
         self._repeated: dict[int, int] = {}
         # By id of a new row: the storages of its call's tensors.
         self._given: dict[int, Sequence[int]] = {}
-        self._memory = {name: c.tolist() for name, c in graph.memory.columns().items()}
+        self._nbytes = graph.memory.nbytes.copy()
+        self._release = graph.memory.release.astype(np.int64)
+        # New allocations: as `Allocations`, with -1 or an index or handle for tasks.
+        self._allocated: list[dict[str, int]] = []
         self._lanes = list(graph.lanes)
         # (source, target, kind, delay, lag) of new dependencies.
         self._connected: list[_Edge] = []
         self._exchanges = list(graph.exchanges)
-        self._order: list[int] = list(range(len(graph)))
+        self._order = np.arange(len(graph))
         self._reordered = False
 
     def set_duration(
@@ -241,20 +245,26 @@ class Editor:
             raise GraphError("an order names every task once")
         if self._removed:
             raise GraphError("tasks were removed in this edit", remedy="apply it, then reorder")
-        moved = np.asarray(order) != np.array(self._order, np.int64)
-        self._order, self._reordered = [int(task) for task in order], True
-        self._touched.update(np.asarray(order)[moved].tolist())
+        order = np.array(order, np.int64)
+        self._touched.update(order[order != self._order].tolist())
+        self._order, self._reordered = order, True
 
     def resize(self, allocation: int, nbytes: int) -> None:
         """Let `allocation`, an index in the graph's memory or a new one's handle, be as large."""
         self._check_allocation(allocation)
-        self._memory["nbytes"][allocation] = _whole(nbytes)
+        if allocation < len(self._nbytes):
+            self._nbytes[allocation] = _whole(nbytes)
+        else:
+            self._allocated[allocation - len(self._nbytes)]["nbytes"] = _whole(nbytes)
 
     def release_after(self, allocation: int, task: int) -> None:
         """Free `allocation` after `task` (an index, or what `insert` gave); -1: not in the step."""
         self._check_allocation(allocation)
         self._check_reference(task)
-        self._memory["release"][allocation] = task
+        if allocation < len(self._release):
+            self._release[allocation] = task
+        else:
+            self._allocated[allocation - len(self._release)]["release"] = task
 
     def allocate(
         self, nbytes: int, role: Role, producer: int, release: int, storage: int = -1
@@ -268,13 +278,13 @@ class Editor:
         """
         self._check_reference(producer)
         self._check_reference(release)
-        row = {
-            "nbytes": _whole(nbytes), "storage": storage, "role": int(role), "producer": producer,
-            "release": release,
-        }  # fmt: skip
-        for name, column in self._memory.items():
-            column.append(row[name])
-        return len(self._memory["nbytes"]) - 1
+        self._allocated.append(
+            {
+                "nbytes": _whole(nbytes), "storage": storage, "role": int(role),
+                "producer": producer, "release": release,
+            }
+        )  # fmt: skip
+        return len(self._nbytes) + len(self._allocated) - 1
 
     def apply(self, what: str) -> Graph:
         """The edited copy, with one `Edit` that says `what` was done."""
@@ -318,7 +328,7 @@ class Editor:
             or inserted one its place, -1 if removed; and the rows of inserted ones by place.
         """
         n = len(self._graph)
-        order = np.array(self._order, np.int64)
+        order = self._order
         if self._removed:
             gone = np.zeros(n, bool)
             gone[list(self._removed)] = True
@@ -350,8 +360,8 @@ class Editor:
         return order, new_index, rows
 
     def _check(self, task: int, *times_ns: float) -> None:
-        if not 0 <= task < len(self._graph):
-            raise GraphError(f"there is no task {task} among {len(self._graph)}")
+        if not 0 <= task < len(self._order):
+            raise GraphError(f"there is no task {task} among {len(self._order)}")
         for time_ns in times_ns:
             if not np.isfinite(time_ns) or time_ns < 0:
                 raise GraphError(f"task {task} cannot take {time_ns} ns")
@@ -362,7 +372,7 @@ class Editor:
             raise GraphError(f"there is no task {task} among {count}")
 
     def _check_allocation(self, allocation: int) -> None:
-        count = len(self._memory["nbytes"])
+        count = len(self._nbytes) + len(self._allocated)
         if not 0 <= allocation < count:
             raise GraphError(f"there is no allocation {allocation} among {count}")
 
@@ -397,7 +407,14 @@ class Editor:
         on the lane allocates it. What a removed task freed is freed after the task before it, or
         by what was put in its place.
         """
-        memory = Allocations.of(*self._memory.values())
+        changed = {"nbytes": self._nbytes, "release": self._release}
+        recorded = {**self._graph.memory.columns(), **changed}
+        memory = Allocations.of(
+            *(
+                np.concatenate([column, np.array([row[name] for row in self._allocated], np.int64)])
+                for name, column in recorded.items()
+            )
+        )
         if not self._removed or not len(memory):
             numbers = np.append(new_index, -1)  # -1 stays -1
             return replace(
@@ -471,61 +488,58 @@ class _Heirs:
         order: NDArray[np.int64],
     ) -> None:
         self._graph = graph
-        self._removed = removed
         self._new_index = new_index
         self._anchor = order
-        self._lane = graph.tasks.lane[order]
-        self._uses: dict[int, list[int]] = {}
-        for task in range(len(graph)):
-            if task not in removed:
-                for storage in graph.storages(task).tolist():
-                    self._uses.setdefault(storage, []).append(task)
+        self._gone = np.zeros(len(new_index) + 1, bool)  # -1 is not a task
+        self._gone[list(removed)] = True
 
     def hand_on(self, memory: Allocations) -> Allocations:
         """`memory` of the edited graph."""
-        kept, producers, releases = [], [], []
-        rows = zip(
-            memory.producer.tolist(), memory.release.tolist(), memory.storage.tolist(), strict=True
-        )
-        for a, (producer, release, storage) in enumerate(rows):
-            if producer in self._removed and not self._needed(producer, release, storage):
-                continue
-            made = self._after(producer) if producer in self._removed else self._new(producer)
-            freed = self._before(release) if release in self._removed else self._new(release)
-            kept.append(a)
-            producers.append(made)
-            releases.append(max(freed, made) if release >= 0 else -1)
-        found = memory.take(np.array(kept, np.int64))
-        return replace(
-            found,
-            producer=np.array(producers, np.int32),
-            release=np.array(releases, np.int32),
-        )
+        orphans = np.flatnonzero(self._gone[memory.producer])
+        needed = np.ones(len(memory), bool)
+        needed[orphans] = self._needed(memory.take(orphans))
+        kept = memory.take(np.flatnonzero(needed))
+        producer, release = self._after(kept.producer), self._before(kept.release)
+        release = np.where(kept.release >= 0, np.maximum(release, producer), -1)
+        return replace(kept, producer=producer.astype(np.int32), release=release.astype(np.int32))
 
-    def _needed(self, producer: int, release: int, storage: int) -> bool:
-        """Whether a kept task uses what the removed `producer` allocates."""
-        if release < 0:
-            return True
-        if storage < 0:
-            return release not in self._removed and release != producer
-        uses = self._uses.get(storage, ())
+    def _needed(self, orphans: Allocations) -> NDArray[np.bool_]:
+        """Whether a kept task uses what these, whose producers are removed, hold."""
+        graph, release, storage = self._graph, orphans.release, orphans.storage.astype(np.int64)
+        wanted = np.zeros(max(graph.operands.max(initial=-1), storage.max(initial=-1)) + 2, bool)
+        wanted[storage[storage >= 0]] = True
+        found = np.flatnonzero(wanted[graph.operands])
+        users = np.searchsorted(graph.operand_start, found, side="right") - 1
+        # In ascending order, with room for every task behind each storage.
+        room = len(graph) + 1
+        uses = graph.operands[found].astype(np.int64) * room + users
+        uses = np.sort(uses[~self._gone[users]])
         # A storage's number is used again once it is freed: only uses while it lives count.
-        return any(producer <= task <= release for task in uses)
+        first = np.searchsorted(uses, storage * room + orphans.producer, side="left")
+        last = np.searchsorted(uses, storage * room + release, side="right")
+        unknown = ~self._gone[release] & (release != orphans.producer)
+        return (release < 0) | np.where(storage < 0, unknown, first < last)
 
-    def _new(self, task: int) -> int:
-        return int(self._new_index[task]) if task >= 0 else -1
+    def _after(self, tasks: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Their numbers; of removed ones that of the next on the lane, or else of the last."""
+        return self._numbers(tasks, "left", 0)
 
-    def _after(self, task: int) -> int:
-        """The first task of the edited graph at or after `task` on its lane; else the last."""
-        lane = np.flatnonzero(self._lane == self._graph.tasks.lane[task])
-        place = int(np.searchsorted(self._anchor[lane], task, side="left"))
-        return int(lane[min(place, len(lane) - 1)]) if len(lane) else -1
+    def _before(self, tasks: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Their numbers; of removed ones that of the one before on the lane, or of the first."""
+        return self._numbers(tasks, "right", -1)
 
-    def _before(self, task: int) -> int:
-        """The last task of the edited graph at or before `task` on its lane; else the first."""
-        lane = np.flatnonzero(self._lane == self._graph.tasks.lane[task])
-        place = int(np.searchsorted(self._anchor[lane], task, side="right")) - 1
-        return int(lane[max(place, 0)]) if len(lane) else -1
+    def _numbers(
+        self, tasks: NDArray[np.int32], side: Literal["left", "right"], step: int
+    ) -> NDArray[np.int64]:
+        numbers = np.append(self._new_index, -1)[tasks]  # -1 stays -1
+        gone = np.flatnonzero(self._gone[tasks])
+        lane_of = self._graph.tasks.lane
+        for one in np.unique(lane_of[tasks[gone]]):
+            here = gone[lane_of[tasks[gone]] == one]
+            lane = np.flatnonzero(lane_of[self._anchor] == one)
+            place = np.searchsorted(self._anchor[lane], tasks[here], side=side) + step
+            numbers[here] = lane[np.clip(place, 0, len(lane) - 1)] if len(lane) else -1
+        return numbers
 
 
 _Edge = tuple[int, int, int, float, int]

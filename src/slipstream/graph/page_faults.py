@@ -8,12 +8,13 @@ on the whole history of a process: two runs of one program may differ by all of 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from slipstream.graph.edit import Editor
-from slipstream.graph.graph import Graph
-from slipstream.graph.timeline import Timeline, replay
+from slipstream import native
+from slipstream.graph.graph import PROVENANCES, Edit, Graph, replace_tasks
+from slipstream.graph.timeline import Timeline, replay_like
 from slipstream.provenance import Provenance
 
 PAGE_FAULTS = "page faults"
@@ -27,7 +28,6 @@ _LARGEST_MAPPED = 32 << 20
 _SMALLEST_KEPT = 128 << 10
 # Where the heap's holes are is not known: the rule is tried with less and with more at its top.
 _KEPT = (0.5, 1.0, 2.0)
-_CYCLES = 3
 
 
 def page_fault_tasks(graph: Graph) -> list[int]:
@@ -49,25 +49,29 @@ def page_fault_error_ns(graph: Graph) -> float:
     return float(graph.tasks.duration_ns[tasks] @ graph.tasks.spread[tasks])
 
 
-def with_page_faults(before: Timeline, after: Graph) -> Graph:
+def with_page_faults(before: Timeline, after: Timeline) -> Timeline:
     """`after` with the page faults of its own memory; as it is where none were recorded.
 
     Their time goes with how far the heap grows again in every step, see `heap_growth`.
     """
-    tasks, recorded = page_fault_tasks(after), page_fault_ns(before.graph)
-    if not tasks or not recorded or not len(before.graph.memory):
+    graph, tasks = after.graph, after.graph.tasks
+    faults, recorded = page_fault_tasks(graph), page_fault_ns(before.graph)
+    if not faults or not recorded or not len(before.graph.memory):
         return after
     grown = heap_growth(before)
-    factor = heap_growth(replay(after)) / grown if grown else 1.0
-    if factor == 1.0 and page_fault_ns(after) == recorded:
+    factor = heap_growth(after) / grown if grown else 1.0
+    if factor == 1.0 and page_fault_ns(graph) == recorded:
         return after
-    edit = Editor(after, PAGE_FAULTS)
+    duration_ns, spread = tasks.duration_ns.copy(), tasks.spread.copy()
+    provenance = tasks.provenance.copy()
     unsure = _OF_CHANGE * abs(math.log(max(factor, _LEAST_FACTOR)))
-    for task in tasks:
-        each = recorded * factor / len(tasks)
-        spread = math.hypot(float(after.tasks.spread[task]), unsure)
-        edit.set_duration(task, each, Provenance.FITTED, spread=spread)
-    return edit.apply(f"page faults as the heap grows {factor:.2f} times as far in a step")
+    duration_ns[faults] = recorded * factor / len(faults)
+    spread[faults] = np.hypot(spread[faults], unsure)
+    provenance[faults] = PROVENANCES.index(Provenance.FITTED)
+    what = f"page faults as the heap grows {factor:.2f} times as far in a step"
+    edited = replace_tasks(graph, duration_ns=duration_ns, spread=spread, provenance=provenance)
+    edits = (*graph.edits, Edit(PAGE_FAULTS, what, len(faults)))
+    return replay_like(after, replace(edited, edits=edits))
 
 
 def heap_growth(timeline: Timeline) -> float:
@@ -76,34 +80,11 @@ def heap_growth(timeline: Timeline) -> float:
     It grows to the most that lives at once, and shrinks to what lives whenever more lies free
     than glibc keeps.
     """
-    memory, lives = timeline.graph.memory, timeline.memory
+    memory = timeline.graph.memory
     changing = (memory.producer >= 0) | (memory.release >= 0)
-    born = memory.producer >= 0
-    freed = memory.release >= 0
     nbytes = memory.nbytes
     mapped = nbytes[changing & (nbytes <= _LARGEST_MAPPED)]
     kept = 2 * max(int(mapped.max(initial=0)), _SMALLEST_KEPT)
-    times = np.concatenate([lives.birth_ns[0][born], lives.death_ns[0][freed]])
-    change = np.concatenate([nbytes[born], -nbytes[freed]])
-    # Frees come first at equal times, as in the simulation of memory.
-    order = np.lexsort((change, times))
-    changes = change[order].tolist()
-    begin = int(nbytes[~born & freed].sum())
-    return float(np.mean([_growth(changes, begin, kept * factor) for factor in _KEPT]))
-
-
-def _growth(changes: list[int], begin: int, kept: float) -> int:
-    """Growth in the last of a few steps, when the first one's is over."""
-    top, grown = begin, 0
-    for _ in range(_CYCLES):
-        alive, grown, before = begin, 0, top
-        for change in changes:
-            alive += change
-            if alive > top:
-                grown += alive - top
-                top = alive
-            elif top - alive > kept:
-                top = alive
-        if top == before:  # the next one would be the same
-            break
-    return grown
+    begin = int(nbytes[(memory.producer < 0) & (memory.release >= 0)].sum())
+    change = timeline.memory_changes
+    return float(np.mean([native.heap_growth(change, begin, kept * by) for by in _KEPT]))

@@ -62,9 +62,41 @@ class Timeline:
         return native.memory_timeline(_tensors(self.graph), begins, ends)
 
     @cached_property
+    def memory_changes(self) -> NDArray[np.int64]:
+        """int64 [changes], by how much what is allocated changes within the first step, in order.
+
+        At equal times frees come first, the largest before the others.
+        """
+        memory = self.graph.memory
+        found = None
+        if self._in_turn:
+            found = native.changes_in_turn(
+                memory.nbytes, memory.producer, memory.release, len(self.graph)
+            )
+        if found is None:
+            born, freed = memory.producer >= 0, memory.release >= 0
+            lives = self.memory
+            times = np.concatenate([lives.birth_ns[0][born], lives.death_ns[0][freed]])
+            found = np.concatenate([memory.nbytes[born], -memory.nbytes[freed]])
+            found = found[np.lexsort((found, times))]
+        return found
+
+    @cached_property
     def peak_bytes(self) -> int:
         """The most that is allocated at once during the step; 0 when memory was not recorded."""
-        return int(self.memory.peak_bytes.max(initial=0))
+        memory = self.graph.memory
+        if not self._in_turn:
+            return int(self.memory.peak_bytes.max(initial=0))
+        before = int(memory.nbytes[memory.producer < 0].sum())
+        return before + int(np.cumsum(self.memory_changes).max(initial=0))
+
+    @cached_property
+    def _in_turn(self) -> bool:
+        """Whether tasks run one after the other in their order, and free nothing not yet made."""
+        memory = self.graph.memory
+        backwards = (memory.release >= 0) & (memory.release < memory.producer)
+        waits = self.start_ns[1:] >= self.end_ns[:-1]
+        return bool(waits.all()) and not backwards.any()
 
     def memory_curve(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Times float64 [k], ascending, and the bytes allocated from each until the next."""
@@ -136,3 +168,13 @@ def replay(graph: Graph) -> Timeline:
         GraphError: its dependencies form a cycle.
     """
     return Timeline(graph, native.simulate(lower(graph)))
+
+
+def replay_like(timeline: Timeline, graph: Graph) -> Timeline:
+    """As `replay`, of the graph of `timeline` with other durations: the rest is compiled once."""
+    duration_ns = native.quantize_ns(graph.tasks.duration_ns)
+    found = Timeline(graph, native.simulate(timeline.schedule.program, duration_ns))
+    if timeline._in_turn and found._in_turn and graph.memory is timeline.graph.memory:
+        # The order of the tasks is all that it depends on.
+        found.__dict__["memory_changes"] = timeline.memory_changes
+    return found

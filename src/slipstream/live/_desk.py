@@ -14,6 +14,7 @@ from slipstream import technique
 from slipstream.cluster import Cluster
 from slipstream.durations import Durations
 from slipstream.graph import Graph, Timeline, load, replay, save
+from slipstream.heap import keep_pages
 from slipstream.live._relined import relined, relined_document
 from slipstream.live.costs import costs
 from slipstream.measure.environment import capture
@@ -143,6 +144,8 @@ def _plain(p: Prediction) -> dict[str, Any]:
 def _graph(path: str) -> Graph:
     if path not in _graphs:
         _graphs.clear()
+        # Every question makes and frees edited columns of the same sizes.
+        keep_pages()
         _graphs[path] = load(Path(path))
     return _graphs[path]
 

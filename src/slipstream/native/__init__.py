@@ -4,6 +4,7 @@ Everything here works without the compiled library too, with the same results, o
 """
 
 from slipstream.native._families import family_kernels
+from slipstream.native._heap import changes_in_turn, heap_growth
 from slipstream.native._instruction_set import CpuFeatures, InstructionSet, cpu_features
 from slipstream.native._library import library, why_no_library
 from slipstream.native._memory import MemoryTimeline, memory_timeline
@@ -46,8 +47,10 @@ __all__ = [
     "Resources",
     "Schedule",
     "Tensors",
+    "changes_in_turn",
     "cpu_features",
     "family_kernels",
+    "heap_growth",
     "library",
     "memory_timeline",
     "quantize_ns",

@@ -226,12 +226,11 @@ def _memory(
     first = len(once)
     for k, tasks in enumerate(passes):
         last = first + len(tasks) - 1
-        # What a task frees that this pass leaves out is freed after the one before it.
-        here = np.isin(repeated, tasks)
-        place[repeated] = first + np.maximum(np.cumsum(here) - 1, 0)
-        first = last + 1 + int(k > 0)
         runs = np.zeros(len(graph) + 1, bool)
         runs[tasks] = True
+        # What a task frees that this pass leaves out is freed after the one before it.
+        place[repeated] = first + np.maximum(np.cumsum(runs[repeated]) - 1, 0)
+        first = last + 1 + int(k > 0)
         chosen = runs[memory.producer] | (k == final)
         part = memory.take(np.flatnonzero(chosen))
         made, stays = within[part.producer], part.release < 0

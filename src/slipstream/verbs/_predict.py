@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream import technique
 from slipstream.durations import Durations
@@ -286,10 +287,10 @@ def _prediction(
     widen: Callable[[float, float, float], tuple[float, float]] | None,
 ) -> Prediction:
     before = baseline.graph
-    after = with_page_faults(baseline, after)
+    timeline = with_page_faults(baseline, replay(after))
     if cluster is not None:
-        after = with_overlap(after, cluster)
-    timeline = replay(after)
+        timeline = replay(with_overlap(timeline.graph, cluster))
+    after = timeline.graph
     baseline_ns, step_ns = baseline.step_ns, timeline.step_ns
     per_sample = before.workers / after.workers
     if before.samples and after.samples:
@@ -357,18 +358,15 @@ def _relative_error(baseline: Timeline, after: Graph, step_ns: float) -> float:
     between any two launches, so those of both sides count.
     """
     tasks = after.tasks
-    changed = np.flatnonzero(tasks.provenance != PROVENANCES.index(Provenance.MEASURED))
-    talks = np.flatnonzero(tasks.kind == Kind.COMMUNICATION)
-    changed = np.setdiff1d(changed, np.concatenate([page_fault_tasks(after), talks]))
-    by_call: dict[str, float] = {}
-    for t in changed:
-        # Of what calls no operator, copies are off alike.
-        copies = f"task {tasks.name[t]} of {tasks.duration_ns[t]} ns"
-        key = after.calls[tasks.call[t]].key if tasks.call[t] >= 0 else copies
-        error = float(tasks.duration_ns[t]) * math.hypot(_IN_PLACE, float(tasks.spread[t]))
-        by_call[key] = by_call.get(key, 0.0) + error
-    variance = sum(error**2 for error in by_call.values())
-    variance += (_PACE * float(tasks.duration_ns[changed].sum())) ** 2
+    chosen = tasks.provenance != PROVENANCES.index(Provenance.MEASURED)
+    chosen &= tasks.kind != Kind.COMMUNICATION
+    chosen[page_fault_tasks(after)] = False
+    changed = np.flatnonzero(chosen)
+    lasts_ns = tasks.duration_ns[changed]
+    errors = np.bincount(
+        _alike(after, changed), lasts_ns * np.hypot(_IN_PLACE, tasks.spread[changed])
+    )
+    variance = float(errors @ errors) + (_PACE * float(lasts_ns.sum())) ** 2
     # Where the steps differ, the recorded one stands for the others only so far.
     differing = float(after.meta.get("unaligned_share", 0.0))
     faults = [
@@ -377,6 +375,19 @@ def _relative_error(baseline: Timeline, after: Graph, step_ns: float) -> float:
     ]
     network = network_error_ns(after) / max(step_ns, 1.0)
     return math.hypot(_FLOOR, differing, network, *faults, math.sqrt(variance) / max(step_ns, 1.0))
+
+
+def _alike(graph: Graph, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 [chosen], a number for each of these tasks: the same for those that are off alike."""
+    tasks = graph.tasks
+    call = tasks.call[chosen]
+    numbers: dict[str, int] = {}
+    signature = np.array([numbers.setdefault(one.key, len(numbers)) for one in graph.calls] or [0])
+    # Of what calls no operator, copies are off alike.
+    copies = np.stack([tasks.name[chosen], tasks.duration_ns[chosen]], axis=1)[call < 0]
+    alike = signature[call]
+    alike[call < 0] = len(numbers) + np.unique(copies, axis=0, return_inverse=True)[1].ravel()
+    return alike
 
 
 def _shares(graph: Graph) -> dict[Provenance, float]:
