@@ -15,8 +15,9 @@ import torch
 
 from slipstream.bars import Bar, BenchOptions, at_most, not_judged
 from slipstream.cluster import why_no_netlab
+from slipstream.measure.memory import resettable
 from slipstream.techniques.distributed.adasum import bench_training, kernels
-from slipstream.techniques.distributed.adasum.bench_ranks import paired_times
+from slipstream.techniques.distributed.adasum.bench_ranks import memory, paired_times
 from slipstream.techniques.distributed.adasum.rule import adasum_of, weights
 
 _NUMBERS = 25_000_000
@@ -87,16 +88,25 @@ def _cost(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _memory(options: BenchOptions) -> Iterator[Bar]:
-    bar = "memory of an exchange besides its buffer, 4 ranks"
-    if not options.wants(bar):
-        return
-    options.progress(bar)
-    kept = {
-        how: paired_times(4, 100_000, layers=54, repeats=1, algorithm=how).kept
-        for how in ("gram", "rvh")
-    }
-    said = ", ".join(f"{how} {share:.2f}" for how, share in kept.items())
-    yield at_most(bar, max(kept.values()), 1.0, "x the gradients", n=len(kept), detail=said)
+    for name, dtypes in (("float32", ["float32"]), ("16 bits", ["bfloat16", "float16"])):
+        bar = f"peak memory of an exchange besides its buffer, 4 ranks, {name}"
+        if not options.wants(bar):
+            continue
+        if not resettable():
+            yield not_judged(bar, "x the gradients", "<= 1", "this system resets no peak")
+            continue
+        options.progress(bar)
+        numbers = _NUMBERS // (1 if options.full else 5)
+        kept = {
+            f"{how}, {dtype}": share
+            for how in ("gram", "rvh")
+            for dtype, share in memory(4, numbers, 54, how, dtypes).items()
+        }
+        said = "; ".join(f"{case} {share:.2f}" for case, share in kept.items())
+        yield at_most(
+            bar, max(kept.values()), 1.0, "x the gradients", n=len(kept),
+            detail=f"{said}; {numbers / 1e6:g} M, resident size of the rank with the most",
+        )  # fmt: skip
 
 
 def _growth(options: BenchOptions) -> Iterator[Bar]:

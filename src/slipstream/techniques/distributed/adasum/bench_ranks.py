@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +22,9 @@ class Turns:
 
     Attributes:
         times_s: of (Adasum, all-reduce), turn by turn, of the slowest rank.
-        kept: memory besides the buffer, in the buffer's size, of the rank with the most.
     """
 
     times_s: list[tuple[float, float]]
-    kept: float
 
     @property
     def ratios(self) -> list[float]:
@@ -34,9 +33,8 @@ class Turns:
 
 
 def paired_times(
-    size: int, numbers: int, layers: int, repeats: int, *, bytes_per_s: float = 0.0,
-    algorithm: str = "auto",
-) -> Turns:  # fmt: skip
+    size: int, numbers: int, layers: int, repeats: int, *, bytes_per_s: float = 0.0
+) -> Turns:
     """Turns of `size` ranks, float32 [numbers].
 
     Args:
@@ -46,7 +44,7 @@ def paired_times(
         ClusterError: a rank failed; the others are ended.
     """
     asked = {
-        "numbers": numbers, "layers": layers, "repeats": repeats, "algorithm": algorithm,
+        "numbers": numbers, "layers": layers, "repeats": repeats, "algorithm": "auto", "dtypes": [],
     }  # fmt: skip
     if not bytes_per_s:
         answers = run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)
@@ -55,6 +53,22 @@ def paired_times(
             answers = run_ranks(
                 lab.ranks(), _MODULE, asked, address=lab.address(0), port=_PORT, limit_s=_LIMIT_S
             )
-    found = [one["found"] for one in answers]
-    slowest = np.max([one["times_s"] for one in found], axis=0)
-    return Turns([(float(a), float(b)) for a, b in slowest], max(one["kept"] for one in found))
+    slowest = np.max([one["found"]["times_s"] for one in answers], axis=0)
+    return Turns([(float(a), float(b)) for a, b in slowest])
+
+
+def memory(
+    size: int, numbers: int, layers: int, algorithm: str, dtypes: Sequence[str]
+) -> dict[str, float]:
+    """Memory of an exchange besides its buffer, in the buffer's size, of the rank with the most.
+
+    By dtype of the buffer, which has so many numbers.
+
+    Raises:
+        ClusterError: a rank failed; the others are ended.
+    """
+    asked = {
+        "numbers": numbers, "layers": layers, "algorithm": algorithm, "dtypes": list(dtypes),
+    }  # fmt: skip
+    found = [one["found"] for one in run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)]
+    return {name: max(one[name] for one in found) for name in dtypes}

@@ -20,7 +20,7 @@ Scalar products are in float64 whatever travels. Source: Maleki et al., MLSys 20
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,10 @@ from slipstream.techniques.distributed.wire import Wire
 ALGORITHMS = ("auto", "gram", "rvh")
 # Everybody sends to everybody up to so many ranks; beyond, messages would be many and small.
 _MOST_GRAM = 16
+# Kernels read these as they are. Others are widened, so many numbers of every row at a time: that
+# stays in the second-level cache, and does not grow with the buffer.
+_READ = (torch.float32, torch.float64)
+_WIDENED = 1 << 14
 
 
 def check(flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size: int) -> Any:
@@ -122,7 +126,7 @@ def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> boo
     # In the order of ranks, though nobody else computes these numbers: as a mean is written down.
     rows = [*theirs[:place], mine, *theirs[place:]]
     whole = np.array([0, mine.numel()])
-    _combined(_computable(rows), whole, np.full((1, per_node), 1.0 / per_node), mine)
+    _combined(rows, whole, np.full((1, per_node), 1.0 / per_node), mine)
     across = [k * per_node + place for k in range(wire.size // per_node)]
     finite = _gram(mine, _piece(starts, cuts[place], cuts[place + 1]), wire, across)
     wire.swap(
@@ -145,8 +149,7 @@ def _gram(flat: torch.Tensor, starts: Any, wire: Wire, ranks: Sequence[int] = ()
     wire.swap({r: slices[k] for k, r in others.items()}, {r: rows[k] for k, r in others.items()})
     piece = _piece(starts, cuts[place], cuts[place + 1])
     upper = np.triu_indices(size)
-    rows = _computable(rows)
-    ours = kernels.products(rows, piece)[:, *upper]
+    ours = _products(rows, piece)[:, *upper]
     total = np.zeros((len(starts) - 1, size, size))
     total[:, *upper] = wire.add_up(np.ascontiguousarray(ours))
     total = _symmetric(total)
@@ -173,10 +176,10 @@ def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:
         mine, theirs = flat[kept[0] : kept[1]], wire.buffer(kept[1] - kept[0], flat.dtype)
         wire.swap({peer: flat[sent[0] : sent[1]]}, {peer: theirs})
         # The left vector is first on both ranks, so that what they add up is of the same pair.
-        rows = _computable([mine, theirs] if left else [theirs, mine])
+        rows = [mine, theirs] if left else [theirs, mine]
         piece = _piece(starts, *kept)
         inside = Wire(groups[2 * distance], 0, 2 * distance)
-        ours = kernels.products(rows, piece).reshape(-1, 4)[:, [0, 1, 3]]
+        ours = _products(rows, piece).reshape(-1, 4)[:, [0, 1, 3]]
         total = inside.add_up(np.ascontiguousarray(ours))[:, [0, 1, 1, 2]].reshape(-1, 2, 2)
         wire.product_bytes += inside.product_bytes
         found = weights(total)
@@ -219,16 +222,31 @@ def _piece(starts: Any, begin: int, end: int) -> Any:
     return np.clip(starts, begin, end) - begin
 
 
-def _computable(rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Rows that kernels take: 16 bits are widened."""
-    if rows[0].dtype in (torch.float32, torch.float64):
-        return rows
-    return [row.float() for row in rows]
+def _products(rows: list[torch.Tensor], piece: Any) -> Any:
+    """Scalar products of the rows' layers, float64 [layers, workers, workers]."""
+    if rows[0].dtype in _READ:
+        return kernels.products(rows, piece)
+    total = np.zeros((len(piece) - 1, len(rows), len(rows)))
+    for block, layers, inside in _blocks(piece):
+        total[layers] += kernels.products([row[block].float() for row in rows], inside)
+    return total
 
 
 def _combined(rows: list[torch.Tensor], piece: Any, found: Any, out: torch.Tensor) -> None:
-    if out.dtype == rows[0].dtype:
+    """out = sum over workers of found [layers, workers] times rows; `out` may be a row."""
+    if out.dtype in _READ:
         kernels.combine(rows, piece, found, out)
         return
-    kernels.combine(rows, piece, found, rows[0])
-    out.copy_(rows[0])
+    for block, layers, inside in _blocks(piece):
+        wide = [row[block].float() for row in rows]
+        kernels.combine(wide, inside, found[layers], wide[0])
+        out[block] = wide[0]
+
+
+def _blocks(piece: Any) -> Iterator[tuple[slice, slice, Any]]:
+    """Of at most so many numbers: which, the layers with numbers there, and where these start."""
+    for begin in range(0, int(piece[-1]), _WIDENED):
+        end = min(begin + _WIDENED, int(piece[-1]))
+        first = int(np.searchsorted(piece, begin, "right")) - 1
+        last = int(np.searchsorted(piece, end))
+        yield slice(begin, end), slice(first, last), _piece(piece[first : last + 1], begin, end)

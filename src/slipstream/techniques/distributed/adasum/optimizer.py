@@ -46,10 +46,17 @@ class _Part:
                 view.copy_(tensor)
         return made
 
-    def write(self, flat: torch.Tensor) -> None:
-        """Set the parameters to a buffer's numbers."""
+    def undo(self, flat: torch.Tensor) -> None:
+        """Set the parameters back to a buffer's numbers, and the buffer to what had changed."""
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
+            change = parameter - view
             parameter.copy_(view)
+            view.copy_(change)
+
+    def add(self, flat: torch.Tensor) -> None:
+        """Add a buffer's numbers to the parameters."""
+        for parameter, view in zip(self.parameters, self.views(flat), strict=True):
+            parameter.add_(view)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         pairs = zip(self.starts[:-1], self.starts[1:], self.parameters, strict=True)
@@ -142,14 +149,15 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     def _step(self) -> bool:
         """Combine what the optimizer changes."""
-        before = [part.flat(list(part.parameters)) for part in self._parts]
+        flats = [part.flat(list(part.parameters)) for part in self._parts]
         self.optimizer.step()
-        pairs = list(zip(self._parts, before, strict=True))
-        changes = [part.flat(list(part.parameters)).sub_(start) for part, start in pairs]
-        done = self._exchange(changes)
-        for (part, start), change in zip(pairs, changes, strict=True):
-            # Never what this worker alone made of it: that is not the same on all.
-            part.write(start.add_(change) if done else start)
+        for part, flat in zip(self._parts, flats, strict=True):
+            part.undo(flat)
+        # From here on never what this worker alone made of the weights: that differs.
+        done = self._exchange(flats)
+        if done:
+            for part, flat in zip(self._parts, flats, strict=True):
+                part.add(flat)
         return done
 
     def _step_gradients(self) -> bool:

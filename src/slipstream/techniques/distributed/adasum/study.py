@@ -2,8 +2,12 @@
 
 Workers share their start. Either each steps by itself, with a momentum of its own, and the updates
 are combined (``adasum``: `AdasumOptimizer`), or gradients are combined and there is one momentum
-(``adasum_hook``: `adasum_hook` before SGD); of means and sums it is the same. All workers'
-gradients are computed at once (``torch.func.vmap``), so that 64 workers take seconds.
+(``adasum_hook``: `adasum_hook` before SGD); of means it is the same. All workers'
+gradients are computed at once (``torch.func.vmap``), so that 64 workers take seconds; for means one
+gradient of everybody's samples does. A sum is the mean at as many times the learning rate as there
+are workers.
+
+Settings are chosen by samples of their own, and what is reported is of others.
 """
 
 from __future__ import annotations
@@ -21,7 +25,24 @@ from torch.nn.functional import cross_entropy
 
 from slipstream.techniques.distributed.adasum.rule import weights
 
-RULES = ("average", "sum", "adasum", "adasum_hook")
+RULES = ("average", "adasum", "adasum_hook")
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Float32 [samples, ...] and int64 [samples]."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Percent right after training: of the samples that settings are chosen by, and of others."""
+
+    chosen: float
+    held: float
 
 
 @dataclass(frozen=True)
@@ -30,39 +51,50 @@ class Study:
 
     Attributes:
         make: the model, from torch's seed; without batch norms.
-        x, y: what is trained on, float32 [samples, ...] and int64 [samples].
-        held_x, held_y: what accuracy is of.
+        train: what is trained on.
+        choice: what settings are chosen by.
+        held: what is reported.
         workers: simulated.
         batch: samples a worker and step.
         epochs: over all samples, shared out among the workers.
         momentum: of SGD.
+        falling: the learning rate falls to zero, in a straight line over the steps; else it stays.
     """
 
     make: Callable[[], nn.Module]
-    x: torch.Tensor
-    y: torch.Tensor
-    held_x: torch.Tensor
-    held_y: torch.Tensor
+    train: Samples
+    choice: Samples
+    held: Samples
     workers: int = 16
     batch: int = 32
     epochs: int = 3
     momentum: float = 0.9
+    falling: bool = False
 
-    def accuracy(self, rule: str, lr: float, seed: int) -> float:
-        """Percent right after training with `rule` at the learning rate `lr`."""
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self.epochs * (len(self.train.x) // (self.workers * self.batch))
+
+    def reached(self, rule: str, lr: float, seed: int) -> Reached:
+        """What training with `rule`, from the learning rate `lr` on, ends at."""
         model, weight = self._start(seed)
         own = rule == "adasum"
         velocity = {
             n: torch.zeros((self.workers, *p.shape) if own else p.shape) for n, p in weight.items()
         }
-        for x, y in self._batches(seed):
-            for name, gradient in self._gradients(model, weight, x, y).items():
-                step = velocity[name].mul_(self.momentum)
-                step += gradient if own else combined(gradient, rule)
-                weight[name] = weight[name] - lr * (combined(step, rule) if own else step)
-        with torch.no_grad():
-            guess = functional_call(model, weight, (self.held_x,)).argmax(1)
-        return 100.0 * float((guess == self.held_y).float().mean())
+        for number, (x, y) in enumerate(self._batches(seed)):
+            rate = lr * (1.0 - number / self.steps) if self.falling else lr
+            found = self._found(model, weight, rule, x, y)
+            for name, gradient in found.items():
+                velocity[name].mul_(self.momentum).add_(gradient)
+            updates = combined(velocity) if own else velocity
+            for name, update in updates.items():
+                weight[name] = weight[name] - rate * update
+            # The last layer's bias gets every sample's error: what diverged shows there.
+            if not bool(weight[name].isfinite().all()):
+                break
+        return Reached(*(_right(model, weight, one) for one in (self.choice, self.held)))
 
     def products(self, lr: float, seed: int, after: int) -> Any:
         """Scalar products of the workers' gradients after so many steps of the first one alone.
@@ -74,16 +106,12 @@ class Study:
         velocity = {name: torch.zeros_like(p) for name, p in weight.items()}
         batches = itertools.cycle(self._batches(seed))
         for x, y in itertools.islice(batches, after):
-            for name, gradient in self._gradients(model, weight, x[:1], y[:1]).items():
-                velocity[name].mul_(self.momentum).add_(gradient[0])
+            for name, gradient in _gradient(model, weight, x[0], y[0]).items():
+                velocity[name].mul_(self.momentum).add_(gradient)
                 weight[name] = weight[name] - lr * velocity[name]
-        rows = [
-            one.flatten(1).double()
-            for one in self._gradients(model, weight, *next(batches)).values()
-        ]
-        return np.stack([(one @ one.T).numpy() for one in rows])
+        return _products(_gradients(model, weight, *next(batches)))
 
-    def _start(self, seed: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    def _start(self, seed: int) -> tuple[nn.Module, Tensors]:
         torch.manual_seed(seed)
         model = self.make()
         return model, {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -93,31 +121,55 @@ class Study:
         generator = torch.Generator().manual_seed(seed)
         together = self.workers * self.batch
         for _ in range(self.epochs):
-            order = torch.randperm(len(self.x), generator=generator)
+            order = torch.randperm(len(self.train.x), generator=generator)
             for at in range(0, len(order) - together + 1, together):
                 chosen = order[at : at + together].view(self.workers, self.batch)
-                yield self.x[chosen], self.y[chosen]
+                yield self.train.x[chosen], self.train.y[chosen]
 
-    @staticmethod
-    def _gradients(
-        model: nn.Module, weight: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Of each worker, [workers, ...] a parameter."""
-
-        def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> object:
-            return cross_entropy(functional_call(model, parameters, (x,)), y)
-
-        found: dict[str, torch.Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(weight, x, y)
-        return found
+    def _found(
+        self, model: nn.Module, weight: Tensors, rule: str, x: torch.Tensor, y: torch.Tensor
+    ) -> Tensors:
+        """What goes into a momentum, or every worker's."""
+        if rule == "adasum":
+            return _gradients(model, weight, x, y)
+        if rule == "adasum_hook":
+            return combined(_gradients(model, weight, x, y))
+        return _gradient(model, weight, x.flatten(0, 1), y.flatten())
 
 
-def combined(updates: torch.Tensor, rule: str) -> torch.Tensor:
-    """One layer's updates [workers, ...] put together by one of `RULES`."""
-    if rule == "average":
-        return updates.mean(0)
-    if rule == "sum":
-        return updates.sum(0)
-    rows = updates.flatten(1)
-    products = (rows @ rows.T).double().numpy()
-    found = torch.from_numpy(np.nan_to_num(weights(products[None])[0])).float()
-    return (found @ rows).view(updates.shape[1:])
+def combined(updates: Tensors) -> Tensors:
+    """Adasum of the workers' updates, [workers, ...] a layer."""
+    found = torch.from_numpy(np.nan_to_num(weights(_products(updates)))).float()
+    return {
+        name: (by @ one.flatten(1)).view(one.shape[1:])
+        for by, (name, one) in zip(found, updates.items(), strict=True)
+    }
+
+
+def _products(updates: Tensors) -> Any:
+    """Scalar products of the workers' updates, float64 [layers, workers, workers]."""
+    rows = [one.flatten(1) for one in updates.values()]
+    return np.stack([(one @ one.T).double().numpy() for one in rows])
+
+
+def _gradient(model: nn.Module, weight: Tensors, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+    return _made(model)(weight, x, y)
+
+
+def _gradients(model: nn.Module, weight: Tensors, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+    """Of each worker, [workers, ...] a parameter."""
+    found: Tensors = vmap(_made(model), in_dims=(None, 0, 0))(weight, x, y)
+    return found
+
+
+def _made(model: nn.Module) -> Callable[[Tensors, torch.Tensor, torch.Tensor], Tensors]:
+    def loss(parameters: Tensors, x: torch.Tensor, y: torch.Tensor) -> object:
+        return cross_entropy(functional_call(model, parameters, (x,)), y)
+
+    return grad(loss)
+
+
+def _right(model: nn.Module, weight: Tensors, samples: Samples) -> float:
+    with torch.no_grad():
+        guess = functional_call(model, weight, (samples.x,)).argmax(1)
+    return 100.0 * float((guess == samples.y).float().mean())

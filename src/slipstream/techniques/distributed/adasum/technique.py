@@ -77,7 +77,7 @@ class Adasum(Spreads):
             name="adasum of updates",
         )
         if len(graph.memory):
-            for _ in ("weights of before", "updates", "others' slices"):
+            for _ in ("weights of before, then updates", "others' slices"):
                 edit.allocate(nbytes, Role.TEMPORARY, last, -1)
         return shared(edit.apply(f"{self.workers} workers combine their updates"), self.workers)
 
