@@ -240,7 +240,8 @@ def test_a_simulated_step_is_between_its_bound_and_one_after_the_other(
         taken = gated(step, link(communicate / numbers / 4), order, 50_000, 2)
         assert max(compute, communicate) <= taken * (1 + 1e-6)
         assert taken <= (compute + communicate) * (1 + 1e-6)
-    theirs = barrier(step, link(compute / numbers / 4), [[unit] for unit in step.released])
+    buckets = [[(unit, float(step.nbytes[unit]))] for unit in step.released]
+    theirs = barrier(step, link(compute / numbers / 4), buckets)
     ours = gated(step, link(compute / numbers / 4), "leader", 50_000, 2)
     assert ours <= theirs * (1 + 1e-6)
 
@@ -251,7 +252,11 @@ def test_two_layers_by_hand() -> None:
     layers = [Layer(1, 1.0, 2.0), Layer(4, 1.0, 2.0)]
     step = step_of(layers)
     slow = link(0.25)
-    assert barrier(step, slow, [[1], [0]]) == pytest.approx(9.0)
+    assert barrier(step, slow, [[(1, 16.0)], [(0, 4.0)]]) == pytest.approx(9.0)
+    # Two parameters of a layer are sent once each, wherever they are.
+    parts = [[(1, 8.0), (1, 8.0)], [(0, 4.0)]]
+    assert barrier(step, slow, parts) == pytest.approx(9.0)
+    assert barrier(step, slow, [[(1, 8.0)], [(1, 8.0), (0, 4.0)]]) == pytest.approx(9.0)
     # In slices of 1 s: the last layer's two first until 6, the first layer's until 7, then the rest
     # until 9. The first layer goes on at 7 and the last one at 9, which makes its backward pass end
     # 1 s later from there on.
@@ -287,6 +292,15 @@ def test_choices() -> None:
     fixed = choose(Asked("static", 30_000, 240_000), step, link(1e-8), units)
     assert (fixed.order, fixed.slice_elems, fixed.credit_bytes) == ("static", 30_000, 240_000)
     assert sorted(fixed.static) == list(range(len(cut(units, 30_000))))
+
+
+def test_ddp_sends_every_parameter_once_however_many_wait_together() -> None:
+    # Weight and bias of each layer, awaited together, in one bucket that leaves after all of them.
+    layers = [Layer(1000, 0.0, 0.001)] * 3
+    groups = [[nn.Parameter(torch.zeros(990)), nn.Parameter(torch.zeros(8))] for _ in layers]
+    step = step_of(layers)
+    found = choose(Asked(None, None, None), step, link(1e-6), units_of(groups, Owner()))
+    assert found.predicted_s["ddp:25"] == pytest.approx(0.003 + 3 * 998 * 4e-6)
 
 
 def test_the_technique_says_how_to_begin() -> None:

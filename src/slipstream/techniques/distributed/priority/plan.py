@@ -148,8 +148,8 @@ def _ahead(asked: Asked, units: Sequence[Unit], size: int) -> int:
     return max(1, round(asked.credit_bytes / (size * units[0].flat.element_size())))
 
 
-def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[int]]:
-    """Units in the buckets of DistributedDataParallel."""
+def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[tuple[int, float]]]:
+    """Parameters, as (unit, bytes), in the buckets of DistributedDataParallel."""
     found = [
         Gradient(unit, _spec(parameter), "")
         for unit in step.released
@@ -157,7 +157,10 @@ def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[int]
     ]
     most = int(cap_mb * 2**20)
     first = FIRST_BUCKET_BYTES if cap_mb == DEFAULT_MB else most
-    return [[one.task for one in bucket] for bucket in buckets(found, first, most)]
+    return [
+        [(one.task, float(one.spec.nbytes)) for one in bucket]
+        for bucket in buckets(found, first, most)
+    ]
 
 
 def _spec(parameter: torch.Tensor) -> TensorSpec:

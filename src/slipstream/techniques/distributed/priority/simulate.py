@@ -157,8 +157,12 @@ def gated(step: Step, link: Link, order: str, elements: int, ahead: int = 1) -> 
     return tasks.period_s(Policy.PRIORITY, byte_s)
 
 
-def barrier(step: Step, link: Link, buckets: Sequence[Sequence[int]]) -> float:
-    """Seconds of a step of DistributedDataParallel, with these units in its buckets."""
+def barrier(step: Step, link: Link, buckets: Sequence[Sequence[tuple[int, float]]]) -> float:
+    """Seconds of a step of DistributedDataParallel.
+
+    Args:
+        buckets: parameters, as (unit, bytes); a unit's are ready together.
+    """
     tasks = _Tasks()
     ready: dict[int, int] = {}
     for kind, unit, seconds in step.segments[:-1]:
@@ -168,10 +172,10 @@ def barrier(step: Step, link: Link, buckets: Sequence[Sequence[int]]) -> float:
     update = tasks.add(0, sum(step.update_s))
     tasks.add(0, step.segments[-1][2])
     for bucket in buckets:
-        nbytes = float(sum(step.nbytes[unit] for unit in bucket))
-        one = tasks.add(1, link.reduce_message_s, nbytes=nbytes)
+        one = tasks.add(1, link.reduce_message_s, nbytes=sum(nbytes for _, nbytes in bucket))
         tasks.edges.append((one, update, 0))
-        tasks.edges += [(ready[unit], one, 0) for unit in bucket if unit in ready]
+        units = dict.fromkeys(unit for unit, _ in bucket)
+        tasks.edges += [(ready[unit], one, 0) for unit in units if unit in ready]
     return tasks.period_s(Policy.FIXED, link.reduce_byte_s)
 
 
