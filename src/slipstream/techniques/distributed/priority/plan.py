@@ -5,9 +5,10 @@ Rank 0 chooses and tells the others.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from slipstream.techniques.distributed.priority.free import Free
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
 from slipstream.techniques.distributed.priority.orders import Decoupled, Leader, Static
 from slipstream.techniques.distributed.priority.simulate import (
+    DDP,
     ORDERS,
     Link,
     Step,
@@ -30,7 +32,6 @@ from slipstream.techniques.distributed.priority.simulate import (
 )
 from slipstream.techniques.distributed.ranks import Ranks
 
-DDP = "ddp"
 PAPERS = 50_000
 """Elements of a slice that the paper found best."""
 AHEAD = 2
@@ -44,6 +45,11 @@ _ALIKE = 1.01
 _LARGE, _SMALL = (PAPERS, 6), (2_000, 12)
 # The least of several is asked for: of many short ones, for a hiccup there tips the choice.
 _REPEATS, _SHORT_REPEATS = 2, 6
+# Of the time that a transfer takes alone, what it is given while all ranks compute.
+_LONGEST = 3.0
+_LEAST_LEFT = 0.01
+BUSY = 0.1
+"""Share of a step in which computation needs a core, below which it is in nobody's way."""
 
 
 @dataclass(frozen=True)
@@ -168,56 +174,122 @@ def _spec(parameter: torch.Tensor) -> TensorSpec:
     return TensorSpec(dtype, tuple(parameter.shape), parameter.stride())
 
 
-def measure_link(ranks: Ranks, orders: Sequence[str]) -> Link:
-    """What slices cost in a stream, by order, and an all-reduce; all ranks call it together."""
-    message_s: dict[str, float] = {}
-    byte_s: dict[str, float] = {}
+def measure_link(ranks: Ranks, orders: Sequence[str], busy: bool) -> Link:
+    """What slices cost in a stream, by order, and an all-reduce; all ranks call it together.
+
+    Args:
+        busy: computation needs a core, for which transfers may have to wait.
+    """
+    found: dict[str, tuple[float, float, float]] = {}
     for order in orders:
-        alike = "static" if order == "rs_ag" and "static" in message_s else order
-        if alike != order:
-            message_s[order], byte_s[order] = message_s[alike], byte_s[alike]
+        if order == "rs_ag" and "static" in found:
+            found[order] = found["static"]
             continue
-        points = [_stream(ranks, order, *size) for size in (_SMALL, _LARGE)]
-        message_s[order], byte_s[order] = _line(points)
-    points = [_reduction(ranks, count) for count in (_SMALL[0], _LARGE[0] * _LARGE[1])]
-    return Link(message_s, byte_s, *_line(points))
+        with _stream(ranks, order, *_SMALL) as small, _stream(ranks, order, *_LARGE) as large:
+            found[order] = _measured(ranks, small, large, busy)
+    sizes = _SMALL[0], _LARGE[0] * _LARGE[1]
+    *reduction, left = _measured(ranks, *(_reduction(ranks, size) for size in sizes), busy)
+    return Link(
+        {order: one[0] for order, one in found.items()},
+        {order: one[1] for order, one in found.items()},
+        *reduction,
+        {DDP: left, **{order: one[2] for order, one in found.items()}},
+    )
 
 
-def _stream(ranks: Ranks, order: str, elements: int, count: int) -> tuple[int, int, float]:
-    """Messages, bytes and seconds of a round of slices."""
+@dataclass(frozen=True)
+class _Transfer:
+    """Something to send, as often as one likes: begun, asked whether it is there, waited for."""
+
+    messages: int
+    nbytes: int
+    start: Callable[[], None]
+    arrived: Callable[[], bool]
+    wait: Callable[[], None]
+
+
+@contextlib.contextmanager
+def _stream(ranks: Ranks, order: str, elements: int, count: int) -> Iterator[_Transfer]:
+    """A round of slices."""
     parameter = torch.nn.Parameter(torch.zeros(elements * count - 1))
     units = units_of([[parameter]], parameter)
     slices = cut(units, elements)
     plan = Plan(order, elements, AHEAD * slices[0].nbytes, static=tuple(range(count)))
     made = channel(ranks, units, plan, [0])
 
-    def run() -> None:
+    def start() -> None:
         made.begin()
         made.hand_over(units[0])
-        made.wait_for(units)
 
     try:
-        repeats = _SHORT_REPEATS if (elements, count) == _SMALL else _REPEATS
-        return count, units[0].nbytes, _least(ranks, run, repeats)
+        yield _Transfer(
+            count, units[0].nbytes, start, lambda: not units[0].left, lambda: made.wait_for(units)
+        )
     finally:
         made.close()
 
 
-def _reduction(ranks: Ranks, elements: int) -> tuple[int, int, float]:
+def _reduction(ranks: Ranks, elements: int) -> _Transfer:
     flat = torch.zeros(elements)
-    repeats = _SHORT_REPEATS if elements == _SMALL[0] else _REPEATS
-    return 1, 4 * elements, _least(ranks, lambda: dist.all_reduce(flat, group=ranks.group), repeats)
+    works: list[Any] = []
+
+    def start() -> None:
+        works[:] = [dist.all_reduce(flat, group=ranks.group, async_op=True)]
+
+    return _Transfer(
+        1, 4 * elements, start, lambda: works[0].is_completed(), lambda: works[0].wait()
+    )
 
 
-def _least(ranks: Ranks, run: Callable[[], Any], repeats: int) -> float:
+def _measured(
+    ranks: Ranks, small: _Transfer, large: _Transfer, busy: bool
+) -> tuple[float, float, float]:
+    """Seconds a message and a byte, and the share of the rate that computation leaves."""
+    points = [
+        (one.messages, one.nbytes, _least(ranks, one, repeats))
+        for one, repeats in ((small, _SHORT_REPEATS), (large, _REPEATS))
+    ]
+    alone_s = points[-1][2]
+    left = max(_left(ranks, large, alone_s) for _ in range(_REPEATS)) if busy else 1.0
+    return *_line(points), left
+
+
+def _least(ranks: Ranks, one: _Transfer, repeats: int) -> float:
     """The least of a few times, after one that opens connections."""
     taken = []
     for _ in range(repeats + 1):
         dist.barrier(group=ranks.group)
         began = time.perf_counter()
-        run()
+        one.start()
+        one.wait()
         taken.append(time.perf_counter() - began)
     return min(taken[1:])
+
+
+def _left(ranks: Ranks, one: _Transfer, alone_s: float) -> float:
+    """The share of its rate that a transfer has while all ranks compute, for a while."""
+    matrix = torch.ones(256, 256)
+    dist.barrier(group=ranks.group)
+    began = time.perf_counter()
+    one.start()
+    computed_s = 0.0
+    while computed_s < _LONGEST * alone_s and not one.arrived():
+        torch.mm(matrix, matrix)
+        computed_s = time.perf_counter() - began
+    one.wait()
+    return share_left(alone_s, computed_s, time.perf_counter() - began)
+
+
+def share_left(alone_s: float, computed_s: float, taken_s: float) -> float:
+    """Of its rate alone, what a transfer has beside computation.
+
+    Args:
+        alone_s: what the transfer takes.
+        computed_s: of its time, how long the ranks computed beside it.
+        taken_s: what it took then; after the computation it had its whole rate.
+    """
+    moved = 1.0 - (taken_s - computed_s) / alone_s
+    return min(1.0, max(_LEAST_LEFT, moved * alone_s / max(computed_s, alone_s)))
 
 
 def _line(points: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
