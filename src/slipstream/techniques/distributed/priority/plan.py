@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,8 +46,8 @@ _ALIKE = 1.01
 _LARGE, _SMALL = (PAPERS, 6), (2_000, 12)
 # The least of several is asked for: of many short ones, for a hiccup there tips the choice.
 _REPEATS, _SHORT_REPEATS = 2, 6
-# Of the time that a transfer takes alone, what it is given while all ranks compute.
-_LONGEST = 3.0
+# How often it is tried beside computation, and for how many times what it takes alone.
+_BESIDE, _LONGEST = 3, 3.0
 _LEAST_LEFT = 0.01
 BUSY = 0.1
 """Share of a step in which computation needs a core, below which it is in nobody's way."""
@@ -250,8 +251,9 @@ def _measured(
         for one, repeats in ((small, _SHORT_REPEATS), (large, _REPEATS))
     ]
     alone_s = points[-1][2]
-    left = max(_left(ranks, large, alone_s) for _ in range(_REPEATS)) if busy else 1.0
-    return *_line(points), left
+    if not busy:
+        return *_line(points), 1.0
+    return *_line(points), statistics.median(_left(ranks, large, alone_s) for _ in range(_BESIDE))
 
 
 def _least(ranks: Ranks, one: _Transfer, repeats: int) -> float:
