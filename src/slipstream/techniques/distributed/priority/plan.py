@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,15 +187,16 @@ def measure_link(ranks: Ranks, orders: Sequence[str], busy: bool) -> Link:
         if order == "rs_ag" and "static" in found:
             found[order] = found["static"]
             continue
-        with _stream(ranks, order, *_SMALL) as small, _stream(ranks, order, *_LARGE) as large:
-            found[order] = _measured(ranks, small, large, busy)
-    sizes = _SMALL[0], _LARGE[0] * _LARGE[1]
-    *reduction, left = _measured(ranks, *(_reduction(ranks, size) for size in sizes), busy)
+        streams = _stream(ranks, order, *_SMALL), _stream(ranks, order, *_LARGE)
+        found[order] = _measured(ranks, *streams, busy)
+    small, large = (_reduction(ranks, size) for size in (_SMALL[0], _LARGE[0] * _LARGE[1]))
+    reduce_message_s, reduce_byte_s, left = _measured(ranks, small, large, busy)
     return Link(
-        {order: one[0] for order, one in found.items()},
-        {order: one[1] for order, one in found.items()},
-        *reduction,
-        {DDP: left, **{order: one[2] for order, one in found.items()}},
+        {order: row[0] for order, row in found.items()},
+        {order: row[1] for order, row in found.items()},
+        reduce_message_s,
+        reduce_byte_s,
+        {DDP: left, **{order: row[2] for order, row in found.items()}},
     )
 
 
@@ -230,30 +232,31 @@ def _stream(ranks: Ranks, order: str, elements: int, count: int) -> Iterator[_Tr
         made.close()
 
 
-def _reduction(ranks: Ranks, elements: int) -> _Transfer:
+@contextlib.contextmanager
+def _reduction(ranks: Ranks, elements: int) -> Iterator[_Transfer]:
+    """An all-reduce of gloo."""
     flat = torch.zeros(elements)
     works: list[Any] = []
 
     def start() -> None:
         works[:] = [dist.all_reduce(flat, group=ranks.group, async_op=True)]
 
-    return _Transfer(
+    yield _Transfer(
         1, 4 * elements, start, lambda: works[0].is_completed(), lambda: works[0].wait()
     )
 
 
 def _measured(
-    ranks: Ranks, small: _Transfer, large: _Transfer, busy: bool
-) -> tuple[float, float, float]:
+    ranks: Ranks, small: AbstractContextManager[_Transfer],
+    large: AbstractContextManager[_Transfer], busy: bool,
+) -> tuple[float, float, float]:  # fmt: skip
     """Seconds a message and a byte, and the share of the rate that computation leaves."""
-    points = [
-        (one.messages, one.nbytes, _least(ranks, one, repeats))
-        for one, repeats in ((small, _SHORT_REPEATS), (large, _REPEATS))
-    ]
-    alone_s = points[-1][2]
-    if not busy:
-        return *_line(points), 1.0
-    return *_line(points), statistics.median(_left(ranks, large, alone_s) for _ in range(_BESIDE))
+    with small as one:
+        few = one.messages, one.nbytes, _least(ranks, one, _SHORT_REPEATS)
+    with large as one:
+        many = one.messages, one.nbytes, _least(ranks, one, _REPEATS)
+        tried = [_left(ranks, one, many[-1]) for _ in range(_BESIDE if busy else 0)]
+    return *_line([few, many]), statistics.median(tried or [1.0])
 
 
 def _least(ranks: Ranks, one: _Transfer, repeats: int) -> float:

@@ -30,7 +30,7 @@ from slipstream.techniques.distributed.priority.learning import Clock
 from slipstream.techniques.distributed.priority.plan import Asked, Plan
 from slipstream.techniques.distributed.priority.replicas import replicated
 from slipstream.techniques.distributed.priority.rounds import Rounds
-from slipstream.techniques.distributed.priority.simulate import ORDERS, Link, Step
+from slipstream.techniques.distributed.priority.simulate import DDP, ORDERS, Link, Step
 from slipstream.techniques.distributed.priority.updates import Updates
 from slipstream.techniques.distributed.ranks import Ranks
 
@@ -337,7 +337,7 @@ class PriorityDDP(nn.Module):
         self.plan = chosen
         if not stays:
             self._end_ddp()
-        if chosen.order != plan.DDP:
+        if chosen.order != DDP:
             assert self.learned is not None
             self._hooks.take_off()
             self._hooks.put_on()
