@@ -41,7 +41,7 @@ def weights(model: Any, optimizer: torch.optim.Optimizer, rank: int, bad: str) -
 
 @pytest.mark.parametrize("bad", BAD)
 def test_priority_brings_what_ddp_brings(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "measure_link", lambda ranks, orders: SLOW)
+    monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
 
     def work(rank: int) -> Any:
         found = []

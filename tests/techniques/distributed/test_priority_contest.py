@@ -110,7 +110,7 @@ def test_hooks_leave_nothing_behind() -> None:
 def test_weights_are_ddps_whoever_trains_and_wins(
     taken: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "measure_link", lambda ranks, orders: SLOW)
+    monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
     monkeypatch.setattr(plan, "_BUCKETS_MB", (0.001,))
 
     def work(rank: int) -> Any:
@@ -145,7 +145,7 @@ def test_weights_are_ddps_whoever_trains_and_wins(
 
 def test_a_rank_that_ends_while_ddp_trains_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "choose", lambda *_: Plan("ddp"))
-    monkeypatch.setattr(plan, "measure_link", lambda ranks, orders: SLOW)
+    monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
 
     def work(rank: int) -> Any:
         model = Net()

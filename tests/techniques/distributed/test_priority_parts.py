@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from slipstream.techniques.distributed.priority.learning import (
     places,
     why_not_plain,
 )
-from slipstream.techniques.distributed.priority.plan import Asked, choose
+from slipstream.techniques.distributed.priority.plan import Asked, choose, share_left
 from slipstream.techniques.distributed.priority.simulate import (
     ORDERS,
     Link,
@@ -193,6 +194,10 @@ def test_the_clock_leaves_out_what_was_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "slipstream.techniques.distributed.priority.learning.time.perf_counter", lambda: next(now)
     )
+    used = iter([0.0, 2.0, 6.0])
+    monkeypatch.setattr(
+        "slipstream.techniques.distributed.priority.learning.time.thread_time", lambda: next(used)
+    )
     clock = Clock()
     clock.begin()
     clock.mark(Kind.NEEDED, 0)
@@ -206,6 +211,7 @@ def test_the_clock_leaves_out_what_was_waited_for(monkeypatch: pytest.MonkeyPatc
     kinds = [kind for kind, _, _ in clock.segments()]
     assert kinds == [Kind.NEEDED, Kind.READY, Kind.END]
     assert [s for *_, s in clock.segments()] == [2.0, 3.0, 2.5]
+    assert clock.busy == pytest.approx(0.4)
 
 
 def link(byte_s: float, message_s: float = 0.0) -> Link:
@@ -240,7 +246,8 @@ def test_a_simulated_step_is_between_its_bound_and_one_after_the_other(
         taken = gated(step, link(communicate / numbers / 4), order, 50_000, 2)
         assert max(compute, communicate) <= taken * (1 + 1e-6)
         assert taken <= (compute + communicate) * (1 + 1e-6)
-    theirs = barrier(step, link(compute / numbers / 4), [[unit] for unit in step.released])
+    buckets = [[(unit, float(step.nbytes[unit]))] for unit in step.released]
+    theirs = barrier(step, link(compute / numbers / 4), buckets)
     ours = gated(step, link(compute / numbers / 4), "leader", 50_000, 2)
     assert ours <= theirs * (1 + 1e-6)
 
@@ -251,7 +258,11 @@ def test_two_layers_by_hand() -> None:
     layers = [Layer(1, 1.0, 2.0), Layer(4, 1.0, 2.0)]
     step = step_of(layers)
     slow = link(0.25)
-    assert barrier(step, slow, [[1], [0]]) == pytest.approx(9.0)
+    assert barrier(step, slow, [[(1, 16.0)], [(0, 4.0)]]) == pytest.approx(9.0)
+    # Two parameters of a layer are sent once each, wherever they are.
+    parts = [[(1, 8.0), (1, 8.0)], [(0, 4.0)]]
+    assert barrier(step, slow, parts) == pytest.approx(9.0)
+    assert barrier(step, slow, [[(1, 8.0)], [(1, 8.0), (0, 4.0)]]) == pytest.approx(9.0)
     # In slices of 1 s: the last layer's two first until 6, the first layer's until 7, then the rest
     # until 9. The first layer goes on at 7 and the last one at 9, which makes its backward pass end
     # 1 s later from there on.
@@ -260,6 +271,35 @@ def test_two_layers_by_hand() -> None:
     assert gated(step, slow, "leader", 4) == pytest.approx(9.0)
     order = static_order(step, slow, [(0, 4.0), *[(1, 4.0)] * 4])
     assert order == [1, 2, 0, 3, 4]
+
+
+def test_a_link_that_computation_stops_hides_nothing() -> None:
+    # As above; but while the cores compute, a tenth of the rate is left, or all of it.
+    layers = [Layer(1, 1.0, 2.0), Layer(4, 1.0, 2.0)]
+    buckets = [[(1, 16.0)], [(0, 4.0)]]
+    for busy, left in ((0.0, 0.1), (1.0, 1.0)):
+        step = replace(step_of(layers), busy=busy)
+        slow = replace(link(0.25), beside=dict.fromkeys((*ORDERS, "ddp"), left))
+        assert gated(step, slow, "leader", 1) == pytest.approx(8.0)
+        assert barrier(step, slow, buckets) == pytest.approx(9.0)
+    step = replace(step_of(layers), busy=1.0)
+    slow = replace(link(0.25), beside=dict.fromkeys((*ORDERS, "ddp"), 0.1))
+    # From 4 to 6 the first bucket gets 0.2 s of its 4; 4.8 are left when all is computed.
+    assert barrier(step, slow, buckets) == pytest.approx(10.8)
+    # All orders come near computation and communication one after the other, 11, and none beyond.
+    for order in ORDERS:
+        assert 9.5 < gated(step, slow, order, 1) <= 11.0 + 1e-6
+    half = replace(step, busy=0.5)
+    assert barrier(half, slow, buckets) == pytest.approx(6.0 + 5.0 - 2.0 * 0.55)
+
+
+def test_what_is_left_of_a_rate_beside_computation() -> None:
+    # There while all computed, in 4 times its time; nothing moved; as fast as alone.
+    assert share_left(1.0, 4.0, 4.0) == pytest.approx(0.25)
+    assert share_left(1.0, 3.0, 4.0) == pytest.approx(0.01)
+    assert share_left(1.0, 1.0, 1.0) == pytest.approx(1.0)
+    # Half of it within three times its time, the other half afterwards.
+    assert share_left(1.0, 3.0, 3.5) == pytest.approx(0.5 / 3)
 
 
 def test_choices() -> None:
@@ -287,6 +327,15 @@ def test_choices() -> None:
     fixed = choose(Asked("static", 30_000, 240_000), step, link(1e-8), units)
     assert (fixed.order, fixed.slice_elems, fixed.credit_bytes) == ("static", 30_000, 240_000)
     assert sorted(fixed.static) == list(range(len(cut(units, 30_000))))
+
+
+def test_ddp_sends_every_parameter_once_however_many_wait_together() -> None:
+    # Weight and bias of each layer, awaited together, in one bucket that leaves after all of them.
+    layers = [Layer(1000, 0.0, 0.001)] * 3
+    groups = [[nn.Parameter(torch.zeros(990)), nn.Parameter(torch.zeros(8))] for _ in layers]
+    step = step_of(layers)
+    found = choose(Asked(None, None, None), step, link(1e-6), units_of(groups, Owner()))
+    assert found.predicted_s["ddp:25"] == pytest.approx(0.003 + 3 * 998 * 4e-6)
 
 
 def test_the_technique_says_how_to_begin() -> None:

@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.fixture(autouse=True)
 def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "measure_link", lambda ranks, orders: SLOW)
+    monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
 
 
 class Awkward(nn.Module):
@@ -298,7 +298,7 @@ def test_auto_goes_by_prediction_the_same_on_all_ranks(monkeypatch: pytest.Monke
     def work(rank: int) -> Any:
         found = []
         for link in (FAST, SLOW):
-            monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, link=link: link)
+            monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy, link=link: link)
             model = Awkward()
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
             wrapped = PriorityDDP(model, optimizer, timeout_s=60.0)

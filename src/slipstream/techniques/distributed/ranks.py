@@ -172,6 +172,10 @@ class Ranks:
         self.group = self.wire.group = _LEFT
         with contextlib.suppress(Exception):
             dist.destroy_process_group(group)
+            # torch names groups by how many there are: the next one of these ranks would have this
+            # one's name, and find the addresses of connections that are closed. So another takes
+            # its place, of this process alone.
+            dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
         del group
         gc.collect()
 

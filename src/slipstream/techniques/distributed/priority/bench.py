@@ -8,6 +8,7 @@ ran in the same launch, with the best of three bucket sizes.
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -182,13 +183,22 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
         asked = {"what": "steps", "workload": name, "methods": ["auto", *BUCKETS[::2]],
                  "steps": 15 if options.full else 8}  # fmt: skip
         auto, *theirs = run(2, 200 * MBIT, asked)[0]
-        told = auto["predicted"]
-        wanted = min(told[one["how"]] for one in theirs) / told[auto["chosen"]]
+        told, beside = auto["predicted"], auto["beside"]
+        # Of the best plan, also where it was tried and found no better.
+        wanted = min(s for how, s in told.items() if how.startswith("ddp:")) / min(told.values())
         gain = min(one["median_s"] for one in theirs) / auto["median_s"]
-        said.append(f"{name}: {auto['chosen']}, {gain:.2f}, predicted {wanted:.2f}")
+        steps = [f"{how} {1e3 * s:.0f} predicted {1e3 * told[how]:.0f}"
+                 for how, s in auto["tried"].items()]  # fmt: skip
+        said.append(
+            f"{name}: {auto['chosen']}, {gain:.2f}, predicted {wanted:.2f}; {', '.join(steps)} ms; "
+            f"beside computation the link has {100 * beside['static']:.0f} % of its rate, of DDP's "
+            f"{100 * beside['ddp']:.0f}"
+        )
         if wanted >= 1.12:
             gains.append(gain)
-    detail = f"a core for each of two ranks, others' programs beside; {'; '.join(said)}"
+    detail = (
+        f"two ranks on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {'; '.join(said)}"
+    )
     if not gains:
         yield not_judged(bar, "x", ">= 1.1", f"1.12 is predicted for neither; {detail}")
         return

@@ -99,16 +99,19 @@ class Clock:
 
     _steps: list[list[tuple[Kind, int, float]]] = field(default_factory=list)
     _began: float = 0.0
+    _used: list[tuple[float, float]] = field(default_factory=list)
+    _used_before: float = 0.0
     _needed: set[int] = field(default_factory=set)
 
     def begin(self) -> None:
         """A step's forward pass begins; ends the one before."""
-        now = time.perf_counter()
+        now, used = time.perf_counter(), time.thread_time()
         if self._steps:
             self._steps[-1].append((Kind.END, -1, now - self._began))
+            self._used.append((used - self._used_before, now - self._began))
         self._steps.append([])
         self._needed.clear()
-        self._began = now
+        self._began, self._used_before = now, used
 
     def skip(self, seconds: float) -> None:
         """So much of the step was no computation."""
@@ -122,6 +125,11 @@ class Clock:
             self._needed.add(unit)
         if self._steps:
             self._steps[-1].append((kind, unit, time.perf_counter() - self._began))
+
+    @property
+    def busy(self) -> float:
+        """Share of the computation in which this thread used a core; 0 to 1, a median."""
+        return min(1.0, statistics.median(used / max(s, 1e-9) for used, s in self._used))
 
     def segments(self) -> list[tuple[Kind, int, float]]:
         """What ends each stretch of computation, and how many seconds it takes: medians.

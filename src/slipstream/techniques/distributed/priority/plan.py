@@ -5,9 +5,12 @@ Rank 0 chooses and tells the others.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +24,7 @@ from slipstream.techniques.distributed.priority.free import Free
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
 from slipstream.techniques.distributed.priority.orders import Decoupled, Leader, Static
 from slipstream.techniques.distributed.priority.simulate import (
+    DDP,
     ORDERS,
     Link,
     Step,
@@ -30,7 +34,6 @@ from slipstream.techniques.distributed.priority.simulate import (
 )
 from slipstream.techniques.distributed.ranks import Ranks
 
-DDP = "ddp"
 PAPERS = 50_000
 """Elements of a slice that the paper found best."""
 AHEAD = 2
@@ -44,6 +47,11 @@ _ALIKE = 1.01
 _LARGE, _SMALL = (PAPERS, 6), (2_000, 12)
 # The least of several is asked for: of many short ones, for a hiccup there tips the choice.
 _REPEATS, _SHORT_REPEATS = 2, 6
+# How often it is tried beside computation, and for how many times what it takes alone.
+_BESIDE, _LONGEST = 3, 3.0
+_LEAST_LEFT = 0.01
+BUSY = 0.1
+"""Share of a step in which computation needs a core, below which it is in nobody's way."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +156,8 @@ def _ahead(asked: Asked, units: Sequence[Unit], size: int) -> int:
     return max(1, round(asked.credit_bytes / (size * units[0].flat.element_size())))
 
 
-def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[int]]:
-    """Units in the buckets of DistributedDataParallel."""
+def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[tuple[int, float]]]:
+    """Parameters, as (unit, bytes), in the buckets of DistributedDataParallel."""
     found = [
         Gradient(unit, _spec(parameter), "")
         for unit in step.released
@@ -157,7 +165,10 @@ def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[int]
     ]
     most = int(cap_mb * 2**20)
     first = FIRST_BUCKET_BYTES if cap_mb == DEFAULT_MB else most
-    return [[one.task for one in bucket] for bucket in buckets(found, first, most)]
+    return [
+        [(one.task, float(one.spec.nbytes)) for one in bucket]
+        for bucket in buckets(found, first, most)
+    ]
 
 
 def _spec(parameter: torch.Tensor) -> TensorSpec:
@@ -165,56 +176,125 @@ def _spec(parameter: torch.Tensor) -> TensorSpec:
     return TensorSpec(dtype, tuple(parameter.shape), parameter.stride())
 
 
-def measure_link(ranks: Ranks, orders: Sequence[str]) -> Link:
-    """What slices cost in a stream, by order, and an all-reduce; all ranks call it together."""
-    message_s: dict[str, float] = {}
-    byte_s: dict[str, float] = {}
+def measure_link(ranks: Ranks, orders: Sequence[str], busy: bool) -> Link:
+    """What slices cost in a stream, by order, and an all-reduce; all ranks call it together.
+
+    Args:
+        busy: computation needs a core, for which transfers may have to wait.
+    """
+    found: dict[str, tuple[float, float, float]] = {}
     for order in orders:
-        alike = "static" if order == "rs_ag" and "static" in message_s else order
-        if alike != order:
-            message_s[order], byte_s[order] = message_s[alike], byte_s[alike]
+        if order == "rs_ag" and "static" in found:
+            found[order] = found["static"]
             continue
-        points = [_stream(ranks, order, *size) for size in (_SMALL, _LARGE)]
-        message_s[order], byte_s[order] = _line(points)
-    points = [_reduction(ranks, count) for count in (_SMALL[0], _LARGE[0] * _LARGE[1])]
-    return Link(message_s, byte_s, *_line(points))
+        streams = _stream(ranks, order, *_SMALL), _stream(ranks, order, *_LARGE)
+        found[order] = _measured(ranks, *streams, busy)
+    small, large = (_reduction(ranks, size) for size in (_SMALL[0], _LARGE[0] * _LARGE[1]))
+    reduce_message_s, reduce_byte_s, left = _measured(ranks, small, large, busy)
+    return Link(
+        {order: row[0] for order, row in found.items()},
+        {order: row[1] for order, row in found.items()},
+        reduce_message_s,
+        reduce_byte_s,
+        {DDP: left, **{order: row[2] for order, row in found.items()}},
+    )
 
 
-def _stream(ranks: Ranks, order: str, elements: int, count: int) -> tuple[int, int, float]:
-    """Messages, bytes and seconds of a round of slices."""
+@dataclass(frozen=True)
+class _Transfer:
+    """Something to send, as often as one likes: begun, asked whether it is there, waited for."""
+
+    messages: int
+    nbytes: int
+    start: Callable[[], None]
+    arrived: Callable[[], bool]
+    wait: Callable[[], None]
+
+
+@contextlib.contextmanager
+def _stream(ranks: Ranks, order: str, elements: int, count: int) -> Iterator[_Transfer]:
+    """A round of slices."""
     parameter = torch.nn.Parameter(torch.zeros(elements * count - 1))
     units = units_of([[parameter]], parameter)
     slices = cut(units, elements)
     plan = Plan(order, elements, AHEAD * slices[0].nbytes, static=tuple(range(count)))
     made = channel(ranks, units, plan, [0])
 
-    def run() -> None:
+    def start() -> None:
         made.begin()
         made.hand_over(units[0])
-        made.wait_for(units)
 
     try:
-        repeats = _SHORT_REPEATS if (elements, count) == _SMALL else _REPEATS
-        return count, units[0].nbytes, _least(ranks, run, repeats)
+        yield _Transfer(
+            count, units[0].nbytes, start, lambda: not units[0].left, lambda: made.wait_for(units)
+        )
     finally:
         made.close()
 
 
-def _reduction(ranks: Ranks, elements: int) -> tuple[int, int, float]:
+@contextlib.contextmanager
+def _reduction(ranks: Ranks, elements: int) -> Iterator[_Transfer]:
+    """An all-reduce of gloo."""
     flat = torch.zeros(elements)
-    repeats = _SHORT_REPEATS if elements == _SMALL[0] else _REPEATS
-    return 1, 4 * elements, _least(ranks, lambda: dist.all_reduce(flat, group=ranks.group), repeats)
+    works: list[Any] = []
+
+    def start() -> None:
+        works[:] = [dist.all_reduce(flat, group=ranks.group, async_op=True)]
+
+    yield _Transfer(
+        1, 4 * elements, start, lambda: works[0].is_completed(), lambda: works[0].wait()
+    )
 
 
-def _least(ranks: Ranks, run: Callable[[], Any], repeats: int) -> float:
+def _measured(
+    ranks: Ranks, small: AbstractContextManager[_Transfer],
+    large: AbstractContextManager[_Transfer], busy: bool,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Seconds a message and a byte, and the share of the rate that computation leaves."""
+    with small as one:
+        few = one.messages, one.nbytes, _least(ranks, one, _SHORT_REPEATS)
+    with large as one:
+        many = one.messages, one.nbytes, _least(ranks, one, _REPEATS)
+        tried = [_left(ranks, one, many[-1]) for _ in range(_BESIDE if busy else 0)]
+    return *_line([few, many]), statistics.median(tried or [1.0])
+
+
+def _least(ranks: Ranks, one: _Transfer, repeats: int) -> float:
     """The least of a few times, after one that opens connections."""
     taken = []
     for _ in range(repeats + 1):
         dist.barrier(group=ranks.group)
         began = time.perf_counter()
-        run()
+        one.start()
+        one.wait()
         taken.append(time.perf_counter() - began)
     return min(taken[1:])
+
+
+def _left(ranks: Ranks, one: _Transfer, alone_s: float) -> float:
+    """The share of its rate that a transfer has while all ranks compute, for a while."""
+    matrix = torch.ones(256, 256)
+    dist.barrier(group=ranks.group)
+    began = time.perf_counter()
+    one.start()
+    computed_s = 0.0
+    while computed_s < _LONGEST * alone_s and not one.arrived():
+        torch.mm(matrix, matrix)
+        computed_s = time.perf_counter() - began
+    one.wait()
+    return share_left(alone_s, computed_s, time.perf_counter() - began)
+
+
+def share_left(alone_s: float, computed_s: float, taken_s: float) -> float:
+    """Of its rate alone, what a transfer has beside computation.
+
+    Args:
+        alone_s: what the transfer takes.
+        computed_s: of its time, how long the ranks computed beside it.
+        taken_s: what it took then; after the computation it had its whole rate.
+    """
+    moved = 1.0 - (taken_s - computed_s) / alone_s
+    return min(1.0, max(_LEAST_LEFT, moved * alone_s / max(computed_s, alone_s)))
 
 
 def _line(points: Sequence[tuple[int, int, float]]) -> tuple[float, float]:

@@ -22,6 +22,10 @@ from slipstream.techniques.distributed.priority.learning import Kind
 _STEPS, _FIRST = 12, 4
 # A link has to have an end to its rate.
 _LEAST_BYTE_S = 1e-15
+# So much of a rate is all of it, and what a transfer goes through.
+_WHOLE = 0.98
+_THREAD, _CORE, _LINK = range(3)
+DDP = "ddp"
 ORDERS = ("leader", "p2p", "static", "rs_ag")
 
 
@@ -33,12 +37,15 @@ class Link:
         message_s: of each slice in a stream, by order.
         byte_s: of every byte of gradient.
         reduce_message_s, reduce_byte_s: of a whole all-reduce of gloo.
+        beside: by order, and under ``ddp`` of an all-reduce: which share of its rate is left while
+            all ranks compute on a core each; 1 where there are cores to spare, and by default.
     """
 
     message_s: dict[str, float]
     byte_s: dict[str, float]
     reduce_message_s: float
     reduce_byte_s: float
+    beside: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,28 +57,34 @@ class Step:
         nbytes: of each unit.
         update_s: of each unit.
         elements: of each unit.
+        busy: share of the computation in which it needs a core; the rest is slept, or elsewhere.
     """
 
     segments: Sequence[tuple[Kind, int, float]]
     nbytes: Sequence[int]
     update_s: Sequence[float]
     elements: Sequence[int]
+    busy: float = 0.0
 
     @classmethod
     def of(
         cls, segments: Sequence[tuple[Kind, int, float]], units: Sequence[Unit],
-        update_s: Sequence[float],
+        update_s: Sequence[float], busy: float = 0.0,
     ) -> Step:  # fmt: skip
         """From what was timed; updates of all units together are shared out by size."""
         elements = [unit.flat.numel() for unit in units]
         whole = statistics.median(update_s)
         shares = [whole * n / sum(elements) for n in elements]
-        return cls(segments, [unit.nbytes for unit in units], shares, elements)
+        return cls(segments, [unit.nbytes for unit in units], shares, elements, busy)
 
     @property
     def compute_s(self) -> float:
         """Computation and updates."""
         return sum(s for *_, s in self.segments) + sum(self.update_s)
+
+    def left(self, link: Link, how: str) -> float:
+        """Share of the link's rate that is left while this step computes."""
+        return 1.0 - self.busy * (1.0 - link.beside.get(how, 1.0))
 
     @property
     def released(self) -> list[int]:
@@ -96,18 +109,31 @@ class _Tasks:
         self.nbytes.append(nbytes)
         return len(self.lane) - 1
 
-    def period_s(self, policy: Policy, byte_s: float) -> float:
-        """Seconds from step to step, once they are all alike."""
+    def period_s(self, policy: Policy, byte_s: float, left: float) -> float:
+        """Seconds from step to step, once they are all alike.
+
+        Args:
+            left: share of the link's rate while lane 0 computes.
+        """
         src, dst, lag = (np.array(row) for row in zip(*self.edges, strict=True))
-        moves = np.array(self.nbytes) > 0.0
+        lane, seconds, nbytes = np.array(self.lane), np.array(self.seconds), np.array(self.nbytes)
+        rate = 1e-9 / max(byte_s, _LEAST_BYTE_S)
+        computes = (lane == 0) & (left < _WHOLE)
+        # A core is a link, too: computation, which goes first, has all of it but what is left.
+        nbytes[computes] = 1e9 * rate * seconds[computes]
+        seconds[computes] = 0.0
+        paths = [
+            [] if not moved else [_THREAD, _CORE] if of == 0 else [_CORE, _LINK]
+            for of, moved in zip(lane.tolist(), (nbytes > 0.0).tolist(), strict=True)
+        ]
         flows = Flows(
-            np.array([1e-9 / max(byte_s, _LEAST_BYTE_S)]),
-            np.concatenate([[0], np.cumsum(moves)]),
-            np.zeros(int(moves.sum()), np.int32),
-            np.array(self.nbytes),
+            np.array([rate, rate * (1.0 + left), rate]),
+            np.cumsum([0, *map(len, paths)]),
+            np.array([hop for path in paths for hop in path], np.int32),
+            nbytes,
         )
         program = Program(
-            np.array(self.lane), 1e9 * np.array(self.seconds), priority=np.array(self.priority),
+            lane, 1e9 * seconds, priority=np.array(self.priority) + (lane > 0),
             policies=np.array([Policy.FIXED, *[policy] * max(self.lane)]), steps=_STEPS,
             edges=Edges(src, dst, lag=lag), flows=flows,
         )  # fmt: skip
@@ -150,15 +176,19 @@ def gated(step: Step, link: Link, order: str, elements: int, ahead: int = 1) -> 
             second = tasks.add(1 + place % ahead, message_s / 2, nbytes=nbytes / 2)
             tasks.edges += [(ready[unit], first[n], 0), (first[n], second, 0),
                             (second, gate[unit], 1)]  # fmt: skip
-        return tasks.period_s(Policy.FIXED, byte_s)
+        return tasks.period_s(Policy.FIXED, byte_s, step.left(link, order))
     for n, (unit, nbytes) in enumerate(slices):
         one = tasks.add(1 + n % ahead, message_s, unit, nbytes)
         tasks.edges += [(ready[unit], one, 0), (one, gate[unit], 1)]
-    return tasks.period_s(Policy.PRIORITY, byte_s)
+    return tasks.period_s(Policy.PRIORITY, byte_s, step.left(link, order))
 
 
-def barrier(step: Step, link: Link, buckets: Sequence[Sequence[int]]) -> float:
-    """Seconds of a step of DistributedDataParallel, with these units in its buckets."""
+def barrier(step: Step, link: Link, buckets: Sequence[Sequence[tuple[int, float]]]) -> float:
+    """Seconds of a step of DistributedDataParallel.
+
+    Args:
+        buckets: parameters, as (unit, bytes); a unit's are ready together.
+    """
     tasks = _Tasks()
     ready: dict[int, int] = {}
     for kind, unit, seconds in step.segments[:-1]:
@@ -168,11 +198,11 @@ def barrier(step: Step, link: Link, buckets: Sequence[Sequence[int]]) -> float:
     update = tasks.add(0, sum(step.update_s))
     tasks.add(0, step.segments[-1][2])
     for bucket in buckets:
-        nbytes = float(sum(step.nbytes[unit] for unit in bucket))
-        one = tasks.add(1, link.reduce_message_s, nbytes=nbytes)
+        one = tasks.add(1, link.reduce_message_s, nbytes=sum(nbytes for _, nbytes in bucket))
         tasks.edges.append((one, update, 0))
-        tasks.edges += [(ready[unit], one, 0) for unit in bucket if unit in ready]
-    return tasks.period_s(Policy.FIXED, link.reduce_byte_s)
+        units = dict.fromkeys(unit for unit, _ in bucket)
+        tasks.edges += [(ready[unit], one, 0) for unit in units if unit in ready]
+    return tasks.period_s(Policy.FIXED, link.reduce_byte_s, step.left(link, DDP))
 
 
 def static_order(

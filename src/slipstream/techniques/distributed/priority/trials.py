@@ -91,9 +91,6 @@ def _trial(seed: int, last: bool) -> dict[str, Any]:
         dist.barrier()
         if mine and one is not None:
             one._ranks.explain(_FailedError("raised"), "a trial")
-        # Groups are named by how many there are, and the one that was left is no more: another in
-        # its place, or the next one would find its addresses.
-        dist.new_group()
     if one is not None:
         with contextlib.suppress(CommunicationError):
             one.close()

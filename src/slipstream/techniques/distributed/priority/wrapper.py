@@ -30,7 +30,7 @@ from slipstream.techniques.distributed.priority.learning import Clock
 from slipstream.techniques.distributed.priority.plan import Asked, Plan
 from slipstream.techniques.distributed.priority.replicas import replicated
 from slipstream.techniques.distributed.priority.rounds import Rounds
-from slipstream.techniques.distributed.priority.simulate import ORDERS, Link, Step
+from slipstream.techniques.distributed.priority.simulate import DDP, ORDERS, Link, Step
 from slipstream.techniques.distributed.priority.updates import Updates
 from slipstream.techniques.distributed.ranks import Ranks
 
@@ -304,12 +304,13 @@ class PriorityDDP(nn.Module):
     def _make_plan(self) -> None:
         rounds, asked = self._rounds, self._asked
         assert rounds.clock is not None
-        link = plan.measure_link(self._ranks, [asked.order] if asked.order else ORDERS)
-        step = Step.of(rounds.clock.segments(), rounds.units, rounds.update_s)
+        most = torch.tensor([float(rounds.idle), rounds.clock.busy])
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._ranks.group)
+        self._unused, busy = bool(most[0]), float(most[1])
+        orders = [asked.order] if asked.order else ORDERS
+        link = plan.measure_link(self._ranks, orders, busy >= plan.BUSY)
+        step = Step.of(rounds.clock.segments(), rounds.units, rounds.update_s, busy)
         rounds.clock = None
-        idle = torch.tensor([rounds.idle], dtype=torch.uint8)
-        dist.all_reduce(idle, dist.ReduceOp.MAX, group=self._ranks.group)
-        self._unused = bool(idle)
         mine = (plan.choose(asked, step, link, rounds.units), step, link)
         chosen, *learned = self._from_first(mine)
         self.learned = (learned[0], learned[1])
@@ -336,7 +337,7 @@ class PriorityDDP(nn.Module):
         self.plan = chosen
         if not stays:
             self._end_ddp()
-        if chosen.order != plan.DDP:
+        if chosen.order != DDP:
             assert self.learned is not None
             self._hooks.take_off()
             self._hooks.put_on()
