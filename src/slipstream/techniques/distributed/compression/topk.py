@@ -19,7 +19,7 @@ from slipstream.techniques.distributed.compression.compressor import (
     Reduce,
     sections,
 )
-from slipstream.techniques.distributed.compression.technique import CompressionTechnique
+from slipstream.techniques.distributed.compression.technique import LATE, CompressionTechnique
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,7 @@ class TopK(CompressionTechnique, GatheringCompressor):
     """
 
     name: ClassVar[str] = "topk"
+    advice: ClassVar[str] = LATE
     variants: ClassVar[tuple[str, ...]] = ("topk:0.1", "topk:0.01")
     ratio: float = 0.01
 
@@ -91,6 +92,7 @@ class RandomK(CompressionTechnique):
     """
 
     name: ClassVar[str] = "randomk"
+    advice: ClassVar[str] = LATE
     ratio: float = 0.01
     block: int = 16
     seed: int = 0
