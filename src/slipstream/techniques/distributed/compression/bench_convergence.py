@@ -29,7 +29,15 @@ from slipstream.techniques.distributed.compression.compressor import Compressor
 from slipstream.techniques.distributed.compression.simulated import SimulatedWorkers
 
 # Dense steps first where the method takes them: a tenth, as PowerSGD's authors advise.
-_METHODS = ("powersgd:4,start=30", "topk:0.01", "sign", "block_int:4", "randomk:0.1", "cast:bf16")
+_METHODS = (
+    "powersgd:4,start=30",
+    "acp:4,start=30",
+    "topk:0.01",
+    "sign",
+    "block_int:4",
+    "randomk:0.1",
+    "cast:bf16",
+)
 _STEPS = 300
 _WORKERS = 2
 _SEEDS = 5
