@@ -171,7 +171,7 @@ class _Bytes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(128, 48)
-        self.layers = nn.GRU(48, 64, num_layers=2, batch_first=True)
+        self.layers = nn.RNN(48, 64, num_layers=2, batch_first=True)
         self.head = nn.Linear(64, 128)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -214,7 +214,7 @@ def _texts() -> Task:
         torch.from_numpy(np.minimum(text.as_bytes(split), 127)).long()
         for split in ("train", "validation")
     )
-    time = 32
+    time = 16
 
     def cut(numbers: torch.Tensor, at: torch.Tensor) -> Examples:
         rows = torch.stack([numbers[a : a + time + 1] for a in at.tolist()])
@@ -233,6 +233,6 @@ def _texts() -> Task:
     )
     paces = (
         *(Pace(lr) for lr in (0.5, 1.0, 2.0, 4.0)),
-        *(Pace(lr, 0.9) for lr in (0.05, 0.1, 0.2)),
+        *(Pace(lr, 0.9) for lr in (0.025, 0.05, 0.1, 0.2)),
     )
     return Task(_Bytes, batch, chosen, judged_on, paces, 1, bits, "bits a byte, less than 0")
