@@ -202,7 +202,7 @@ def _digits() -> Task:
         *(Pace(lr, 0.9) for lr in (0.0025, 0.005, 0.01, 0.02)),
     )
     chosen, judged_on = ((images[part], labels[part]) for part in (validation, held))
-    return Task(_Pictures, batch, chosen, judged_on, paces, 3, right, "% right")
+    return Task(_Pictures, batch, chosen, judged_on, paces, 2, right, "% right")
 
 
 @functools.cache
