@@ -55,10 +55,15 @@ class QualityKind(StrEnum):
 
 @dataclass(frozen=True)
 class Quality:
-    """The kind of change, and what says so (a paper, a measurement)."""
+    """The kind of change, and what says so (a paper, a measurement).
+
+    Attributes:
+        advice: what of the training has to change with it; empty where nothing has to.
+    """
 
     kind: QualityKind
     basis: str
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -276,11 +281,19 @@ def combine(graph: Graph, techniques: Sequence[Technique], context: Context) -> 
 
 
 def quality_of(techniques: Sequence[Technique], graph: Graph | None = None) -> Quality:
-    """What the combination does to the numbers: the most consequential of its parts."""
+    """What the combination does to the numbers: the most consequential of its parts.
+
+    Parts of that kind each have their say.
+    """
     order = list(QualityKind)
-    nothing = Quality(QualityKind.EXACT, "nothing is changed")
     parts = [technique.quality(graph) for technique in techniques]
-    return max(parts, key=lambda quality: order.index(quality.kind), default=nothing)
+    worst = max((part.kind for part in parts), key=order.index, default=QualityKind.EXACT)
+    alike = [part for part in parts if part.kind is worst]
+    said, advice = (
+        "; ".join(dict.fromkeys(filter(None, words)))
+        for words in ((part.basis for part in alike), (part.advice for part in alike))
+    )
+    return Quality(worst, said if parts else "nothing is changed", advice)
 
 
 def refusal(technique: Technique, graph: Graph) -> str | None:

@@ -148,6 +148,13 @@ def test_a_combination_is_as_consequential_as_its_worst_part() -> None:
     assert quality_of(()).kind is QualityKind.EXACT
 
 
+def test_parts_of_one_kind_each_have_their_say() -> None:
+    workers, both = (quality_of(technique.parse(text)) for text in ("ddp:4", "ddp:4+sign"))
+    assert workers.advice == ""
+    assert both.basis == f"{workers.basis}; the mean gradient is approximated"
+    assert "momentum" in both.advice
+
+
 def test_both_sides_run_and_infinities_of_one_side_are_its_failure(
     forked_children: None, tmp_path: Path
 ) -> None:

@@ -324,6 +324,11 @@ def prediction_table(
         share = format_percent(graph.meta["unaligned_share"])
         lines.append(f"the steps differ in {share} of their operators; one of them was recorded")
     lines += [f"{p.technique} {p.verdict}: {p.why_not}" for p in predictions if p.why_not]
+    lines += [
+        f"{p.technique}: {p.quality.advice}"
+        for p in predictions
+        if p.why_not is None and p.quality is not None and p.quality.advice
+    ]
     return Table(
         [
             Column("technique"),

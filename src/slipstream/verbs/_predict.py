@@ -141,6 +141,7 @@ class Prediction:
             "provenance": {str(key): share for key, share in self.shares.items()},
             "quality": self.quality.kind.value if self.quality else None,
             "quality_basis": self.quality.basis if self.quality else None,
+            "advice": self.quality.advice if self.quality else None,
             "why_not": self.why_not,
             "verdict": self.verdict,
             "edits": list(self.edits),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from known_durations import KnownDurations
+from slipstream.cli._workload import prediction_table
 from slipstream.cluster import Cluster
 from slipstream.durations import Answer, Question
 from slipstream.errors import UsageError, WorkloadError
@@ -16,7 +17,7 @@ from slipstream.graph import Call, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, combine, parse, registry
 from slipstream.techniques.distributed.compression.prediction import THREAD
-from slipstream.techniques.distributed.compression.technique import NAMES
+from slipstream.techniques.distributed.compression.technique import LATE, NAMES
 from slipstream.techniques.distributed.compression.timing import exchange_call, timer
 from slipstream.verbs._predict import predict
 from slipstream.workload import Built, build_from
@@ -71,6 +72,15 @@ def test_bytes_are_the_compressor_s_and_all_gradients_are_in_them(
                for graph in (before, after)]  # fmt: skip
     assert tensors[0] == tensors[1]
     after.check()
+
+
+def test_those_that_need_another_learning_rate_say_so(transformer: Graph) -> None:
+    names = ("sign", "topk:0.01", "randomk:0.01", "powersgd:4", "block_int:4", "cast:bf16")
+    texts = [f"{BUCKETS}+{name}" for name in names]
+    found = predict(transformer, texts, cluster=SLOW, durations=Known())  # type: ignore[arg-type]
+    said = prediction_table(transformer, found).notes
+    assert [f"{p.technique}: {LATE}" in said for p in found] == [True] * 3 + [False] * 3
+    assert [p.to_json()["advice"] for p in found] == [LATE] * 3 + [""] * 3
 
 
 def on_cores(graph: Graph, cores: int) -> Graph:

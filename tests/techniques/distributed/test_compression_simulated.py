@@ -174,7 +174,9 @@ def _digits_accuracy(settings: Compressor | None, seed: int) -> float:
 
 def test_digits_are_learnt_as_well() -> None:
     without = np.mean([_digits_accuracy(None, seed) for seed in range(2)])
-    for text in ("powersgd:4,start=10", "acp:4,start=10", "topk:0.05", "sign", "block_int:4"):
+    for text in (
+        "powersgd:4,start=10", "acp:4,start=10", "topk:0.05", "randomk:0.1", "sign", "block_int:4",
+    ):  # fmt: skip
         reached = np.mean([_digits_accuracy(_settings(text), seed) for seed in range(2)])
         assert reached > without - 0.03, text
 

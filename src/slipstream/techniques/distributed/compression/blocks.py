@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.compression.compressor import GatheringCompressor, sections
-from slipstream.techniques.distributed.compression.technique import CompressionTechnique
+from slipstream.techniques.distributed.compression.technique import LATE, CompressionTechnique
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +81,7 @@ class Sign(_Blocks):
     """
 
     name: ClassVar[str] = "sign"
+    advice: ClassVar[str] = LATE
     block: int = 4096
     feedback: bool = True
     force: bool = False

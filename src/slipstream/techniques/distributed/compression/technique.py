@@ -15,17 +15,27 @@ if TYPE_CHECKING:
     from slipstream.graph import Graph
     from slipstream.workload import Built, Workload
 
+# Of those that send so little at once that most of a gradient arrives later.
+LATE = (
+    "find the learning rate anew, without momentum first: what is kept arrives late and in one "
+    "piece, and momentum repeats it"
+)
 NAMES = frozenset({"acp", "block_int", "cast", "powersgd", "randomk", "sign", "topk"})
 
 
 class CompressionTechnique(Compressor):
-    """A way to compress, as a technique on top of ``ddp``."""
+    """A way to compress, as a technique on top of ``ddp``.
+
+    Attributes:
+        advice: what of the training has to change with it; see the convergence rows of the bench.
+    """
 
     # Of a step that is shared among workers already.
     stage: ClassVar[int] = Stage.DISTRIBUTION + 1
     conflicts: ClassVar[frozenset[str]] = frozenset()
     clock: ClassVar[str] = "wall"
     compresses: ClassVar[bool] = True
+    advice: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -62,7 +72,7 @@ class CompressionTechnique(Compressor):
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """Another sequence of updates; see the card for accuracy at equal steps."""
-        return Quality(QualityKind.NEEDS_TRAINING, "the mean gradient is approximated")
+        return Quality(QualityKind.NEEDS_TRAINING, "the mean gradient is approximated", self.advice)
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One line after the model is in DDP, to be placed by hand."""

@@ -19,7 +19,7 @@ from slipstream.techniques.distributed.compression.compressor import (
     Reduce,
     sections,
 )
-from slipstream.techniques.distributed.compression.technique import CompressionTechnique
+from slipstream.techniques.distributed.compression.technique import LATE, CompressionTechnique
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,7 @@ class TopK(CompressionTechnique, GatheringCompressor):
     """
 
     name: ClassVar[str] = "topk"
+    advice: ClassVar[str] = LATE
     variants: ClassVar[tuple[str, ...]] = ("topk:0.1", "topk:0.01")
     ratio: float = 0.01
 
@@ -85,13 +86,15 @@ class RandomK(CompressionTechnique):
 
     Attributes:
         ratio: how many of the bucket's numbers are sent, as a share.
-        block: numbers in a run.
+        block: numbers in a run; 16 are a line of a processor's cache. Neighbours that arrive
+            together push a neuron at once: the longer the runs, the lower a rate they bear.
         seed: of which runs; the same on all workers.
     """
 
     name: ClassVar[str] = "randomk"
+    advice: ClassVar[str] = LATE
     ratio: float = 0.01
-    block: int = 64
+    block: int = 16
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,106 @@
+"""Error feedback sends and keeps what was published; each way is judged at a pace of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slipstream.bars import BenchOptions
+from slipstream.techniques.distributed import RandomK, Sign, SimulatedWorkers
+from slipstream.techniques.distributed.compression import bench_convergence as bench
+from slipstream.techniques.distributed.compression.bench_convergence import Pace, Task
+
+_NUMBERS = 200
+
+
+def _sent(team: SimulatedWorkers, gradients: np.ndarray) -> np.ndarray:
+    """The mean that arrives when each worker has a row of them, float32 [workers, numbers]."""
+    (parameter,) = team.parameters.values()
+    for gradient in gradients:
+        parameter.grad = torch.from_numpy(gradient).view_as(parameter).clone()
+        team.collect()
+    team.reduce()
+    assert parameter.grad is not None
+    return parameter.grad.reshape(-1).double().numpy()
+
+
+def _drawn(steps: int, workers: int) -> np.ndarray:
+    """Gradients whose numbers differ in size by orders of magnitude."""
+    drawn = np.random.default_rng(0)
+    sizes = 10.0 ** drawn.uniform(-3, 0, _NUMBERS)
+    return (sizes * drawn.standard_normal((steps, workers, _NUMBERS))).astype(np.float32)
+
+
+def test_signs_are_those_of_the_first_algorithm_of_karimireddy_et_al() -> None:
+    """p = g + e; d = |p|_1 / n sign(p); e = p - d; what arrives is the mean of the workers' d."""
+    gradients = _drawn(40, 2)
+    team = SimulatedWorkers(nn.Linear(_NUMBERS, 1, bias=False), Sign(), 2)
+    kept = np.zeros((2, _NUMBERS))
+    for step in gradients:
+        wanted = kept + step
+        sent = np.abs(wanted).mean(1, keepdims=True) * np.where(wanted >= 0, 1.0, -1.0)
+        kept = wanted - sent
+        assert np.allclose(_sent(team, step), sent.mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_random_numbers_arrive_whole_and_unscaled() -> None:
+    """What is sent of a number is all that was kept of it: nothing is divided by the share."""
+    gradients = _drawn(60, 3)
+    settings = RandomK(ratio=0.1, block=4)
+    team = SimulatedWorkers(nn.Linear(_NUMBERS, 1, bias=False), settings, 3)
+    kept, waited = np.zeros(_NUMBERS), []
+    for step in gradients:
+        kept += step.astype(np.float64).mean(0)
+        found = _sent(team, step)
+        arrived = np.flatnonzero(found)
+        assert len(arrived) == _NUMBERS // 10
+        assert len(set(arrived // 4)) == len(arrived) // 4, "whole runs"
+        assert np.allclose(found[arrived], kept[arrived], rtol=1e-4, atol=1e-6)
+        kept[arrived] = 0.0
+        waited.append(arrived)
+    assert len(set(np.concatenate(waited))) == _NUMBERS, "each has its turn"
+
+
+@dataclass(frozen=True)
+class Known(Task):
+    """Scores by table: none is best with momentum, signs are best without."""
+
+    def reached(
+        self, how: str, pace: Pace, seed: int, steps: int, examples: bench.Examples
+    ) -> float:
+        if seed >= 100:
+            assert examples is self.validation
+        else:
+            assert examples is self.held, "what is judged had no say in the pace"
+        if how == "sign":
+            return -np.inf if pace.momentum else 90.0 + 0.1 * (seed % 100)
+        return (97.0 if pace.momentum else 95.0) + 0.1 * (seed % 100)
+
+
+def _known() -> Known:
+    first, second = ((torch.zeros(1), torch.zeros(1)) for _ in range(2))
+    return Known(
+        nn.Identity, lambda drawn: first, first, second, (Pace(0.1), Pace(0.01, 0.9)), 2,
+        lambda out, y: 0.0, "% right",
+    )  # fmt: skip
+
+
+def test_each_is_judged_at_the_pace_that_its_own_validation_chose() -> None:
+    tuned = _known().tuned("sign", 300)
+    assert list(tuned) == [Pace(0.1), Pace(0.01, 0.9)]
+    row = bench.judged("trained", _known(), BenchOptions(full=True))
+    assert "none 97.200 at 0.01, momentum 0.9" in row.detail
+    assert "sign 90.200 at 0.1 (validation" in row.detail
+    assert "at none's pace -inf" in row.detail
+    assert row.holds is False
+    assert "the worst is sign" in row.detail
+    spread = np.std([0.0, 0.1, 0.2, 0.3, 0.4], ddof=1)
+    assert row.value == pytest.approx(7.0 / spread)
+
+
+def test_a_quick_run_gives_no_verdict() -> None:
+    assert bench.judged("trained", _known(), BenchOptions()).holds is None
