@@ -149,6 +149,25 @@ def test_every_instruction_set_gives_the_same_bits(kernel: tuple[InstructionSet,
             assert torch.equal(*weights)
 
 
+@KERNELS
+@pytest.mark.parametrize("dims", [(64, 64), (64, 24)])
+def test_a_result_beyond_the_caches_is_that_of_its_halves(
+    kernel: tuple[InstructionSet, int], dims: tuple[int, int]
+) -> None:
+    # From 16 MiB on it is written past them where its rows begin at whole vectors.
+    half, width = 25_000, sum(dims)
+    table = described((90_000, dims[0], 5), (90_000, dims[1], -1))
+    ids = torch.randint(0, 90_000, (2, 2, half), generator=torch.Generator().manual_seed(1))
+    array = torch.randn(3001)
+    how = (None, None, table, 2 * half, width, 32, True, 0)
+    whole = door.forward_by(kernel[1], array, ids.flatten(), *how)
+    assert whole.nbytes >= 2**24
+    for number, part in enumerate(whole.split(half)):
+        own = ids[:, number].flatten()
+        found = door.forward_by(kernel[1], array, own, None, None, table, half, *how[4:])
+        assert torch.equal(part, found)
+
+
 @pytest.mark.parametrize("mode", range(3), ids=door.MODES)
 def test_threads_change_no_bit(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not door.kernels():
@@ -236,10 +255,10 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
             door.robe(*{**good, "width": 17}.values())
 
 
-def test_such_an_array_is_read() -> None:
-    size = 2**31 + 4099
+@pytest.mark.parametrize("size", [2**31 + 4099, 2**32 + 4099])
+def test_such_an_array_is_read(size: int) -> None:
     try:
-        # Of its 8 GiB only the pages that are read or written are ever there.
+        # Of its gigabytes only the pages that are read or written are ever there.
         array = torch.empty(size)
     except RuntimeError:
         pytest.skip("no address space")

@@ -16,6 +16,7 @@ struct Part {
   int64_t number;  // of the table
   int64_t column;
   int64_t first, last;
+  bool past_caches;  // whether the result is better written so
 };
 
 struct Kernel {

@@ -16,8 +16,11 @@ namespace {
 
 // Some tens of microseconds of work for a thread.
 constexpr int64_t kIds = 2048;
-// Of several tables, so many bags in turn: their part of the result stays in the cache.
-constexpr int64_t kTogether = 32;
+// Of several tables, so many bags in turn: each time the first few rows are waited for.
+constexpr int64_t kTogether = 256;
+// Numbers of a result that would push everything else out of most caches, and itself before it is
+// read: 16 MiB.
+constexpr int64_t kPast = int64_t{4} << 20;
 // Slots of the gradient are divided at cache lines.
 constexpr int64_t kLine = 16;
 
@@ -62,7 +65,8 @@ Part part_of(const Task& task, int64_t index) {
   int64_t column = 0;
   for (int64_t before = 0; before < number; ++before) column += lookup.tables[before].dim;
   return {lookup, lookup.tables[number], number, column, lookup.bags * piece / task.pieces,
-          lookup.bags * (piece + 1) / task.pieces};
+          lookup.bags * (piece + 1) / task.pieces,
+          lookup.bags * lookup.width >= kPast};
 }
 
 void forward(void* context, int64_t index) {
@@ -84,7 +88,7 @@ void backward(void* context, int64_t index) {
   const int64_t begin = lines * index / task.pieces * kLine;
   const int64_t end = lines * (index + 1) / task.pieces * kLine;
   each_table(lookup, [&](int64_t number, int64_t column) {
-    task.kernel.backward({lookup, lookup.tables[number], number, column, 0, lookup.bags},
+    task.kernel.backward({lookup, lookup.tables[number], number, column, 0, lookup.bags, false},
                          task.result_gradient, task.scale, task.array, task.result, task.made,
                          begin, end < lookup.size ? end : lookup.size);
   });

@@ -15,6 +15,10 @@ struct Floats {
   static Floats load(const float* from) { return {_mm512_loadu_ps(from)}; }
   static Floats all(float x) { return {_mm512_set1_ps(x)}; }
   void store(float* to) const { _mm512_storeu_ps(to, x); }
+  // Past the caches; to an address that is a multiple of the vector's size.
+  void stream(float* to) const { _mm512_stream_ps(to, x); }
+  // Before what was streamed may be read by others.
+  static void streamed() { _mm_sfence(); }
   Floats plus(Floats y) const { return {_mm512_add_ps(x, y.x)}; }
   Floats times(Floats y) const { return {_mm512_mul_ps(x, y.x)}; }
   // Of the two the second only where it is larger.

@@ -15,6 +15,10 @@ struct Floats {
   void store(float* to) const {
     for (int i = 0; i < kWidth; ++i) to[i] = x[i];
   }
+  // Past the caches; to an address that is a multiple of the vector's size.
+  void stream(float* to) const { store(to); }
+  // Before what was streamed may be read by others.
+  static void streamed() {}
   Floats plus(Floats y) const {
     for (int i = 0; i < kWidth; ++i) y.x[i] = x[i] + y.x[i];
     return y;

@@ -1,7 +1,7 @@
 // The kernels, for any vector: the including file defines `Floats`, kWidth numbers of them.
 //
-// Rows that consist of whole vectors in blocks of whole vectors, at most kMost of them, take the way
-// of `Ahead`: addresses are hashed and fetched a few ids before they are used, and a bag's sum stays
+// Rows that consist of whole vectors in blocks of whole vectors, at most 16 of them, take the way of
+// `Ahead`: addresses are hashed and fetched a few ids before they are used, and a bag's sum stays
 // in registers. Everything else, and a block that goes round the end of the array, goes piece by
 // piece through `each_piece`. Both add in the same order: no result depends on the way it took.
 
@@ -17,7 +17,6 @@ namespace robe {
 namespace {
 
 constexpr int64_t kWidth = Floats::kWidth;
-constexpr int kMost = 16;  // vectors of a row that stay in registers
 constexpr int64_t kAhead = 16;
 constexpr int64_t kRing = 32;
 constexpr int64_t kWritten = 8;  // bags before a result is written it is fetched
@@ -34,14 +33,29 @@ float weight_at(const Lookup& lookup, int64_t place) {
   return lookup.weights == nullptr ? 1.0f : lookup.weights[place];
 }
 
-// Where the ids of a bag begin; those of the bag before end there.
-int64_t bag_begin(const Part& part, int64_t bag) {
-  const Lookup& lookup = part.lookup;
-  const int64_t number = part.number * lookup.bags + bag;
-  if (lookup.offsets == nullptr)
-    return lookup.count / (lookup.table_count * lookup.bags) * number;
-  return number < lookup.offset_count ? lookup.offsets[number] : lookup.count;
-}
+// Where the ids of a table's bags begin; those of the bag before end there.
+class Begins {
+ public:
+  explicit Begins(const Part& part)
+      : offsets_(part.lookup.offsets),
+        // Of bags of one size, found once: a division takes long.
+        each_(offsets_ == nullptr && part.lookup.bags > 0
+                  ? part.lookup.count / (part.lookup.table_count * part.lookup.bags)
+                  : 0),
+        first_(part.number * part.lookup.bags),
+        offset_count_(part.lookup.offset_count),
+        count_(part.lookup.count) {}
+
+  int64_t of(int64_t bag) const {
+    const int64_t number = first_ + bag;
+    if (offsets_ == nullptr) return each_ * number;
+    return number < offset_count_ ? offsets_[number] : count_;
+  }
+
+ private:
+  const int64_t* const offsets_;
+  const int64_t each_, first_, offset_count_, count_;
+};
 
 int64_t count_in(const Part& part, int64_t begin, int64_t end) {
   if (part.table.padding < 0) return end - begin;
@@ -173,8 +187,9 @@ void forward_bag(const Part& part, int64_t begin, int64_t end, const float* arra
 }
 
 void forward_by_pieces(const Part& part, const float* array, float* result) {
+  const Begins begins(part);
   for (int64_t bag = part.first; bag < part.last; ++bag)
-    forward_bag(part, bag_begin(part, bag), bag_begin(part, bag + 1), array,
+    forward_bag(part, begins.of(bag), begins.of(bag + 1), array,
                 result + bag * part.lookup.width + part.column);
 }
 
@@ -229,8 +244,9 @@ void scatter_largest(const Part& part, int64_t from, int64_t to, const float* gi
 
 void backward_by_pieces(const Part& part, const float* given, float scale, const float* array,
                         const float* result, float* gradient, int64_t begin, int64_t end) {
+  const Begins begins(part);
   for (int64_t bag = part.first; bag < part.last; ++bag) {
-    const int64_t from = bag_begin(part, bag), to = bag_begin(part, bag + 1);
+    const int64_t from = begins.of(bag), to = begins.of(bag + 1);
     const int64_t at = bag * part.lookup.width + part.column;
     if (part.lookup.mode == SLIPSTREAM_MAX) {
       scatter_largest(part, from, to, given + at, result + at, scale, array, gradient, begin, end);
@@ -247,10 +263,11 @@ void backward_by_pieces(const Part& part, const float* given, float scale, const
 }
 
 void weight_gradient_of(const Part& part, const float* given, const float* array, float* made) {
+  const Begins begins(part);
   for (int64_t bag = part.first; bag < part.last; ++bag) {
     const float* y = given + bag * part.lookup.width + part.column;
-    const int64_t end = bag_begin(part, bag + 1);
-    for (int64_t place = bag_begin(part, bag); place < end; ++place) {
+    const int64_t end = begins.of(bag + 1);
+    for (int64_t place = begins.of(bag); place < end; ++place) {
       const int64_t row = id_at(part.lookup, place);
       double total = 0;
       Signs signs(part, row);
@@ -264,99 +281,159 @@ void weight_gradient_of(const Part& part, const float* given, const float* array
   }
 }
 
-// A row's blocks, found and asked for before they are needed.
-template <typename Number>
-struct Entry {
-  Number* at[kMost];
-  uint64_t signs[kMost * kWidth / 64 + 1];
-  bool wraps;
-};
-
 // Vectors of a row, vectors of a block, and whether there are signs.
-template <typename Number, int kRow_, int kBlock_, bool kSign>
+//
+// Rows are hashed kAhead at a time: what belongs to one hash lies side by side for all rows of such a
+// group, so that the compiler hashes several in a vector. They are asked for one by one, each as
+// another is used: a processor can wait for some tens of lines, and stands still beyond that.
+template <int kRow_, int kBlock_, bool kSign>
 class Ahead {
  public:
-  using Row = Entry<Number>;
   static constexpr int kBlocks = kRow_ / kBlock_;
+  static constexpr int kWords = kSign ? (kRow_ * static_cast<int>(kWidth) + 63) / 64 : 1;
 
-  Ahead(const Part& part, Number* array, int64_t begin, int64_t end)
-      : part_(part), array_(array), filled_(begin), end_(end) {
-    fill();
+  Ahead(const Part& part, const float* array, int64_t begin, int64_t end)
+      : part_(part), array_(array), begin_(begin), hashed_(begin), end_(end) {
+    hash();
+    for (int64_t place = begin; place < smaller(begin + kAhead, end); ++place) fetch(place);
   }
 
-  const Row& at(int64_t place) {
-    if (place + kAhead == filled_) fill();
-    return ring_[place % kRing];
+  // Where the row of this place is told; to be called once for each place, in their order.
+  int64_t find(int64_t place) {
+    if (place + kAhead == hashed_) hash();
+    if (place + kAhead < end_) fetch(place + kAhead);
+    return ring(place);
+  }
+
+  int64_t slot(int64_t at, int block) const { return slots_[block][at]; }
+  // Of a row's blocks the last.
+  int64_t furthest(int64_t at) const {
+    int64_t slot = slots_[0][at];
+    for (int block = 1; block < kBlocks; ++block)
+      slot = slots_[block][at] > slot ? slots_[block][at] : slot;
+    return slot;
+  }
+
+  Floats signed_vector(int64_t at, int vector, Floats x) const {
+    if (!kSign) return x;
+    const int64_t element = vector * kWidth;
+    return x.negated(signs_[element / 64][at] >> (element % 64));
   }
 
  private:
-  // The next kAhead rows, while as many wait to be used. Local copies, which no store can change.
-  __attribute__((noinline)) void fill() {
-    const Lookup lookup = part_.lookup;
-    const Table table = part_.table;
-    Number* const array = array_;
-    const int64_t stop = smaller(filled_ + kAhead, end_);
-    const bool shared = lookup.block > table.dim;
-    for (int64_t place = filled_; place < stop; ++place) {
-      Row& row = ring_[place % kRing];
-      const int64_t id = id_at(lookup, place);
-      // Whole rows lie in a block here: there is one piece to a row.
-      const uint64_t key = shared ? table.key : row_key(table, id);
-      const uint64_t first = shared ? static_cast<uint64_t>(id * table.dim / lookup.block) : 0;
-      const int64_t shift = shared ? id * table.dim % lookup.block : 0;
-      bool wraps = false;
-      for (int block = 0; block < kBlocks; ++block) {
-        int64_t slot = start_of(lookup, key, first + static_cast<uint64_t>(block)) + shift;
-        slot -= slot >= lookup.size ? lookup.size : 0;
-        wraps |= slot + kBlock_ * kWidth > lookup.size;
-        Number* const begin = array + slot;
-        row.at[block] = begin;
-        for (int64_t i = 0; i < kBlock_ * kWidth; i += kLineFloats) __builtin_prefetch(begin + i);
-        __builtin_prefetch(begin + kBlock_ * kWidth - 1);
-      }
-      row.wraps = wraps;
-      if (kSign)
-        for (int64_t word = 0; word * 64 < kRow_ * kWidth; ++word)
-          row.signs[word] = sign_word(table, id, word);
+  int64_t ring(int64_t place) const {
+    return static_cast<int64_t>(static_cast<uint64_t>(place - begin_) % kRing);
+  }
+
+  // Inlined, or the compiler finds a function without any effect and leaves it out.
+  __attribute__((always_inline)) void fetch(int64_t place) const {
+    const int64_t at = ring(place);
+    for (int block = 0; block < kBlocks; ++block) {
+      const float* const first = array_ + slots_[block][at];
+      for (int64_t v = 0; v < kBlock_ * kWidth; v += kLineFloats) __builtin_prefetch(first + v);
+      __builtin_prefetch(first + kBlock_ * kWidth - 1);
     }
-    filled_ = filled_ + kAhead;
+  }
+
+  // The next kAhead rows, while as many wait to be used.
+  __attribute__((noinline)) void hash() {
+    const Lookup& lookup = part_.lookup;
+    const Table& table = part_.table;
+    const int64_t begin = hashed_, count = smaller(kAhead, end_ - begin);
+    hashed_ += kAhead;
+    if (count <= 0) return;
+    alignas(64) uint64_t rows[kAhead] = {}, keys[kAhead];
+    if (lookup.id_bytes == 4)
+      copy(static_cast<const int32_t*>(lookup.ids) + begin, count, rows);
+    else
+      copy(static_cast<const int64_t*>(lookup.ids) + begin, count, rows);
+    const uint64_t key = table.key;
+    const int64_t from = ring(begin);
+    if (lookup.block <= table.dim) {
+      for (int64_t i = 0; i < kAhead; ++i) keys[i] = key + rows[i] * kRow;
+      for (int block = 0; block < kBlocks; ++block)
+        starts(lookup, keys, static_cast<uint64_t>(block) * kBlock, slots_[block] + from);
+    } else {  // whole rows lie in a block here: there is one piece to a row
+      const uint64_t dim = static_cast<uint64_t>(table.dim);
+      const uint64_t block = static_cast<uint64_t>(lookup.block);
+      for (int64_t i = 0; i < kAhead; ++i) keys[i] = key + rows[i] * dim / block * kBlock;
+      int64_t* const slots = slots_[0] + from;
+      starts(lookup, keys, 0, slots);
+      for (int64_t i = 0; i < kAhead; ++i) {
+        slots[i] += static_cast<int64_t>(rows[i] * dim % block);
+        slots[i] -= slots[i] >= lookup.size ? lookup.size : 0;
+      }
+    }
+    if (kSign)
+      for (int word = 0; word < kWords; ++word) {
+        const uint64_t base = (key ^ kSigns) + static_cast<uint64_t>(word) * kBlock;
+        uint64_t* const signs = signs_[word] + from;
+        for (int64_t i = 0; i < kAhead; ++i) signs[i] = mix(base + rows[i] * kRow);
+      }
+  }
+
+  // A whole group by vectors: single numbers would have to leave the processor's queue of writes,
+  // behind all of the result, before they could be read as a vector.
+  template <typename Id>
+  static void copy(const Id* ids, int64_t count, uint64_t* rows) {
+    if (count == kAhead)
+      for (int64_t i = 0; i < kAhead; ++i) rows[i] = static_cast<uint64_t>(int64_t{ids[i]});
+    else
+      for (int64_t i = 0; i < count; ++i) rows[i] = static_cast<uint64_t>(int64_t{ids[i]});
+  }
+
+  // start_of for every key of a group.
+  static void starts(const Lookup& lookup, const uint64_t* keys, uint64_t plus, int64_t* slots) {
+    const uint64_t size = static_cast<uint64_t>(lookup.size);
+    if (size >> 32 != 0) {
+      for (int64_t i = 0; i < kAhead; ++i) slots[i] = start_of(lookup, keys[i] + plus, 0);
+      return;
+    }
+    // The product's high half from products of 32 bits, of which vectors have instructions.
+    for (int64_t i = 0; i < kAhead; ++i) {
+      const uint64_t x = mix(keys[i] + plus);
+      slots[i] = static_cast<int64_t>(((x >> 32) * size + ((x & 0xFFFFFFFF) * size >> 32)) >> 32);
+    }
   }
 
   const Part& part_;
-  Number* array_;
-  int64_t filled_, end_;
-  Row ring_[kRing];
+  const float* const array_;
+  const int64_t begin_;
+  int64_t hashed_;
+  const int64_t end_;
+  alignas(64) int64_t slots_[kBlocks][kRing];
+  alignas(64) uint64_t signs_[kWords][kRing];
 };
-
-template <bool kSign, typename Row>
-inline Floats signed_vector(const Row& row, int vector, Floats x) {
-  if (!kSign) return x;
-  const int64_t element = vector * kWidth;
-  return x.negated(row.signs[element / 64] >> (element % 64));
-}
 
 template <int kRow_, int kBlock_, bool kSign>
 struct Straight {
+  using Rows = Ahead<kRow_, kBlock_, kSign>;
+
   static void forward(const Part& part, const float* array, float* result) {
     const Lookup& lookup = part.lookup;
-    Ahead<const float, kRow_, kBlock_, kSign> ahead(part, array, bag_begin(part, part.first),
-                                                   bag_begin(part, part.last));
-    int64_t place = bag_begin(part, part.first);
+    const Begins begins(part);
+    const int64_t last = lookup.size - kBlock_ * kWidth;
+    // Then nothing is read before it is written, and the array stays in the cache.
+    const bool past = part.past_caches && lookup.mode == SLIPSTREAM_SUM &&
+                      (reinterpret_cast<uintptr_t>(result + part.column) | lookup.width * 4) %
+                              sizeof(Floats) == 0;
+    int64_t place = begins.of(part.first);
+    Rows rows(part, array, place, begins.of(part.last));
     for (int64_t bag = part.first; bag < part.last; ++bag) {
       Floats sum[kRow_];
       for (int v = 0; v < kRow_; ++v) sum[v] = Floats::all(0);
       float* const y = result + bag * lookup.width + part.column;
-      if (bag + kWritten < part.last)
+      if (!past && bag + kWritten < part.last)
         for (int v = 0; v < kRow_; ++v)
           __builtin_prefetch(y + kWritten * lookup.width + v * kWidth, 1);
       int64_t found = 0;
-      for (const int64_t end = bag_begin(part, bag + 1); place < end; ++place) {
-        const auto& row = ahead.at(place);
+      for (const int64_t end = begins.of(bag + 1); place < end; ++place) {
+        const int64_t at = rows.find(place);
         const int64_t id = id_at(lookup, place);
         if (id == part.table.padding) continue;
         ++found;
         const Floats weight = Floats::all(weight_at(lookup, place));
-        if (__builtin_expect(row.wraps, 0)) {
+        if (__builtin_expect(rows.furthest(at) > last, 0)) {
           float whole[kRow_ * kWidth];
           add_row(part, id, 1.0f, array, whole, First());
           for (int v = 0; v < kRow_; ++v)
@@ -364,41 +441,48 @@ struct Straight {
           continue;
         }
         for (int v = 0; v < kRow_; ++v) {
-          const Floats x = Floats::load(row.at[v / kBlock_] + v % kBlock_ * kWidth);
-          sum[v] = sum[v].plus(signed_vector<kSign>(row, v, x).times(weight));
+          const float* const from = array + rows.slot(at, v / kBlock_);
+          const Floats x = Floats::load(from + v % kBlock_ * kWidth);
+          sum[v] = sum[v].plus(rows.signed_vector(at, v, x).times(weight));
         }
+      }
+      if (past) {
+        for (int v = 0; v < kRow_; ++v) sum[v].stream(y + v * kWidth);
+        continue;
       }
       for (int v = 0; v < kRow_; ++v) sum[v].store(y + v * kWidth);
       if (lookup.mode == SLIPSTREAM_MEAN && found > 1) divide(y, kRow_ * kWidth, found);
     }
+    if (past) Floats::streamed();
   }
 
   static void backward(const Part& part, const float* given, float scale, float* gradient,
                        int64_t begin, int64_t end) {
     const Lookup& lookup = part.lookup;
-    int64_t place = bag_begin(part, part.first);
-    Ahead<float, kRow_, kBlock_, kSign> ahead(part, gradient, place, bag_begin(part, part.last));
+    const Begins begins(part);
+    int64_t place = begins.of(part.first);
+    Rows rows(part, gradient, place, begins.of(part.last));
     const int64_t last = end - kBlock_ * kWidth;
     for (int64_t bag = part.first; bag < part.last; ++bag) {
-      const int64_t stop = bag_begin(part, bag + 1);
+      const int64_t stop = begins.of(bag + 1);
       const float factor = factor_of(part, place, stop, scale);
       const float* const y = given + bag * lookup.width + part.column;
       for (; place < stop; ++place) {
-        const auto& row = ahead.at(place);
+        const int64_t at = rows.find(place);
         const int64_t id = id_at(lookup, place);
         if (id == part.table.padding) continue;
         const float own = factor * weight_at(lookup, place);
-        bool within = !row.wraps;
-        for (int block = 0; block < kRow_ / kBlock_; ++block)
-          within &= row.at[block] - gradient >= begin && row.at[block] - gradient <= last;
+        bool within = rows.furthest(at) <= last;
+        for (int block = 0; block < Rows::kBlocks; ++block) within &= rows.slot(at, block) >= begin;
         if (__builtin_expect(!within, 0)) {
           scatter_row(part, id, own, y, gradient, begin, end);
           continue;
         }
         const Floats factors = Floats::all(own);
         for (int v = 0; v < kRow_; ++v) {
+          float* const to = gradient + rows.slot(at, v / kBlock_);
           const Floats x = Floats::load(y + v * kWidth).times(factors);
-          Sum()(row.at[v / kBlock_] + v % kBlock_ * kWidth, signed_vector<kSign>(row, v, x));
+          Sum()(to + v % kBlock_ * kWidth, rows.signed_vector(at, v, x));
         }
       }
     }
