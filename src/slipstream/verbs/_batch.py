@@ -40,7 +40,7 @@ _NEAR_LIMIT = 0.8
 # A size is tried where the memory it is expected to need leaves this much of what there is.
 _SAFE_SHARE = 0.85
 # The largest batch is looked for no longer than this, and a try takes about so many steps.
-_TRYING_S, _STEPS_A_TRY, _MOST_TRIES = 180.0, 4, 12
+_TRYING_S, _STEPS_A_TRY, _MOST_TRIES = 180.0, 12, 12
 
 
 def batch_model(

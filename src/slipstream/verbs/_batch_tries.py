@@ -24,10 +24,10 @@ _APART = 0.8
 
 @dataclass(frozen=True)
 class Try:
-    """A batch of that many samples was run under the limit.
+    """A batch of that many samples was run under the limit, by several processes.
 
     Attributes:
-        process_bytes: the most private memory of its process; 0 where it did not fit.
+        process_bytes: the most private memory of one of them; 0 where it did not fit into each.
     """
 
     samples: int

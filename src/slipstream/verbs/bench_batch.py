@@ -172,7 +172,7 @@ def _largest(name: str, model: str) -> Bar:
     """The largest batch that the user is told of runs, and one a tenth larger does not.
 
     All of it happens in a process that has no more address space than that, and is judged by others
-    that know nothing of the search.
+    that know nothing of the search: a size runs where it runs in three of three processes.
     """
     target = f"runs, 1.1x fails; within {_LIMIT:g} %"
     try:
