@@ -7,12 +7,13 @@ the backward pass needs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from slipstream.durations import Durations
 from slipstream.graph import ITEM_BYTES, Call, Editor, Graph, Role, StepPhase
+from slipstream.graph.uses import uses_of
 from slipstream.techniques.autocast import ROOT, AutocastPlan
 
 
@@ -44,36 +45,28 @@ class _Copies:
         self._durations = durations
         self._edit, self._graph, self._plan, self._handles = edit, graph, plan, handles
         self._memory = graph.memory
-        self._by_storage: dict[int, list[int]] = {}
-        for a, storage in enumerate(self._memory.storage.tolist()):
-            if storage >= 0:
-                self._by_storage.setdefault(storage, []).append(a)
-        self._uses: dict[int, list[int]] = {}
-        for t in range(len(graph)):
-            for storage in set(graph.storages(t).tolist()):
-                self._uses.setdefault(storage, []).append(t)
+        self._uses = uses_of(graph)
         tasks = graph.tasks
         backward = np.flatnonzero(tasks.phase == StepPhase.BACKWARD)
         # A later task of the same operator overwrites an earlier one.
         self._node_end: dict[int, int] = dict(
             zip(tasks.sequence[backward].tolist(), backward.tolist(), strict=True)
         )
-        inside = [
-            graph.string(int(m)).partition(".")[0] == ROOT and phase == StepPhase.FORWARD
-            for m, phase in zip(tasks.module, tasks.phase, strict=True)
-        ]
-        self._region_end = int(np.flatnonzero(inside)[-1]) if any(inside) else 0
+        in_model = np.array([text.partition(".")[0] == ROOT for text in graph.strings])
+        inside = np.flatnonzero(in_model[tasks.module] & (tasks.phase == StepPhase.FORWARD))
+        self._region_end = int(inside[-1]) if len(inside) else 0
+        self._phase, self._sequence = tasks.phase.tolist(), tasks.sequence.tolist()
 
     def run(self) -> None:
         """Make all changes."""
         self._lower_results()
         self._shorten_originals()
         parameters = set(self._graph.parameters.tolist())
-        for (t, _, made), (storage, replaces), handle in zip(
+        for (t, _, copy), (storage, replaces), handle in zip(
             self._plan.casts, self._plan.cast_storages, self._handles, strict=True
         ):
-            size = made.outputs[0].nbytes
-            a = self._at(storage, t)
+            size = copy.outputs[0].nbytes
+            a = self._uses.allocation(storage, t)
             if replaces and a is not None:
                 release = int(self._memory.release[a])
                 role = Role(int(self._memory.role[a]))
@@ -81,8 +74,8 @@ class _Copies:
                 self._edit.allocate(size, role, handle, release, storage)
             else:
                 release = self._last_reader(t, storage, storage in parameters)
-                backward = self._graph.tasks.phase[[t, release]] == StepPhase.BACKWARD
-                role = Role.ACTIVATION if backward[1] and not backward[0] else Role.TEMPORARY
+                made, freed = (self._phase[one] == StepPhase.BACKWARD for one in (t, release))
+                role = Role.ACTIVATION if freed and not made else Role.TEMPORARY
                 self._edit.allocate(size, role, handle, release if release > t else t)
 
     def _lower_results(self) -> None:
@@ -100,7 +93,7 @@ class _Copies:
             for i, (new, old, storage) in enumerate(
                 zip(call.outputs, recorded.outputs, outputs, strict=True)
             ):
-                a = self._at(storage, t)
+                a = self._uses.allocation(storage, t)
                 if a is None or memory.producer[a] != t:
                     continue
                 if measured is not None and known:
@@ -131,10 +124,10 @@ class _Copies:
                 continue
             storage = int(memory.storage[a])
             direct, copied = made, False
-            for t in self._lifetime_uses(storage, made, release):
+            for t in self._uses.between(storage, made, release):
                 if storage not in self._plan.through.get(t, ()):
                     direct = self._end_of(t)
-                elif phase[t] == StepPhase.BACKWARD:
+                elif self._phase[t] == StepPhase.BACKWARD:
                     copied = True
                 else:
                     direct = max(direct, t)
@@ -143,34 +136,20 @@ class _Copies:
 
     def _last_reader(self, t: int, storage: int, kept: bool) -> int:
         """The last task that needs the copy made at `t`."""
-        tasks = self._graph.tasks
         last = max(t, self._region_end) if kept else t
         until = len(self._graph) - 1
-        a = self._at(storage, t)
+        a = self._uses.allocation(storage, t)
         if a is not None and self._memory.release[a] >= 0:
             until = int(self._memory.release[a])
-        for u in self._lifetime_uses(storage, t, until):
+        for u in self._uses.between(storage, t, until):
             if storage in self._plan.through.get(u, ()) and (
-                kept or tasks.sequence[u] == tasks.sequence[t]
+                kept or self._sequence[u] == self._sequence[t]
             ):
                 last = max(last, self._end_of(u))
         return last
 
     def _end_of(self, t: int) -> int:
         """When what `t` reads can be freed: autograd frees what it saved after a whole node."""
-        tasks = self._graph.tasks
-        if tasks.phase[t] != StepPhase.BACKWARD or tasks.sequence[t] < 0:
+        if self._phase[t] != StepPhase.BACKWARD or self._sequence[t] < 0:
             return t
-        return max(t, self._node_end[int(tasks.sequence[t])])
-
-    def _lifetime_uses(self, storage: int, first: int, last: int) -> Iterator[int]:
-        return (t for t in self._uses.get(storage, ()) if first <= t <= last)
-
-    def _at(self, storage: int, t: int) -> int | None:
-        """The allocation that has the storage's number at `t`."""
-        memory = self._memory
-        for a in self._by_storage.get(storage, ()):
-            release = memory.release[a]
-            if memory.producer[a] <= t and (release < 0 or t <= release):
-                return a
-        return None
+        return max(t, self._node_end[self._sequence[t]])

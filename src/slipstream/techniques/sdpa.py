@@ -78,7 +78,8 @@ class Sdpa(Settings):
         """One task in place of each attention's, one in place of its backward pass."""
         found = _fusible(graph)
         edit = Editor(graph, str(self))
-        replaced = {t: graph.calls[graph.tasks.call[t]] for one in found for t in one.work}
+        # Two attentions may share a task.
+        replaced = dict.fromkeys(t for one in found for t in one.work)
         in_step = pace(graph, replaced, context.durations)
 
         def put(
