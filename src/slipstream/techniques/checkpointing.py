@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, Kind, StepPhase
+from slipstream.graph import PROVENANCES, Call, Editor, Graph, Kind, StepPhase
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, checkpoint_blocks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
@@ -63,7 +65,7 @@ class Checkpointing(Settings):
             return f"no module is called '{self.only}'"
         if not chosen:
             return "no block repeats in the model; choose modules with only=GLOB"
-        if not find_blocks(graph, chosen):
+        if not find_blocks(graph, tuple(chosen)):
             return "the chosen modules save nothing for the backward pass"
         return None
 
@@ -75,18 +77,32 @@ class Checkpointing(Settings):
         """Before a block's backward, its forward again; what it saved lives from there on."""
         edit = Editor(graph, str(self))
         blocks = self._blocks(graph)
-        handles: list[dict[int, int]] = []
-        for block in blocks:
-            answer = context.durations.lookup(_overhead(block))
-            edit.insert(
-                block.resume, "checkpoint", answer.nanoseconds if answer else 0.0,
-                answer.provenance if answer else Provenance.ASSUMED,
+        handles: list[dict[int, int]] = [{} for _ in blocks]
+        for together in _apart(blocks):
+            chosen = [blocks[b] for b in together]
+            answers = [context.durations.lookup(_overhead(block)) for block in chosen]
+            edit.insert_all(
+                np.array([block.resume for block in chosen]), "checkpoint",
+                [answer.nanoseconds if answer else 0.0 for answer in answers],
+                np.array(
+                    [
+                        PROVENANCES.index(answer.provenance if answer else Provenance.ASSUMED)
+                        for answer in answers
+                    ],
+                    np.uint8,
+                ),
                 before=True, spread=_SPREAD, kind=Kind.HOST,
             )  # fmt: skip
-            handles.append({t: edit.repeat(t, block.resume, before=True) for t in block.again})
+            again = np.array([t for block in chosen for t in block.again])
+            resume = np.repeat(
+                [block.resume for block in chosen], [len(block.again) for block in chosen]
+            )
+            repeats = iter(edit.repeat_all(again, resume, before=True).tolist())
+            for b in together:
+                handles[b] = {t: next(repeats) for t in blocks[b].again}
         edit_memory(edit, graph, blocks, handles)
-        again = sum(len(block.again) for block in blocks)
-        return edit.apply(f"{again} operators of {len(blocks)} blocks run again in the backward")
+        count = sum(len(block.again) for block in blocks)
+        return edit.apply(f"{count} operators of {len(blocks)} blocks run again in the backward")
 
     def apply(self, built: Built) -> None:
         """Checkpoint the forward of the chosen modules.
@@ -135,7 +151,7 @@ class Checkpointing(Settings):
         )
 
     def _blocks(self, graph: Graph) -> list[Block]:
-        return find_blocks(graph, self._choose(graph.meta.get("modules") or {}))
+        return find_blocks(graph, tuple(self._choose(graph.meta.get("modules") or {})))
 
     def _choose(self, classes: Mapping[str, str]) -> list[str]:
         """Names of the outermost modules to checkpoint, by their classes."""
@@ -164,6 +180,18 @@ def _repeated(classes: Mapping[str, str]) -> set[str]:
         if name in parents and kind not in _CONTAINERS:
             families.setdefault((name.rpartition(".")[0], kind), []).append(name)
     return {name for family in families.values() if len(family) > 1 for name in family}
+
+
+def _apart(blocks: Sequence[Block]) -> list[list[int]]:
+    """Numbers of blocks, in groups of which no two run again at one place."""
+    groups: list[list[int]] = []
+    before: dict[int, int] = {}
+    for b, block in enumerate(blocks):
+        group = before[block.resume] = before.get(block.resume, -1) + 1
+        if group == len(groups):
+            groups.append([])
+        groups[group].append(b)
+    return groups
 
 
 def _overhead(block: Block) -> Call:
