@@ -384,6 +384,28 @@ class Editor:
             column.append(value)
         return len(self._nbytes) + len(self._allocated["nbytes"]) - 1
 
+    def release_all(self, allocations: NDArray[np.int64], tasks: NDArray[np.int64]) -> None:
+        """As `release_after`, of many of the graph's own allocations at once: int64 [k] each."""
+        self._check_references(tasks)
+        self._release[allocations] = tasks
+
+    def allocate_all(
+        self,
+        nbytes: NDArray[np.int64],
+        role: NDArray[np.int64],
+        producer: NDArray[np.int64],
+        release: NDArray[np.int64],
+        storage: NDArray[np.int64],
+    ) -> None:
+        """As `allocate`, of many at once: int64 [k] each."""
+        if (nbytes < 0).any():
+            _whole(int(nbytes.min()))
+        self._check_references(producer)
+        self._check_references(release)
+        rows = (nbytes, storage, role, producer, release)
+        for column, values in zip(self._allocated.values(), rows, strict=True):
+            column.extend(values.tolist())
+
     def apply(self, what: str) -> Graph:
         """The edited copy, with one `Edit` that says `what` was done."""
         graph = self._graph

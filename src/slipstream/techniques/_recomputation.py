@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.graph import Editor, Graph, Role, StepPhase, distinct
 from slipstream.graph.graph import kept
@@ -160,26 +162,47 @@ class _Made:
 
 
 def edit_memory(
-    edit: Editor, graph: Graph, blocks: Sequence[Block], handles: Sequence[Mapping[int, int]]
+    edit: Editor, graph: Graph, modules: tuple[str, ...], handles: NDArray[np.int64]
 ) -> None:
     """Free what blocks save after their forward; allocate it again when they run again.
 
     Args:
-        handles: of each block: by task that runs again, what `Editor.repeat` gave for it.
+        handles: of all tasks that run again, block by block, what `Editor.repeat` gave for them.
     """
+    released, allocated = _lifetimes(graph, modules)
+    number = np.concatenate([np.arange(len(graph)), handles, [-1]])  # -1 stays -1
+    edit.release_all(released[:, 0], number[released[:, 1]])
+    nbytes, role, producer, release, storage = allocated.T
+    edit.allocate_all(nbytes, role, number[producer], number[release], storage)
+
+
+@kept
+def _lifetimes(
+    graph: Graph, modules: tuple[str, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of `Editor.release_after`, and of `Editor.allocate`.
+
+    Tasks that run again are numbered from ``len(graph)`` on, block by block.
+    """
+    blocks = find_blocks(graph, modules)
+    numbers = itertools.count(len(graph))
+    handles = [{t: next(numbers) for t in block.again} for block in blocks]
+    found = _Lifetimes(graph, blocks, handles)
     if len(graph.memory):
-        _Lifetimes(edit, graph, blocks, handles).run()
+        found.run()
+    return (
+        np.array(found.released, np.int64).reshape(-1, 2),
+        np.array(found.allocated, np.int64).reshape(-1, 5),
+    )
 
 
 class _Lifetimes:
     def __init__(
-        self,
-        edit: Editor,
-        graph: Graph,
-        blocks: Sequence[Block],
-        handles: Sequence[Mapping[int, int]],
+        self, graph: Graph, blocks: Sequence[Block], handles: Sequence[Mapping[int, int]]
     ) -> None:
-        self._edit, self._graph, self._blocks, self._handles = edit, graph, blocks, handles
+        self.released: list[tuple[int, int]] = []
+        self.allocated: list[tuple[int, int, int, int, int]] = []
+        self._graph, self._blocks, self._handles = graph, blocks, handles
         self._block_of = {t: b for b, block in enumerate(blocks) for t in block.forward}
         passes = _passes(graph)
         self._nodes = _node_tasks(graph, passes)
@@ -241,7 +264,7 @@ class _Lifetimes:
             used = [t for t in uses if t in again]
             until = again[used[-1] if used else made]
         role = Role.ACTIVATION if saved else Role.TEMPORARY
-        self._edit.allocate(int(memory.nbytes[a]), role, again[made], until, storage)
+        self.allocated.append((int(memory.nbytes[a]), role, again[made], until, storage))
 
     def _shorten(self, a: int, made: int, release: int) -> None:
         """What only checkpointed blocks keep for the backward pass goes when they let go of it."""
@@ -252,7 +275,7 @@ class _Lifetimes:
             return
         if int(self._graph.memory.storage[a]) < 0:
             if home >= 0 and release <= self._blocks[home].end:
-                self._edit.release_after(a, made)
+                self.released.append((a, made))
             return
         until = made
         for t in uses:
@@ -265,4 +288,4 @@ class _Lifetimes:
                 until = max(until, self._blocks[b].end)
             else:
                 until = max(until, t if phase[t] == StepPhase.FORWARD else self._node_end(t))
-        self._edit.release_after(a, until)
+        self.released.append((a, until))

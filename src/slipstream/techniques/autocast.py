@@ -298,7 +298,7 @@ _WIDE_ATTENTION = "aten::_scaled_dot_product_attention_math"
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
-@dataclass
+@dataclass(eq=False)
 class AutocastPlan:
     """The calls a step would make under autocast.
 

@@ -71,36 +71,35 @@ class Checkpointing(Settings):
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """What checkpointing itself costs a block that saves so many tensors."""
-        return [_overhead(block) for block in self._blocks(graph)]
+        blocks = {block.saved: block for block in self._blocks(graph)}
+        return [_overhead(block) for block in blocks.values()]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Before a block's backward, its forward again; what it saved lives from there on."""
         edit = Editor(graph, str(self))
         blocks = self._blocks(graph)
-        handles: list[dict[int, int]] = [{} for _ in blocks]
+        starts = np.cumsum([0, *(len(block.again) for block in blocks)])
+        handles = np.empty(starts[-1], np.int64)
         for together in _apart(blocks):
             chosen = [blocks[b] for b in together]
-            answers = [context.durations.lookup(_overhead(block)) for block in chosen]
+            known = {block.saved: context.durations.lookup(_overhead(block)) for block in chosen}
+            answers = [known[block.saved] for block in chosen]
+            code = [
+                PROVENANCES.index(answer.provenance if answer else Provenance.ASSUMED)
+                for answer in answers
+            ]
+            resume = np.array([block.resume for block in chosen])
             edit.insert_all(
-                np.array([block.resume for block in chosen]), "checkpoint",
+                resume, "checkpoint",
                 [answer.nanoseconds if answer else 0.0 for answer in answers],
-                np.array(
-                    [
-                        PROVENANCES.index(answer.provenance if answer else Provenance.ASSUMED)
-                        for answer in answers
-                    ],
-                    np.uint8,
-                ),
+                np.array(code, np.uint8),
                 before=True, spread=_SPREAD, kind=Kind.HOST,
             )  # fmt: skip
             again = np.array([t for block in chosen for t in block.again])
-            resume = np.repeat(
-                [block.resume for block in chosen], [len(block.again) for block in chosen]
-            )
-            repeats = iter(edit.repeat_all(again, resume, before=True).tolist())
-            for b in together:
-                handles[b] = {t: next(repeats) for t in blocks[b].again}
-        edit_memory(edit, graph, blocks, handles)
+            where = np.repeat(resume, [len(block.again) for block in chosen])
+            places = np.concatenate([np.arange(*starts[[b, b + 1]]) for b in together])
+            handles[places] = edit.repeat_all(again, where, before=True)
+        edit_memory(edit, graph, self._modules(graph), handles)
         count = sum(len(block.again) for block in blocks)
         return edit.apply(f"{count} operators of {len(blocks)} blocks run again in the backward")
 
@@ -151,7 +150,10 @@ class Checkpointing(Settings):
         )
 
     def _blocks(self, graph: Graph) -> list[Block]:
-        return find_blocks(graph, tuple(self._choose(graph.meta.get("modules") or {})))
+        return find_blocks(graph, self._modules(graph))
+
+    def _modules(self, graph: Graph) -> tuple[str, ...]:
+        return tuple(self._choose(graph.meta.get("modules") or {}))
 
     def _choose(self, classes: Mapping[str, str]) -> list[str]:
         """Names of the outermost modules to checkpoint, by their classes."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from slipstream.durations import Answer, Durations, pace, questions, rescale
+from slipstream.durations import Answer, Changed, Durations, pace, questions, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import PROVENANCES, Call, Editor, Graph, StepPhase, distinct
+from slipstream.graph.graph import kept
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, refuse_inside
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
@@ -61,14 +62,16 @@ class Amp(Settings):
     def questions(self, graph: Graph) -> Sequence[Call]:
         """The changed operators as recorded and in their new dtypes, and the casts."""
         found = self._plan(graph)
-        return [*questions(graph, found.changed), *(made for _, _, made in found.casts)]
+        casts = {id(made): made for _, _, made in found.casts}
+        return [*questions(graph, _changed(graph, found)), *casts.values()]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each changed operator by its micro-benchmarked ratio; insert the casts."""
         found = self._plan(graph)
         edit = Editor(graph, str(self))
-        rescale(edit, graph, found.changed, context.durations)
-        in_step = pace(graph, found.changed, context.durations)
+        changed = _changed(graph, found)
+        rescale(edit, graph, changed, context.durations)
+        in_step = pace(graph, changed.tasks, context.durations)
         handles = _insert(edit, graph, found, context.durations, in_step)
         edit_memory(edit, graph, found, handles, context.durations)
         return edit.apply(
@@ -141,6 +144,11 @@ class Amp(Settings):
 
     def _plan(self, graph: Graph) -> AutocastPlan:
         return plan(graph, _TORCH_DTYPE[self.dtype], str(graph.meta.get("device", "cpu")))
+
+
+@kept
+def _changed(graph: Graph, found: AutocastPlan) -> Changed:
+    return Changed.of(graph, found.changed)
 
 
 def _insert(
