@@ -4,53 +4,106 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from slipstream.durations.durations import Durations
-from slipstream.graph import Call, Editor, Graph
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.durations.durations import Durations, Ratio
+from slipstream.graph import PROVENANCES, Call, Editor, Graph, distinct
 from slipstream.provenance import Provenance
 
 _UNKNOWN_SPREAD = 0.5
+# A call of which nothing is known keeps its time.
+_UNKNOWN = Ratio(1.0, _UNKNOWN_SPREAD, Provenance.ASSUMED)
 
 
-def rescale(edit: Editor, graph: Graph, changed: Mapping[int, Call], durations: Durations) -> None:
+@dataclass(frozen=True)
+class Changed:
+    """Tasks that would make other calls: few pairs of calls stand for many tasks.
+
+    Attributes:
+        tasks: int64 [k].
+        pair: int64 [k], what each of them does, as an index in `pairs`.
+        pairs: the recorded call and the new one, in the order in which tasks first make them.
+    """
+
+    tasks: NDArray[np.int64]
+    pair: NDArray[np.int64]
+    pairs: tuple[tuple[Call, Call], ...]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @classmethod
+    def of(cls, graph: Graph, calls: Mapping[int, Call]) -> Changed:
+        """Of a new call for each of some tasks; one object for tasks that do the same is best."""
+        tasks = np.fromiter(calls, np.int64, len(calls))
+        numbers: dict[tuple[int, int], int] = {}
+        recorded = graph.tasks.call[tasks].tolist()
+        pair = [
+            numbers.setdefault((old, id(new)), len(numbers))
+            for old, new in zip(recorded, calls.values(), strict=True)
+        ]
+        new_of = {id(call): call for call in calls.values()}
+        pairs = tuple((graph.calls[old], new_of[new]) for old, new in numbers)
+        return cls(tasks, np.array(pair, np.int64), pairs)
+
+
+def rescale(
+    edit: Editor, graph: Graph, changed: Mapping[int, Call] | Changed, durations: Durations
+) -> None:
     """Give every task of `changed` the duration its new call would have in its place.
 
     The ratio of two micro-benchmarks (or of what stands in for them, see `Durations.ratio`) scales
     what was measured in the step, not the benchmark's own value: what caches and neighbours do to
     the operator cancels. A call of which nothing is known keeps its time, marked as assumed.
     """
-    for task, call in changed.items():
-        now = float(graph.tasks.duration_ns[task])
-        ratio = durations.ratio(graph.calls[graph.tasks.call[task]], call)
-        if ratio is None:
-            edit.set_duration(task, now, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD, call=call)
-        else:
-            edit.set_duration(
-                task, now * ratio.value, ratio.provenance, spread=ratio.spread, call=call
-            )
+    if not isinstance(changed, Changed):
+        changed = Changed.of(graph, changed)
+    ratios = [durations.ratio(*pair) or _UNKNOWN for pair in changed.pairs]
+    factor, spread = np.array([(one.value, one.spread) for one in ratios]).reshape(-1, 2).T
+    code = np.array([PROVENANCES.index(one.provenance) for one in ratios], np.uint8)
+    call = np.array([edit.call_number(new) for _, new in changed.pairs], np.int64)
+    tasks, pair = changed.tasks, changed.pair
+    edit.set_durations(
+        tasks,
+        graph.tasks.duration_ns[tasks] * factor[pair],
+        code[pair],
+        spread=spread[pair],
+        call=call[pair],
+    )
 
 
-def questions(graph: Graph, changed: Mapping[int, Call]) -> list[Call]:
+def questions(graph: Graph, changed: Mapping[int, Call] | Changed) -> list[Call]:
     """What `rescale` will look up: each call beside the one it stands in for.
 
     Neighbours are measured in turns, so that their ratio holds while the machine's speed drifts.
     """
-    pairs = [(graph.calls[graph.tasks.call[task]], call) for task, call in changed.items()]
-    return [call for pair in pairs for call in pair]
+    if not isinstance(changed, Changed):
+        changed = Changed.of(graph, changed)
+    return [call for pair in changed.pairs for call in pair]
 
 
-def pace(graph: Graph, changed: Mapping[int, Call], durations: Durations) -> float:
+def pace(graph: Graph, tasks: Iterable[int], durations: Durations) -> float:
     """How long the step takes over operators against their micro-benchmarks; 1 where unknown.
 
     It takes the benchmark of a task that is *put in* from the benchmark's pace (its cost of a
     call, the machine's speed at that hour) to the step's; in a ratio both cancel by themselves.
+
+    Args:
+        tasks: operators that have a call.
     """
-    recorded = benchmarked = 0.0
-    for task in changed:
-        answer = durations.lookup(graph.calls[graph.tasks.call[task]])
+    chosen = _array(tasks)
+    call = graph.tasks.call[chosen]
+    benchmark_ns = np.full(len(graph.calls), np.nan)
+    for number in distinct(call, len(graph.calls)).tolist():
+        answer = durations.lookup(graph.calls[number])
         if answer is not None:
-            recorded += float(graph.tasks.duration_ns[task])
-            benchmarked += answer.nanoseconds
+            benchmark_ns[number] = answer.nanoseconds
+    known = ~np.isnan(benchmark_ns[call])
+    recorded = _sum(graph.tasks.duration_ns[chosen[known]])
+    benchmarked = _sum(benchmark_ns[call[known]])
     return recorded / benchmarked if recorded and benchmarked else 1.0
 
 
@@ -61,11 +114,24 @@ def common_spread(graph: Graph, tasks: Iterable[int], relative: float) -> float:
     Where one cause moves all of them alike (an assumed factor, a busy machine) they do not; this
     makes up for it.
     """
-    durations: dict[str, float] = {}
-    for task in tasks:
-        call = int(graph.tasks.call[task])
-        # Tasks without a call are each on their own, as in a prediction.
-        key = graph.calls[call].key if call >= 0 else f"task {task}"
-        durations[key] = durations.get(key, 0.0) + float(graph.tasks.duration_ns[task])
-    together = math.sqrt(sum(duration**2 for duration in durations.values()))
-    return relative * sum(durations.values()) / together if together else relative
+    chosen = _array(tasks)
+    call = graph.tasks.call[chosen]
+    numbers: dict[str, int] = {}
+    alike = np.zeros(len(graph.calls) + 1, np.int64)
+    for number in distinct(call[call >= 0], len(graph.calls)).tolist():
+        alike[number] = numbers.setdefault(graph.calls[number].key, len(numbers))
+    # Tasks without a call are each on their own, as in a prediction.
+    group = np.where(call >= 0, alike[call], len(numbers) + np.arange(len(chosen)))
+    sums = np.bincount(group, graph.tasks.duration_ns[chosen])
+    durations = sums[distinct(group, len(sums))].tolist()
+    together = math.sqrt(sum(duration**2 for duration in durations))
+    return relative * sum(durations) / together if together else relative
+
+
+def _array(tasks: Iterable[int]) -> NDArray[np.int64]:
+    return np.asarray(tasks if isinstance(tasks, np.ndarray) else list(tasks), np.int64)
+
+
+def _sum(values: NDArray[np.float64]) -> float:
+    """In order, one after the other."""
+    return float(values.cumsum()[-1]) if len(values) else 0.0

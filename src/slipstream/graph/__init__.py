@@ -26,6 +26,7 @@ from slipstream.graph.graph import (
     StepPhase,
     StringTable,
     Tasks,
+    distinct,
     need_graph,
     replace_tasks,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "cast",
     "communication",
     "difference",
+    "distinct",
     "find_critical_path",
     "find_peak",
     "insert_exchange",

@@ -9,19 +9,20 @@ faster = edit.apply("matrix multiplications in bf16")
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from slipstream.errors import GraphError
+from slipstream.graph._removal import Heirs, Links
 from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import (
     PROVENANCES,
+    TASK_DTYPES,
     Dependency,
     Edges,
     Edit,
@@ -29,7 +30,7 @@ from slipstream.graph.graph import (
     Kind,
     StringTable,
 )
-from slipstream.graph.memory import Allocations, Role
+from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations, Role
 from slipstream.graph.select import Selection, matching
 from slipstream.provenance import Provenance
 
@@ -47,19 +48,18 @@ class Editor:
         self._spread = graph.tasks.spread.copy()
         self._provenance = graph.tasks.provenance.copy()
         self._call = graph.tasks.call.copy()
-        self._removed: set[int] = set()
-        # By position: (before or after, task) -> (handle, new row) in order of insertion.
-        self._inserted: dict[tuple[int, int], list[tuple[int, dict[str, object]]]] = {}
-        self._touched: set[int] = set()
+        self._added_calls: dict[int, int] = {}
+        self._removed = np.zeros(len(graph), bool)
+        self._touched = np.zeros(len(graph), bool)
+        # New tasks in order of insertion: columns of `_INSERTED`, of as many as came together.
+        self._inserted: list[dict[str, NDArray[Any]]] = []
         self._inserts = 0
-        # By id of a new row: the task whose operands it has.
-        self._repeated: dict[int, int] = {}
-        # By id of a new row: the storages of its call's tensors.
+        # By handle: the storages of its call's tensors.
         self._given: dict[int, Sequence[int]] = {}
         self._nbytes = graph.memory.nbytes.copy()
         self._release = graph.memory.release.astype(np.int64)
         # New allocations: as `Allocations`, with -1 or an index or handle for tasks.
-        self._allocated: list[dict[str, int]] = []
+        self._allocated: dict[str, list[int]] = {name: [] for name in ALLOCATION_DTYPES}
         self._lanes = list(graph.lanes)
         # (source, target, kind, delay, lag) of new dependencies.
         self._connected: list[_Edge] = []
@@ -77,36 +77,79 @@ class Editor:
         call: Call | None = None,
     ) -> None:
         """Give `task` another duration, where it comes from, and the call it now makes."""
-        self._check(task, duration_ns)
-        self._duration_ns[task] = duration_ns
-        self._provenance[task] = PROVENANCES.index(provenance)
+        number = None if call is None else self.call_number(call)
+        self.set_durations(_one(task), duration_ns, provenance, spread=spread, call=number)
+
+    def set_durations(
+        self,
+        tasks: NDArray[np.int64],
+        durations_ns: ArrayLike,
+        provenance: Provenance | NDArray[np.uint8],
+        *,
+        spread: ArrayLike | None = None,
+        call: ArrayLike | None = None,
+    ) -> None:
+        """As `set_duration`, of many tasks at once.
+
+        Args:
+            tasks: int64 [k].
+            durations_ns, spread: float64 [k], or one for all.
+            provenance: uint8 [k], indices in `PROVENANCES`, or one for all.
+            call: int [k], what `call_number` gave.
+        """
+        self._check(tasks, durations_ns)
+        self._duration_ns[tasks] = durations_ns
+        self._provenance[tasks] = _code(provenance)
         if spread is not None:
-            self._spread[task] = spread
+            self._spread[tasks] = spread
         if call is not None:
-            self._call[task] = self._add_call(call)
-        self._touched.add(task)
+            self._call[tasks] = call
+        self._touched[tasks] = True
+
+    def call_number(self, call: Call) -> int:
+        """What stands for `call` in the column of calls; added where this edit has not met it."""
+        number = self._added_calls.get(id(call))
+        if number is None:
+            self._calls.append(call)
+            number = self._added_calls[id(call)] = len(self._calls) - 1
+        return number
 
     def scale(
         self, task: int, factor: float, provenance: Provenance, *, spread: float | None = None
     ) -> None:
         """Multiply the duration of `task`."""
-        self._check(task)
-        scaled = float(self._duration_ns[task]) * factor
-        self.set_duration(task, scaled, provenance, spread=spread)
+        self.scale_all(_one(task), factor, provenance, spread=spread)
+
+    def scale_all(
+        self,
+        tasks: NDArray[np.int64],
+        factor: ArrayLike,
+        provenance: Provenance | NDArray[np.uint8],
+        *,
+        spread: ArrayLike | None = None,
+    ) -> None:
+        """As `scale`, of many tasks at once; arguments as of `set_durations`."""
+        self._check(tasks)
+        scaled = self._duration_ns[tasks] * np.asarray(factor, np.float64)
+        self.set_durations(tasks, scaled, provenance, spread=spread)
 
     def set_gap(self, task: int, gap_ns: float) -> None:
         """Let the lane do something untracked for so long after `task`."""
-        self._check(task, gap_ns)
+        self._check(_one(task), gap_ns)
         self._gap_ns[task] = gap_ns
-        self._touched.add(task)
+        self._touched[task] = True
 
     def remove(self, task: int) -> None:
         """Take `task` and the gap after it away; what waited for it waits for its own causes."""
-        self._check(task)
+        self.remove_all(_one(task))
+
+    def remove_all(self, tasks: NDArray[np.int64]) -> None:
+        """As `remove`, of many tasks at once: int64 [k]."""
+        self._check(tasks)
         if self._reordered:
             raise GraphError("tasks were reordered in this edit", remedy="apply it, then remove")
-        self._removed.add(task)
-        self._touched.add(task)
+        self._removed[tasks] = True
+        self._touched[tasks] = True
 
     def insert(
         self,
@@ -139,27 +182,77 @@ class Editor:
         Raises:
             GraphError: there is no such task, or not one storage for every tensor of the call.
         """
-        self._check(task, duration_ns, gap_ns)
-        self._inserts += 1
-        row: dict[str, object] = {
-            "name": self._strings.add(name),
-            "call": -1 if call is None else self._add_call(call),
-            "duration_ns": duration_ns,
-            "gap_ns": gap_ns,
-            "spread": spread,
-            "provenance": PROVENANCES.index(provenance),
-            "kind": int(kind),
-            "sequence": sequence,
-        }
-        if lane >= 0:
-            row["lane"] = lane
         tensors = 0 if call is None else len(call.inputs) + len(call.outputs)
         if len(storages) not in (0, tensors):
             raise GraphError(f"{len(storages)} storages for {tensors} tensors of {name}")
-        self._given[id(row)] = storages
-        handle = len(self._graph) + self._inserts - 1
-        self._inserted.setdefault((0 if before else 1, task), []).append((handle, row))
-        return handle
+        (handle,) = self.insert_all(
+            _one(task), name, duration_ns, provenance, before=before, gap_ns=gap_ns, spread=spread,
+            call=-1 if call is None else self.call_number(call), kind=kind, sequence=sequence,
+            lane=lane,
+        ).tolist()  # fmt: skip
+        if len(storages):
+            self._given[handle] = storages
+        return int(handle)
+
+    def insert_all(
+        self,
+        tasks: NDArray[np.int64],
+        name: str,
+        durations_ns: ArrayLike,
+        provenance: Provenance | NDArray[np.uint8],
+        *,
+        before: ArrayLike = False,
+        gap_ns: ArrayLike = 0.0,
+        spread: ArrayLike = 0.0,
+        call: ArrayLike = -1,
+        kind: Kind = Kind.OP,
+        sequence: int = -1,
+        lane: int = -1,
+    ) -> NDArray[np.int64]:
+        """As `insert`, of many new tasks at once, one right after (or before) each of `tasks`.
+
+        Args:
+            tasks: int64 [k].
+            durations_ns, gap_ns, spread, before: [k], or one for all.
+            provenance: uint8 [k], indices in `PROVENANCES`, or one for all.
+            call: int [k], what `call_number` gave; -1 for none.
+
+        Returns:
+            int64 [k], their handles.
+        """
+        self._check(tasks, durations_ns, gap_ns)
+        recorded = self._graph.tasks
+        return self._insert(
+            tasks,
+            before,
+            name=self._strings.add(name),
+            scope=recorded.scope[tasks],
+            module=recorded.module[tasks],
+            source=recorded.source[tasks],
+            kind=int(kind),
+            lane=lane if lane >= 0 else recorded.lane[tasks],
+            call=call,
+            sequence=sequence,
+            duration_ns=durations_ns,
+            gap_ns=gap_ns,
+            spread=spread,
+            provenance=_code(provenance),
+            like=-1,
+        )
+
+    def _insert(
+        self, tasks: NDArray[np.int64], before: ArrayLike, **columns: ArrayLike
+    ) -> NDArray[np.int64]:
+        columns |= {"beside": tasks, "before": before}
+        self._inserted.append(
+            {
+                name: np.broadcast_to(np.asarray(columns[name], dtype), len(tasks))
+                for name, dtype in _INSERTED.items()
+            }
+        )
+        first = len(self._graph) + self._inserts
+        self._inserts += len(tasks)
+        return np.arange(first, first + len(tasks))
 
     def lane(self, name: str) -> int:
         """The number of the lane `name`, added if there is none."""
@@ -180,8 +273,7 @@ class Editor:
 
         Both are indices or what `insert` gave.
         """
-        for task in (source, target):
-            self._check_reference(task)
+        self._check_references((source, target))
         self._connected.append((source, target, int(kind), delay_ns, lag))
 
     def exchange(self, row: Exchange) -> None:
@@ -194,23 +286,33 @@ class Editor:
         Returns:
             A handle, as `insert`.
         """
-        self._check(task)
-        handle = self.insert(
+        return int(self.repeat_all(_one(task), _one(where), before=before)[0])
+
+    def repeat_all(
+        self, tasks: NDArray[np.int64], where: NDArray[np.int64], *, before: bool = False
+    ) -> NDArray[np.int64]:
+        """As `repeat`, of many tasks at once: int64 [k] each.
+
+        Returns:
+            int64 [k], their handles.
+        """
+        self._check(tasks)
+        self._check(where)
+        recorded = self._graph.tasks
+        kept = ("name", "scope", "module", "source", "kind")
+        return self._insert(
             where,
-            self._graph.string(int(self._graph.tasks.name[task])),
-            float(self._duration_ns[task]),
-            PROVENANCES[self._provenance[task]],
-            before=before,
-            gap_ns=float(self._gap_ns[task]),
-            spread=float(self._spread[task]),
-            kind=Kind(int(self._graph.tasks.kind[task])),
+            before,
+            **{name: getattr(recorded, name)[tasks] for name in kept},
+            lane=recorded.lane[where],
+            call=self._call[tasks],
+            sequence=-1,
+            duration_ns=self._duration_ns[tasks],
+            gap_ns=self._gap_ns[tasks],
+            spread=self._spread[tasks],
+            provenance=self._provenance[tasks],
+            like=tasks,
         )
-        _, row = self._inserted[(0 if before else 1, where)][-1]
-        row["call"] = int(self._call[task])
-        for name in ("scope", "module", "source"):
-            row[name] = int(getattr(self._graph.tasks, name)[task])
-        self._repeated[id(row)] = task
-        return handle
 
     def select(
         self,
@@ -243,10 +345,10 @@ class Editor:
         """
         if not np.array_equal(np.sort(order), np.arange(len(self._graph))):
             raise GraphError("an order names every task once")
-        if self._removed:
+        if self._removed.any():
             raise GraphError("tasks were removed in this edit", remedy="apply it, then reorder")
         order = np.array(order, np.int64)
-        self._touched.update(order[order != self._order].tolist())
+        self._touched[order[order != self._order]] = True
         self._order, self._reordered = order, True
 
     def resize(self, allocation: int, nbytes: int) -> None:
@@ -255,16 +357,16 @@ class Editor:
         if allocation < len(self._nbytes):
             self._nbytes[allocation] = _whole(nbytes)
         else:
-            self._allocated[allocation - len(self._nbytes)]["nbytes"] = _whole(nbytes)
+            self._allocated["nbytes"][allocation - len(self._nbytes)] = _whole(nbytes)
 
     def release_after(self, allocation: int, task: int) -> None:
         """Free `allocation` after `task` (an index, or what `insert` gave); -1: not in the step."""
         self._check_allocation(allocation)
-        self._check_reference(task)
+        self._check_references(task)
         if allocation < len(self._release):
             self._release[allocation] = task
         else:
-            self._allocated[allocation - len(self._release)]["release"] = task
+            self._allocated["release"][allocation - len(self._release)] = task
 
     def allocate(
         self, nbytes: int, role: Role, producer: int, release: int, storage: int = -1
@@ -276,20 +378,39 @@ class Editor:
         Returns:
             A handle for `resize` and `release_after`.
         """
-        self._check_reference(producer)
-        self._check_reference(release)
-        self._allocated.append(
-            {
-                "nbytes": _whole(nbytes), "storage": storage, "role": int(role),
-                "producer": producer, "release": release,
-            }
-        )  # fmt: skip
-        return len(self._nbytes) + len(self._allocated) - 1
+        self._check_references((producer, release))
+        row = (_whole(nbytes), storage, int(role), producer, release)
+        for column, value in zip(self._allocated.values(), row, strict=True):
+            column.append(value)
+        return len(self._nbytes) + len(self._allocated["nbytes"]) - 1
+
+    def release_all(self, allocations: NDArray[np.int64], tasks: NDArray[np.int64]) -> None:
+        """As `release_after`, of many of the graph's own allocations at once: int64 [k] each."""
+        self._check_references(tasks)
+        self._release[allocations] = tasks
+
+    def allocate_all(
+        self,
+        nbytes: NDArray[np.int64],
+        role: NDArray[np.int64],
+        producer: NDArray[np.int64],
+        release: NDArray[np.int64],
+        storage: NDArray[np.int64],
+    ) -> None:
+        """As `allocate`, of many at once: int64 [k] each."""
+        if (nbytes < 0).any():
+            _whole(int(nbytes.min()))
+        self._check_references(producer)
+        self._check_references(release)
+        rows = (nbytes, storage, role, producer, release)
+        for column, values in zip(self._allocated.values(), rows, strict=True):
+            column.extend(values.tolist())
 
     def apply(self, what: str) -> Graph:
         """The edited copy, with one `Edit` that says `what` was done."""
         graph = self._graph
-        order, new_index, rows = self._placed()
+        added = self._added()
+        order, new_index = self._placed(added)
         edited = replace(
             graph.tasks,
             duration_ns=self._duration_ns,
@@ -298,11 +419,11 @@ class Editor:
             provenance=self._provenance,
             call=self._call,
         ).take(order)
-        columns = edited.columns()
-        for place, row in rows.items():
-            for name, value in row.items():
-                columns[name][place] = value
-        starts, operands = self._operands(order, rows)
+        places = new_index[len(graph) :]
+        for name, column in edited.columns().items():
+            if name in added:
+                column[places] = added[name]
+        starts, operands = self._operands(order, places, added["like"])
         return replace(
             graph,
             tasks=edited,
@@ -315,70 +436,66 @@ class Editor:
             shrunk=self._shrunk(),
             operand_start=starts,
             operands=operands,
-            edits=(*graph.edits, Edit(self._technique, what, len(self._touched) + len(rows))),
+            edits=(
+                *graph.edits,
+                Edit(self._technique, what, int(self._touched.sum()) + self._inserts),
+            ),
         )
 
+    def _added(self) -> dict[str, NDArray[Any]]:
+        """The columns of all inserted tasks, in order of insertion."""
+        none = [np.empty(0, dtype) for dtype in _INSERTED.values()]
+        parts = [dict(zip(_INSERTED, none, strict=True)), *self._inserted]
+        return {name: np.concatenate([part[name] for part in parts]) for name in _INSERTED}
+
     def _placed(
-        self,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, dict[str, object]]]:
+        self, added: dict[str, NDArray[Any]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where tasks stand in the edited graph.
 
         Returns:
-            Of each task there the recorded one that it is or was put in beside; of each recorded
-            or inserted one its place, -1 if removed; and the rows of inserted ones by place.
+            Of each task there the recorded one that it is or was put in beside; and of each
+            recorded or inserted one its place, -1 if removed.
         """
         n = len(self._graph)
         order = self._order
-        if self._removed:
-            gone = np.zeros(n, bool)
-            gone[list(self._removed)] = True
-            order = order[~gone[order]]
-        handles, rows = order, {}
-        if self._inserted:
+        if self._removed.any():
+            order = order[~self._removed[order]]
+        handles = order
+        if self._inserts:
             place = np.empty(n, np.int64)
             place[self._order] = np.arange(n)
             # Three places for each recorded task: what is before it, itself, what is after it.
-            keys, beside = [3 * place[order] + 1], [order]
-            added: list[int] = []
-            row_of: dict[int, dict[str, object]] = {}
-            for (side, task), inserted in self._inserted.items():
-                for handle, row in inserted:
-                    added.append(handle)
-                    row_of[handle] = row
-                keys.append(np.full(len(inserted), 3 * place[task] + 2 * side, np.int64))
-                beside.append(np.full(len(inserted), task, np.int64))
-            by_place = np.argsort(np.concatenate(keys), kind="stable")
-            handles = np.concatenate([order, np.array(added, np.int64)])[by_place]
-            order = np.concatenate(beside)[by_place]
-            rows = {
-                place: row_of[handle]
-                for place, handle in enumerate(handles.tolist())
-                if handle >= n
-            }
+            beside = added["beside"]
+            put = 3 * place[beside] + np.where(added["before"], 0, 2)
+            by_place = np.argsort(np.concatenate([3 * place[order] + 1, put]), kind="stable")
+            handles = np.concatenate([order, n + np.arange(self._inserts)])[by_place]
+            order = np.concatenate([order, beside])[by_place]
         new_index = np.full(n + self._inserts, -1, np.int64)
         new_index[handles] = np.arange(len(handles))
-        return order, new_index, rows
+        return order, new_index
 
-    def _check(self, task: int, *times_ns: float) -> None:
-        if not 0 <= task < len(self._order):
-            raise GraphError(f"there is no task {task} among {len(self._order)}")
-        for time_ns in times_ns:
-            if not np.isfinite(time_ns) or time_ns < 0:
-                raise GraphError(f"task {task} cannot take {time_ns} ns")
+    def _check(self, tasks: NDArray[np.int64], *times_ns: ArrayLike) -> None:
+        """That these are tasks of the graph, and can take so long."""
+        if (wrong := (tasks < 0) | (tasks >= len(self._order))).any():
+            raise GraphError(f"there is no task {tasks[wrong][0]} among {len(self._order)}")
+        for each in times_ns:
+            time_ns = np.asarray(each, np.float64)
+            if (wrong := ~np.isfinite(time_ns) | (time_ns < 0)).any():
+                bad = np.flatnonzero(np.broadcast_to(wrong, len(tasks)))[0]
+                took = np.broadcast_to(time_ns, len(tasks))[bad]
+                raise GraphError(f"task {tasks[bad]} cannot take {took} ns")
 
-    def _check_reference(self, task: int) -> None:
-        count = len(self._graph) + self._inserts
-        if not -1 <= task < count:
-            raise GraphError(f"there is no task {task} among {count}")
+    def _check_references(self, tasks: ArrayLike) -> None:
+        """That these are -1, tasks of the graph, or what `insert` gave."""
+        count, given = len(self._graph) + self._inserts, np.asarray(tasks)
+        if (wrong := (given < -1) | (given >= count)).any():
+            raise GraphError(f"there is no task {given[wrong].flat[0]} among {count}")
 
     def _check_allocation(self, allocation: int) -> None:
-        count = len(self._nbytes) + len(self._allocated)
+        count = len(self._nbytes) + len(self._allocated["nbytes"])
         if not 0 <= allocation < count:
             raise GraphError(f"there is no allocation {allocation} among {count}")
-
-    def _add_call(self, call: Call) -> int:
-        self._calls.append(call)
-        return len(self._calls) - 1
 
     def _shrunk(self) -> tuple[Call | None, ...]:
         """The recorded calls' other forms; nothing is known of a call that was added."""
@@ -387,18 +504,16 @@ class Editor:
         return (*recorded, *[None] * added) if recorded else ()
 
     def _operands(
-        self, order: NDArray[np.int64], rows: dict[int, dict[str, object]]
+        self, order: NDArray[np.int64], places: NDArray[np.int64], like: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        graph = self._graph
-        if not rows:
-            return graph.gathered(order)
-        # The task whose operands each has; a new one that repeats none has its own.
-        like, own = order.copy(), {}
-        for place, row in rows.items():
-            like[place] = self._repeated.get(id(row), -1)
-            if like[place] < 0:
-                own[place] = np.array(self._given[id(row)], np.int32)
-        return graph.gathered(like, own)
+        """Of the edited graph; a new task at one of `places` has those of the task it is `like`."""
+        repeated = order.copy()
+        repeated[places] = like
+        own = {
+            int(places[handle - len(self._graph)]): np.array(given, np.int32)
+            for handle, given in self._given.items()
+        }
+        return self._graph.gathered(repeated, own)
 
     def _remapped(self, new_index: NDArray[np.int64], order: NDArray[np.int64]) -> Allocations:
         """The allocations with tasks numbered as in the edited graph.
@@ -411,18 +526,18 @@ class Editor:
         recorded = {**self._graph.memory.columns(), **changed}
         memory = Allocations.of(
             *(
-                np.concatenate([column, np.array([row[name] for row in self._allocated], np.int64)])
+                np.concatenate([column, np.array(self._allocated[name], np.int64)])
                 for name, column in recorded.items()
             )
         )
-        if not self._removed or not len(memory):
+        if not self._removed.any() or not len(memory):
             numbers = np.append(new_index, -1)  # -1 stays -1
             return replace(
                 memory,
                 producer=numbers[memory.producer].astype(np.int32),
                 release=numbers[memory.release].astype(np.int32),
             )
-        return _Heirs(self._graph, self._removed, new_index, order).hand_on(memory)
+        return Heirs(self._graph, self._removed, new_index, order).hand_on(memory)
 
     def _edges(self, new_index: NDArray[np.int64]) -> Edges:
         """Edges between kept tasks, and from what a removed task waited for to what waited.
@@ -432,7 +547,9 @@ class Editor:
         """
         edges = self._graph.edges
         if len(edges):
-            kept = _Links(edges, self._graph.tasks.lane, self._removed).bridged()
+            kept = edges
+            if self._removed.any():
+                kept = Links(edges, self._graph.tasks.lane, self._removed).bridged()
             source, target = new_index[kept.source], new_index[kept.target]
             edges = replace(kept, source=source.astype(np.int32), target=target.astype(np.int32))
         if not self._connected:
@@ -472,142 +589,20 @@ def _whole(nbytes: int) -> int:
     return int(nbytes)
 
 
-class _Heirs:
-    """Who allocates and frees what removed tasks did.
+def _one(task: int) -> NDArray[np.int64]:
+    return np.array([task], np.int64)
 
-    Args:
-        new_index: int64 [tasks and inserted ones], their numbers in the edited graph.
-        order: int64 [edited tasks], the task each stands for or was put in beside.
-    """
 
-    def __init__(
-        self,
-        graph: Graph,
-        removed: set[int],
-        new_index: NDArray[np.int64],
-        order: NDArray[np.int64],
-    ) -> None:
-        self._graph = graph
-        self._new_index = new_index
-        self._anchor = order
-        self._gone = np.zeros(len(new_index) + 1, bool)  # -1 is not a task
-        self._gone[list(removed)] = True
-
-    def hand_on(self, memory: Allocations) -> Allocations:
-        """`memory` of the edited graph."""
-        orphans = np.flatnonzero(self._gone[memory.producer])
-        needed = np.ones(len(memory), bool)
-        needed[orphans] = self._needed(memory.take(orphans))
-        kept = memory.take(np.flatnonzero(needed))
-        producer, release = self._after(kept.producer), self._before(kept.release)
-        release = np.where(kept.release >= 0, np.maximum(release, producer), -1)
-        return replace(kept, producer=producer.astype(np.int32), release=release.astype(np.int32))
-
-    def _needed(self, orphans: Allocations) -> NDArray[np.bool_]:
-        """Whether a kept task uses what these, whose producers are removed, hold."""
-        graph, release, storage = self._graph, orphans.release, orphans.storage.astype(np.int64)
-        wanted = np.zeros(max(graph.operands.max(initial=-1), storage.max(initial=-1)) + 2, bool)
-        wanted[storage[storage >= 0]] = True
-        found = np.flatnonzero(wanted[graph.operands])
-        users = np.searchsorted(graph.operand_start, found, side="right") - 1
-        # In ascending order, with room for every task behind each storage.
-        room = len(graph) + 1
-        uses = graph.operands[found].astype(np.int64) * room + users
-        uses = np.sort(uses[~self._gone[users]])
-        # A storage's number is used again once it is freed: only uses while it lives count.
-        first = np.searchsorted(uses, storage * room + orphans.producer, side="left")
-        last = np.searchsorted(uses, storage * room + release, side="right")
-        unknown = ~self._gone[release] & (release != orphans.producer)
-        return (release < 0) | np.where(storage < 0, unknown, first < last)
-
-    def _after(self, tasks: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Their numbers; of removed ones that of the next on the lane, or else of the last."""
-        return self._numbers(tasks, "left", 0)
-
-    def _before(self, tasks: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Their numbers; of removed ones that of the one before on the lane, or of the first."""
-        return self._numbers(tasks, "right", -1)
-
-    def _numbers(
-        self, tasks: NDArray[np.int32], side: Literal["left", "right"], step: int
-    ) -> NDArray[np.int64]:
-        numbers = np.append(self._new_index, -1)[tasks]  # -1 stays -1
-        gone = np.flatnonzero(self._gone[tasks])
-        lane_of = self._graph.tasks.lane
-        for one in np.unique(lane_of[tasks[gone]]):
-            here = gone[lane_of[tasks[gone]] == one]
-            lane = np.flatnonzero(lane_of[self._anchor] == one)
-            place = np.searchsorted(self._anchor[lane], tasks[here], side=side) + step
-            numbers[here] = lane[np.clip(place, 0, len(lane) - 1)] if len(lane) else -1
-        return numbers
+def _code(provenance: Provenance | NDArray[np.uint8]) -> int | NDArray[np.uint8]:
+    return PROVENANCES.index(provenance) if isinstance(provenance, Provenance) else provenance
 
 
 _Edge = tuple[int, int, int, float, int]
-
-
-class _Links:
-    """The edges at tasks that are to be removed, taken away one task at a time."""
-
-    def __init__(self, edges: Edges, lane: NDArray[np.int32], removed: set[int]) -> None:
-        gone = np.zeros(len(lane), bool)
-        gone[list(removed)] = True
-        self._touched = gone[edges.source] | gone[edges.target]
-        self._edges = edges
-        self._removed = sorted(removed)
-        self._into: dict[int, list[_Edge]] = {}
-        self._from: dict[int, list[_Edge]] = {}
-        self._before: dict[int, int] = {}
-        self._after: dict[int, int] = {}
-        for e in np.flatnonzero(self._touched):
-            self._add(
-                (
-                    int(edges.source[e]), int(edges.target[e]), int(edges.kind[e]),
-                    float(edges.delay_ns[e]), int(edges.lag[e]),
-                )
-            )  # fmt: skip
-        for number in np.unique(lane):
-            members = np.flatnonzero(lane == number).tolist()
-            for earlier, later in itertools.pairwise(members):
-                self._before[later], self._after[earlier] = earlier, later
-
-    def _add(self, edge: _Edge) -> None:
-        self._from.setdefault(edge[0], []).append(edge)
-        self._into.setdefault(edge[1], []).append(edge)
-
-    def bridged(self) -> Edges:
-        """The edges without the removed tasks."""
-        for task in self._removed:
-            self._take_away(task)
-        extra = [edge for found in self._from.values() for edge in found]
-        columns = [[edge[column] for edge in extra] for column in range(5)]
-        edges, keep = self._edges, ~self._touched
-        return Edges(
-            np.concatenate([edges.source[keep], np.array(columns[0], np.int32)]),
-            np.concatenate([edges.target[keep], np.array(columns[1], np.int32)]),
-            np.concatenate([edges.kind[keep], np.array(columns[2], np.uint8)]),
-            np.concatenate([edges.delay_ns[keep], np.array(columns[3], np.float64)]),
-            np.concatenate([edges.lag[keep], np.array(columns[4], np.uint8)]),
-        )
-
-    def _take_away(self, task: int) -> None:
-        causes = [edge for edge in self._into.pop(task, []) if edge[0] != task]
-        effects = [edge for edge in self._from.pop(task, []) if edge[1] != task]
-        for edge in causes:
-            self._from[edge[0]].remove(edge)
-        for edge in effects:
-            self._into[edge[1]].remove(edge)
-        before, after = self._before.pop(task, -1), self._after.pop(task, -1)
-        for source, _, in_kind, in_delay, in_lag in causes:
-            for _, target, kind, delay, lag in effects:
-                # Two steps of lag are more than an edge can say; one is the stricter.
-                self._add((source, target, kind, in_delay + delay, in_lag | lag))
-            if after >= 0:
-                self._add((source, after, in_kind, in_delay, in_lag))
-        if before >= 0:
-            for _, target, kind, delay, lag in effects:
-                self._add((before, target, kind, delay, lag))
-            self._after.pop(before, None)
-        if after >= 0:
-            self._before.pop(after, None)
-            if before >= 0:
-                self._before[after], self._after[before] = before, after
+# The columns of tasks that are put in: `beside` which recorded one, and `like` which, whose
+# operands they have (-1: none); the others as in `Tasks`.
+_INSERTED: dict[str, Any] = {
+    "beside": np.int64,
+    "before": np.bool_,
+    "like": np.int64,
+    **{name: dtype for name, dtype in TASK_DTYPES.items() if name not in ("phase", "rank")},
+}

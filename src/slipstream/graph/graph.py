@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,15 @@ def taken(column: NDArray[Any], order: NDArray[np.int64] | list[slice]) -> NDArr
     if not isinstance(order, list):
         return column[order]
     return np.concatenate([column[run.start : run.stop or None] for run in order])
+
+
+def distinct(numbers: NDArray[Any], below: int) -> NDArray[Any]:
+    """Each of `numbers` (0 <= number < `below`) once, in the order in which they come first."""
+    first = np.full(below, -1)
+    # Of several values for one place the last one stays.
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    found: NDArray[Any] = numbers[np.sort(first[first >= 0])]
+    return found
 
 
 @dataclass(frozen=True)
@@ -344,6 +354,29 @@ def _in_range(column: NDArray[Any], low: int, high: int, name: str) -> None:
     bad = np.flatnonzero((column < low) | (column >= high))
     if len(bad):
         raise GraphError(f"row {bad[0]}: {name} {column[bad[0]]} is outside [{low}, {high})")
+
+
+_Found = TypeVar("_Found")
+
+
+def kept(find: Callable[..., _Found]) -> Callable[..., _Found]:
+    """`find`, which remembers what it found for as long as the graph lives.
+
+    For what depends on operators and their tensors, not on durations. Several methods of a
+    technique need it, and a page asks for the same technique again and again.
+    """
+
+    @functools.wraps(find)
+    def found(graph: Graph, *settings: Hashable) -> _Found:
+        # As `cached_property` does: a copy with anything changed starts without.
+        known = graph.__dict__.setdefault("_kept", {})
+        key = (find, settings)
+        if key not in known:
+            known[key] = find(graph, *settings)
+        result: _Found = known[key]
+        return result
+
+    return found
 
 
 class StringTable:

@@ -43,22 +43,19 @@ class Selection:
 
     def scale(self, factor: float, provenance: Provenance = Provenance.USER) -> Selection:
         """Let each take `factor` times as long."""
-        for task in self:
-            self.edit.scale(task, factor, provenance)
+        self.edit.scale_all(self.tasks, factor, provenance)
         return self
 
     def set_duration(
         self, duration_ns: float, provenance: Provenance = Provenance.USER
     ) -> Selection:
         """Let each take so many ns."""
-        for task in self:
-            self.edit.set_duration(task, duration_ns, provenance)
+        self.edit.set_durations(self.tasks, duration_ns, provenance)
         return self
 
     def remove(self) -> Selection:
         """Take them out; what waited for one waits for what it waited for."""
-        for task in self:
-            self.edit.remove(task)
+        self.edit.remove_all(self.tasks)
         return self
 
 

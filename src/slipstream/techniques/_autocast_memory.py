@@ -7,25 +7,44 @@ the backward pass needs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slipstream.durations import Durations
+from slipstream.durations import Answer, Durations
 from slipstream.graph import ITEM_BYTES, Call, Editor, Graph, Role, StepPhase
+from slipstream.graph.graph import kept
+from slipstream.graph.uses import uses_of
 from slipstream.techniques.autocast import ROOT, AutocastPlan
 
 
 def edit_memory(
-    edit: Editor,
-    graph: Graph,
-    plan: AutocastPlan,
-    handles: Sequence[int],
-    durations: Durations,
+    edit: Editor, graph: Graph, found: AutocastPlan, handles: Sequence[int], durations: Durations
 ) -> None:
     """Resize, shorten and add allocations; `handles` stand for the plan's casts in `edit`."""
-    if len(graph.memory):
-        _Copies(edit, graph, plan, handles, durations).run()
+    if not len(graph.memory):
+        return
+    _lower_results(edit, graph, found, durations)
+    released, allocated = _copies(graph, found)
+    number = np.concatenate([np.arange(len(graph)), handles, [-1]]).astype(np.int64)  # -1 stays -1
+    edit.release_all(released[:, 0], number[released[:, 1]])
+    nbytes, role, producer, release, storage = allocated.T
+    edit.allocate_all(nbytes, role, number[producer], number[release], storage)
+
+
+@kept
+def _copies(graph: Graph, found: AutocastPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of `Editor.release_after`, and of `Editor.allocate`.
+
+    The plan's casts are numbered from ``len(graph)`` on.
+    """
+    copies = _Copies(graph, found)
+    copies.run()
+    return (
+        np.array(copies.released, np.int64).reshape(-1, 2),
+        np.array(copies.allocated, np.int64).reshape(-1, 5),
+    )
 
 
 def _nbytes(call: Call) -> int:
@@ -33,91 +52,42 @@ def _nbytes(call: Call) -> int:
 
 
 class _Copies:
-    def __init__(
-        self,
-        edit: Editor,
-        graph: Graph,
-        plan: AutocastPlan,
-        handles: Sequence[int],
-        durations: Durations,
-    ) -> None:
-        self._durations = durations
-        self._edit, self._graph, self._plan, self._handles = edit, graph, plan, handles
+    def __init__(self, graph: Graph, plan: AutocastPlan) -> None:
+        self.released: list[tuple[int, int]] = []
+        self.allocated: list[tuple[int, int, int, int, int]] = []
+        self._graph, self._plan = graph, plan
         self._memory = graph.memory
-        self._by_storage: dict[int, list[int]] = {}
-        for a, storage in enumerate(self._memory.storage.tolist()):
-            if storage >= 0:
-                self._by_storage.setdefault(storage, []).append(a)
-        self._uses: dict[int, list[int]] = {}
-        for t in range(len(graph)):
-            for storage in set(graph.storages(t).tolist()):
-                self._uses.setdefault(storage, []).append(t)
+        self._uses = uses_of(graph)
         tasks = graph.tasks
         backward = np.flatnonzero(tasks.phase == StepPhase.BACKWARD)
         # A later task of the same operator overwrites an earlier one.
         self._node_end: dict[int, int] = dict(
             zip(tasks.sequence[backward].tolist(), backward.tolist(), strict=True)
         )
-        inside = [
-            graph.string(int(m)).partition(".")[0] == ROOT and phase == StepPhase.FORWARD
-            for m, phase in zip(tasks.module, tasks.phase, strict=True)
-        ]
-        self._region_end = int(np.flatnonzero(inside)[-1]) if any(inside) else 0
+        in_model = np.array([text.partition(".")[0] == ROOT for text in graph.strings])
+        inside = np.flatnonzero(in_model[tasks.module] & (tasks.phase == StepPhase.FORWARD))
+        self._region_end = int(inside[-1]) if len(inside) else 0
+        self._phase, self._sequence = tasks.phase.tolist(), tasks.sequence.tolist()
 
     def run(self) -> None:
         """Make all changes."""
-        self._lower_results()
         self._shorten_originals()
         parameters = set(self._graph.parameters.tolist())
-        for (t, _, made), (storage, replaces), handle in zip(
-            self._plan.casts, self._plan.cast_storages, self._handles, strict=True
+        for handle, ((t, _, copy), (storage, replaces)) in enumerate(
+            zip(self._plan.casts, self._plan.cast_storages, strict=True), start=len(self._graph)
         ):
-            size = made.outputs[0].nbytes
-            a = self._at(storage, t)
+            size = copy.outputs[0].nbytes
+            a = self._uses.allocation(storage, t)
             if replaces and a is not None:
                 release = int(self._memory.release[a])
                 role = Role(int(self._memory.role[a]))
-                self._edit.release_after(a, handle)
-                self._edit.allocate(size, role, handle, release, storage)
+                self.released.append((a, handle))
+                self.allocated.append((size, role, handle, release, storage))
             else:
                 release = self._last_reader(t, storage, storage in parameters)
-                backward = self._graph.tasks.phase[[t, release]] == StepPhase.BACKWARD
-                role = Role.ACTIVATION if backward[1] and not backward[0] else Role.TEMPORARY
-                self._edit.allocate(size, role, handle, release if release > t else t)
-
-    def _lower_results(self) -> None:
-        graph, memory = self._graph, self._memory
-        own = (memory.producer == memory.release) & (memory.storage < 0)
-        workspace = {int(memory.producer[a]): a for a in np.flatnonzero(own).tolist()}
-        for t, call in self._plan.changed.items():
-            recorded = graph.calls[graph.tasks.call[t]]
-            outputs = graph.storages(t)[len(recorded.inputs) :].tolist()
-            answer = self._durations.lookup(call)
-            # Another kernel than the recorded one: what it returns for the backward pass to read,
-            # and what it needs while it runs, may be larger or smaller by anything.
-            measured = None if answer is None else answer.made
-            known = measured is not None and len(measured) == len(outputs)
-            for i, (new, old, storage) in enumerate(
-                zip(call.outputs, recorded.outputs, outputs, strict=True)
-            ):
-                a = self._at(storage, t)
-                if a is None or memory.producer[a] != t:
-                    continue
-                if measured is not None and known:
-                    self._edit.resize(a, measured[i])
-                elif ITEM_BYTES[new.dtype] < ITEM_BYTES[old.dtype]:
-                    ratio = ITEM_BYTES[new.dtype] / ITEM_BYTES[old.dtype]
-                    self._edit.resize(a, round(int(memory.nbytes[a]) * ratio))
-            if answer is not None and answer.workspace is not None:
-                if t in workspace:
-                    self._edit.resize(workspace[t], answer.workspace)
-                elif answer.workspace:
-                    self._edit.allocate(answer.workspace, Role.TEMPORARY, t, t)
-            elif t in workspace:
-                # Copies of its tensors, in the order its kernel likes.
-                ratio = _nbytes(call) / max(_nbytes(recorded), 1)
-                a = workspace[t]
-                self._edit.resize(a, round(int(memory.nbytes[a]) * ratio))
+                made, freed = (self._phase[one] == StepPhase.BACKWARD for one in (t, release))
+                role = Role.ACTIVATION if freed and not made else Role.TEMPORARY
+                self.allocated.append((size, role, handle, max(release, t), -1))
 
     def _shorten_originals(self) -> None:
         """Free what the backward pass no longer reads itself after its last direct use."""
@@ -131,46 +101,71 @@ class _Copies:
                 continue
             storage = int(memory.storage[a])
             direct, copied = made, False
-            for t in self._lifetime_uses(storage, made, release):
+            for t in self._uses.between(storage, made, release):
                 if storage not in self._plan.through.get(t, ()):
                     direct = self._end_of(t)
-                elif phase[t] == StepPhase.BACKWARD:
+                elif self._phase[t] == StepPhase.BACKWARD:
                     copied = True
                 else:
                     direct = max(direct, t)
             if copied and direct < release:
-                self._edit.release_after(a, direct)
+                self.released.append((a, direct))
 
     def _last_reader(self, t: int, storage: int, kept: bool) -> int:
         """The last task that needs the copy made at `t`."""
-        tasks = self._graph.tasks
         last = max(t, self._region_end) if kept else t
         until = len(self._graph) - 1
-        a = self._at(storage, t)
+        a = self._uses.allocation(storage, t)
         if a is not None and self._memory.release[a] >= 0:
             until = int(self._memory.release[a])
-        for u in self._lifetime_uses(storage, t, until):
+        for u in self._uses.between(storage, t, until):
             if storage in self._plan.through.get(u, ()) and (
-                kept or tasks.sequence[u] == tasks.sequence[t]
+                kept or self._sequence[u] == self._sequence[t]
             ):
                 last = max(last, self._end_of(u))
         return last
 
     def _end_of(self, t: int) -> int:
         """When what `t` reads can be freed: autograd frees what it saved after a whole node."""
-        tasks = self._graph.tasks
-        if tasks.phase[t] != StepPhase.BACKWARD or tasks.sequence[t] < 0:
+        if self._phase[t] != StepPhase.BACKWARD or self._sequence[t] < 0:
             return t
-        return max(t, self._node_end[int(tasks.sequence[t])])
+        return max(t, self._node_end[self._sequence[t]])
 
-    def _lifetime_uses(self, storage: int, first: int, last: int) -> Iterator[int]:
-        return (t for t in self._uses.get(storage, ()) if first <= t <= last)
 
-    def _at(self, storage: int, t: int) -> int | None:
-        """The allocation that has the storage's number at `t`."""
-        memory = self._memory
-        for a in self._by_storage.get(storage, ()):
-            release = memory.release[a]
-            if memory.producer[a] <= t and (release < 0 or t <= release):
-                return a
-        return None
+def _lower_results(edit: Editor, graph: Graph, found: AutocastPlan, durations: Durations) -> None:
+    memory, uses = graph.memory, uses_of(graph)
+    answers: dict[int, Answer | None] = {}
+    own = (memory.producer == memory.release) & (memory.storage < 0)
+    workspace = {int(memory.producer[a]): a for a in np.flatnonzero(own).tolist()}
+    for t, call in found.changed.items():
+        recorded = graph.calls[graph.tasks.call[t]]
+        outputs = graph.storages(t)[len(recorded.inputs) :].tolist()
+        # A plan has one object for all calls that are alike.
+        if id(call) not in answers:
+            answers[id(call)] = durations.lookup(call)
+        answer = answers[id(call)]
+        # Another kernel than the recorded one: what it returns for the backward pass to read,
+        # and what it needs while it runs, may be larger or smaller by anything.
+        measured = None if answer is None else answer.made
+        known = measured is not None and len(measured) == len(outputs)
+        for i, (new, old, storage) in enumerate(
+            zip(call.outputs, recorded.outputs, outputs, strict=True)
+        ):
+            a = uses.allocation(storage, t)
+            if a is None or memory.producer[a] != t:
+                continue
+            if measured is not None and known:
+                edit.resize(a, measured[i])
+            elif ITEM_BYTES[new.dtype] < ITEM_BYTES[old.dtype]:
+                ratio = ITEM_BYTES[new.dtype] / ITEM_BYTES[old.dtype]
+                edit.resize(a, round(int(memory.nbytes[a]) * ratio))
+        if answer is not None and answer.workspace is not None:
+            if t in workspace:
+                edit.resize(workspace[t], answer.workspace)
+            elif answer.workspace:
+                edit.allocate(answer.workspace, Role.TEMPORARY, t, t)
+        elif t in workspace:
+            # Copies of its tensors, in the order its kernel likes.
+            ratio = _nbytes(call) / max(_nbytes(recorded), 1)
+            a = workspace[t]
+            edit.resize(a, round(int(memory.nbytes[a]) * ratio))

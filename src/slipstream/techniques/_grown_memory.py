@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slipstream.graph import Allocations, Call, Graph, Role, TensorSpec
-
-_Pair = tuple[TensorSpec, TensorSpec]
+from slipstream.graph import Allocations, Call, Graph, Role
 
 
 def resized_memory(graph: Graph, calls: Sequence[Call | None], factor: float) -> Allocations:
@@ -24,58 +23,122 @@ def resized_memory(graph: Graph, calls: Sequence[Call | None], factor: float) ->
         factor: how many times as many samples that step has.
     """
     memory = graph.memory
-    reads, makes = _tensors(graph, calls)
-    nbytes = memory.nbytes.copy()
-    for a in range(len(memory)):
-        storage, producer, release = (
-            int(column[a]) for column in (memory.storage, memory.producer, memory.release)
-        )
-        pairs = [makes[producer, storage]] if (producer, storage) in makes else []
-        if not pairs and storage >= 0:
-            end = release if release >= 0 else len(graph)
-            uses = reads.get(storage, ())
-            pairs = [pair for task, pair in uses if producer <= task <= end][:1]
-        if pairs:
-            old, new = pairs[0]
-            growth = new.nbytes / old.nbytes if old.nbytes else 1.0
-        elif producer >= 0 and memory.role[a] not in (Role.GRADIENT, Role.OPTIMIZER):
-            growth = _operator_growth(graph, calls, producer, factor)
-        else:
-            growth = factor if memory.role[a] == Role.INPUT else 1.0
-        nbytes[a] = round(int(nbytes[a]) * growth)
-    return replace(memory, nbytes=nbytes.astype(np.int64))
+    tensors = _Tensors.of(graph, calls)
+    growth = np.where(memory.role == Role.INPUT, factor, 1.0)
+    own = (memory.producer >= 0) & ~np.isin(memory.role, (Role.GRADIENT, Role.OPTIMIZER))
+    growth[own] = _operator_growth(graph, calls, factor)[graph.tasks.call[memory.producer[own]]]
+    pair = _made(graph, tensors)
+    unseen = np.flatnonzero((pair < 0) & (memory.storage >= 0))
+    pair[unseen] = _first_read(graph, tensors, memory.take(unseen))
+    seen = np.flatnonzero(pair >= 0)
+    growth[seen] = tensors.growth[pair[seen]]
+    return replace(memory, nbytes=np.rint(memory.nbytes * growth).astype(np.int64))
 
 
-def _tensors(
-    graph: Graph, calls: Sequence[Call | None]
-) -> tuple[dict[int, list[tuple[int, _Pair]]], dict[tuple[int, int], _Pair]]:
-    """(task, tensor) by storage that is read; tensor by (task, storage) that is written.
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of every call, its inputs first, as they are and in the other step.
+
+    Attributes:
+        start: int64 [calls + 1], where those of a call begin; the last stands for no call.
+        inputs, count: int64 [calls + 1], how many it reads and how many it has in all; 0 where
+            the call in the other step is not known.
+        nbytes: int64 [tensors].
+        growth: float64 [tensors], bytes in the other step over these.
+    """
+
+    start: NDArray[np.int64]
+    inputs: NDArray[np.int64]
+    count: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    growth: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, graph: Graph, calls: Sequence[Call | None]) -> _Tensors:
+        """Of ``graph.calls`` beside `calls`."""
+        known = [
+            None if new is None else (old, new) for old, new in zip(graph.calls, calls, strict=True)
+        ]
+        inputs = np.array([*(0 if pair is None else len(pair[0].inputs) for pair in known), 0])
+        sizes = [
+            [
+                (old.nbytes, new.nbytes)
+                for old, new in zip(
+                    (*pair[0].inputs, *pair[0].outputs),
+                    (*pair[1].inputs, *pair[1].outputs),
+                    strict=True,
+                )
+            ]
+            for pair in known
+            if pair is not None
+        ]
+        counts = iter(map(len, sizes))
+        count = np.array([*(0 if pair is None else next(counts) for pair in known), 0])
+        flat = np.array([one for each in sizes for one in each], np.int64).reshape(-1, 2)
+        before, after = flat.T
+        growth = np.where(before > 0, after / np.maximum(before, 1), 1.0)
+        return cls(np.cumsum(count) - count, inputs, count, before, growth)
+
+
+def _made(graph: Graph, tensors: _Tensors) -> NDArray[np.int64]:
+    """By allocation: the tensor of its producer's that lies in it, -1 where there is none.
 
     Of several tensors in one storage the largest counts: the others are views of parts.
     """
-    reads: dict[int, list[tuple[int, _Pair]]] = {}
-    makes: dict[tuple[int, int], _Pair] = {}
-    for t, number in enumerate(graph.tasks.call.tolist()):
-        new = calls[number] if number >= 0 else None
-        if new is None:
-            continue
-        old, storages = graph.calls[number], graph.storages(t).tolist()
-        pairs = zip((*old.inputs, *old.outputs), (*new.inputs, *new.outputs), strict=True)
-        for place, (storage, pair) in enumerate(zip(storages, pairs, strict=False)):
-            if place < len(old.inputs):
-                reads.setdefault(storage, []).append((t, pair))
-            elif (t, storage) not in makes or makes[t, storage][0].nbytes < pair[0].nbytes:
-                makes[t, storage] = pair
-    return reads, makes
+    memory = graph.memory
+    found = np.full(len(memory), -1)
+    here = np.flatnonzero(memory.producer >= 0)
+    place = 0
+    while len(here):
+        task = memory.producer[here]
+        call = graph.tasks.call[task]
+        nth = tensors.inputs[call] + place
+        at = graph.operand_start[task] + nth
+        there = (nth < tensors.count[call]) & (at < graph.operand_start[task + 1])
+        here, call, nth, at = here[there], call[there], nth[there], at[there]
+        pair = tensors.start[call] + nth
+        larger = (found[here] < 0) | (tensors.nbytes[found[here]] < tensors.nbytes[pair])
+        chosen = larger & (graph.operands[at] == memory.storage[here])
+        found[here[chosen]] = pair[chosen]
+        place += 1
+    return found
 
 
-def _operator_growth(graph: Graph, calls: Sequence[Call | None], task: int, factor: float) -> float:
-    number = graph.tasks.call[task]
-    new = calls[number] if number >= 0 else None
-    if new is None:
-        return factor
-    old = graph.calls[number]
-    return moved(new) / max(moved(old), 1)
+def _first_read(graph: Graph, tensors: _Tensors, memory: Allocations) -> NDArray[np.int64]:
+    """By allocation: the tensor as which it is first read while it lives, or -1."""
+    if not len(memory):
+        return np.empty(0, np.int64)
+    storage = memory.storage.astype(np.int64)
+    wanted = np.zeros(max(graph.operands.max(initial=-1), storage.max()) + 2, bool)
+    wanted[storage] = True
+    at = np.flatnonzero(wanted[graph.operands])
+    task = np.searchsorted(graph.operand_start, at, side="right") - 1
+    call, nth = graph.tasks.call[task], at - graph.operand_start[task]
+    reads = nth < tensors.inputs[call]
+    at, task, pair = at[reads], task[reads], (tensors.start[call] + nth)[reads]
+    # In ascending order, with room for every task behind each storage.
+    room = len(graph) + 1
+    key = graph.operands[at] * np.int64(room) + task
+    order = np.argsort(key, kind="stable")
+    key, pair = np.append(key[order], np.iinfo(np.int64).max), np.append(pair[order], -1)
+    end = np.where(memory.release >= 0, memory.release, len(graph))
+    first = np.searchsorted(key, storage * room + np.maximum(memory.producer, 0))
+    return np.where(key[first] <= storage * room + end, pair[first], -1)
+
+
+def _operator_growth(
+    graph: Graph, calls: Sequence[Call | None], factor: float
+) -> NDArray[np.float64]:
+    """By number of a call, and at the end of none: what it moves there over what it moves here."""
+    return np.array(
+        [
+            *(
+                factor if new is None else moved(new) / max(moved(old), 1)
+                for old, new in zip(graph.calls, calls, strict=True)
+            ),
+            factor,
+        ]
+    )
 
 
 def moved(call: Call) -> int:

@@ -11,7 +11,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.graph.graph import kept
 from slipstream.techniques.attention_storages import AttentionStorages, storages_of
 from slipstream.techniques.dataflow import Dataflow
 
@@ -32,6 +35,7 @@ _SCALES = ("aten::mul", "aten::mul_", "aten::div", "aten::div_")
 _SUMS = ("aten::add", "aten::add_")
 _FILLS = ("aten::masked_fill", "aten::masked_fill_")
 _INSIDE = "aten::scaled_dot_product_attention"
+_SOFTMAX = "aten::_softmax"
 _MATMUL = "aten::matmul"
 
 
@@ -63,21 +67,23 @@ class Attention:
     sequence: int = -1
 
 
+@kept
 def find_attention(graph: Graph) -> list[Attention]:
     """The attentions of a step that are not fused yet, in program order."""
+    tasks = graph.tasks
+    softmax = np.array([*(call.name == _SOFTMAX for call in graph.calls), False])
+    fused = np.array([_INSIDE in text for text in graph.strings])
+    chosen = softmax[tasks.call] & ~fused[tasks.scope] & (tasks.phase == StepPhase.FORWARD)
+    if not chosen.any():
+        return []
     flow = Dataflow(graph)
     learned = _learned(graph, flow)
-    found = []
-    for t in range(len(graph)):
-        call = flow.call(t)
-        if call is None or call.name != "aten::_softmax":
-            continue
-        scope = graph.string(int(graph.tasks.scope[t]))
-        if graph.tasks.phase[t] == StepPhase.FORWARD and _INSIDE not in scope:
-            one = _Finder(graph, flow, learned, t).find()
-            if one is not None:
-                found.append(one)
-    return found
+    found = (
+        _Finder(graph, flow, learned, t).find()
+        for t in np.flatnonzero(chosen).tolist()
+        if flow.call(t) is not None
+    )
+    return [one for one in found if one is not None]
 
 
 class _Finder:

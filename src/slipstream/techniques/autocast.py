@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from slipstream.graph import SCALAR_TYPE, Call, Graph, StepPhase, TensorSpec, cast
+from slipstream.graph.graph import kept
 from slipstream.techniques.dataflow import is_view
 
 Category = Literal["lower", "float32", "widest"]
@@ -297,7 +298,7 @@ _WIDE_ATTENTION = "aten::_scaled_dot_product_attention_math"
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
-@dataclass
+@dataclass(eq=False)
 class AutocastPlan:
     """The calls a step would make under autocast.
 
@@ -317,6 +318,7 @@ class AutocastPlan:
     through: dict[int, set[int]] = field(default_factory=dict)
 
 
+@kept
 def plan(graph: Graph, dtype: str, device: str = "cpu") -> AutocastPlan:
     """How `graph` would run with the root module's forward under autocast to `dtype`."""
     return _Interpreter(graph, dtype, device).run()
@@ -360,6 +362,19 @@ class _Interpreter:
         self._low = dtype
         self._device = device
         self._plan = AutocastPlan()
+        self._calls = graph.tasks.call.tolist()
+        self._phases = graph.tasks.phase.tolist()
+        self._sequences = graph.tasks.sequence.tolist()
+        self._scopes = graph.tasks.scope.tolist()
+        self._in_model = [text.partition(".")[0] == ROOT for text in graph.strings]
+        self._modules = graph.tasks.module.tolist()
+        self._rules: dict[tuple[int, str], Category | None] = {}
+        """By scope and operator: what autocast does there."""
+        self._casts: dict[tuple[int, str], Call] = {}
+        """By tensor's identity and dtype: one object for casts that are alike."""
+        self._lower_specs: dict[int, TensorSpec] = {}
+        self._changes: dict[tuple[int, tuple[str, ...], tuple[str, ...]], Call] = {}
+        """By number of a call and its dtypes: what it becomes."""
         self._parameters = set(graph.parameters.tolist())
         self._cached: set[int] = set()
         # A storage's number is used again once it is freed, so that all that is known of one is
@@ -378,16 +393,16 @@ class _Interpreter:
         """Storages that parameters have gone into."""
 
     def run(self) -> AutocastPlan:
-        tasks = self._graph.tasks
-        for t in range(len(tasks)):
-            if tasks.call[t] < 0:
+        starts, operands = self._graph.operand_start.tolist(), self._graph.operands.tolist()
+        for t, number in enumerate(self._calls):
+            if number < 0:
                 continue
-            call = self._graph.calls[tasks.call[t]]
-            storages = self._graph.storages(t).tolist()
+            call = self._graph.calls[number]
+            storages = operands[starts[t] : starts[t + 1]]
             if len(storages) != len(call.inputs) + len(call.outputs):
                 continue  # put in by another technique: nothing is known of its tensors
             inputs, outputs = storages[: len(call.inputs)], storages[len(call.inputs) :]
-            phase = tasks.phase[t]
+            phase = self._phases[t]
             if phase == StepPhase.BACKWARD:
                 self._backward(t, call, inputs, outputs)
             elif phase == StepPhase.FORWARD and self._inside(t):
@@ -410,14 +425,20 @@ class _Interpreter:
                 self._replace(forward[-1], spec, int(storage), before=False)
 
     def _inside(self, t: int) -> bool:
-        module = self._graph.string(int(self._graph.tasks.module[t]))
-        return module.partition(".")[0] == ROOT
+        module: int = self._modules[t]
+        return self._in_model[module]
 
     def _scope(self, t: int) -> list[str]:
-        return self._graph.string(int(self._graph.tasks.scope[t])).split("/")
+        return self._graph.string(self._scopes[t]).split("/")
+
+    def _rule(self, t: int, call: Call) -> Category | None:
+        key = (self._scopes[t], call.name)
+        if key not in self._rules:
+            self._rules[key] = category([*self._scope(t), call.name], self._device)
+        return self._rules[key]
 
     def _forward(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
-        rule = category([*self._scope(t), call.name], self._device)
+        rule = self._rule(t, call)
         dtypes = self._dtypes(call, inputs)
         cast_in: list[TensorSpec] = []
         if is_view(call, inputs, outputs):
@@ -437,7 +458,7 @@ class _Interpreter:
         elif rule == "float32" or (rule == "widest" and _FULL in dtypes):
             for spec, storage, dtype in zip(call.inputs, inputs, dtypes, strict=True):
                 if dtype == self._low and spec.dtype == _FULL:
-                    self._cast(t, spec.as_dtype(self._low), _FULL, storage, before=True)
+                    self._cast(t, self._lower(spec), _FULL, storage, before=True)
             dtypes = [_FULL if dtype == self._low else dtype for dtype in dtypes]
         differentiable = not self._differentiable.isdisjoint(inputs)
         self._change(t, call, dtypes, inputs, outputs)
@@ -445,7 +466,7 @@ class _Interpreter:
             self._maker[storage] = t
             if differentiable:
                 self._differentiable.add(storage)
-        sequence = int(self._graph.tasks.sequence[t])
+        sequence = self._sequences[t]
         if sequence >= 0 and outputs:
             # Operators that autograd does not follow carry the number of the next one that it
             # does: the last one with a number is the one it belongs to.
@@ -464,7 +485,7 @@ class _Interpreter:
         self._forget(inputs, outputs)
 
     def _backward(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
-        sequence = int(self._graph.tasks.sequence[t])
+        sequence = self._sequences[t]
         node = self._nodes.get(sequence)
         dtypes = self._dtypes(call, inputs)
         if node is not None:
@@ -510,12 +531,23 @@ class _Interpreter:
         ]
 
     def _cast(self, t: int, spec: TensorSpec, dtype: str, storage: int, *, before: bool) -> None:
-        self._plan.casts.append((t, before, cast(spec, dtype)))
+        self._plan.casts.append((t, before, self._copy(spec, dtype)))
         self._plan.cast_storages.append((storage, False))
+
+    def _copy(self, spec: TensorSpec, dtype: str) -> Call:
+        key = (id(spec), dtype)
+        if key not in self._casts:
+            self._casts[key] = cast(spec, dtype)
+        return self._casts[key]
+
+    def _lower(self, spec: TensorSpec) -> TensorSpec:
+        if id(spec) not in self._lower_specs:
+            self._lower_specs[id(spec)] = spec.as_dtype(self._low)
+        return self._lower_specs[id(spec)]
 
     def _replace(self, t: int, spec: TensorSpec, storage: int, *, before: bool) -> None:
         """From here on a float32 copy stands for what `storage` holds in the lower precision."""
-        self._plan.casts.append((t, before, cast(spec.as_dtype(self._low), _FULL)))
+        self._plan.casts.append((t, before, self._copy(self._lower(spec), _FULL)))
         self._plan.cast_storages.append((storage, True))
         self._lowered.discard(storage)
 
@@ -550,13 +582,19 @@ class _Interpreter:
             if storage not in inputs and result == self._low:
                 self._lowered.add(storage)
         if dtypes != [spec.dtype for spec in call.inputs]:
-            changed = call.with_dtypes(dtypes, results)
-            place = _DTYPE_ARGUMENT.get(call.name)
-            if place is not None and low:
-                arguments = list(changed.arguments)
-                arguments[place] = SCALAR_TYPE[self._low]
-                changed = replace(changed, arguments=tuple(arguments))
-            self._plan.changed[t] = changed
+            key = (self._calls[t], tuple(dtypes), tuple(results))
+            if key not in self._changes:
+                self._changes[key] = self._in_dtypes(call, dtypes, results, low=low)
+            self._plan.changed[t] = self._changes[key]
+
+    def _in_dtypes(self, call: Call, dtypes: list[str], results: list[str], *, low: bool) -> Call:
+        changed = call.with_dtypes(dtypes, results)
+        place = _DTYPE_ARGUMENT.get(call.name)
+        if place is None or not low:
+            return changed
+        arguments = list(changed.arguments)
+        arguments[place] = SCALAR_TYPE[self._low]
+        return replace(changed, arguments=tuple(arguments))
 
     def _follows(self, call: Call, dtypes: list[str]) -> bool:
         """Whether an operator given `dtypes` returns the lower precision."""

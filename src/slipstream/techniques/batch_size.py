@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slipstream.durations import questions, rescale
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.durations import Changed, questions, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase
+from slipstream.graph import Call, Editor, Graph, StepPhase, distinct
 from slipstream.graph.resize import Resize
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
@@ -80,7 +83,8 @@ class BatchSize(Settings):
         # They are held all at once; what is left out goes by its bytes.
         largest = psutil.virtual_memory().available // _HELD_AT_ONCE
         changed = _resized_tasks(graph, self._calls(graph))
-        return questions(graph, {t: call for t, call in changed.items() if moved(call) <= largest})
+        fits = tuple(pair for pair in changed.pairs if moved(pair[1]) <= largest)
+        return questions(graph, replace(changed, pairs=fits))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each operator by its micro-benchmarked ratio; gaps and the update stay."""
@@ -89,14 +93,12 @@ class BatchSize(Settings):
         edit = Editor(graph, str(self))
         rescale(edit, graph, changed, durations)
         factor = self._resize(graph).factor
-        for t, call in changed.items():
-            recorded = graph.calls[graph.tasks.call[t]]
+        for pair, (recorded, call) in enumerate(changed.pairs):
             if durations.ratio(recorded, call) is None:
-                edit.scale(t, moved(call) / max(moved(recorded), 1), Provenance.ASSUMED)
-        for t in range(len(graph)):
-            if _is_unknown(graph, calls, t):
-                longer = float(graph.tasks.duration_ns[t]) * factor
-                edit.set_duration(t, longer, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
+                growth = moved(call) / max(moved(recorded), 1)
+                edit.scale_all(changed.tasks[changed.pair == pair], growth, Provenance.ASSUMED)
+        unknown = _unknown_tasks(graph, calls)
+        edit.scale_all(unknown, factor, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
         wanted = int(self._of(graph.samples))
         edited = edit.apply(f"{wanted} samples per step: {len(changed)} operators resized")
         shrunk: Any = graph.meta["shrunk"]
@@ -169,14 +171,21 @@ def _has_two_sizes(graph: Graph) -> bool:
     return all(type(size) is int and size > 0 for size in sizes) and sizes[0] != sizes[1]
 
 
-def _resized_tasks(graph: Graph, calls: Sequence[Call | None]) -> dict[int, Call]:
-    """By task: its call at the new size, where that differs."""
-    found: dict[int, Call] = {}
-    for t, number in enumerate(graph.tasks.call.tolist()):
-        call = calls[number] if number >= 0 else None
-        if call is not None and call is not graph.calls[number]:
-            found[t] = _roomy(call)
-    return found
+def _resized_tasks(graph: Graph, calls: Sequence[Call | None]) -> Changed:
+    """The tasks whose call is another at the new size."""
+    new = {
+        number: (recorded, _roomy(call))
+        for number, (recorded, call) in enumerate(zip(graph.calls, calls, strict=True))
+        if call is not None and call is not recorded
+    }
+    number = graph.tasks.call
+    resized = np.zeros(len(calls) + 1, bool)  # -1 is not a call
+    resized[list(new)] = True
+    tasks = np.flatnonzero(resized[number])
+    order = distinct(number[tasks], len(calls))
+    pair = np.zeros(len(calls), np.int64)
+    pair[order] = np.arange(len(order))
+    return Changed(tasks, pair[number[tasks]], tuple(new[one] for one in order.tolist()))
 
 
 def _roomy(call: Call) -> Call:
@@ -196,7 +205,7 @@ def _roomy(call: Call) -> Call:
     )
 
 
-def _is_unknown(graph: Graph, calls: Sequence[Call | None], task: int) -> bool:
-    """Whether nothing tells how `task`, outside of the update, depends on the batch."""
-    number, phase = graph.tasks.call[task], graph.tasks.phase[task]
-    return number >= 0 and calls[number] is None and phase != StepPhase.OPTIMIZER
+def _unknown_tasks(graph: Graph, calls: Sequence[Call | None]) -> NDArray[np.int64]:
+    """Tasks outside of the update of which nothing tells how they depend on the batch."""
+    unknown = np.array([*(call is None for call in calls), False])  # -1 is not a call
+    return np.flatnonzero(unknown[graph.tasks.call] & (graph.tasks.phase != StepPhase.OPTIMIZER))

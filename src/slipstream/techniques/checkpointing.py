@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, Kind, StepPhase
+from slipstream.graph import PROVENANCES, Call, Editor, Graph, Kind, StepPhase
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, checkpoint_blocks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
@@ -63,30 +65,43 @@ class Checkpointing(Settings):
             return f"no module is called '{self.only}'"
         if not chosen:
             return "no block repeats in the model; choose modules with only=GLOB"
-        if not find_blocks(graph, chosen):
+        if not find_blocks(graph, tuple(chosen)):
             return "the chosen modules save nothing for the backward pass"
         return None
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """What checkpointing itself costs a block that saves so many tensors."""
-        return [_overhead(block) for block in self._blocks(graph)]
+        blocks = {block.saved: block for block in self._blocks(graph)}
+        return [_overhead(block) for block in blocks.values()]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Before a block's backward, its forward again; what it saved lives from there on."""
         edit = Editor(graph, str(self))
         blocks = self._blocks(graph)
-        handles: list[dict[int, int]] = []
-        for block in blocks:
-            answer = context.durations.lookup(_overhead(block))
-            edit.insert(
-                block.resume, "checkpoint", answer.nanoseconds if answer else 0.0,
-                answer.provenance if answer else Provenance.ASSUMED,
+        starts = np.cumsum([0, *(len(block.again) for block in blocks)])
+        handles = np.empty(starts[-1], np.int64)
+        for together in _apart(blocks):
+            chosen = [blocks[b] for b in together]
+            known = {block.saved: context.durations.lookup(_overhead(block)) for block in chosen}
+            answers = [known[block.saved] for block in chosen]
+            code = [
+                PROVENANCES.index(answer.provenance if answer else Provenance.ASSUMED)
+                for answer in answers
+            ]
+            resume = np.array([block.resume for block in chosen])
+            edit.insert_all(
+                resume, "checkpoint",
+                [answer.nanoseconds if answer else 0.0 for answer in answers],
+                np.array(code, np.uint8),
                 before=True, spread=_SPREAD, kind=Kind.HOST,
             )  # fmt: skip
-            handles.append({t: edit.repeat(t, block.resume, before=True) for t in block.again})
-        edit_memory(edit, graph, blocks, handles)
-        again = sum(len(block.again) for block in blocks)
-        return edit.apply(f"{again} operators of {len(blocks)} blocks run again in the backward")
+            again = np.array([t for block in chosen for t in block.again])
+            where = np.repeat(resume, [len(block.again) for block in chosen])
+            places = np.concatenate([np.arange(*starts[[b, b + 1]]) for b in together])
+            handles[places] = edit.repeat_all(again, where, before=True)
+        edit_memory(edit, graph, self._modules(graph), handles)
+        count = sum(len(block.again) for block in blocks)
+        return edit.apply(f"{count} operators of {len(blocks)} blocks run again in the backward")
 
     def apply(self, built: Built) -> None:
         """Checkpoint the forward of the chosen modules.
@@ -135,7 +150,10 @@ class Checkpointing(Settings):
         )
 
     def _blocks(self, graph: Graph) -> list[Block]:
-        return find_blocks(graph, self._choose(graph.meta.get("modules") or {}))
+        return find_blocks(graph, self._modules(graph))
+
+    def _modules(self, graph: Graph) -> tuple[str, ...]:
+        return tuple(self._choose(graph.meta.get("modules") or {}))
 
     def _choose(self, classes: Mapping[str, str]) -> list[str]:
         """Names of the outermost modules to checkpoint, by their classes."""
@@ -164,6 +182,18 @@ def _repeated(classes: Mapping[str, str]) -> set[str]:
         if name in parents and kind not in _CONTAINERS:
             families.setdefault((name.rpartition(".")[0], kind), []).append(name)
     return {name for family in families.values() if len(family) > 1 for name in family}
+
+
+def _apart(blocks: Sequence[Block]) -> list[list[int]]:
+    """Numbers of blocks, in groups of which no two run again at one place."""
+    groups: list[list[int]] = []
+    before: dict[int, int] = {}
+    for b, block in enumerate(blocks):
+        group = before[block.resume] = before.get(block.resume, -1) + 1
+        if group == len(groups):
+            groups.append([])
+        groups[group].append(b)
+    return groups
 
 
 def _overhead(block: Block) -> Call:

@@ -6,16 +6,16 @@ Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; ``torch.amp.
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from slipstream.durations import pace, questions, rescale
+from slipstream.durations import Answer, Changed, Durations, pace, questions, rescale
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase
+from slipstream.graph import PROVENANCES, Call, Editor, Graph, StepPhase, distinct
+from slipstream.graph.graph import kept
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, refuse_inside
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
@@ -49,7 +49,8 @@ class Amp(Settings):
             return "fp16 needs loss scaling and a GPU; use amp:bf16"
         if (reason := already_autocast(graph) or already_compiled(graph)) is not None:
             return reason
-        names = {graph.string(int(module)) for module in graph.tasks.module}
+        modules = distinct(graph.tasks.module, len(graph.strings))
+        names = [graph.string(module) for module in modules.tolist()]
         if not any(name.partition(".")[0] == ROOT for name in names):
             return "the step hides its model; return (model, batch, loss, optimizer)"
         if any(spec.dtype in _TORCH_DTYPE.values() for call in graph.calls for spec in call.inputs):
@@ -61,31 +62,17 @@ class Amp(Settings):
     def questions(self, graph: Graph) -> Sequence[Call]:
         """The changed operators as recorded and in their new dtypes, and the casts."""
         found = self._plan(graph)
-        return [*questions(graph, found.changed), *(made for _, _, made in found.casts)]
+        casts = {id(made): made for _, _, made in found.casts}
+        return [*questions(graph, _changed(graph, found)), *casts.values()]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each changed operator by its micro-benchmarked ratio; insert the casts."""
         found = self._plan(graph)
         edit = Editor(graph, str(self))
-        rescale(edit, graph, found.changed, context.durations)
-        in_step = pace(graph, found.changed, context.durations)
-        between = _between_operators_ns(graph)
-        handles = []
-        for t, before, made in found.casts:
-            gap_ns = between[StepPhase(graph.tasks.phase[t])]
-            answer = context.durations.lookup(made)
-            if answer is None:
-                size = made.inputs[0].nbytes + made.outputs[0].nbytes
-                handle = edit.insert(
-                    t, made.name, size / _ASSUMED_BYTES_PER_NS, Provenance.ASSUMED,
-                    before=before, gap_ns=gap_ns, spread=0.5, call=made,
-                )  # fmt: skip
-            else:
-                handle = edit.insert(
-                    t, made.name, answer.nanoseconds * in_step, answer.provenance,
-                    before=before, gap_ns=gap_ns, spread=answer.spread, call=made,
-                )  # fmt: skip
-            handles.append(handle)
+        changed = _changed(graph, found)
+        rescale(edit, graph, changed, context.durations)
+        in_step = pace(graph, changed.tasks, context.durations)
+        handles = _insert(edit, graph, found, context.durations, in_step)
         edit_memory(edit, graph, found, handles, context.durations)
         return edit.apply(
             f"{found.lowered} forward operators in {self.dtype}, {len(found.casts)} casts"
@@ -159,6 +146,41 @@ class Amp(Settings):
         return plan(graph, _TORCH_DTYPE[self.dtype], str(graph.meta.get("device", "cpu")))
 
 
+@kept
+def _changed(graph: Graph, found: AutocastPlan) -> Changed:
+    return Changed.of(graph, found.changed)
+
+
+def _insert(
+    edit: Editor, graph: Graph, found: AutocastPlan, durations: Durations, in_step: float
+) -> list[int]:
+    """Put the casts in; their handles."""
+    if not found.casts:
+        return []
+    # A plan has one object for all casts that are alike.
+    times: dict[int, tuple[float, float, int, int]] = {}
+    for _, _, made in found.casts:
+        if id(made) not in times:
+            answer = durations.lookup(made)
+            if answer is None:
+                size = made.inputs[0].nbytes + made.outputs[0].nbytes
+                answer = Answer(size / _ASSUMED_BYTES_PER_NS, 0.5, Provenance.ASSUMED)
+                duration_ns = answer.nanoseconds
+            else:
+                duration_ns = answer.nanoseconds * in_step
+            code = PROVENANCES.index(answer.provenance)
+            times[id(made)] = (duration_ns, answer.spread, code, edit.call_number(made))
+    duration_ns, spread, code, call = np.array([times[id(made)] for _, _, made in found.casts]).T
+    tasks = np.array([t for t, _, _ in found.casts])
+    gap_ns = np.array(list(_between_operators_ns(graph).values()))
+    handles: list[int] = edit.insert_all(
+        tasks, found.casts[0][2].name, duration_ns, code.astype(np.uint8),
+        before=[before for _, before, _ in found.casts],
+        gap_ns=gap_ns[graph.tasks.phase[tasks]], spread=spread, call=call.astype(np.int64),
+    ).tolist()  # fmt: skip
+    return handles
+
+
 def _between_operators_ns(graph: Graph) -> dict[StepPhase, float]:
     """By phase: what the step spends, in the median, from one outermost operator to the next.
 
@@ -166,10 +188,11 @@ def _between_operators_ns(graph: Graph) -> dict[StepPhase, float]:
     node for autograd to evaluate. In steps of many small operators that costs more than the copy.
     """
     tasks = graph.tasks
-    outermost = [graph.string(int(scope)).partition("/")[0] for scope in tasks.scope]
-    moves_on = np.array(
-        [not outer or outer != after for outer, after in itertools.pairwise(outermost)], bool
-    )
+    numbers = {"": 0}
+    outermost = np.array(
+        [numbers.setdefault(text.partition("/")[0], len(numbers)) for text in graph.strings]
+    )[tasks.scope]
+    moves_on = (outermost[:-1] == 0) | (outermost[:-1] != outermost[1:])
     found = {}
     for phase in StepPhase:
         inside = (tasks.phase[:-1] == phase) & (tasks.phase[1:] == phase)

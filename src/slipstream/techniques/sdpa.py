@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph
+from slipstream.graph import Call, Editor, Graph, distinct
 from slipstream.provenance import Provenance
 from slipstream.source import fuse_attention
 from slipstream.surgery import (
@@ -61,7 +61,8 @@ class Sdpa(Settings):
         if found:
             return "its attention cannot be fused: " + str(found[0].refusal)
         if any(call.name.startswith(_FUSED) for call in graph.calls) or any(
-            _SCOPE in graph.string(int(scope)) for scope in set(graph.tasks.scope.tolist())
+            _SCOPE in graph.string(scope)
+            for scope in distinct(graph.tasks.scope, len(graph.strings)).tolist()
         ):
             return _ALREADY
         return _NONE
@@ -78,7 +79,8 @@ class Sdpa(Settings):
         """One task in place of each attention's, one in place of its backward pass."""
         found = _fusible(graph)
         edit = Editor(graph, str(self))
-        replaced = {t: graph.calls[graph.tasks.call[t]] for one in found for t in one.work}
+        # Two attentions may share a task.
+        replaced = dict.fromkeys(t for one in found for t in one.work)
         in_step = pace(graph, replaced, context.durations)
 
         def put(

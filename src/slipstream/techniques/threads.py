@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.durations import Durations, Question, common_spread, usable_cores
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph import Editor, Graph
+from slipstream.graph import Editor, Graph, distinct
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 
@@ -66,7 +67,7 @@ class Threads(Settings):
         """Every operator with the threads it has and with those it would have, by one clock."""
         return [
             Question(graph.calls[call], threads, wall=True)
-            for call in dict.fromkeys(graph.tasks.call[_operators(graph)].tolist())
+            for call in _calls(graph)
             for threads in (_now(graph), self._threads)
         ]
 
@@ -77,25 +78,24 @@ class Threads(Settings):
         step whose threads wait for a core that another program has, all operators take longer
         alike: how much the repetitions differed goes into the interval as one common error.
         """
-        edit = Editor(graph, str(self))
-        ratios = {}
-        for task in _operators(graph):
-            found = _ratio(graph, task, self._threads, context.durations)
+        tasks, now_ns = _operators(graph), graph.tasks.duration_ns
+        ratio, spread = np.full((2, len(graph.calls)), np.nan)
+        for call in _calls(graph):
+            found = _ratio(graph, call, self._threads, context.durations)
             if found is not None:
-                ratios[task] = found
-        weights = graph.tasks.duration_ns[list(ratios)]
-        noise = float(np.dot(weights, [spread for _, spread in ratios.values()]))
-        common = common_spread(graph, ratios, noise / max(float(weights.sum()), 1.0))
-        for task in _operators(graph):
-            now = float(graph.tasks.duration_ns[task])
-            if task in ratios:
-                ratio, spread = ratios[task]
-                edit.set_duration(
-                    task, now * ratio, Provenance.MICROBENCHMARK, spread=max(common, spread)
-                )
-            else:
-                edit.set_duration(task, now, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
-        return edit.apply(f"{len(ratios)} operators on {self._threads} threads")
+                ratio[call], spread[call] = found
+        known = ~np.isnan(ratio[graph.tasks.call[tasks]])
+        timed, unknown = tasks[known], tasks[~known]
+        calls = graph.tasks.call[timed]
+        noise = float(np.dot(now_ns[timed], spread[calls]))
+        common = common_spread(graph, timed, noise / max(float(now_ns[timed].sum()), 1.0))
+        edit = Editor(graph, str(self))
+        edit.scale_all(
+            timed, ratio[calls], Provenance.MICROBENCHMARK,
+            spread=np.maximum(common, spread[calls]),
+        )  # fmt: skip
+        edit.set_durations(unknown, now_ns[unknown], Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
+        return edit.apply(f"{len(timed)} operators on {self._threads} threads")
 
     def apply(self, built: Built) -> None:
         """Set torch's number of threads in this process."""
@@ -125,16 +125,22 @@ def _now(graph: Graph) -> int:
     return int(graph.meta.get("threads", 1))
 
 
-def _operators(graph: Graph) -> list[int]:
+def _operators(graph: Graph) -> NDArray[np.int64]:
     """Tasks of the main lane whose call is known; loader processes have one thread each."""
-    return np.flatnonzero((graph.tasks.call >= 0) & (graph.tasks.lane == 0)).tolist()
+    return np.flatnonzero((graph.tasks.call >= 0) & (graph.tasks.lane == 0))
+
+
+def _calls(graph: Graph) -> list[int]:
+    """The numbers of the calls that these make."""
+    calls: list[int] = distinct(graph.tasks.call[_operators(graph)], len(graph.calls)).tolist()
+    return calls
 
 
 def _ratio(
-    graph: Graph, task: int, threads: int, durations: Durations
+    graph: Graph, number: int, threads: int, durations: Durations
 ) -> tuple[float, float] | None:
-    """New duration over old, and its relative spread; None when either is not known."""
-    call = graph.calls[graph.tasks.call[task]]
+    """New duration of a call over the old, and its relative spread; None when one is not known."""
+    call = graph.calls[number]
     old = durations.lookup(Question(call, _now(graph), wall=True))
     new = durations.lookup(Question(call, threads, wall=True))
     if old is None or new is None or not old.nanoseconds:

@@ -1,0 +1,103 @@
+"""Who uses a storage, and which allocation has its number when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slipstream.errors import GraphError
+from slipstream.graph import Allocations, Edges, Editor, Graph, Tasks, distinct
+from slipstream.graph.graph import TASK_DTYPES, kept
+from slipstream.graph.uses import uses_of
+from slipstream.provenance import Provenance
+
+_TASKS, _STORAGES, _ALLOCATIONS = 30, 5, 40
+
+
+def _drawn(seed: int) -> Graph:
+    """Tasks with any storages, and allocations of any lifetimes."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 4, _TASKS)
+    producer = rng.integers(-1, _TASKS, _ALLOCATIONS)
+    release = np.minimum(producer + rng.integers(0, 6, _ALLOCATIONS), _TASKS - 1)
+    release[rng.random(_ALLOCATIONS) < 0.1] = -1
+    return Graph(
+        tasks=Tasks(**{name: np.zeros(_TASKS, dtype) for name, dtype in TASK_DTYPES.items()}),
+        edges=Edges.none(),
+        strings=("",),
+        calls=(),
+        operand_start=np.append(0, np.cumsum(counts)),
+        operands=rng.integers(-1, _STORAGES, counts.sum()).astype(np.int32),
+        parameters=np.empty(0, np.int32),
+        lanes=("host",),
+        samples=0,
+        memory=Allocations.of(
+            np.ones(_ALLOCATIONS), rng.integers(-1, _STORAGES, _ALLOCATIONS),
+            np.zeros(_ALLOCATIONS), producer, release,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_allocation_that_covers_a_task_has_the_number(seed: int) -> None:
+    graph = _drawn(seed)
+    memory, uses = graph.memory, uses_of(graph)
+    for storage in range(_STORAGES):
+        for task in range(_TASKS):
+            covers = (memory.storage == storage) & (memory.producer <= task)
+            covers &= (memory.release < 0) | (memory.release >= task)
+            found = np.flatnonzero(covers)
+            assert uses.allocation(storage, task) == (found[0] if len(found) else None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_uses_are_the_tasks_with_that_operand_each_once(seed: int) -> None:
+    graph = _drawn(seed)
+    uses = uses_of(graph)
+    for storage in range(_STORAGES):
+        for first, last in ((0, _TASKS), (7, 19), (19, 7)):
+            wanted = [
+                t for t in range(first, min(last + 1, _TASKS)) if storage in graph.storages(t)
+            ]
+            assert list(uses.between(storage, first, last)) == wanted
+
+
+def test_numbers_are_distinct_in_the_order_in_which_they_come_first() -> None:
+    drawn = np.random.default_rng(0).integers(0, 50, 200)
+    assert distinct(drawn, 60).tolist() == list(dict.fromkeys(drawn.tolist()))
+    assert len(distinct(drawn[:0], 60)) == 0
+
+
+def test_what_is_kept_of_a_graph_is_not_that_of_a_changed_copy() -> None:
+    asked = []
+
+    @kept
+    def count(graph: Graph, more: int) -> int:
+        asked.append(more)
+        return len(graph.lanes) + more
+
+    graph = _drawn(0)
+    assert [count(graph, 1), count(graph, 1), count(graph, 2)] == [2, 2, 3]
+    assert count(replace(graph, lanes=("a", "b")), 1) == 3
+    assert asked == [1, 2, 1]
+
+
+def test_many_durations_are_refused_when_one_cannot_be() -> None:
+    edit = Editor(_drawn(0), "by hand")
+    with pytest.raises(GraphError, match="task 4 cannot take -1"):
+        edit.set_durations(np.array([3, 4]), [1.0, -1.0], Provenance.USER)
+    with pytest.raises(GraphError, match="there is no task 30 among 30"):
+        edit.remove_all(np.array([3, _TASKS]))
+
+
+def test_many_insertions_stand_where_each_was_put() -> None:
+    edit = Editor(_drawn(0), "by hand")
+    handles = edit.insert_all(
+        np.array([5, 5, 2, 5]), "new", [1.0, 2.0, 3.0, 4.0], Provenance.USER,
+        before=[True, False, True, True],
+    )  # fmt: skip
+    assert handles.tolist() == [30, 31, 32, 33]
+    took = edit.apply("put in").tasks.duration_ns
+    assert took.tolist() == [0, 0, 3, 0, 0, 0, 1, 4, 0, 2, *[0] * 24]
