@@ -190,6 +190,9 @@ def test_what_cannot_be_done_is_an_answer(
 
 
 def test_a_cancelled_edit_is_not_made(session: Session, editor: Editor) -> None:
+    # Of a long text an edit takes longer than the word to cancel it.
+    beginning = types.Position(0, 0)
+    editor.type(types.Range(beginning, beginning), "numbers = [0, 1, 2]\n" * 1000)
     before, said = editor.text, len(editor.labels)
 
     async def cancel() -> None:
