@@ -37,14 +37,16 @@ lint: $(STAMP)  ## formatting, style, types, and who imports whom
 	$(BIN)/mypy --config-file tests/mypy.ini tests
 	$(BIN)/lint-imports --no-cache
 
-# Real processes are started, stopped and timed on machines that others use too: what fails is tried
-# once more in a process of its own, which records and measures anew, and is listed both times. A test
-# that hangs fails, too, rather than the whole run.
+# One process a core, at most four: many tests start processes of their own. Real ones are started,
+# stopped and timed on machines that others use too: what fails is tried once more, alone, in a process
+# of its own, which records and measures anew, and is listed both times. A test that hangs fails, too,
+# rather than the whole run.
+PYTEST := $(BIN)/python -m pytest -m "not full" --timeout 300
 test: lint  ## everything that must hold on any machine
-	$(BIN)/python -m pytest -m "not full" --timeout 300 $(PYTEST_ARGS) \
+	$(PYTEST) -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS) \
 	  || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
 	       echo "Once more, what failed:"; \
-	       $(BIN)/python -m pytest -m "not full" --timeout 300 --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
+	       $(PYTEST) --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
 
 test-all: lint  ## and the long loops: fuzzing, kill loops, sanitizers
 	$(BIN)/python -m pytest --hypothesis-profile=search $(PYTEST_ARGS)

@@ -76,6 +76,8 @@ def test_a_function_that_loops_for_ever_is_stopped(slipstream: Any) -> None:
         (("profile", "train.py", "--timeout", "long"), 2, "'long'", "60s"),
         (("profile", "train.py", "-o", "run.json"), 2, "does not end in .slipgraph", "-o run"),
         (("profile", "train.py", "-o", "no/run.slipgraph"), 2, "no folder 'no'", "mkdir -p no"),
+        (("report", "train.py", "-o", "no/run.html"), 2, "no folder 'no'", "mkdir -p no"),
+        (("cluster", "measure", "-o", "no/here.toml"), 2, "no folder 'no'", "mkdir -p no"),
         (("profile", "train.py", "--record", "region"), 2, "statistic 'region'", "regions"),
         (("profile", "run.slipgraph"), 2, "cannot be run", "predict and advise"),
         (("profile",), 2, "Missing argument 'WORKLOAD'", "profile --help"),

@@ -100,7 +100,7 @@ def test_while_micro_benchmarking(slipstream: Any, recorded: Any) -> None:
 def test_while_proving(slipstream: Any, project: Path, snapshot: Snapshot) -> None:
     before = snapshot(project)
     process = slipstream.start(
-        "prove", "script.py", "-t", "amp:bf16", "--steps", 3, "--budget", "60s"
+        "prove", "script.py", "-t", "threads:1", "--no-quality", "--steps", 3, "--budget", "60s"
     )
     read_until(process.stderr, "setup")
     wait_for((project / "reached").exists, process)

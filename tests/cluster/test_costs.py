@@ -231,7 +231,7 @@ def test_the_short_form() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("workers=4", "lacks workers or link"),
+        ("workers=4", "lacks link"),
         ("workers=x,link=1gbit", "'x' is not a whole number"),
         ("workers=4,link=fast", "'fast' is not a"),
         ("wrokers=4,link=1gbit", "did you mean workers"),

@@ -175,9 +175,11 @@ struct Dense {
     }
   }
 
+  // Not inlined, so that how fast one is does not depend on what else a file holds.
   template <int kW, int kR>
-  static void few_rows(const Problem& p, const uint8_t* a, const uint8_t* weights, int group,
-                       int64_t count, int32_t* out, int64_t ldo) {
+  [[gnu::noinline]] static void few_rows(const Problem& p, const uint8_t* a,
+                                         const uint8_t* weights, int group, int64_t count,
+                                         int32_t* out, int64_t ldo) {
     Type sum[kR];
     few<kW, kR>(a, weights, blocks_of(p.k), group, sum);
     for (int i = 0; i < kR; ++i) {

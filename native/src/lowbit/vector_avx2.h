@@ -16,6 +16,9 @@ struct Vector {
 
   static Type zero() { return _mm256_setzero_si256(); }
   static Type load(const void* from) { return _mm256_load_si256(static_cast<const Type*>(from)); }
+  static Type load_anywhere(const void* from) {
+    return _mm256_loadu_si256(static_cast<const Type*>(from));
+  }
   static void store(void* to, Type x) { _mm256_store_si256(static_cast<Type*>(to), x); }
   static void store_anywhere(void* to, Type x) { _mm256_storeu_si256(static_cast<Type*>(to), x); }
   static Type bytes(int value) { return _mm256_set1_epi8(static_cast<char>(value)); }

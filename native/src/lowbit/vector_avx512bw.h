@@ -16,6 +16,7 @@ struct Vector {
 
   static Type zero() { return _mm512_setzero_si512(); }
   static Type load(const void* from) { return _mm512_load_si512(static_cast<const Type*>(from)); }
+  static Type load_anywhere(const void* from) { return _mm512_loadu_si512(from); }
   static void store(void* to, Type x) { _mm512_store_si512(static_cast<Type*>(to), x); }
   static void store_anywhere(void* to, Type x) { _mm512_storeu_si512(static_cast<Type*>(to), x); }
   static Type bytes(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }

@@ -57,14 +57,14 @@ class LineWatch:
 
         note = self._note
 
-        class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        class Watch(TorchDispatchMode):
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 note(func)
                 return func(*args, **(kwargs or {}))
 
-        self._mode = Watch()  # type: ignore[no-untyped-call]
+        self._mode = Watch()
         self._mode.__enter__()
         return self
 

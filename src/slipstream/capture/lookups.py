@@ -56,7 +56,7 @@ class Lookups:
 
         note = self._note
 
-        class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        class Watch(TorchDispatchMode):
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
@@ -64,7 +64,7 @@ class Lookups:
                 note(func.overloadpacket.__name__, args)
                 return result
 
-        self._mode = Watch()  # type: ignore[no-untyped-call]
+        self._mode = Watch()
         self._mode.__enter__()
         return self
 

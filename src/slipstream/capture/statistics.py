@@ -60,7 +60,7 @@ def record_statistics(
         say("singular values")
         found = [spectrum(name, parameter, "weight") for name, parameter in matrices(model)]
         spectra = (*(one for one in found if one is not None), *gradients.spectra())
-    parts = {
+    parts: dict[str, Any] = {
         "grads": gradients.noise(),
         "ids": lookups.result() if lookups is not None else (),
         "sparsity": zeros.result(steps) if zeros is not None else (),
@@ -71,7 +71,7 @@ def record_statistics(
         steps=steps,
         same_batch=built.reads_batch,
         reasons={name: _why_nothing(name, built) for name in wanted if not parts[name]},
-        **parts,  # type: ignore[arg-type]
+        **parts,
     )
 
 

@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from slipstream.errors import UsageError
 from slipstream.tables import Table, to_json
 
 # Often enough to see that it lives, seldom enough to read.
@@ -32,6 +34,35 @@ def emit(
         if number:
             sys.stdout.write("\n")
         one.print()
+
+
+def need_place(output: Path, *endings: str) -> None:
+    """Find out before the work, not after it, whether its result can be kept in `output`.
+
+    Args:
+        output: the file.
+        endings: what its name may end in, the usual one first.
+
+    Raises:
+        UsageError: another ending, no such folder, or one that cannot be written.
+    """
+    import os
+
+    if output.suffix.lower() not in endings:
+        raise UsageError(
+            f"'{output}' does not end in {endings[0]}", remedy=f"as -o {output.stem}{endings[0]}"
+        )
+    if output.is_dir():
+        raise UsageError(f"'{output}' is a folder", remedy=f"as -o {output / 'run'}{endings[0]}")
+    if not output.parent.is_dir():
+        raise UsageError(
+            f"there is no folder '{output.parent}' to keep {output.name} in",
+            remedy=f"mkdir -p {output.parent}",
+        )
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise UsageError(
+            f"'{output}' cannot be written", remedy=f"name another place: -o FILE{endings[0]}"
+        )
 
 
 class _Log:

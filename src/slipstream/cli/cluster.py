@@ -214,10 +214,11 @@ def measure(
     slipstream cluster measure --ranks 2 -o here.toml
     slipstream cluster measure --ranks 4 --lab 200mbit -o shaped.toml
     """
-    from slipstream.cli._output import emit, note, progress
+    from slipstream.cli._output import emit, need_place, note, progress
     from slipstream.cluster import calibrate
     from slipstream.units import format_percent, parse_bandwidth
 
+    need_place(output, ".toml")
     rate = None if lab is None else parse_bandwidth(lab, "lab")
     with progress("measuring") as say:
         found = calibrate(ranks, lab_bytes_per_s=rate, oversubscribe=oversubscribe, progress=say)

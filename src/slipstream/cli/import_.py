@@ -74,8 +74,10 @@ def command(
 
 
 def _step(text: str | None) -> int | Literal["all"] | None:
-    if text is None or text == "all":
-        return text  # type: ignore[return-value]
+    if text is None:
+        return None
+    if text == "all":
+        return "all"
     if not text.isdecimal():
         raise UsageError(f"'{text}' is no step", remedy="--step 12, or --step all")
     return int(text)

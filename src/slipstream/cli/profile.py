@@ -18,7 +18,6 @@ from slipstream.cli._workload import (
     Threads,
     Timeout,
 )
-from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
     from slipstream.graph import Graph
@@ -52,13 +51,13 @@ def command(
     The function returns (model, batch, loss, optimizer), (model, batch) for inference, or a
     function that runs one step.
     """
-    from slipstream.cli._output import emit, note, progress
+    from slipstream.cli._output import emit, need_place, note, progress
     from slipstream.cli._workload import statistics_of, workload_of
     from slipstream.graph import save
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._profile import profile
 
-    _check_output(output)
+    need_place(output, ".slipgraph")
     recipe = workload_of(workload, script_arguments, settings)
     for option, value in pairwise(script_arguments or ()):
         if option in ("-o", "--output") and value.endswith(".slipgraph"):
@@ -77,29 +76,6 @@ def command(
     note(f"kept in {output}; next: slipstream advise {output}")
     if graph.statistics.recorded:
         note(f"what was recorded of its values: slipstream explain {output} --statistics")
-
-
-def _check_output(output: Path) -> None:
-    """Find out before the recording, not after it, whether it can be kept.
-
-    Raises:
-        UsageError: another ending, no such folder, or one that cannot be written.
-    """
-    import os
-
-    if output.suffix != ".slipgraph":
-        raise UsageError(f"'{output}' does not end in .slipgraph", remedy="as -o run.slipgraph")
-    if output.is_dir():
-        raise UsageError(f"'{output}' is a folder", remedy="as -o run.slipgraph")
-    if not output.parent.is_dir():
-        raise UsageError(
-            f"there is no folder '{output.parent}' to keep {output.name} in",
-            remedy=f"mkdir -p {output.parent}",
-        )
-    if not os.access(output if output.exists() else output.parent, os.W_OK):
-        raise UsageError(
-            f"'{output}' cannot be written", remedy="name another place: -o FILE.slipgraph"
-        )
 
 
 def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:

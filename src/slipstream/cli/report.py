@@ -21,8 +21,6 @@ from slipstream.cli._workload import (
 )
 from slipstream.errors import UsageError
 
-_SUFFIXES = (".html", ".htm")
-
 
 def command(
     workload: Target,
@@ -61,17 +59,14 @@ def command(
 
         slipstream report train.py:make_workload --technique amp:bf16 --share
     """
-    from slipstream.cli._output import emit, progress
+    from slipstream.cli._output import emit, need_place, progress
     from slipstream.cli._workload import graph_of, needs_of, statistics_of
     from slipstream.report import write_report
     from slipstream.tables import Column, Table
     from slipstream.units import format_bytes
 
     target = output or _beside(workload)
-    if target.suffix.lower() not in _SUFFIXES:
-        raise UsageError(
-            f"'{target}' would not open in a browser", remedy="a name that ends with .html"
-        )
+    need_place(target, ".html", ".htm")
     if technique and not what_if:
         raise UsageError(
             "--technique asks for a what-if that --no-what-if leaves out",

@@ -72,12 +72,14 @@ def _short_form(text: str) -> Cluster:
         if not equals or not value.strip() or key in given:
             raise InvalidArgumentError("cluster", f"'{part}' is not a setting", where=text)
         given[key] = value.strip()
-    if "workers" not in given or "link" not in given:
-        raise InvalidArgumentError(
-            "cluster", f"'{text}' lacks workers or link", remedy="workers=4,link=1gbit,latency=50us"
-        )
+    example = "workers=4,link=1gbit,latency=50us"
+    for key in ("workers", "link"):
+        if key not in given:
+            raise InvalidArgumentError("cluster", f"'{text}' lacks {key}", remedy=example)
     if not re.fullmatch("[0-9]+", given["workers"]):
-        raise InvalidArgumentError("workers", f"'{given['workers']}' is not a whole number")
+        raise InvalidArgumentError(
+            "workers", f"'{given['workers']}' is not a whole number", remedy=example
+        )
     link = LinkKind.of(
         given["link"],
         parse_bandwidth(given["link"], "link"),

@@ -15,15 +15,18 @@ import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from slipstream.errors import GraphError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MOST_IDS = 4096
 """Ids that are kept by number for each table."""
 
 _LARGEST = sys.float_info.max
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -273,7 +276,7 @@ _PARTS: dict[str, Any] = {
 
 def _record(kind: type[_T], found: Any) -> _T:
     hints = typing.get_type_hints(kind)
-    names = [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    names = [one.name for one in dataclasses.fields(kind)]
     return kind(**{name: _plain(hints[name], found[name]) for name in names})
 
 

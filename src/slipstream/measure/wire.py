@@ -147,7 +147,7 @@ def count_bytes() -> Iterator[Traffic]:
         )
     traffic = Traffic(rank=dist.get_rank())
 
-    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Counting(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -155,7 +155,7 @@ def count_bytes() -> Iterator[Traffic]:
                 _count(traffic, func, args)
             return func(*args, **(kwargs or {}))
 
-    with Counting():  # type: ignore[no-untyped-call]
+    with Counting():
         yield traffic
 
 

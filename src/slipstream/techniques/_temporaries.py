@@ -19,11 +19,11 @@ def most_temporary_bytes(work: Callable[[], object]) -> int:
     return results.most
 
 
-class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Results(TorchDispatchMode):
     """Adds up the storages that operators return and that are alive."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.most: int = 0
         self._now: int = 0
         self._alive: set[int] = set()

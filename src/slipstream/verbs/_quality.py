@@ -69,7 +69,7 @@ def check_quality(
         if not reference:
             reference = _trials(
                 baseline, range(_SEEDS), None, budget_s, threads, timeout_s,
-                lambda line: say(f"quality as it is: {line}"),
+                _of(say, "quality as it is"),
             )  # fmt: skip
         seeds = [trial.seed for trial in reference]
         steps = reference[0].steps
@@ -80,13 +80,17 @@ def check_quality(
             else:
                 trials = _trials(
                     workload, seeds, steps, budget_s, threads, timeout_s,
-                    lambda line, name=name: say(f"quality of {name}: {line}"),  # type: ignore[misc]
+                    _of(say, f"quality of {name}"),
                 )  # fmt: skip
         except SlipstreamError as error:
             found[name] = QualityCheck(name, kind, QualityStatus.UNCHECKED, basis, error.what)
             continue
         found[name] = judge(name, kind, basis, reference, trials)
     return list(found.values())
+
+
+def _of(say: Callable[[str], None], what: str) -> Callable[[str], None]:
+    return lambda line: say(f"{what}: {line}")
 
 
 def _trials(

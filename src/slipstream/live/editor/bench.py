@@ -43,7 +43,7 @@ async def _latencies(path: Path, function: str) -> list[float]:
     finally:
         await client.shutdown_async(None)
         client.exit(None)
-        await client.stop()  # type: ignore[no-untyped-call]
+        await client.stop()
 
 
 async def _asked(client: LanguageClient, uri: str, text: str) -> list[float]:

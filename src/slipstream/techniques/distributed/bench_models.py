@@ -65,7 +65,7 @@ def busy(
     x: torch.Tensor, clock: Clock | Pause, forward_s: float, backward_s: float
 ) -> torch.Tensor:
     """`x`, when a device would have it; and its gradient likewise."""
-    made: torch.Tensor = _Busy.apply(x, clock, forward_s, backward_s)  # type: ignore[no-untyped-call]
+    made: torch.Tensor = _Busy.apply(x, clock, forward_s, backward_s)
     return made
 
 
@@ -99,7 +99,8 @@ class Sleeping(nn.Module):
         self.clock.begin()
         for layer in self.layers:
             x = busy(torch.relu(layer(x)), self.clock, *self.times)
-        return _Turn.apply(x, self.clock)  # type: ignore[no-untyped-call, no-any-return]
+        turned: torch.Tensor = _Turn.apply(x, self.clock)
+        return turned
 
 
 class Tied(nn.Module):

@@ -117,7 +117,7 @@ def _in_memory_order(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Ten
 
 def _drop(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
-        dropped: torch.Tensor = _Linear.apply(x, seed, p)  # type: ignore[no-untyped-call]
+        dropped: torch.Tensor = _Linear.apply(x, seed, p)
         return dropped
     result: torch.Tensor = door.dropout(x, seed, p)
     return result

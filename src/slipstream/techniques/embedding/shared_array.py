@@ -139,7 +139,7 @@ class SharedArray(nn.Module):
             return found
         if array.dtype is not torch.float32:
             return _scaled(array, self.grad_scale, how)
-        made: torch.Tensor = _Bags.apply(array, self.grad_scale, *how)  # type: ignore[no-untyped-call]
+        made: torch.Tensor = _Bags.apply(array, self.grad_scale, *how)
         return made
 
     def get_extra_state(self) -> dict[str, int]:

@@ -203,7 +203,7 @@ class _TensorTrain(nn.Module):
             door.check(cores, cache, *how)
             made = door.by_reference(cores, cache, *how)
         else:
-            made = _Rows.apply(len(cores), *cores, cache, *how)  # type: ignore[no-untyped-call]
+            made = _Rows.apply(len(cores), *cores, cache, *how)
         if self.hot is not None and counted:
             self.hot.record(bags.ids)
         return made
@@ -212,7 +212,7 @@ class _TensorTrain(nn.Module):
         for name, parameter in self.named_parameters():
             self.optimizers[name] = make([parameter])
             hook = _stepping(self.optimizers[name])
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(hook)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

@@ -90,7 +90,7 @@ class HeldTensor(torch.Tensor):
         return f"{type(self).__name__}({self.dense()!r})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.dense().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.dense().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.dense().clone()
