@@ -12,7 +12,7 @@ namespace tt {
 using Lookup = slipstream_tt_lookup;
 
 // Prefixes whose products are made together: their rows of the first core.
-constexpr int64_t kTogetherRows = 32;
+constexpr int64_t kTogetherRows = 64;
 
 // Sizes of the products that make a row.
 struct Sizes {
@@ -40,7 +40,7 @@ struct Digits {
 inline int64_t scratch_floats(const Sizes& sizes) {
   constexpr int64_t kRoundedUp = 64;
   return sizes.together * (2 * sizes.first + 2 * sizes.left * sizes.r2) + sizes.middle +
-         sizes.last + sizes.r2 * (sizes.left + kRoundedUp) + 8 * kRoundedUp;
+         sizes.r2 * (sizes.left + kRoundedUp) + 8 * kRoundedUp;
 }
 
 struct Kernel {
@@ -49,10 +49,13 @@ struct Kernel {
   // rows[u * dim] for first <= u < last; `digits` rise by middle, first and last digit.
   void (*forward)(const Lookup&, const Sizes&, const Digits* digits, int64_t first, int64_t last,
                   float* rows, float* scratch);
-  // Adds to gradients of slices; those of the last core are transposed: [q3, r2].
+  // Adds to gradients of slices. Slices of the last core, [q3, r2], and their gradients are transposed.
   void (*backward)(const Lookup&, const Sizes&, const Digits* digits, int64_t first, int64_t last,
-                   const float* row_gradients, float* first_gradient, float* middle_gradient,
-                   float* last_gradient, float* scratch);
+                   const float* last_turned, const float* row_gradients, float* first_gradient,
+                   float* middle_gradient, float* last_gradient, float* scratch);
+  // to[columns, to_row] of from[rows, from_row].
+  void (*transpose)(int64_t rows, int64_t columns, const float* from, int64_t from_row, float* to,
+                    int64_t to_row);
   // y += factor * x.
   void (*add)(int64_t dim, float factor, const float* x, float* y);
 };

@@ -15,8 +15,11 @@ namespace tt {
 namespace {
 
 constexpr int64_t kWidth = Floats::kWidth;
-constexpr int64_t kTileRows = 4;
+constexpr int kTileRows = 4;
 constexpr int kSquareColumns = 4;
+constexpr int64_t kSoon = 8;  // ids before an id's slices are used they are fetched
+constexpr int kSliceColumns = 4;
+constexpr int kSliceVectors = kTileVectors / 2;
 
 // A matrix whose entry (i, k) is at[i * row + k * column].
 struct Matrix {
@@ -78,8 +81,6 @@ inline void multiply_turned(const Sizes& sizes, const float* first, const float*
     }
 }
 
-#undef UNROLLED
-
 // Whether the products of the first two slices consist of whole squares.
 inline bool squares(const Sizes& sizes) {
   return kWidth > kSquareColumns && sizes.q2 == kSquareColumns &&
@@ -89,10 +90,11 @@ inline bool squares(const Sizes& sizes) {
 template <int kVectors>
 inline void columns_of(int64_t rows, int64_t depth, const Matrix& a, const float* b, int64_t b_row,
                        float* c, int64_t c_row, bool add) {
+  constexpr int kRows = kTileRows * kTileVectors / kVectors;  // as many sums, whatever the columns
   int64_t i = 0;
-  for (; i + kTileRows <= rows; i += kTileRows)
-    tile<kTileRows, kVectors>(depth, {a.at + i * a.row, a.row, a.column}, b, b_row, c + i * c_row,
-                              c_row, add);
+  for (; i + kRows <= rows; i += kRows)
+    tile<kRows, kVectors>(depth, {a.at + i * a.row, a.row, a.column}, b, b_row, c + i * c_row, c_row,
+                          add);
   for (; i < rows; ++i)
     tile<1, kVectors>(depth, {a.at + i * a.row, a.row, a.column}, b, b_row, c + i * c_row, c_row,
                       add);
@@ -125,9 +127,9 @@ void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_ro
     int64_t j = 0;
     for (; j + kWidth <= columns; j += kWidth) {
       Floats square[kWidth];
-      for (int64_t r = 0; r < kWidth; ++r) square[r] = Floats::load(from + (i + r) * from_row + j);
+      UNROLLED(int r = 0; r < kWidth; ++r) square[r] = Floats::load(from + (i + r) * from_row + j);
       Floats::transpose(square);
-      for (int64_t r = 0; r < kWidth; ++r) square[r].store(to + (j + r) * to_row + i);
+      UNROLLED(int r = 0; r < kWidth; ++r) square[r].store(to + (j + r) * to_row + i);
     }
     for (; j < columns; ++j)
       for (int64_t r = 0; r < kWidth; ++r) to[j * to_row + i + r] = from[(i + r) * from_row + j];
@@ -235,6 +237,59 @@ void forward(const Lookup& lookup, const Sizes& sizes, const Digits* digits, int
   }
 }
 
+// What one id's gradient y[left, q3] gives to the product of its first two slices, whose gradient is
+// written or added to, and to its transposed slice of the last core: kSliceColumns columns of that
+// slice and kSliceVectors vectors of its rows at a time, whose sums stay in registers.
+void spread_squares(const Sizes& sizes, const float* y, const float* left, const float* last,
+                    float* left_gradient, float* last_gradient, bool add) {
+  for (int64_t column = 0; column < sizes.q3; column += kSliceColumns)
+    for (int64_t r = 0; r < sizes.r2; r += kSliceVectors * kWidth) {
+      const int64_t corner = column * sizes.r2 + r;
+      Floats slice[kSliceColumns][kSliceVectors], sum[kSliceColumns][kSliceVectors];
+      UNROLLED(int c = 0; c < kSliceColumns; ++c)
+        UNROLLED(int v = 0; v < kSliceVectors; ++v) {
+          slice[c][v] = Floats::load(last + corner + c * sizes.r2 + v * kWidth);
+          sum[c][v] = Floats::load(last_gradient + corner + c * sizes.r2 + v * kWidth);
+        }
+      for (int64_t i = 0; i < sizes.left; ++i) {
+        const int64_t row = i * sizes.r2 + r;
+        Floats x[kSliceVectors], made[kSliceVectors];
+        UNROLLED(int v = 0; v < kSliceVectors; ++v) {
+          x[v] = Floats::load(left + row + v * kWidth);
+          made[v] = add || column > 0 ? Floats::load(left_gradient + row + v * kWidth)
+                                      : Floats::all(0);
+        }
+        UNROLLED(int c = 0; c < kSliceColumns; ++c) {
+          const Floats given = Floats::all(y[i * sizes.q3 + column + c]);
+          UNROLLED(int v = 0; v < kSliceVectors; ++v) {
+            made[v] = given.times_plus(slice[c][v], made[v]);
+            sum[c][v] = given.times_plus(x[v], sum[c][v]);
+          }
+        }
+        UNROLLED(int v = 0; v < kSliceVectors; ++v) made[v].store(left_gradient + row + v * kWidth);
+      }
+      UNROLLED(int c = 0; c < kSliceColumns; ++c)
+        UNROLLED(int v = 0; v < kSliceVectors; ++v)
+          sum[c][v].store(last_gradient + corner + c * sizes.r2 + v * kWidth);
+    }
+}
+
+// The same for any shape.
+void spread(const Sizes& sizes, const float* y, const float* left, const float* last,
+            float* left_gradient, float* last_gradient, bool add) {
+  if (sizes.q3 % kSliceColumns == 0 && sizes.r2 % (kSliceVectors * kWidth) == 0)
+    return spread_squares(sizes, y, left, last, left_gradient, last_gradient, add);
+  multiply(sizes.left, sizes.r2, sizes.q3, {y, sizes.q3, 1}, last, sizes.r2, left_gradient,
+           sizes.r2, add);
+  multiply(sizes.q3, sizes.r2, sizes.left, {y, 1, sizes.q3}, left, sizes.r2, last_gradient,
+           sizes.r2, true);
+}
+
+void fetch(const float* from, int64_t count) {
+  constexpr int64_t kLine = 16;
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i);
+}
+
 void add(int64_t dim, float factor, const float* x, float* y) {
   int64_t i = 0;
   const Floats factors = Floats::all(factor);
@@ -244,15 +299,15 @@ void add(int64_t dim, float factor, const float* x, float* y) {
 }
 
 void backward(const Lookup& lookup, const Sizes& sizes, const Digits* digits, int64_t first,
-              int64_t last, const float* row_gradients, float* first_gradient,
-              float* middle_gradient, float* last_gradient, float* scratch) {
+              int64_t last, const float* last_turned, const float* row_gradients,
+              float* first_gradient, float* middle_gradient, float* last_gradient,
+              float* scratch) {
   const int64_t columns = sizes.q2 * sizes.r2, product = sizes.left * sizes.r2;
   float* const firsts = scratch;
   float* const firsts_gradient = firsts + sizes.together * sizes.first;
   float* const left = firsts_gradient + sizes.together * sizes.first;
   float* const left_gradient = left + sizes.together * product;
   float* const middle_turned = left_gradient + sizes.together * product;
-  float* const last_turned = middle_turned + sizes.middle;
   int64_t turned = -1;
   for (int64_t u = first; u < last;) {
     const Prefixes prefixes = prefixes_from(digits, u, last, sizes.together);
@@ -263,13 +318,15 @@ void backward(const Lookup& lookup, const Sizes& sizes, const Digits* digits, in
     multiply_prefixes(lookup, sizes, digits, prefixes, firsts, left);
     for (int64_t p = 0; p < prefixes.count; ++p)
       for (u = prefixes.starts[p]; u < prefixes.starts[p + 1]; ++u) {
-        const float* const given = row_gradients + u * sizes.dim;
         const int64_t slice = digits[u].last * sizes.last;
-        transpose(sizes.r2, sizes.q3, lookup.cores[2] + slice, sizes.q3, last_turned, sizes.r2);
-        multiply(sizes.left, sizes.r2, sizes.q3, {given, sizes.q3, 1}, last_turned, sizes.r2,
-                 left_gradient + p * product, sizes.r2, u > prefixes.starts[p]);
-        multiply(sizes.q3, sizes.r2, sizes.left, {given, 1, sizes.q3}, left + p * product,
-                 sizes.r2, last_gradient + slice, sizes.r2, true);
+        if (u + kSoon < last) {
+          const Digits& soon = digits[u + kSoon];
+          fetch(lookup.cores[0] + soon.first * sizes.first, sizes.first);
+          fetch(last_turned + soon.last * sizes.last, sizes.last);
+          fetch(last_gradient + soon.last * sizes.last, sizes.last);
+        }
+        spread(sizes, row_gradients + u * sizes.dim, left + p * product, last_turned + slice,
+               left_gradient + p * product, last_gradient + slice, u > prefixes.starts[p]);
       }
     const int64_t rows = prefixes.count * sizes.q1;
     multiply(sizes.r1, columns, rows, {firsts, 1, sizes.r1}, left_gradient, columns,
@@ -281,6 +338,8 @@ void backward(const Lookup& lookup, const Sizes& sizes, const Digits* digits, in
           first_gradient + digits[prefixes.starts[p]].first * sizes.first);
   }
 }
+
+#undef UNROLLED
 
 }  // namespace
 }  // namespace tt

@@ -133,7 +133,7 @@ class Call {
   void find_factors();
   void gather_gradients(const float* given, int64_t first, int64_t last);
   void gather_cached(const float* given, int64_t share, int64_t shares, float* cache);
-  void sum_up(int64_t pieces, const Floats& sums, float* first, float* last);
+  void sum_up(int64_t pieces, Floats& sums, float* first, float* last);
 
   int64_t present(int64_t bag) const;
   const float* row_at(int64_t place) const {
@@ -257,7 +257,10 @@ bool Call::backward(const float* given, float* first, float* middle, float* last
   int64_t most = smaller(smaller(end_, ids_) / kPiece, kMostPieces);
   most = larger(1, smaller(most, kSumFloats / own));
   const int64_t each = scratch_floats(sizes_);
-  Floats sums(size_of(most * own));
+  Floats sums(size_of(most * own)), last_turned(size_of(lookup_.rows[2] * sizes_.last));
+  for (int64_t slice = 0; slice < lookup_.rows[2] * sizes_.last; slice += sizes_.last)
+    kernel_.transpose(sizes_.r2, sizes_.q3, lookup_.cores[2] + slice, sizes_.q3,
+                      last_turned.data() + slice, sizes_.r2);
   scratch_.resize(size_of(most * each));
   find_factors();
   const bool fine = each_micro_batch([&] {
@@ -287,7 +290,7 @@ bool Call::backward(const float* given, float* first, float* middle, float* last
     parallel(most, threads_, [&](int64_t piece) {
       float* const sum = sums.data() + piece * own;
       kernel_.backward(lookup_, sizes_, batch_.digits.data(), boundary(piece), boundary(piece + 1),
-                       rows_.data(), sum, middle, sum + lookup_.rows[0] * sizes_.first,
+                       last_turned.data(), rows_.data(), sum, middle, sum + lookup_.rows[0] * sizes_.first,
                        scratch_.data() + piece * each);
     });
   });
@@ -295,16 +298,18 @@ bool Call::backward(const float* given, float* first, float* middle, float* last
   return fine;
 }
 
-void Call::sum_up(int64_t pieces, const Floats& sums, float* first, float* last) {
+// Leaves all pieces' sums in the first one's place.
+void Call::sum_up(int64_t pieces, Floats& sums, float* first, float* last) {
   const int64_t firsts = lookup_.rows[0] * sizes_.first, lasts = lookup_.rows[2] * sizes_.last;
-  for (int64_t piece = 0; piece < pieces; ++piece) {
-    const float* const sum = sums.data() + piece * (firsts + lasts);
-    kernel_.add(firsts, 1.0f, sum, first);
-    for (int64_t slice = 0; slice < lookup_.rows[2]; ++slice)
-      for (int64_t r = 0; r < sizes_.r2; ++r)
-        for (int64_t c = 0; c < sizes_.q3; ++c)
-          last[slice * sizes_.last + r * sizes_.q3 + c] +=
-              sum[firsts + slice * sizes_.last + c * sizes_.r2 + r];
+  float* const sum = sums.data();
+  for (int64_t piece = 1; piece < pieces; ++piece)
+    kernel_.add(firsts + lasts, 1.0f, sum + piece * (firsts + lasts), sum);
+  kernel_.add(firsts, 1.0f, sum, first);
+  scratch_.resize(size_of(larger(sizes_.last, static_cast<int64_t>(scratch_.size()))));
+  for (int64_t slice = 0; slice < lasts; slice += sizes_.last) {
+    kernel_.transpose(sizes_.q3, sizes_.r2, sum + firsts + slice, sizes_.r2, scratch_.data(),
+                      sizes_.q3);
+    kernel_.add(sizes_.last, 1.0f, scratch_.data(), last + slice);
   }
 }
 

@@ -60,7 +60,7 @@ namespace slipstream {
 namespace tt {
 
 extern const Kernel tt_avx2;
-const Kernel tt_avx2 = {"avx2", forward, backward, add};
+const Kernel tt_avx2 = {"avx2", forward, backward, transpose, add};
 
 }  // namespace tt
 }  // namespace slipstream

@@ -77,7 +77,7 @@ namespace slipstream {
 namespace tt {
 
 extern const Kernel tt_avx512bw;
-const Kernel tt_avx512bw = {"avx512bw", forward, backward, add};
+const Kernel tt_avx512bw = {"avx512bw", forward, backward, transpose, add};
 
 }  // namespace tt
 }  // namespace slipstream

@@ -46,7 +46,7 @@ namespace slipstream {
 namespace tt {
 
 extern const Kernel tt_scalar;
-const Kernel tt_scalar = {"scalar", forward, backward, add};
+const Kernel tt_scalar = {"scalar", forward, backward, transpose, add};
 
 }  // namespace tt
 }  // namespace slipstream

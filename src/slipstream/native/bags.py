@@ -49,6 +49,44 @@ def check(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, b
     )
 
 
+def check_form(
+    ids: torch.Tensor,
+    offsets: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    parameter: torch.Tensor,
+    total: int,
+) -> None:
+    """See that ids, offsets and weights of `total` bags have the dtypes and shapes kernels take.
+
+    Args:
+        parameter: tells the device of the ids and the dtype of the weights.
+
+    Raises:
+        InvalidArgumentError: names the argument and what is wrong with it.
+    """
+    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not ids.is_contiguous():
+        raise InvalidArgumentError("input", "ids must be contiguous int32 or int64 [count]")
+    if ids.device != parameter.device:
+        raise InvalidArgumentError(
+            "input", f"is on {ids.device}, the parameters on {parameter.device}"
+        )
+    if offsets is not None:
+        if offsets.dtype is not torch.int64 or not offsets.is_contiguous():
+            raise InvalidArgumentError("offsets", "must be contiguous int64")
+        if offsets.dim() != 1 or offsets.numel() not in (total, total + 1):
+            raise InvalidArgumentError("offsets", f"must have {total} or {total + 1} elements")
+    elif total and ids.numel() % total:
+        raise InvalidArgumentError("input", f"{ids.numel()} ids do not fill {total} equal bags")
+    if weights is not None and (
+        weights.shape != ids.shape
+        or weights.dtype != parameter.dtype
+        or not weights.is_contiguous()
+    ):
+        raise InvalidArgumentError(
+            "per_sample_weights", f"must be {parameter.dtype} [{ids.numel()}]"
+        )
+
+
 def _about_offset(offsets: torch.Tensor, where: int, count: int) -> str:
     value = int(offsets[where])
     if where == 0:

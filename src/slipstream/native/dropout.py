@@ -22,6 +22,7 @@ from slipstream.native import _dropout_reference as reference
 from slipstream.native._families import family_kernels
 from slipstream.native._instruction_set import InstructionSet
 from slipstream.native._library import library
+from slipstream.native._operators import define
 
 KERNEL_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What is computed in one pass; other floating-point numbers take a few."""
@@ -117,10 +118,6 @@ def _fake(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-_library: Any = torch.library
-_operators = _library.Library("slipstream", "FRAGMENT")
-_operators.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-_operators.impl("dropout", _dropout, "CPU")
-torch.library.register_fake("slipstream::dropout", _fake, lib=_operators)
+define(_SCHEMA, _dropout, _fake, ("CPU",))
 
 dropout = torch.ops.slipstream.dropout.default

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from slipstream.native import bags as bags_door
 from slipstream.native._families import family_kernels
 from slipstream.native._instruction_set import InstructionSet
 from slipstream.native._library import library
+from slipstream.native._operators import define, triton_kernels
 
 MODES = ("sum", "mean", "max")
 """How a bag's rows become one, by the numbers the operator takes."""
@@ -89,20 +89,9 @@ def _runs(array: torch.Tensor) -> bool:
     return array.is_cpu and array.dtype is torch.float32 and bool(kernels())
 
 
-@functools.cache
-def _triton() -> Any:
-    """The kernels of CUDA devices, or None."""
-    try:
-        return importlib.import_module("slipstream.native._robe_triton")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "triton":
-            raise
-        return None
-
-
 def _runs_on_device(array: torch.Tensor) -> bool:
     """Whether a kernel of Triton's does it."""
-    return array.is_cuda and array.dtype is torch.float32 and _triton() is not None
+    return array.is_cuda and array.dtype is torch.float32 and triton_kernels("robe") is not None
 
 
 def _described(
@@ -188,26 +177,11 @@ def _check(array: torch.Tensor, how: tuple[Any, ...]) -> None:
         raise InvalidArgumentError("array", "must be one-dimensional, contiguous floating point")
     if not 1 <= block <= array.numel():
         raise InvalidArgumentError("block", f"{block} is not between 1 and {array.numel()}")
-    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not ids.is_contiguous():
-        raise InvalidArgumentError("input", "ids must be contiguous int32 or int64 [count]")
-    if ids.device != array.device:
-        raise InvalidArgumentError("input", f"is on {ids.device}, the array on {array.device}")
     if tables.dtype is not torch.int64 or tables.dim() != 2 or tables.shape[1] != 4:
         raise InvalidArgumentError("tables", "must be int64 [tables, 4]")
     if not tables.is_cpu or not tables.is_contiguous():
         raise InvalidArgumentError("tables", "must be contiguous, on the CPU")
-    if offsets is not None:
-        least = tables.shape[0] * bags
-        if offsets.dtype is not torch.int64 or not offsets.is_contiguous():
-            raise InvalidArgumentError("offsets", "must be contiguous int64")
-        if offsets.dim() != 1 or offsets.numel() not in (least, least + 1):
-            raise InvalidArgumentError("offsets", f"must have {least} or {least + 1} elements")
-    elif bags and ids.numel() % (tables.shape[0] * bags):
-        raise InvalidArgumentError("input", f"{ids.numel()} ids do not fill {bags} equal bags")
-    if weights is not None and (
-        weights.shape != ids.shape or weights.dtype != array.dtype or not weights.is_contiguous()
-    ):
-        raise InvalidArgumentError("per_sample_weights", f"must be {array.dtype} [{ids.numel()}]")
+    bags_door.check_form(ids, offsets, weights, array, tables.shape[0] * bags)
     if mode not in range(len(MODES)) or (weights is not None and MODES[mode] != "sum"):
         raise InvalidArgumentError("mode", f"{mode} is not possible (weights need mode sum)")
 
@@ -226,7 +200,7 @@ def _robe(array: torch.Tensor, *how: Any) -> torch.Tensor:
     ids, offsets, _, tables, bags = how[:5]
     bags_door.check(ids, offsets, tables[:, 1], bags)
     if _runs_on_device(array):
-        found: torch.Tensor = _triton().forward(array, *how)
+        found: torch.Tensor = triton_kernels("robe").forward(array, *how)
         return found
     return by_reference(array, *how)
 
@@ -250,7 +224,9 @@ def _gradient(
         return backward_by(_best(), grad.contiguous(), array, made, *how_, scale=scale)
     gradient: torch.Tensor
     if _runs_on_device(array):
-        gradient = _triton().backward(grad.contiguous(), array, made, *how_, scale=scale)
+        gradient = triton_kernels("robe").backward(
+            grad.contiguous(), array, made, *how_, scale=scale
+        )
         return gradient
     with torch.enable_grad():
         leaf = array.detach().requires_grad_()
@@ -266,7 +242,9 @@ def _weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor
     if _runs(array):
         return weights_by(_best(), grad.contiguous(), array, *how)
     if _runs_on_device(array):
-        gradient: torch.Tensor = _triton().weight_gradient(grad.contiguous(), array, *how)
+        gradient: torch.Tensor = triton_kernels("robe").weight_gradient(
+            grad.contiguous(), array, *how
+        )
         return gradient
     with torch.enable_grad():
         leaf = how[2].detach().requires_grad_()
@@ -287,16 +265,10 @@ def _fake_weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.T
     return array.new_empty(how[0].numel())
 
 
-_library: Any = torch.library
-_operators = _library.Library("slipstream", "FRAGMENT")
 _RUNS: tuple[Any, ...] = (_robe, _gradient, _weights)
 _SHAPES: tuple[Any, ...] = (_fake, _fake_gradient, _fake_weights)
 for _schema, _run, _shape in zip(_SCHEMAS, _RUNS, _SHAPES, strict=True):
-    _operators.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _name = _schema.partition("(")[0]
-    for _key in ("CPU", "CUDA"):
-        _operators.impl(_name, _run, _key)
-    torch.library.register_fake(f"slipstream::{_name}", _shape, lib=_operators)
+    define(_schema, _run, _shape)
 
 robe = torch.ops.slipstream.robe.default
 robe_gradient = torch.ops.slipstream.robe.gradient

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from slipstream.native import bags as bags_door
 from slipstream.native._families import family_kernels
 from slipstream.native._instruction_set import InstructionSet
 from slipstream.native._library import library
+from slipstream.native._operators import define, triton_kernels
 
 MODES = ("sum", "mean")
 """How a bag's rows become one, by the numbers the operator takes."""
@@ -92,17 +92,6 @@ def _runs(cores: Sequence[torch.Tensor]) -> bool:
     first = cores[0]
     few = len(cores) <= _MOST_CORES_OF_KERNELS
     return few and first.is_cpu and first.dtype is torch.float32 and bool(kernels())
-
-
-@functools.cache
-def _triton() -> Any:
-    """The kernels of CUDA devices, or None."""
-    try:
-        return importlib.import_module("slipstream.native._tt_triton")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "triton":
-            raise
-        return None
 
 
 def _of_three(cores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -243,21 +232,7 @@ def _check(cores: Sequence[torch.Tensor], how: tuple[Any, ...]) -> None:
     first = cores[0]
     if cache is not None:
         _check_cache(cache, hot, first, _width(cores))
-    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or not ids.is_contiguous():
-        raise InvalidArgumentError("input", "ids must be contiguous int32 or int64 [count]")
-    if ids.device != first.device:
-        raise InvalidArgumentError("input", f"is on {ids.device}, the cores on {first.device}")
-    if offsets is not None:
-        if offsets.dtype is not torch.int64 or not offsets.is_contiguous():
-            raise InvalidArgumentError("offsets", "must be contiguous int64")
-        if offsets.dim() != 1 or offsets.numel() not in (bags, bags + 1):
-            raise InvalidArgumentError("offsets", f"must have {bags} or {bags + 1} elements")
-    elif bags and ids.numel() % bags:
-        raise InvalidArgumentError("input", f"{ids.numel()} ids do not fill {bags} equal bags")
-    if weights is not None and (
-        weights.shape != ids.shape or weights.dtype != first.dtype or not weights.is_contiguous()
-    ):
-        raise InvalidArgumentError("per_sample_weights", f"must be {first.dtype} [{ids.numel()}]")
+    bags_door.check_form(ids, offsets, weights, first, bags)
     if weights is not None and not bool(torch.isfinite(weights).all()):
         place = int(torch.isfinite(weights).to(torch.int8).argmin())
         raise InvalidArgumentError(
@@ -322,10 +297,12 @@ def _tt(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
 def by_reference(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """The same by torch's operators, and differentiable."""
     cache, hot, ids, offsets, weights, _, padding, bags, mode = how
-    on_device = cores[0].is_cuda and _triton() is not None and _triton().runs(cores)
+    on_device = (
+        cores[0].is_cuda and triton_kernels("tt") is not None and triton_kernels("tt").runs(cores)
+    )
     return reference.bags_of(
         cores, cache, hot, ids, offsets, weights, padding, bags, MODES[mode],
-        _triton().rows_of if on_device else reference.rows_of,
+        triton_kernels("tt").rows_of if on_device else reference.rows_of,
     )  # fmt: skip
 
 
@@ -374,16 +351,10 @@ def _fake_weights(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) 
     return cores[0].new_empty(how[2].numel())
 
 
-_library: Any = torch.library
-_operators = _library.Library("slipstream", "FRAGMENT")
 _RUNS: tuple[Any, ...] = (_tt, _gradient, _weights)
 _SHAPES: tuple[Any, ...] = (_fake, _fake_gradient, _fake_weights)
 for _schema, _run, _shape in zip(_SCHEMAS, _RUNS, _SHAPES, strict=True):
-    _operators.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _name = _schema.partition("(")[0]
-    for _key in ("CPU", "CUDA"):
-        _operators.impl(_name, _run, _key)
-    torch.library.register_fake(f"slipstream::{_name}", _shape, lib=_operators)
+    define(_schema, _run, _shape)
 
 
 def look_up(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:

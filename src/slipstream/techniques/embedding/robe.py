@@ -172,12 +172,13 @@ class ROBEEmbeddingBag(_Table):
         Raises:
             InvalidArgumentError: names the argument and what is wrong with it.
         """
-        array = self.pool.array
+        pool = self.pool
+        array = pool.array
         bags = normalise(
             input, offsets, per_sample_weights, mode=self.mode, dtype=array.dtype,
             device=array.device, include_last_offset=self.include_last_offset,
         )  # fmt: skip
-        return self.pool.look_up(
+        return pool.look_up(
             bags.ids, bags.offsets, bags.weights, self._tables, bags.total, self.embedding_dim,
             self.mode,
         )  # fmt: skip

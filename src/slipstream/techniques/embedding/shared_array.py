@@ -133,9 +133,10 @@ class SharedArray(nn.Module):
         how = (ids, offsets, weights, tables, bags, width, self.block, self.sign,
                door.MODES.index(mode))  # fmt: skip
         array = self.array
-        needed = array.requires_grad or (weights is not None and weights.requires_grad)
-        if not (torch.is_grad_enabled() and needed):
-            found: torch.Tensor = torch.ops.slipstream.robe.default(array, *how)
+        if not torch.is_grad_enabled() or not (
+            array.requires_grad or (weights is not None and weights.requires_grad)
+        ):
+            found: torch.Tensor = door.robe(array, *how)
             return found
         if array.dtype is not torch.float32:
             return _scaled(array, self.grad_scale, how)
