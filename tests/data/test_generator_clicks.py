@@ -95,6 +95,25 @@ def test_train_and_test_share_the_truth_but_no_draws() -> None:
     assert np.allclose(1 / (1 + np.exp(-z)), log.test_probabilities)
 
 
+def test_weights_of_a_catalogue_are_low_rank_in_the_digits_of_its_ids() -> None:
+    def digits(size: int) -> tuple[int, ...]:
+        return (6, 7, 8) if size == 300 else (size,)
+
+    log = click_log(10, cardinalities=(300, 40), signal=2.0, digits=digits, rank=2, seed=4)
+    weights = np.zeros(6 * 7 * 8)
+    weights[:300] = log.weights[0]
+    # Five departments are whole; of each unfolding two singular values stand above the grid.
+    cube = weights.reshape(6, 7, 8)[:5]
+    for axis in range(3):
+        values = np.linalg.svd(np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1))[1]
+        assert values[1] > 5 * values[2], axis
+    assert 1 < log.weights[0].std() < 4
+    plain = click_log(10, cardinalities=(300, 40), signal=2.0, seed=4)
+    assert not np.array_equal(plain.weights[0], log.weights[0])
+    with pytest.raises(InvalidArgumentError, match="too few"):
+        click_log(10, cardinalities=(300,), digits=lambda size: (6, 7))
+
+
 def test_seeds_repeat_and_differ() -> None:
     first, again, other = (click_log(100, seed=seed) for seed in (0, 0, 1))
     assert np.array_equal(first.data.train.ids, again.data.train.ids)
@@ -106,7 +125,7 @@ def test_arguments_out_of_range_are_named() -> None:
     for argument, value in [
         ("rows", 0), ("test_rows", -1), ("cardinalities", ()), ("cardinalities", (0,)),
         ("dense", -1), ("exponent", 0.0), ("click_rate", 1.0), ("signal", float("nan")),
-        ("seed", -1),
+        ("seed", -1), ("rank", 0),
     ]:  # fmt: skip
         with pytest.raises(InvalidArgumentError, match=argument):
             click_log(**({"rows": 10} | {argument: value}))  # type: ignore[arg-type]

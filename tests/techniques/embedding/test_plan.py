@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from slipstream.techniques.embedding.allocate import allocate, lower_hull
 from slipstream.techniques.embedding.facts import shares_of
 from slipstream.techniques.embedding.planning import LEAST_ROWS, plan
 from slipstream.techniques.embedding.protocol import CompressedEmbedding
+from slipstream.techniques.embedding.tt_init import LEAST_STD
 from slipstream.techniques.embedding.ways import WAYS
 from slipstream.techniques.embedding.ways.way import Choice, TableFacts, sizes, with_errors
 from slipstream.techniques.embedding.weighting import relative_error
@@ -82,7 +84,17 @@ def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: flo
 
 def test_what_is_lost_is_what_the_modules_lose() -> None:
     model, told = Two(), counts()
-    for name in ("int8", "int4", "lowdim", "lowdim_int8", "hash", "hot_hash", "tt", "robe"):
+    for name in (
+        "int8",
+        "int4",
+        "lowdim",
+        "lowdim_int8",
+        "hash",
+        "hot_hash",
+        "tt",
+        "hot_tt",
+        "robe",
+    ):
         made = plan(model, told, ratio=3, methods=[name], trained=True, least_rows=350)
         choice = made.tables["item"]
         if choice.way == "dense":
@@ -166,6 +178,48 @@ def test_plans_are_saved(tmp_path: Path) -> None:
         (tmp_path / "wrong.json").write_text(text)
         with pytest.raises(InvalidArgumentError, match="no plan"):
             ss.embedding.Plan.load(tmp_path / "wrong.json")
+
+
+def test_rows_of_a_saved_plan_have_the_signs_they_had(tmp_path: Path) -> None:
+    model = Two()
+    made = plan(model, counts(), ratio=5, methods=["robe"], least_rows=100)
+    assert made.apply(copy.deepcopy(model)).item.pool.sign is False  # type: ignore[union-attr]
+    made.save(tmp_path / "plan.json")
+    assert ss.embedding.Plan.load(tmp_path / "plan.json") == made
+    told = json.loads((tmp_path / "plan.json").read_text())
+    del told["sign"]  # as plans were written when all rows had signs
+    (tmp_path / "plan.json").write_text(json.dumps(told))
+    older = ss.embedding.Plan.load(tmp_path / "plan.json")
+    assert older.apply(model).item.pool.sign is True  # type: ignore[union-attr]
+
+
+def test_cached_rows_of_a_train_are_those_looked_up_most() -> None:
+    told = {"item": torch.ones(400).scatter(0, torch.arange(100, 116), 1e6)}
+    for trained in (False, True):
+        model = Two()
+        made = plan(model, told, ratio=2, methods=["hot_tt"], trained=trained, least_rows=350)
+        hot = made.tables["item"].settings["hot"]
+        assert isinstance(hot, tuple)
+        assert {*range(100, 116)} <= {*hot}
+        item: Any = made.apply(copy.deepcopy(model)).item
+        assert item.nbytes == made.tables["item"].nbytes
+        assert sorted(item.hot.ids.tolist()) == list(hot)
+        if trained:
+            ids = torch.tensor(hot)
+            assert torch.equal(item.materialize(ids), model.item.weight[ids])
+        item(torch.tensor([100])).sum().backward()
+        assert bool(item.hot.weight.grad.any())
+        assert not any(bool(core.grad.any()) for core in item.cores)
+    assert not list(WAYS["hot_tt"].choices(TableFacts("x", 5000, 8)))  # nothing was counted
+
+
+def test_a_train_begins_far_enough_from_zero_to_be_trained() -> None:
+    model = Two()
+    with torch.no_grad():
+        model.item.weight.mul_(1e-4)
+    made = plan(model, counts(), ratio=2, methods=["tt"], least_rows=350)
+    item: Any = made.apply(model).item
+    assert float(item.to_dense().std()) == pytest.approx(LEAST_STD, rel=0.3)
 
 
 def test_allocation_is_as_good_as_the_best_on_the_hull() -> None:

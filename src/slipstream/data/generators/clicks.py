@@ -8,7 +8,7 @@ of the fields' laws: finite sums give the AUC and the log loss of the true model
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,8 @@ def click_log(
     exponent: float = 1.1,
     click_rate: float = 0.2,
     signal: float = 0.6,
+    digits: Callable[[int], Sequence[int]] | None = None,
+    rank: int = 2,
     seed: int = 0,
 ) -> ClickLog:
     """Draw a click log.
@@ -75,12 +77,16 @@ def click_log(
         exponent: of the power law of ids: P(rank k) ~ (k + 1)^-exponent.
         click_rate: expected share of clicks, met exactly in the population.
         signal: standard deviation of one field's weights, in log-odds.
+        digits: the bases in which ids of a field of so many ids are read, the most significant
+            digit first, as of a catalogue whose numbers begin with the department: weights are then
+            sums of `rank` products of a number for each digit. Without it ids have nothing in
+            common.
         seed: one truth and one sample a seed.
 
     Raises:
         InvalidArgumentError: a size, rate or exponent out of range.
     """
-    positive(rows=rows, exponent=exponent, signal=signal)
+    positive(rows=rows, exponent=exponent, signal=signal, rank=rank)
     if test_rows < 0 or dense < 0:
         raise InvalidArgumentError("test_rows" if test_rows < 0 else "dense", "is negative")
     if not cardinalities or min(cardinalities) < 1:
@@ -90,7 +96,8 @@ def click_log(
     truth, sample, test_sample = streams(seed, 3)
 
     steps = [
-        np.rint(truth.normal(0, signal * _GRID, size)).astype(np.int64) for size in cardinalities
+        np.rint(signal * _GRID * _weights(truth, size, digits, rank)).astype(np.int64)
+        for size in cardinalities
     ]
     dense_steps = np.rint(truth.normal(0, signal * _NUMBER_GRID, dense)).astype(np.int64)
     # Which id has which rank is shuffled: a model must not profit from the order of ids.
@@ -140,6 +147,25 @@ def click_log(
         auc,
         float(loss.sum()),
     )  # fmt: skip
+
+
+def _weights(
+    truth: np.random.Generator,
+    size: int,
+    digits: Callable[[int], Sequence[int]] | None,
+    rank: int,
+) -> NDArray[np.float64]:
+    """Of one field, float64 [size], of variance 1: normal, or low-rank in the digits of its ids."""
+    if digits is None:
+        return truth.normal(0, 1, size)
+    bases = tuple(digits(size))
+    if math.prod(bases) < size:
+        raise InvalidArgumentError("digits", f"{list(bases)} are too few for {size} ids")
+    made = np.ones((rank, size))
+    for factor, digit in zip(bases, np.unravel_index(np.arange(size), bases), strict=True):
+        made *= truth.normal(0, 1, (rank, factor))[:, digit]
+    weights: NDArray[np.float64] = made.sum(0) / math.sqrt(rank)
+    return weights
 
 
 def _law(

@@ -62,7 +62,7 @@ class Planned(nn.Module):
         chosen = WAYS[way]
         weight = None if chosen.trains else old.weight.detach()
         facts = TableFacts("alone", num_embeddings, embedding_dim, weight=weight)
-        self.inner = chosen.module(old, facts, kept, Making(0, 1, [old.weight]))
+        self.inner = chosen.module(old, facts, kept, Making(0, 1, False, [old.weight]))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As the module in the model is called."""

@@ -61,9 +61,8 @@ class HotRows(nn.Module):
             )
         self.policy = policy
         self.weight = nn.Parameter(torch.zeros(rows, dim, device=device, dtype=dtype))
-        capacity = 1 << (2 * rows - 1).bit_length()
         self.register_buffer(
-            "table", torch.full((capacity, 2), -1, dtype=torch.int64, device=device)
+            "table", torch.full((_capacity(rows), 2), -1, dtype=torch.int64, device=device)
         )
         self._seen = torch.empty(0, dtype=torch.int64)
         self._counts = torch.empty(0, dtype=torch.int64)
@@ -215,6 +214,16 @@ class HotRows(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, policy={self.policy!r}"
+
+
+def cache_bytes(rows: int, dim: int, item_bytes: int) -> int:
+    """Of so many cached rows: their numbers, and the table that finds them."""
+    return rows * dim * item_bytes + _capacity(rows) * 2 * torch.int64.itemsize
+
+
+def _capacity(rows: int) -> int:
+    """Places of the table: at most half of them are taken."""
+    return 1 << (2 * rows - 1).bit_length()
 
 
 def _rows(cores: list[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ class Making:
     """What the tables of one model have in common while they are exchanged.
 
     Args:
-        numbers: of the array that hashed tables share; 0 for none.
+        numbers, block, sign: of the array that hashed tables share; 0 numbers for none.
         weights: of all tables that are exchanged: new ones begin as far from zero.
 
     Attributes:
@@ -31,12 +31,14 @@ class Making:
         where: their device and dtype, as modules take them.
     """
 
-    def __init__(self, numbers: int, block: int, weights: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, numbers: int, block: int, sign: bool, weights: Sequence[torch.Tensor]
+    ) -> None:
         total = sum(weight.numel() for weight in weights)
         square = sum(float(w.detach().double().square().sum()) for w in weights)
         self.init_std = math.sqrt(square / total) if total else 1.0
         self.where: dict[str, Any] = {"device": weights[0].device, "dtype": weights[0].dtype}
-        self._numbers, self._block = numbers, block
+        self._numbers, self._block, self._sign = numbers, block, sign
         self._array: SharedArray | None = None
         self._fitted: list[tuple[int, TableFacts]] = []
 
@@ -45,8 +47,8 @@ class Making:
         """The one array of this model."""
         if self._array is None:
             self._array = SharedArray(
-                self._numbers, block=min(self._block, self._numbers), init_std=self.init_std,
-                **self.where,
+                self._numbers, block=min(self._block, self._numbers), sign=self._sign,
+                init_std=self.init_std, **self.where,
             )  # fmt: skip
         return self._array
 

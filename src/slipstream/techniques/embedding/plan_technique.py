@@ -180,7 +180,7 @@ class EmbeddingPlan(Settings):
                 Group(tuple(by_name[name]), trained, choice.nbytes, partial(_pass, choice))
             )
         if hashed:
-            a_pass = partial(_hashed_pass, plan.numbers, plan.block)
+            a_pass = partial(_hashed_pass, plan)
             groups.append(Group(tuple(hashed), plan.numbers, 4 * plan.numbers, a_pass))
         return groups
 
@@ -201,11 +201,11 @@ def _pass(choice: Choice, lookup: Lookup, backward: bool) -> Call:
     return Call("slipstream::module_pass()", arguments, (lookup.made,))
 
 
-def _hashed_pass(numbers: int, block: int, lookup: Lookup, backward: bool) -> Call:
+def _hashed_pass(plan: Plan, lookup: Lookup, backward: bool) -> Call:
     rows, dim = lookup.weight.shape
     settings: dict[str, Any] = {
-        "num_embeddings": rows, "embedding_dim": dim, "size": numbers,
-        "block": min(block, numbers), "sign": True,
+        "num_embeddings": rows, "embedding_dim": dim, "size": plan.numbers,
+        "block": min(plan.block, plan.numbers), "sign": plan.sign,
     }  # fmt: skip
     kind = "Alone"
     if lookup.bags is not None:

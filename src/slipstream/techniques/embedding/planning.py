@@ -23,6 +23,7 @@ from slipstream.techniques.embedding.facts import IdStatistics, facts_of
 from slipstream.techniques.embedding.making import Making
 from slipstream.techniques.embedding.ways import WAYS, ways_of
 from slipstream.techniques.embedding.ways.dense import Dense
+from slipstream.techniques.embedding.ways.robe import SIGN
 from slipstream.techniques.embedding.ways.way import Choice, TableFacts
 from slipstream.units import format_bytes, parse_bytes
 
@@ -65,7 +66,7 @@ class Plan:
         method: ``mixed``, or the single way that is better.
         alternatives: all that were compared, the best first.
         basis: where errors come from: measured on trained tables, or assumed.
-        block: of the array that tables with the way ``robe`` share.
+        block, sign: of the array that tables with the way ``robe`` share.
         facts: what is known of the tables; not saved.
     """
 
@@ -76,6 +77,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     basis: Provenance = Provenance.ASSUMED
     block: int = _BLOCK
+    sign: bool = SIGN
     facts: tuple[TableFacts, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     @property
@@ -112,7 +114,7 @@ class Plan:
         if not chosen:
             return model
         weights = [modules[name].weight for name in chosen]
-        made = Making(self.numbers, self.block, weights)
+        made = Making(self.numbers, self.block, self.sign, weights)
         for name, choice in chosen.items():
             old = modules[name]
             own = facts.get(name) or TableFacts(name, old.num_embeddings, old.embedding_dim)
@@ -166,6 +168,7 @@ class Plan:
         kept = {
             "version": _VERSION, "budget": self.budget, "dense_bytes": self.dense_bytes,
             "method": self.method, "basis": self.basis.value, "block": self.block,
+            "sign": self.sign,
             "tables": {name: dataclasses.asdict(choice) for name, choice in self.tables.items()},
             "alternatives": [dataclasses.asdict(one) for one in self.alternatives],
         }  # fmt: skip
@@ -188,6 +191,8 @@ class Plan:
             return cls(
                 tables, int(found["budget"]), int(found["dense_bytes"]), str(found["method"]),
                 alternatives, Provenance(found["basis"]), int(found["block"]),
+                # Plans that do not say were made when rows had signs.
+                bool(found.get("sign", True)),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(
@@ -307,7 +312,7 @@ def plan_tables(
         if taken is None:
             return None
         tables = {one.name: choice for one, choice in zip(facts, taken, strict=True)}
-        return Plan(tables, room, dense, method, (), basis, _BLOCK, tuple(facts))
+        return Plan(tables, room, dense, method, (), basis, facts=tuple(facts))
 
     found: list[Plan] = []
     left_out: list[Alternative] = []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from slipstream.techniques.embedding.ways import WAYS
 DENSE = "dense"
 CODES = ("int8", "int4")
 CONVERTED = "converted after training"
+RATES = (1 / 3, 1.0, 3.0, 10.0)
+"""Times a task's own: what compressed tables are best trained with is not what dense ones are."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Scored:
         method: ``dense``, a name of `WAYS`, ``mixed``, or codes of the trained dense tables.
         asked: times smaller, as asked; 1 for dense, and for codes.
         nbytes, ratio: of the tables; what was reached.
-        epochs: of training.
+        rate: that it was trained with.
         scores: one a seed.
     """
 
@@ -41,7 +45,7 @@ class Scored:
     asked: float
     nbytes: int
     ratio: float
-    epochs: int
+    rate: float
     scores: tuple[float, ...]
 
     @property
@@ -55,13 +59,29 @@ class Scored:
         return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A model that is to be trained: its tables `asked` times smaller by `method`."""
+
+    task: Task
+    method: str
+    asked: float
+    rate: float
+    seed: int
+    least_rows: int
+
+
+_Outcome = tuple[int, float, float]
+"""Bytes of the tables, how many times smaller they are, and the score."""
+
+
 def compare(
     task: Task,
     ratios: Sequence[float],
     methods: Sequence[str],
     *,
     seeds: int = 3,
-    epochs: Callable[[str, float], int] | None = None,
+    rates: Sequence[float] = RATES,
     convert: bool = True,
     least_rows: int = 500,
     workers: int = 1,
@@ -71,29 +91,29 @@ def compare(
 
     Args:
         methods: names of `WAYS`, and ``mixed``.
-        epochs: of a method at a ratio; the task's own by default.
+        rates: times the task's own; of several each method, the dense tables too, gets the one that
+            is best on held-out training data, with one seed.
         convert: also compress the trained dense tables by the best plan for each ratio.
         workers: processes that train at the same time, a seed each; 1 trains in this one. Scores
             are the same.
     """
-    chosen: dict[tuple[str, float], int] = {
-        (method, ratio): task.epochs if epochs is None else epochs(method, ratio)
-        for ratio in ratios
-        for method in methods
-    }
+    keys = [(DENSE, 1.0), *((method, ratio) for ratio in ratios for method in methods)]
     with _runner(workers) as run:
-        dense = [
-            run(_dense, task, ratios if convert else (), seed, least_rows) for seed in range(seeds)
-        ]
-        own = {
-            key: [run(_trained, task, *key, seed, count, least_rows) for seed in range(seeds)]
-            for key, count in chosen.items()
+        chosen = _rates(run, task, keys, rates, least_rows, progress)
+        jobs = {
+            key: [_Job(task, *key, chosen[key], seed, least_rows) for seed in range(seeds)]
+            for key in keys
         }
+        dense = [
+            run(_dense, job, tuple(ratios) if convert else ()) for job in jobs.pop((DENSE, 1.0))
+        ]
+        own = {key: [run(_trained, job) for job in waiting] for key, waiting in jobs.items()}
         progress(f"{task.name}: dense")
         found = [one() for one in dense]
+        rate = chosen[DENSE, 1.0]
         for (method, asked), (nbytes, ratio, _) in found[0].items():
             scores = tuple(one[method, asked][2] for one in found)
-            yield Scored(method, asked, nbytes, ratio, task.epochs, scores)
+            yield Scored(method, asked, nbytes, ratio, rate, scores)
         for (method, asked), trained in own.items():
             progress(f"{task.name}: {method} at {asked:g}x")
             made = [one() for one in trained]
@@ -102,6 +122,40 @@ def compare(
             nbytes, ratio, _ = made[-1]
             scores = tuple(one[2] for one in made)
             yield Scored(method, asked, nbytes, ratio, chosen[method, asked], scores)
+
+
+def epochs_to(
+    task: Task,
+    scored: Scored,
+    target: float,
+    most: int,
+    *,
+    least_rows: int = 500,
+    workers: int = 1,
+) -> list[int | None]:
+    """Epochs after which `scored`'s method, trained on, has reached `target`: one a seed.
+
+    None where it has not after `most` epochs.
+    """
+    with _runner(workers) as run:
+        waiting = [
+            run(
+                _epochs_to,
+                _Job(task, scored.method, scored.asked, scored.rate, seed, least_rows),
+                target,
+                most,
+            )
+            for seed in range(len(scored.scores))
+        ]
+        return [one() for one in waiting]
+
+
+def ranked(scored: Sequence[Scored], ratio: float) -> list[Scored]:
+    """Those at `ratio`, and codes that are as small, the best first."""
+    own = [
+        one for one in scored if one.asked == ratio or (one.method in CODES and one.ratio >= ratio)
+    ]
+    return sorted(own, key=lambda one: -one.mean)
 
 
 @contextlib.contextmanager
@@ -121,29 +175,50 @@ def _runner(workers: int) -> Iterator[Callable[..., Callable[[], Any]]]:
         yield run
 
 
-def ranked(scored: Sequence[Scored], ratio: float) -> list[Scored]:
-    """Those at `ratio`, and codes that are as small, the best first."""
-    own = [
-        one for one in scored if one.asked == ratio or (one.method in CODES and one.ratio >= ratio)
-    ]
-    return sorted(own, key=lambda one: -one.mean)
+def _rates(
+    run: Callable[..., Callable[[], Any]],
+    task: Task,
+    keys: Sequence[tuple[str, float]],
+    rates: Sequence[float],
+    least_rows: int,
+    progress: Callable[[str], None],
+) -> dict[tuple[str, float], float]:
+    """The rate of each method at each ratio."""
+    if len(rates) == 1:
+        return dict.fromkeys(keys, task.rate * rates[0])
+    held_out = task.validation()
+    waiting = {
+        key: {
+            task.rate * rate: run(_trained, _Job(held_out, *key, task.rate * rate, 0, least_rows))
+            for rate in rates
+        }
+        for key in keys
+    }
+    chosen = {}
+    for (method, asked), tried in waiting.items():
+        progress(f"{task.name}: rate of {method} at {asked:g}x")
+        outcomes = {rate: one() for rate, one in tried.items()}
+        # All are None where the method cannot be so small; NaN is what a rate too high may give.
+        chosen[method, asked] = max(
+            outcomes,
+            key=lambda rate: _score(outcomes[rate]),
+        )
+    return chosen
 
 
-_Outcome = tuple[int, float, float]
-"""Bytes of the tables, how many times smaller they are, and the score."""
+def _score(outcome: _Outcome | None) -> float:
+    return -1.0 if outcome is None or math.isnan(outcome[2]) else outcome[2]
 
 
-def _dense(
-    task: Task, ratios: Sequence[float], seed: int, least_rows: int
-) -> dict[tuple[str, float], _Outcome]:
+def _dense(job: _Job, ratios: Sequence[float]) -> dict[tuple[str, float], _Outcome]:
     """The dense model, and what its trained tables are worth in other forms."""
-    torch.manual_seed(seed)
-    model = task.model()
-    task.train(model, task.epochs)
-    plans = {(method, 1.0): _codes(task, model, method, least_rows) for method in CODES}
+    torch.manual_seed(job.seed)
+    task, model = job.task, job.task.model()
+    _train(job, model)
+    plans = {(method, 1.0): _codes(job, model, method) for method in CODES}
     for ratio in ratios:
         plans[CONVERTED, ratio] = plan(
-            model, task.counts(), ratio=ratio, trained=True, least_rows=least_rows
+            model, task.counts(), ratio=ratio, trained=True, least_rows=job.least_rows
         )
     dense_bytes = plans[CODES[0], 1.0].dense_bytes
     found = {(DENSE, 1.0): (dense_bytes, 1.0, task.score(model))}
@@ -153,28 +228,52 @@ def _dense(
     return found
 
 
-def _codes(task: Task, model: torch.nn.Module, method: str, least_rows: int) -> Plan:
+def _codes(job: _Job, model: torch.nn.Module, method: str) -> Plan:
     """All tables of a trained model as codes."""
-    facts = facts_of(model, task.counts(), trained=True, least_rows=least_rows)
+    facts = facts_of(model, job.task.counts(), trained=True, least_rows=job.least_rows)
     least = sum(
         min([one.nbytes, *(choice.nbytes for choice in WAYS[method].choices(one))]) for one in facts
     )
     return plan_tables(facts, budget=least, methods=[method]).best
 
 
-def _trained(
-    task: Task, method: str, ratio: float, seed: int, epochs: int, least_rows: int
-) -> _Outcome | None:
+def _trained(job: _Job) -> _Outcome | None:
     """A method trained from scratch; None where it cannot be so small."""
-    torch.manual_seed(seed)
-    model = task.model()
+    made = _made(job)
+    if made is None:
+        return None
+    model, nbytes, ratio = made
+    _train(job, model)
+    return nbytes, ratio, job.task.score(model)
+
+
+def _epochs_to(job: _Job, target: float, most: int) -> int | None:
+    made = _made(job)
+    if made is None:
+        return None
+    model = made[0]
+    for epoch, _ in enumerate(islice(job.task.training(model, job.rate), most), start=1):
+        if job.task.score(model) >= target:
+            return epoch
+    return None
+
+
+def _made(job: _Job) -> tuple[torch.nn.Module, int, float] | None:
+    """The model with its first numbers, bytes of its tables, and how many times smaller."""
+    torch.manual_seed(job.seed)
+    model = job.task.model()
+    if job.method == DENSE:
+        return model, 0, 1.0
     try:
         chosen = plan(
-            model, task.counts(), ratio=ratio, least_rows=least_rows,
-            methods=None if method == MIXED else [method],
+            model, job.task.counts(), ratio=job.asked, least_rows=job.least_rows,
+            methods=None if job.method == MIXED else [job.method],
         )  # fmt: skip
     except InvalidArgumentError:
         return None
-    chosen.apply(model)
-    task.train(model, epochs)
-    return chosen.nbytes, chosen.ratio, task.score(model)
+    return chosen.apply(model), chosen.nbytes, chosen.ratio
+
+
+def _train(job: _Job, model: torch.nn.Module) -> None:
+    for _ in islice(job.task.training(model, job.rate), job.task.epochs):
+        pass

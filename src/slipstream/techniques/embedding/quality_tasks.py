@@ -1,12 +1,11 @@
-"""Tasks on which compressed tables are trained from scratch and scored: real data, known truth.
-
-Nothing is tuned for any way: all have the optimizer and the rate of the dense tables.
-"""
+"""Tasks on which compressed tables are trained from scratch and scored: real data, known truth."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ from slipstream.data.kinds import ClickRows, Clicks, Interactions
 from slipstream.techniques.embedding.dlrm import DLRM
 
 _TOP = 20
-_RATE = 3e-3
-_CLICK_RATE = 0.02
+_HELD_OUT = 0.1
 
 
 class Task(Protocol):
@@ -27,11 +25,13 @@ class Task(Protocol):
     Attributes:
         name, metric: in tables; the higher the metric the better.
         epochs: that the dense model takes.
+        rate: of its optimizer, usual for such a model.
     """
 
     name: str
     metric: str
     epochs: int
+    rate: float
 
     def model(self) -> nn.Module:
         """The dense model, random as ``torch.manual_seed`` has it."""
@@ -39,11 +39,17 @@ class Task(Protocol):
     def counts(self) -> dict[str, torch.Tensor]:
         """How often each row is looked up in an epoch, by table."""
 
-    def train(self, model: nn.Module, epochs: int) -> None:
-        """In place."""
+    def training(self, model: nn.Module, rate: float) -> Iterator[None]:
+        """Trains `model` in place for as long as it is asked to: an item an epoch."""
 
     def score(self, model: nn.Module) -> float:
         """On data that was not trained on."""
+
+    def yardstick(self) -> str:
+        """A score that needs no training, to hold others against, in words."""
+
+    def validation(self) -> Self:
+        """The same task on training data alone, a tenth of it held out: to choose settings on."""
 
 
 class Factors(nn.Module):
@@ -68,6 +74,7 @@ class Feedback:
     name: str
     dim: int = 64
     epochs: int = 4
+    rate: float = 3e-3
     batch: int = 512
     scored_users: int = 2000
 
@@ -85,14 +92,14 @@ class Feedback:
             "item": torch.from_numpy(np.bincount(data.items, minlength=data.item_count)),
         }
 
-    def train(self, model: nn.Module, epochs: int) -> None:
+    def training(self, model: nn.Module, rate: float) -> Iterator[None]:
         """Adam; the popularity of an item is taken off its log-odds of being in the batch."""
         users, items = torch.from_numpy(self.data.users), torch.from_numpy(self.data.items)
         popular = self.counts()["item"].float() + 1
         log_popular = (popular / popular.sum()).log()
-        optimizer = torch.optim.Adam(model.parameters(), _RATE)
-        model.train()
-        for _ in range(epochs):
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+        while True:
+            model.train()
             order = torch.randperm(len(users))
             for part in torch.split(order, self.batch)[:-1]:
                 user, item = users[part], items[part]
@@ -103,19 +110,30 @@ class Feedback:
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
+            yield
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
         """Recall among the 20 best."""
         model.eval()
+        every = model.item(torch.arange(self.data.item_count))  # type: ignore[operator]
+        return self._recall(lambda users: model.user(users) @ every.T)  # type: ignore[operator]
+
+    def yardstick(self) -> str:
+        """The same 20 for everybody: those that were taken most."""
+        popular = self.counts()["item"].float()
+        found = self._recall(lambda users: popular.repeat(len(users), 1))
+        return f"the most taken items, no model, {found:.4f}"
+
+    def _recall(self, scores_of: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """Of scores [users, items]."""
         data = self.data
-        every = model.item(torch.arange(data.item_count))  # type: ignore[operator]
         test = np.unique(data.test_users)[: self.scored_users]
         held = _by_user(data.test_users, data.test_items)
         known = _by_user(data.users, data.items)
         found = []
         for part in np.array_split(test, -(-len(test) // 500)):
-            scores = model.user(torch.from_numpy(part)) @ every.T  # type: ignore[operator]
+            scores = scores_of(torch.from_numpy(part))
             for row, user in enumerate(part.tolist()):
                 if user in known:
                     scores[row, known[user]] = -torch.inf
@@ -125,16 +143,28 @@ class Feedback:
             ]
         return float(np.mean(found))
 
+    def validation(self) -> Feedback:
+        """Pairs held out by chance."""
+        data = self.data
+        held = split(data.users, data.items, data.user_count, data.item_count, data.name, _HELD_OUT)
+        return dataclasses.replace(self, data=held)
+
 
 @dataclass
 class ClickTask:
-    """Clicks with a `DLRM`; scored by the area under the curve (AUC)."""
+    """Clicks with a `DLRM`; scored by the area under the curve (AUC).
+
+    Attributes:
+        best: that any model can reach, where it is known.
+    """
 
     data: Clicks
     name: str
     dim: int = 16
     epochs: int = 1
+    rate: float = 0.02
     batch: int = 1024
+    best: float | None = None
 
     metric = "AUC"
 
@@ -152,20 +182,19 @@ class ClickTask:
             for field, rows in enumerate(self.data.cardinalities)
         }
 
-    def train(self, model: nn.Module, epochs: int) -> None:
+    def training(self, model: nn.Module, rate: float) -> Iterator[None]:
         """Adagrad, whose steps are the same for sparse and dense gradients."""
         ids, dense, labels = _tensors(self.data.train)
-        optimizer = torch.optim.Adagrad(
-            model.parameters(), _CLICK_RATE, initial_accumulator_value=1e-6
-        )
-        model.train()
-        for _ in range(epochs):
+        optimizer = torch.optim.Adagrad(model.parameters(), rate, initial_accumulator_value=1e-6)
+        while True:
+            model.train()
             order = torch.randperm(len(ids))
             for part in torch.split(order, self.batch):
                 loss = binary_cross_entropy_with_logits(model(ids[part], dense[part]), labels[part])
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
+            yield
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
@@ -177,6 +206,22 @@ class ClickTask:
             for i, d in zip(torch.split(ids, 8192), torch.split(dense, 8192), strict=True)
         ]
         return auc(torch.cat(made).numpy(), labels.numpy())
+
+    def yardstick(self) -> str:
+        """What the true probabilities reach."""
+        return "" if self.best is None else f"the truth {self.best:.4f}"
+
+    def validation(self) -> ClickTask:
+        """The last rows held out."""
+        rows = self.data.train
+        last = len(rows) - int(_HELD_OUT * len(rows))
+        train, held = (
+            ClickRows(rows.ids[part], rows.dense[part], rows.labels[part])
+            for part in (slice(last), slice(last, None))
+        )
+        return dataclasses.replace(
+            self, data=dataclasses.replace(self.data, train=train, test=held)
+        )
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -191,10 +236,15 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def split(
-    users: np.ndarray, items: np.ndarray, user_count: int, item_count: int, name: str, seed: int = 0
+    users: np.ndarray,
+    items: np.ndarray,
+    user_count: int,
+    item_count: int,
+    name: str,
+    share: float = 0.2,
 ) -> Interactions:
-    """A fifth of all pairs held out, by chance."""
-    held = np.random.default_rng(seed).random(len(users)) < 0.2
+    """This share of all pairs held out, by chance."""
+    held = np.random.default_rng(0).random(len(users)) < share
     return Interactions(
         name, users[~held], items[~held], users[held], items[held], user_count, item_count
     )

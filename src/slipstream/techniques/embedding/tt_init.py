@@ -19,6 +19,13 @@ from collections.abc import Sequence
 
 import torch
 
+LEAST_STD = 0.1
+"""Of a train that is trained in the place of a table: tables of click models begin nearer to zero.
+
+A step of the optimizer moves every slice, and with it every row. The entries of cores whose product
+is next to zero are no larger than the first steps, after which all slices are much alike.
+"""
+
 _NO_THRESHOLD, _HIGHEST_THRESHOLD = 0.0, 30.0
 
 

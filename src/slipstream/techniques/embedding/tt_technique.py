@@ -202,6 +202,7 @@ class TTEmbeddings(Settings):
         from torch import nn
 
         from slipstream.techniques.embedding.tt import TTEmbedding, TTEmbeddingBag
+        from slipstream.techniques.embedding.tt_init import LEAST_STD
 
         settings: dict[str, Any] = {
             "tt_ranks": (self.rank,) * (self.cores - 1), "padding_idx": module.padding_idx,
@@ -216,6 +217,6 @@ class TTEmbeddings(Settings):
             return kind.from_dense(weight, **settings)
         wide = float(torch.linalg.vector_norm(weight.double())) / math.sqrt(weight.numel())
         return kind(
-            module.num_embeddings, module.embedding_dim, **settings, init_std=wide,
+            module.num_embeddings, module.embedding_dim, **settings, init_std=max(wide, LEAST_STD),
             device=weight.device, dtype=weight.dtype,
         )  # fmt: skip

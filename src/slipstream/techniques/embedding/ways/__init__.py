@@ -10,12 +10,23 @@ from slipstream.techniques.embedding.ways.dense import Dense
 from slipstream.techniques.embedding.ways.hashed import Hash, HotHash
 from slipstream.techniques.embedding.ways.lowdim import LowDim, LowDimCodes
 from slipstream.techniques.embedding.ways.robe import Robe
-from slipstream.techniques.embedding.ways.tt import TT
+from slipstream.techniques.embedding.ways.tt import TT, HotTT
 from slipstream.techniques.embedding.ways.way import Way
 
 WAYS: dict[str, Way] = {
     way.name: way
-    for way in (Dense(), LowDim(), LowDimCodes(), Int8(), Int4(), TT(), Robe(), HotHash(), Hash())
+    for way in (
+        Dense(),
+        LowDim(),
+        LowDimCodes(),
+        Int8(),
+        Int4(),
+        TT(),
+        Robe(),
+        HotTT(),
+        HotHash(),
+        Hash(),
+    )
 }
 """By name; of two that cost and lose the same, the earlier one is taken."""
 

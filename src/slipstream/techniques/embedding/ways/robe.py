@@ -14,6 +14,10 @@ from slipstream.techniques.embedding.ways.hashed import shared_error
 from slipstream.techniques.embedding.ways.way import Choice, Setting, TableFacts, sizes, with_errors
 from slipstream.techniques.embedding.weighting import chunks, row_weights_of
 
+SIGN = False
+"""Whether rows have hashed signs: with them rows can have no direction in common, as those of
+popular items have, which all users take."""
+
 _MEASURED_HALVINGS = 14
 
 
@@ -53,7 +57,7 @@ class Robe:
         if table.weight is None or table.rows / rows > 2**_MEASURED_HALVINGS:
             return shared_error(table, rows)
         size = rows * table.dim
-        sums, mass = fitted_sums([(0, table)], size, min(table.dim, 32, size), True, 0)
+        sums, mass = fitted_sums([(0, table)], size, min(table.dim, 32, size), SIGN, 0)
         counted = row_weights_of(table.weight, table.shares)
         whole = float((table.weight.detach().double().square().sum(1) * counted).sum())
         kept = float((sums.square() / mass.clamp(min=1e-300)).sum())
