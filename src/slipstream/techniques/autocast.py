@@ -14,7 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.graph import SCALAR_TYPE, Call, Graph, StepPhase, TensorSpec, cast
 from slipstream.graph.graph import kept
@@ -298,6 +302,27 @@ _WIDE_ATTENTION = "aten::_scaled_dot_product_attention_math"
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
+@dataclass(frozen=True)
+class Casts:
+    """The casts of a plan in columns; few calls stand for many casts.
+
+    Attributes:
+        task: int64 [k], beside which task.
+        before: bool [k], before it or after it.
+        call: int64 [k], an index in `calls`.
+        storage: int64 [k], what is copied.
+        replaces: bool [k], whether the copy stands in for it from then on.
+        calls: each once, in the order in which they come first.
+    """
+
+    task: NDArray[np.int64]
+    before: NDArray[np.bool_]
+    call: NDArray[np.int64]
+    storage: NDArray[np.int64]
+    replaces: NDArray[np.bool_]
+    calls: tuple[Call, ...]
+
+
 @dataclass(eq=False)
 class AutocastPlan:
     """The calls a step would make under autocast.
@@ -316,6 +341,22 @@ class AutocastPlan:
     lowered: int = 0
     cast_storages: list[tuple[int, bool]] = field(default_factory=list)
     through: dict[int, set[int]] = field(default_factory=dict)
+
+    @cached_property
+    def table(self) -> Casts:
+        """The casts, once the plan is complete."""
+        numbers: dict[int, int] = {}
+        # A plan has one object for all casts that are alike.
+        call = [numbers.setdefault(id(made), len(numbers)) for _, _, made in self.casts]
+        made_of = {id(made): made for _, _, made in self.casts}
+        return Casts(
+            np.array([task for task, _, _ in self.casts], np.int64),
+            np.array([before for _, before, _ in self.casts], bool),
+            np.array(call, np.int64),
+            np.array([storage for storage, _ in self.cast_storages], np.int64),
+            np.array([replaces for _, replaces in self.cast_storages], bool),
+            tuple(made_of[number] for number in numbers),
+        )
 
 
 @kept
