@@ -184,7 +184,8 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
     memory, results = graph.memory, _results(graph, changed)
     answers = [durations.lookup(new) for _, new in changed.pairs]
     # By result: its bytes where its kernel was measured, or else its share of the recorded.
-    measured, share = [], []
+    measured: list[int] = []
+    share: list[float] = []
     for (old, new), answer in zip(changed.pairs, answers, strict=True):
         # Another kernel than the recorded one: what it returns for the backward pass to read,
         # and what it needs while it runs, may be larger or smaller by anything.

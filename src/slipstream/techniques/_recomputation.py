@@ -141,8 +141,8 @@ def _forward_runs(
     owner = np.full(len(graph.strings), -1)
     for number in distinct(tasks.module, len(graph.strings)).tolist():
         name = graph.string(number)
-        inside = (m for m, one in enumerate(modules) if name == one or name.startswith(f"{one}."))
-        owner[number] = next(inside, -1)
+        holds = (m for m, one in enumerate(modules) if name == one or name.startswith(f"{one}."))
+        owner[number] = next(holds, -1)
     task = np.flatnonzero(tasks.phase == StepPhase.FORWARD)
     within = owner[tasks.module[task]]
     key = np.stack([within, passes[task]])
@@ -233,7 +233,9 @@ class _Storages:
         """In the order of groups, and then of storages, which may be -1."""
         return group * self._room + storage + 1
 
-    def key_task(self, storage: NDArray[np.int32] | _Numbers, task: _Numbers) -> _Numbers:
+    def key_task(
+        self, storage: NDArray[np.int32] | _Numbers, task: NDArray[np.int32] | _Numbers
+    ) -> _Numbers:
         """In the order of storages, and then of tasks, either of which may be -1."""
         return (storage.astype(np.int64) + 1) * (len(self._graph) + 1) + task + 1
 
