@@ -66,6 +66,10 @@ def test_a_size_that_was_tried_is_marked() -> None:
     said = words(lambda b: 10 + 0.5 * b, 10**9, tried=tried)
     assert "at most 800 samples fit into 954 MiB: tried; 820 did not fit" in said
     assert "| tried | largest |" in said
+    tight = [*tried[:3], Try(820, 998_000_000, room=False)]
+    assert "tried; 820 ran, and would not always" in words(
+        lambda b: 10 + 0.5 * b, 10**9, tried=tight
+    )
     in_time = words(lambda b: 10 + 0.5 * b, 10**9, tried=tried[::2])
     assert "800 samples fit into 954 MiB: tried; there was no time for larger ones" in in_time
 

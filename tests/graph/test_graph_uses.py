@@ -43,25 +43,36 @@ def _drawn(seed: int) -> Graph:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_first_allocation_that_covers_a_task_has_the_number(seed: int) -> None:
     graph = _drawn(seed)
-    memory, uses = graph.memory, uses_of(graph)
-    for storage in range(_STORAGES):
-        for task in range(_TASKS):
-            covers = (memory.storage == storage) & (memory.producer <= task)
-            covers &= (memory.release < 0) | (memory.release >= task)
-            found = np.flatnonzero(covers)
-            assert uses.allocation(storage, task) == (found[0] if len(found) else None)
+    memory = graph.memory
+    storages, tasks = np.divmod(np.arange(_STORAGES * _TASKS), _TASKS)
+    found = uses_of(graph).allocations(storages, tasks)
+    for storage, task, allocation in zip(storages, tasks, found, strict=True):
+        covers = (memory.storage == storage) & (memory.producer <= task)
+        covers &= (memory.release < 0) | (memory.release >= task)
+        assert allocation == next(iter(np.flatnonzero(covers)), -1)
+    assert uses_of(graph).allocations(np.array([-1]), np.array([3])) == [-1]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_uses_are_the_tasks_with_that_operand_each_once(seed: int) -> None:
     graph = _drawn(seed)
     uses = uses_of(graph)
-    for storage in range(_STORAGES):
-        for first, last in ((0, _TASKS), (7, 19), (19, 7)):
+    for first, last in ((0, _TASKS), (7, 19), (19, 7)):
+        storages = np.arange(-1, _STORAGES)
+        spans = uses.between(storages, np.full(len(storages), first), np.full(len(storages), last))
+        for asker, storage in enumerate(storages):
             wanted = [
                 t for t in range(first, min(last + 1, _TASKS)) if storage in graph.storages(t)
             ]
-            assert list(uses.between(storage, first, last)) == wanted
+            assert uses.task[spans.place[spans.asker == asker]].tolist() == wanted
+
+
+def test_uses_by_some_tasks_are_told_apart() -> None:
+    graph = _drawn(0)
+    uses = uses_of(graph)
+    chosen = np.flatnonzero(uses.task % 3 == 0)
+    found = uses.among(uses.storage[chosen], uses.task[chosen])
+    assert np.flatnonzero(found).tolist() == chosen.tolist()
 
 
 def test_numbers_are_distinct_in_the_order_in_which_they_come_first() -> None:

@@ -50,6 +50,7 @@ return found;
 """
 
 _AGAIN_S = 5.0
+RAISES = "        raise ValueError('no')\n        return self.second"
 _PROPOSED = "return !!document.getElementById('save')"
 
 
@@ -365,6 +366,16 @@ def test_a_fault_while_typing_is_shown_and_the_numbers_stay(page: Page) -> None:
     assert page.shown.run("return !!document.getElementById('bar-step')")
     page.path.write_text(TRAIN)
     page.until("return !document.getElementById('problem')")
+
+
+def test_after_a_step_that_failed_no_sizes_are_awaited(page: Page) -> None:
+    page.path.write_text(TRAIN.replace("        return self.second", RAISES))
+    said = page.until("return document.getElementById('problem')?.innerText ?? ''")
+    assert "ValueError: no" in said
+    note = page.until("return document.getElementById('bars-note').innerText")
+    assert note == "Read-only: the last save could not be analysed."
+    page.path.write_text(TRAIN)
+    page.ready()
 
 
 def test_a_batch_size_that_is_not_certain_is_read_only_with_the_reason(page: Page) -> None:

@@ -16,7 +16,8 @@ from slipstream.capture.modules import ModuleNames
 from slipstream.capture.trace import Node, read_trace
 from slipstream.capture.units import find_units
 from slipstream.graph import Call, Graph, StepPhase
-from slipstream.techniques.autocast import FLOAT32, LOWER, WIDEST, category, plan
+from slipstream.techniques._autocast_operators import FLOAT32, LOWER, WIDEST, category
+from slipstream.techniques.autocast import plan
 from slipstream.techniques.precision import Amp
 from tiny_models import captured, workload
 

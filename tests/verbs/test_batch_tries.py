@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.verbs._batch_tries import next_size
+from slipstream.verbs._batch_tries import Tries, Try, next_size
 
 LIMIT = 1_000_000
 Heap = Callable[[int], float]
@@ -91,3 +92,50 @@ def test_the_largest_runs_and_a_little_more_does_not(
     assert min(above) <= max(most * 1.03, most + quantum)
     assert tries <= 14
     assert needs(math.ceil(1.1 * most / quantum) * quantum) > LIMIT
+
+
+class Luck:
+    """Processes of one size need 1 % more or less, by chance; half of the limit is fixed."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def needs(self, samples: int) -> list[int]:
+        """Of three processes; nothing where one of them is above the limit."""
+        line = 0.5 * LIMIT * (1 + samples / 1000)
+        found = (line * self._rng.normal(1, 0.01, 3)).astype(int).tolist()
+        return found if max(found) <= LIMIT else []
+
+
+def largest(seed: int) -> int:
+    luck = Luck(seed)
+    tries = Tries({200: 600_000}, LIMIT)
+    size: int | None = 900
+    while size is not None and len(tries) < 11:
+        tries.add(size, luck.needs(size))
+        size = tries.next_size(1)
+    return max(one.samples for one in tries.judged() if one.ran)
+
+
+def test_what_is_found_runs_again_and_a_tenth_more_does_not() -> None:
+    found = [largest(seed) for seed in range(60)]
+    again = [bool(Luck(1000 + seed).needs(size)) for seed, size in enumerate(found)]
+    more = [bool(Luck(2000 + seed).needs(math.ceil(1.1 * size))) for seed, size in enumerate(found)]
+    assert np.mean(again) >= 0.8
+    assert np.mean(more) <= 0.1
+    assert 0.93 * 1000 <= np.median(found) <= 1000
+
+
+def test_a_size_that_ran_by_luck_is_none_that_runs() -> None:
+    tries = Tries({100: 500_000}, LIMIT)
+    tries.add(150, [960_000, 970_000, 999_000])
+    assert tries.spread == pytest.approx(0.0208, abs=1e-3)
+    assert tries.judged() == [Try(100, 500_000), Try(150, 999_000, room=False)]
+    # Sizes whose processes all need the same tell that it was luck.
+    for size in (110, 120, 130):
+        tries.add(size, [5000 * size] * 3)
+    assert tries.spread == pytest.approx(0.0104, abs=1e-3)
+    assert [one.ran for one in tries.judged()] == [True, True, True, True, True]
+    tries.add(160, [])
+    assert tries.judged()[-1] == Try(160, 0)
+    assert 150 < (tries.next_size(1) or 0) < 160

@@ -196,8 +196,13 @@ def _largest(model: BatchModel, most: int) -> str:
 
     said = f"at most {most} samples fit into {format_bytes(model.limit_bytes)}"
     if model.largest_tried is not None:
-        larger = [one.samples for one in model.tried if not one.ran and one.samples > most]
-        ended = f"{min(larger)} did not fit" if larger else "there was no time for larger ones"
+        above = [one for one in model.tried if not one.ran and one.samples > most]
+        ended = "there was no time for larger ones"
+        if above:
+            least = min(above, key=lambda one: one.samples)
+            # A size needs more in one process than in another.
+            how = "ran, and would not always" if least.process_bytes else "did not fit"
+            ended = f"{least.samples} {how}"
         return f"{said}: tried; {ended}"
     seen = max(one.samples for one in model.measured)
     trust = f" (measured up to {seen})" if most > 2 * seen else ""

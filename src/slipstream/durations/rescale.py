@@ -18,7 +18,7 @@ _UNKNOWN_SPREAD = 0.5
 _UNKNOWN = Ratio(1.0, _UNKNOWN_SPREAD, Provenance.ASSUMED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Changed:
     """Tasks that would make other calls: few pairs of calls stand for many tasks.
 

@@ -359,6 +359,12 @@ class Editor:
         else:
             self._allocated["nbytes"][allocation - len(self._nbytes)] = _whole(nbytes)
 
+    def resize_all(self, allocations: NDArray[np.int64], nbytes: NDArray[np.int64]) -> None:
+        """As `resize`, of many of the graph's own allocations at once: int64 [k] each."""
+        if (nbytes < 0).any():
+            _whole(int(nbytes.min()))
+        self._nbytes[allocations] = nbytes
+
     def release_after(self, allocation: int, task: int) -> None:
         """Free `allocation` after `task` (an index, or what `insert` gave); -1: not in the step."""
         self._check_allocation(allocation)

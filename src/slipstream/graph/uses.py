@@ -1,71 +1,112 @@
-"""`Uses`: which tasks use a storage, and which allocation has a storage's number when."""
+"""`Uses`: which tasks use a storage, and which allocation has a storage's number when.
+
+All questions are asked of many storages at once: a step of 200 000 tasks has as many.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.graph.graph import Graph, kept
+
+_Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Stretches of one list, asked for by several that may ask for the same.
+
+    Attributes:
+        asker: int64 [k], who asked, in ascending order.
+        place: int64 [k], where in the list, in ascending order for each asker.
+    """
+
+    asker: _Numbers
+    place: _Numbers
+
+    @classmethod
+    def of(cls, begin: _Numbers, end: _Numbers) -> Spans:
+        """The places from `begin` until before `end`, int64 [askers] each; none where not less."""
+        counts = np.maximum(end - begin, 0)
+        # As far from the stretch's begin as from where its places are written.
+        shift = begin - (np.cumsum(counts) - counts)
+        return cls(
+            np.repeat(np.arange(len(counts)), counts),
+            np.repeat(shift, counts) + np.arange(counts.sum()),
+        )
 
 
 class Uses:
     """The tasks that use each storage, and the allocations that have its number.
 
     A storage's number is used again once it is freed: what counts is who uses it while it lives.
+
+    Attributes:
+        storage, task: int64 [k], every use once, by storage and then by task.
     """
 
     def __init__(self, graph: Graph) -> None:
+        # With room for every task, and for what comes after the last.
+        self._room = len(graph) + 2
         tasks = np.repeat(np.arange(len(graph)), np.diff(graph.operand_start))
-        storages = graph.operands.astype(np.int64)
-        pairs = np.unique(storages * max(len(graph), 1) + tasks)
-        storage_of, task_of = np.divmod(pairs, max(len(graph), 1))
-        ends = np.flatnonzero(np.diff(storage_of, append=-2)) + 1
-        self._tasks: dict[int, list[int]] = {
-            int(storage_of[first]): task_of[first:end].tolist()
-            for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=False)
-        }
-        self._allocations = _allocations(graph)
+        self._use = sorted_once(self._key(graph.operands, tasks))
+        self.storage, self.task = np.divmod(self._use, self._room)
+        self.storage -= 1
+        memory = graph.memory
+        self._order = np.lexsort((memory.producer, memory.storage))
+        storage, freed = memory.storage[self._order], memory.release[self._order].astype(np.int64)
+        self._born = self._key(storage, memory.producer[self._order].astype(np.int64) + 1)
+        self._freed = np.where(freed < 0, len(graph), freed)
+        # By allocation the latest end of those of its storage that are born no later.
+        self._latest = np.maximum.accumulate(self._key(storage, self._freed + 1))
 
-    def between(self, storage: int, first: int, last: int) -> Sequence[int]:
-        """Tasks from `first` to `last` that use `storage`, in order, each once."""
-        found = self._tasks.get(storage, [])
-        return found[bisect_left(found, first) : bisect_right(found, last)]
+    def _key(self, storage: NDArray[np.int32] | _Numbers, task: _Numbers) -> _Numbers:
+        """In the order of storages, which may be -1, and then of tasks."""
+        return (storage.astype(np.int64) + 1) * self._room + task
 
-    def allocation(self, storage: int, task: int) -> int | None:
-        """The first allocation that has this number while `task` runs."""
-        if storage not in self._allocations:
-            return None
-        numbers, born, freed, latest = self._allocations[storage]
-        found = None
-        place = bisect_right(born, task) - 1
+    def between(self, storages: _Numbers, first: _Numbers, last: _Numbers) -> Spans:
+        """The uses of `storages` from the tasks `first` to `last`: places in `task`.
+
+        Args:
+            storages, first, last: int64 [askers].
+        """
+        return Spans.of(
+            np.searchsorted(self._use, self._key(storages, first), side="left"),
+            np.searchsorted(self._use, self._key(storages, last), side="right"),
+        )
+
+    def among(self, storages: _Numbers, tasks: _Numbers) -> NDArray[np.bool_]:
+        """bool [k]: which of all uses are of these `storages` by these `tasks`, in pairs."""
+        return np.isin(self._use, self._key(storages, tasks))
+
+    def allocations(self, storages: _Numbers, tasks: _Numbers) -> _Numbers:
+        """The first allocation that has each of `storages` while that of `tasks` runs; -1: none.
+
+        Args:
+            storages, tasks: int64 [askers].
+        """
+        found = np.full(len(storages), len(self._order))
+        here = np.flatnonzero(storages >= 0)
+        place = np.searchsorted(self._born, self._key(storages, tasks + 1)[here], side="right") - 1
+        begins = self._key(storages, tasks + 1)
         # Lifetimes of one number may touch: the task that frees it may be followed at once.
-        while place >= 0 and latest[place] >= task:
-            if freed[place] >= task and (found is None or numbers[place] < found):
-                found = numbers[place]
-            place -= 1
-        return found
+        while len(here):
+            there = (place >= 0) & (self._latest[place] >= begins[here])
+            here, place = here[there], place[there]
+            covers = self._freed[place] >= tasks[here]
+            found[here[covers]] = np.minimum(found[here[covers]], self._order[place[covers]])
+            place = place - 1
+        return np.where(found < len(self._order), found, -1)
 
 
-_Lives = tuple[list[int], list[int], list[int], list[int]]
-
-
-def _allocations(graph: Graph) -> dict[int, _Lives]:
-    """By storage: allocations by the task that makes them, that, the one that frees, the latest."""
-    memory = graph.memory
-    freed = np.where(memory.release < 0, len(graph), memory.release)
-    order = np.lexsort((memory.producer, memory.storage))
-    ends = np.flatnonzero(np.diff(memory.storage[order], append=-2)) + 1
-    found: dict[int, _Lives] = {}
-    for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=False):
-        here = order[first:end]
-        last = freed[here].tolist()
-        lives = (here.tolist(), memory.producer[here].tolist(), last, list(accumulate(last, max)))
-        found[int(memory.storage[here[0]])] = lives
-    found.pop(-1, None)
-    return found
+def sorted_once(numbers: _Numbers) -> _Numbers:
+    """Each of `numbers` once, in ascending order."""
+    # As `np.unique`, which hashes and is slower where most are distinct.
+    found = np.sort(numbers)
+    return found[np.append(True, found[1:] != found[:-1])] if len(found) else found
 
 
 @kept

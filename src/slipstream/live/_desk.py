@@ -89,9 +89,14 @@ def reline(
 
 def redraw(path: str, folder: str) -> None:
     """Load the recording at `path` anew, and draw it."""
+    forget()
+    draw(path, folder, None, None)
+
+
+def forget() -> None:
+    """Load recordings anew when they are asked about again."""
     _graphs.clear()
     _timelines.clear()
-    draw(path, folder, None, None)
 
 
 def simulate(path: str, technique: str, cluster: str | None = None) -> dict[str, Any]:

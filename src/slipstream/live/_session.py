@@ -17,6 +17,7 @@ from slipstream.errors import SlipstreamError, UsageError, WorkloadError
 from slipstream.live._places import look
 from slipstream.live.analysis import Analysis, Analyst
 from slipstream.live.costs import Costs
+from slipstream.live.states import FAILED
 from slipstream.tables import json_values
 from slipstream.verbs._batch_model import BatchModel
 
@@ -222,7 +223,10 @@ class Session:
         place = self._look()
         reason = place.get("why_not") or ""
         ratio = self._samples_per_batch()
-        if not reason and now.costs is not None and ratio is None:
+        if not reason and now.stale:
+            failed = "the last save could not be analysed"
+            reason = failed if now.state == FAILED else "what was saved is being analysed"
+        elif not reason and now.costs is not None and ratio is None:
             reason = (
                 f"the file says {place.get('value')}, and a step has {now.costs.samples} samples"
             )

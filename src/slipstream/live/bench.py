@@ -60,6 +60,8 @@ def make_workload(batch_size=64, width=128):
 """
 _TINY = _MODEL.replace(f"range({_LAYERS})", "range(2)")
 _WAIT_S = 300.0
+# Of every technique, after the first time: the middle one counts.
+_SWITCHES = 3
 # Of a first analysis caches fill; from then on the server should stay as it is.
 _SETTLED = 10
 
@@ -164,18 +166,24 @@ def _slowest(options: BenchOptions, analyst: Analyst, detail: str) -> Bar:
     """Every technique that applies, and a combination, once its durations are known."""
     if not options.full:
         return not_judged(_SLOWEST, "ms", "<= 100", "some take a minute; needs --full")
-    found = {}
+    first, again = {}, {}
     for name in [*single_names(), "accumulation:4+fused_optimizer"]:
         options.progress(f"{_SLOWEST}: {name}")
-        if _timed(analyst, name)[2].get("why_not") is None:
-            found[name] = _timed(analyst, name)[:2]
-    wall = {name: taken[0] for name, taken in found.items()}
+        if analyst.simulate(name).get("why_not") is None:
+            taken = sorted(_timed(analyst, name)[:2] for _ in range(_SWITCHES))
+            again[name] = taken[_SWITCHES // 2]
+    # What a technique keeps of a recording is gone with it, and what it knows of durations is not.
+    for name in again:
+        analyst.ask("slipstream.live._desk:forget")
+        analyst.simulate("accumulation:2")
+        first[name] = _timed(analyst, name)[0]
     said = ", ".join(
-        f"{name} {ms:.0f} ms ({found[name][1]:.0f} of processor time)" for name, ms in wall.items()
+        f"{name} {wall:.0f} ms ({cpu:.0f} of processor time; for the first time {first[name]:.0f})"
+        for name, (wall, cpu) in again.items()
     )
-    return at_most(
-        _SLOWEST, max(wall.values()), 100, "ms", n=len(wall), detail=f"{said}; {detail}"
-    )  # fmt: skip
+    slowest = max(wall for wall, _ in again.values())
+    detail = f"switched again, median of {_SWITCHES}: {said}; {detail}"
+    return at_most(_SLOWEST, slowest, 100, "ms", n=len(again), detail=detail)
 
 
 def _timed(analyst: Analyst, name: str) -> tuple[float, float, dict[str, Any]]:

@@ -7,165 +7,212 @@ the backward pass needs them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Answer, Durations
-from slipstream.graph import ITEM_BYTES, Call, Editor, Graph, Role, StepPhase
+from slipstream.durations import Changed, Durations
+from slipstream.graph import ITEM_BYTES, Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.graph.graph import kept
-from slipstream.graph.uses import uses_of
+from slipstream.graph.uses import Spans, uses_of
 from slipstream.techniques.autocast import ROOT, AutocastPlan
+
+_Numbers = NDArray[np.int64]
 
 
 def edit_memory(
-    edit: Editor, graph: Graph, found: AutocastPlan, handles: Sequence[int], durations: Durations
+    edit: Editor,
+    graph: Graph,
+    found: AutocastPlan,
+    changed: Changed,
+    handles: NDArray[np.int64],
+    durations: Durations,
 ) -> None:
     """Resize, shorten and add allocations; `handles` stand for the plan's casts in `edit`."""
     if not len(graph.memory):
         return
-    _lower_results(edit, graph, found, durations)
+    _lower_results(edit, graph, changed, durations)
     released, allocated = _copies(graph, found)
     number = np.concatenate([np.arange(len(graph)), handles, [-1]]).astype(np.int64)  # -1 stays -1
-    edit.release_all(released[:, 0], number[released[:, 1]])
-    nbytes, role, producer, release, storage = allocated.T
+    edit.release_all(released[0], number[released[1]])
+    nbytes, role, producer, release, storage = allocated
     edit.allocate_all(nbytes, role, number[producer], number[release], storage)
 
 
 @kept
-def _copies(graph: Graph, found: AutocastPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of `Editor.release_after`, and of `Editor.allocate`.
+def _copies(graph: Graph, found: AutocastPlan) -> tuple[_Numbers, _Numbers]:
+    """Columns of `Editor.release_all`, and of `Editor.allocate_all`.
 
     The plan's casts are numbered from ``len(graph)`` on.
     """
-    copies = _Copies(graph, found)
-    copies.run()
-    return (
-        np.array(copies.released, np.int64).reshape(-1, 2),
-        np.array(copies.allocated, np.int64).reshape(-1, 5),
-    )
-
-
-def _nbytes(call: Call) -> int:
-    return sum((spec.nbytes for spec in (*call.inputs, *call.outputs)), 0)
+    return _Copies(graph, found).run()
 
 
 class _Copies:
     def __init__(self, graph: Graph, plan: AutocastPlan) -> None:
-        self.released: list[tuple[int, int]] = []
-        self.allocated: list[tuple[int, int, int, int, int]] = []
         self._graph, self._plan = graph, plan
-        self._memory = graph.memory
-        self._uses = uses_of(graph)
+        self._memory, self._uses = graph.memory, uses_of(graph)
         tasks = graph.tasks
-        backward = np.flatnonzero(tasks.phase == StepPhase.BACKWARD)
-        # A later task of the same operator overwrites an earlier one.
-        self._node_end: dict[int, int] = dict(
-            zip(tasks.sequence[backward].tolist(), backward.tolist(), strict=True)
+        self._backward = tasks.phase == StepPhase.BACKWARD
+        self._ends = _node_ends(graph)
+        readers = np.repeat(
+            np.fromiter(plan.through, np.int64, len(plan.through)),
+            [len(storages) for storages in plan.through.values()],
         )
+        read = [storage for storages in plan.through.values() for storage in storages]
+        # By use: whether it is of a copy in another dtype.
+        self._copied = self._uses.among(np.array(read, np.int64), readers)
         in_model = np.array([text.partition(".")[0] == ROOT for text in graph.strings])
         inside = np.flatnonzero(in_model[tasks.module] & (tasks.phase == StepPhase.FORWARD))
         self._region_end = int(inside[-1]) if len(inside) else 0
-        self._phase, self._sequence = tasks.phase.tolist(), tasks.sequence.tolist()
 
-    def run(self) -> None:
-        """Make all changes."""
-        self._shorten_originals()
-        parameters = set(self._graph.parameters.tolist())
-        for handle, ((t, _, copy), (storage, replaces)) in enumerate(
-            zip(self._plan.casts, self._plan.cast_storages, strict=True), start=len(self._graph)
-        ):
-            size = copy.outputs[0].nbytes
-            a = self._uses.allocation(storage, t)
-            if replaces and a is not None:
-                release = int(self._memory.release[a])
-                role = Role(int(self._memory.role[a]))
-                self.released.append((a, handle))
-                self.allocated.append((size, role, handle, release, storage))
-            else:
-                release = self._last_reader(t, storage, storage in parameters)
-                made, freed = (self._phase[one] == StepPhase.BACKWARD for one in (t, release))
-                role = Role.ACTIVATION if freed and not made else Role.TEMPORARY
-                self.allocated.append((size, role, handle, max(release, t), -1))
+    def run(self) -> tuple[_Numbers, _Numbers]:
+        """Columns of all changes."""
+        plan, memory = self._plan, self._memory
+        casts = plan.table
+        handle = len(self._graph) + np.arange(len(casts.task))
+        allocation = self._uses.allocations(casts.storage, casts.task)
+        replaced = casts.replaces & (allocation >= 0)
+        size = np.array([copy.outputs[0].nbytes for copy in casts.calls], np.int64)[casts.call]
+        # Where a copy is beside what it copies.
+        last = self._last_readers(casts.task, casts.storage, allocation)
+        freed, made = self._backward[last], self._backward[casts.task]
+        role = np.where(freed & ~made, Role.ACTIVATION, Role.TEMPORARY)
+        release = np.maximum(last, casts.task)
+        storage = np.full(len(handle), -1)
+        # Where it stands in for it.
+        here = allocation[replaced]
+        role[replaced], release[replaced] = memory.role[here], memory.release[here]
+        storage[replaced] = casts.storage[replaced]
+        released = [self._originals(), np.stack([here, handle[replaced]])]
+        allocated = np.stack([size, role, handle, release, storage])
+        return np.concatenate(released, axis=1), allocated
 
-    def _shorten_originals(self) -> None:
-        """Free what the backward pass no longer reads itself after its last direct use."""
-        memory, phase = self._memory, self._graph.tasks.phase
-        for a in np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0)).tolist():
-            release = int(memory.release[a])
-            if release < 0 or phase[release] != StepPhase.BACKWARD:
-                continue
-            made = int(memory.producer[a])
-            if phase[made] == StepPhase.BACKWARD:
-                continue
-            storage = int(memory.storage[a])
-            direct, copied = made, False
-            for t in self._uses.between(storage, made, release):
-                if storage not in self._plan.through.get(t, ()):
-                    direct = self._end_of(t)
-                elif self._phase[t] == StepPhase.BACKWARD:
-                    copied = True
-                else:
-                    direct = max(direct, t)
-            if copied and direct < release:
-                self.released.append((a, direct))
+    def _originals(self) -> _Numbers:
+        """Columns (allocation, task) of what the backward pass no longer reads itself.
 
-    def _last_reader(self, t: int, storage: int, kept: bool) -> int:
-        """The last task that needs the copy made at `t`."""
-        last = max(t, self._region_end) if kept else t
-        until = len(self._graph) - 1
-        a = self._uses.allocation(storage, t)
-        if a is not None and self._memory.release[a] >= 0:
-            until = int(self._memory.release[a])
-        for u in self._uses.between(storage, t, until):
-            if storage in self._plan.through.get(u, ()) and (
-                kept or self._sequence[u] == self._sequence[t]
-            ):
-                last = max(last, self._end_of(u))
+        It goes after its last direct use.
+        """
+        memory, backward, uses = self._memory, self._backward, self._uses
+        chosen = (memory.producer >= 0) & (memory.storage >= 0) & (memory.release >= 0)
+        chosen &= backward[memory.release] & ~backward[memory.producer]
+        allocation = np.flatnonzero(chosen)
+        made = memory.producer[allocation].astype(np.int64)
+        release = memory.release[allocation].astype(np.int64)
+        spans = uses.between(memory.storage[allocation].astype(np.int64), made, release)
+        task, through = uses.task[spans.place], self._copied[spans.place]
+        # The last direct use, and after it those in the forward pass through a copy.
+        at = np.full(len(allocation), -1)
+        own = np.flatnonzero(~through)
+        at[spans.asker[own]] = own
+        until = np.where(at >= 0, self._ends[task[at]] if len(task) else 0, made)
+        later = through & ~backward[task] & (np.arange(len(task)) > at[spans.asker])
+        np.maximum.at(until, spans.asker[later], task[later])
+        copied = np.zeros(len(allocation), bool)
+        copied[spans.asker[through & backward[task]]] = True
+        shorter = copied & (until < release)
+        return np.stack([allocation[shorter], until[shorter]])
+
+    def _last_readers(self, task: _Numbers, storage: _Numbers, allocation: _Numbers) -> _Numbers:
+        """The last task that needs the copy of each `storage` made at each `task`."""
+        graph, uses = self._graph, self._uses
+        kept_on = np.isin(storage, graph.parameters)
+        last = np.where(kept_on, np.maximum(task, self._region_end), task)
+        until = np.full(len(task), len(graph) - 1)
+        known = allocation >= 0
+        release = self._memory.release[allocation[known]]
+        until[known] = np.where(release >= 0, release, until[known])
+        spans = uses.between(storage, task, until)
+        reader, asker = uses.task[spans.place], spans.asker
+        sequence = graph.tasks.sequence
+        needs = kept_on[asker] | (sequence[reader] == sequence[task[asker]])
+        needs &= self._copied[spans.place]
+        np.maximum.at(last, asker[needs], self._ends[reader[needs]])
         return last
 
-    def _end_of(self, t: int) -> int:
-        """When what `t` reads can be freed: autograd frees what it saved after a whole node."""
-        if self._phase[t] != StepPhase.BACKWARD or self._sequence[t] < 0:
-            return t
-        return max(t, self._node_end[self._sequence[t]])
+
+def _node_ends(graph: Graph) -> _Numbers:
+    """By task: when what it reads can be freed; autograd frees that after a whole node."""
+    tasks = graph.tasks
+    ends = np.arange(len(graph))
+    backward = np.flatnonzero(tasks.phase == StepPhase.BACKWARD)[::-1]
+    # The first of each number from the end on.
+    numbers, latest = np.unique(tasks.sequence[backward], return_index=True)
+    node = backward[tasks.sequence[backward] >= 0]
+    ends[node] = backward[latest][np.searchsorted(numbers, tasks.sequence[node])]
+    return np.maximum(ends, np.arange(len(graph)))
 
 
-def _lower_results(edit: Editor, graph: Graph, found: AutocastPlan, durations: Durations) -> None:
-    memory, uses = graph.memory, uses_of(graph)
-    answers: dict[int, Answer | None] = {}
-    own = (memory.producer == memory.release) & (memory.storage < 0)
-    workspace = {int(memory.producer[a]): a for a in np.flatnonzero(own).tolist()}
-    for t, call in found.changed.items():
-        recorded = graph.calls[graph.tasks.call[t]]
-        outputs = graph.storages(t)[len(recorded.inputs) :].tolist()
-        # A plan has one object for all calls that are alike.
-        if id(call) not in answers:
-            answers[id(call)] = durations.lookup(call)
-        answer = answers[id(call)]
+@dataclass(frozen=True)
+class _Results:
+    """Where the results of changed calls lie.
+
+    Attributes:
+        allocation: int64 [k], of results that an allocation was made for.
+        result: int64 [k], which of the results of all pairs it is, one pair after the other.
+        workspace: int64 [changed], the allocation that is the task's workspace; -1: none.
+    """
+
+    allocation: _Numbers
+    result: _Numbers
+    workspace: _Numbers
+
+
+@kept
+def _results(graph: Graph, changed: Changed) -> _Results:
+    memory, tasks = graph.memory, changed.tasks
+    inputs = np.array([len(old.inputs) for old, _ in changed.pairs], np.int64)[changed.pair]
+    outputs = np.array([len(old.outputs) for old, _ in changed.pairs], np.int64)
+    first = np.cumsum(outputs) - outputs
+    begin = graph.operand_start[tasks] + inputs
+    spans = Spans.of(begin, begin + outputs[changed.pair])
+    task = tasks[spans.asker]
+    allocation = uses_of(graph).allocations(graph.operands[spans.place].astype(np.int64), task)
+    made = (allocation >= 0) & (memory.producer[allocation] == task)
+    result = first[changed.pair[spans.asker]] + spans.place - begin[spans.asker]
+    own = np.flatnonzero((memory.producer == memory.release) & (memory.storage < 0))
+    workspace = np.full(len(graph) + 1, -1)
+    workspace[memory.producer[own]] = own
+    return _Results(allocation[made], result[made], workspace[tasks])
+
+
+def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Durations) -> None:
+    """Resize what changed calls return, and what they need while they run."""
+    if not len(changed):
+        return
+    memory, results = graph.memory, _results(graph, changed)
+    answers = [durations.lookup(new) for _, new in changed.pairs]
+    # By result: its bytes where its kernel was measured, or else its share of the recorded.
+    measured: list[int] = []
+    share: list[float] = []
+    for (old, new), answer in zip(changed.pairs, answers, strict=True):
         # Another kernel than the recorded one: what it returns for the backward pass to read,
         # and what it needs while it runs, may be larger or smaller by anything.
-        measured = None if answer is None else answer.made
-        known = measured is not None and len(measured) == len(outputs)
-        for i, (new, old, storage) in enumerate(
-            zip(call.outputs, recorded.outputs, outputs, strict=True)
-        ):
-            a = uses.allocation(storage, t)
-            if a is None or memory.producer[a] != t:
-                continue
-            if measured is not None and known:
-                edit.resize(a, measured[i])
-            elif ITEM_BYTES[new.dtype] < ITEM_BYTES[old.dtype]:
-                ratio = ITEM_BYTES[new.dtype] / ITEM_BYTES[old.dtype]
-                edit.resize(a, round(int(memory.nbytes[a]) * ratio))
-        if answer is not None and answer.workspace is not None:
-            if t in workspace:
-                edit.resize(workspace[t], answer.workspace)
-            elif answer.workspace:
-                edit.allocate(answer.workspace, Role.TEMPORARY, t, t)
-        elif t in workspace:
-            # Copies of its tensors, in the order its kernel likes.
-            ratio = _nbytes(call) / max(_nbytes(recorded), 1)
-            a = workspace[t]
-            edit.resize(a, round(int(memory.nbytes[a]) * ratio))
+        made = None if answer is None else answer.made
+        known = made is not None and len(made) == len(new.outputs)
+        measured += made if made is not None and known else [-1] * len(new.outputs)
+        share += [_narrowed(*pair) for pair in zip(old.outputs, new.outputs, strict=True)]
+    was, result = memory.nbytes[results.allocation], results.result
+    nbytes = np.rint(was * np.array(share)[result]).astype(np.int64)
+    of_kernel = np.array(measured, np.int64)[result]
+    edit.resize_all(results.allocation, np.where(of_kernel >= 0, of_kernel, nbytes))
+    # Copies of its tensors, in the order its kernel likes, where nothing was measured.
+    ratio = np.array([_nbytes(new) / max(_nbytes(old), 1) for old, new in changed.pairs])
+    needs = [-1 if one is None or one.workspace is None else one.workspace for one in answers]
+    wanted, own = np.array(needs, np.int64)[changed.pair], results.workspace
+    there = own >= 0
+    scaled = np.rint(memory.nbytes[own[there]] * ratio[changed.pair[there]]).astype(np.int64)
+    edit.resize_all(own[there], np.where(wanted[there] >= 0, wanted[there], scaled))
+    new_one = ~there & (wanted > 0)
+    tasks, alike = changed.tasks[new_one], np.ones(int(new_one.sum()), np.int64)
+    edit.allocate_all(wanted[new_one], alike * Role.TEMPORARY, tasks, tasks, -alike)
+
+
+def _narrowed(old: TensorSpec, new: TensorSpec) -> float:
+    """What becomes of a tensor's bytes in a narrower dtype; in a wider one nothing."""
+    return min(ITEM_BYTES[new.dtype] / ITEM_BYTES[old.dtype], 1.0)
+
+
+def _nbytes(call: Call) -> int:
+    return sum((spec.nbytes for spec in (*call.inputs, *call.outputs)), 0)

@@ -2,290 +2,379 @@
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.graph import Editor, Graph, Role, StepPhase, distinct
 from slipstream.graph.graph import kept
-from slipstream.graph.uses import uses_of
+from slipstream.graph.uses import Spans, sorted_once, uses_of
+
+_Numbers = NDArray[np.int64]
 
 
-@dataclass
-class Block:
-    """One forward pass through a module, and its backward.
+@dataclass(frozen=True)
+class Blocks:
+    """Forward passes through modules that save something for the backward pass, in order.
 
     Attributes:
-        forward: its forward tasks, in order.
-        again: those of them that run again: up to the last one that saves something.
-        resume: the first backward task that reads what was saved; the block runs again before it.
-        end: the last backward task that reads what was saved.
-        saved: how many tensors are saved, one that two operators save counted twice.
+        module: the name of each one's module.
+        task, of: int64 [forward tasks], block by block and in order, and each one's block.
+        last: int64 [blocks], its last forward task.
+        again: bool [forward tasks], whether it runs again: up to the last one that saves something.
+        resume: int64 [blocks], the first backward task that reads what was saved; the block runs
+            again before it.
+        end: int64 [blocks], the last backward task that reads what was saved.
+        saved: int64 [blocks], how many tensors are saved, one that two operators save counted
+            twice.
     """
 
-    module: str
-    forward: list[int]
-    again: list[int] = field(default_factory=list)
-    resume: int = -1
-    end: int = -1
-    saved: int = 0
+    module: tuple[str, ...]
+    task: _Numbers
+    of: _Numbers
+    last: _Numbers
+    again: NDArray[np.bool_]
+    resume: _Numbers
+    end: _Numbers
+    saved: _Numbers
+
+    def __len__(self) -> int:
+        return len(self.module)
 
 
 @kept
-def find_blocks(graph: Graph, modules: tuple[str, ...]) -> list[Block]:
+def find_blocks(graph: Graph, modules: tuple[str, ...]) -> Blocks:
     """The passes through `modules` that save something for the backward pass, in order."""
-    passes = _passes(graph)
-    made = _Made(graph)
-    ends = _node_tasks(graph, passes)
-    found = []
-    for block in _forward_runs(graph, modules, passes):
-        _complete(graph, block, passes, ends, made)
-        if block.again:
-            found.append(block)
-    return found
+    nodes = _nodes(graph)
+    module, task, of = _forward_runs(graph, modules, nodes.passes)
+    count = len(module)
+    begin, end = (
+        np.searchsorted(of, np.arange(count)),
+        np.searchsorted(of, np.arange(count), "right"),
+    )
+    last = task[end - 1] if count else np.empty(0, np.int64)
+    reads = _Reads.of(graph, nodes, task, of, last)
+    saved = np.bincount(reads.block, minlength=count)
+    # A result is saved once it is there; of inputs alone the last operator need not run.
+    length = np.zeros(count, np.int64)
+    np.maximum.at(length, reads.block, reads.forward - begin[reads.block] + reads.made)
+    resume, latest = np.full(count, len(graph)), np.full(count, -1)
+    np.minimum.at(resume, reads.block, nodes.first[reads.node])
+    np.maximum.at(latest, reads.block, nodes.last[reads.node])
+    chosen = length > 0
+    number = np.cumsum(chosen) - 1
+    kept_tasks = chosen[of]
+    again = np.arange(len(task)) - begin[of] < length[of]
+    return Blocks(
+        tuple(name for name, one in zip(module, chosen.tolist(), strict=True) if one),
+        task[kept_tasks], number[of[kept_tasks]], last[chosen], again[kept_tasks],
+        resume[chosen], latest[chosen], saved[chosen],
+    )  # fmt: skip
 
 
-def _passes(graph: Graph) -> list[int]:
-    """By task: how many backward passes are over."""
-    phase, number, backward = graph.tasks.phase, 0, False
-    found = []
-    for one in phase.tolist():
-        if one == StepPhase.FORWARD and backward:
-            number, backward = number + 1, False
-        backward = backward or one == StepPhase.BACKWARD
-        found.append(number)
-    return found
+@dataclass(frozen=True)
+class _Nodes:
+    """Nodes of autograd: the backward tasks of one pass that have one number.
+
+    Attributes:
+        passes: int64 [tasks], how many backward passes are over.
+        key: int64 [nodes], ascending: the pass and the number.
+        task, of: int64 [numbered backward tasks], node by node and in order, and each one's node.
+        first, last: int64 [nodes], the first and the last task of each.
+    """
+
+    graph: Graph
+    passes: _Numbers
+    key: _Numbers
+    task: _Numbers
+    of: _Numbers
+    first: _Numbers
+    last: _Numbers
+
+    def find(self, tasks: _Numbers) -> _Numbers:
+        """The nodes that have the numbers of these tasks, in their passes; -1: there is none."""
+        key = _key(self.graph, tasks, self.passes)
+        place = np.searchsorted(self.key, key)
+        there = (key >= 0) & (place < len(self.key))
+        there[there] = self.key[place[there]] == key[there]
+        return np.where(there, place, -1)
+
+    def ends(self) -> _Numbers:
+        """By task: autograd frees what it saved after a whole node."""
+        node = self.find(np.arange(len(self.graph)))
+        return np.where(node >= 0, self.last[node] if len(self.last) else -1, np.arange(len(node)))
 
 
-def _node_tasks(graph: Graph, passes: Sequence[int]) -> dict[tuple[int, int], list[int]]:
-    """Backward tasks by pass and autograd's number."""
+def _key(graph: Graph, tasks: _Numbers, passes: _Numbers) -> _Numbers:
+    sequence = graph.tasks.sequence
+    room = int(sequence.max(initial=-1)) + 1
+    return np.where(sequence[tasks] >= 0, passes[tasks] * room + sequence[tasks], -1)
+
+
+@kept
+def _nodes(graph: Graph) -> _Nodes:
+    phase = graph.tasks.phase
+    # A backward pass is over where the next forward begins.
+    chosen = np.flatnonzero((phase == StepPhase.FORWARD) | (phase == StepPhase.BACKWARD))
+    backward = phase[chosen] == StepPhase.BACKWARD
+    begins = np.zeros(len(graph), np.int64)
+    begins[chosen[1:][backward[:-1] & ~backward[1:]]] = 1
+    passes = np.cumsum(begins)
+    task = np.flatnonzero((phase == StepPhase.BACKWARD) & (graph.tasks.sequence >= 0))
+    key = _key(graph, task, passes)
+    order = np.argsort(key, kind="stable")
+    task, key = task[order], key[order]
+    new = np.append(True, key[1:] != key[:-1])[: len(key)]
+    return _Nodes(
+        graph, passes, key[new], task, np.cumsum(new) - 1,
+        task[new], task[np.append(new[1:], True)[: len(key)]],
+    )  # fmt: skip
+
+
+def _forward_runs(
+    graph: Graph, modules: Sequence[str], passes: _Numbers
+) -> tuple[list[str], _Numbers, _Numbers]:
+    """Unbroken runs of forward tasks within one of `modules`: their modules, tasks, and whose."""
     tasks = graph.tasks
-    found: dict[tuple[int, int], list[int]] = {}
-    numbered = (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence >= 0)
-    for t in np.flatnonzero(numbered).tolist():
-        found.setdefault((passes[t], int(tasks.sequence[t])), []).append(t)
-    return found
-
-
-def _forward_runs(graph: Graph, modules: Sequence[str], passes: Sequence[int]) -> list[Block]:
-    """Unbroken runs of forward tasks within one of `modules`."""
-    tasks = graph.tasks
-    owner: dict[int, str] = {}
+    owner = np.full(len(graph.strings), -1)
     for number in distinct(tasks.module, len(graph.strings)).tolist():
         name = graph.string(number)
-        inside = (one for one in modules if name == one or name.startswith(f"{one}."))
-        owner[number] = next(inside, "")
-    module = tasks.module.tolist()
-    found: list[Block] = []
-    current = ("", -1)
-    for t in np.flatnonzero(tasks.phase == StepPhase.FORWARD).tolist():
-        key = (owner[module[t]], passes[t])
-        if key[0]:
-            if key == current:
-                found[-1].forward.append(t)
-            else:
-                found.append(Block(key[0], [t]))
-        current = key
+        holds = (m for m, one in enumerate(modules) if name == one or name.startswith(f"{one}."))
+        owner[number] = next(holds, -1)
+    task = np.flatnonzero(tasks.phase == StepPhase.FORWARD)
+    within = owner[tasks.module[task]]
+    key = np.stack([within, passes[task]])
+    new = np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0))[: len(task)]
+    inside = within >= 0
+    of = np.cumsum(new & inside) - 1
+    module = [modules[m] for m in within[new & inside].tolist()]
+    return module, task[inside], of[inside]
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """What the backward pass reads of what was there in a block's forward, one row each.
+
+    Attributes:
+        block: int64 [k], whose.
+        forward: int64 [k], the place among all forward tasks of the operator that saved it.
+        made: bool [k], whether that operator made it.
+        node: int64 [k], what reads it.
+    """
+
+    block: _Numbers
+    forward: _Numbers
+    made: NDArray[np.bool_]
+    node: _Numbers
+
+    @classmethod
+    def of(
+        cls, graph: Graph, nodes: _Nodes, task: _Numbers, of: _Numbers, last: _Numbers
+    ) -> _Reads:
+        """Of blocks of these forward tasks, each one's block, and the last of each block."""
+        storages = _Storages(graph)
+        # The last operator with a node's number is the one it belongs to.
+        node = nodes.find(task)
+        numbered = np.flatnonzero(node >= 0)[::-1]
+        _, latest = np.unique(
+            of[numbered] * (len(nodes.key) + 1) + node[numbered], return_index=True
+        )
+        forward = numbered[latest]
+        # From each of them to its node's tasks, and on to what these read.
+        node = node[forward]
+        begin, end = np.searchsorted(nodes.of, node), np.searchsorted(nodes.of, node, "right")
+        tasks = Spans.of(begin, end)
+        reader = nodes.task[tasks.place]
+        read = storages.inputs(reader)
+        forward, node, reader = (
+            forward[tasks.asker][read.asker], node[tasks.asker][read.asker], reader[read.asker],
+        )  # fmt: skip
+        block, storage = of[forward], graph.operands[read.place].astype(np.int64)
+        # Numbers of storages are used again: what the node made itself is not what was saved, ...
+        outputs = storages.outputs(nodes.task)
+        own = storages.key(nodes.of[outputs.asker], graph.operands[outputs.place])
+        by = nodes.task[outputs.asker]
+        order = np.lexsort((by, own))
+        own, by = own[order], by[order]
+        found = np.searchsorted(own, key := storages.key(node, storage))
+        fresh = np.zeros(len(key), bool)
+        there = np.flatnonzero(found < len(own))
+        there = there[own[found[there]] == key[there]]
+        fresh[there] = by[found[there]] < reader[there]
+        # ... nor what the forward of the block never saw, ...
+        seen = storages.all(task)
+        inside = sorted_once(storages.key(of[seen.asker], graph.operands[seen.place]))
+        known = ~fresh & _among(storages.key(block, storage), inside)
+        # ... nor what was made after it.
+        memory = graph.memory
+        makers = np.sort(storages.key_task(memory.storage, memory.producer))
+        after = np.searchsorted(makers, storages.key_task(storage, last[block]), "right")
+        until = np.searchsorted(makers, storages.key_task(storage, reader), "right")
+        known &= after >= until
+        made = storages.made(task[forward], storage)
+        return cls(block[known], forward[known], made[known], node[known])
+
+
+class _Storages:
+    """The storages of tasks' calls, as places in ``graph.operands``."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._start = graph.operand_start
+        inputs = np.array([*(len(call.inputs) for call in graph.calls), 0], np.int64)
+        # Of what has no call, all count as made.
+        self._middle = np.minimum(self._start[:-1] + inputs[graph.tasks.call], self._start[1:])
+        self._room = int(graph.operands.max(initial=-1)) + 2
+        self._room = max(self._room, int(graph.memory.storage.max(initial=-1)) + 2)
+
+    def key(self, group: _Numbers, storage: NDArray[np.int32] | _Numbers) -> _Numbers:
+        """In the order of groups, and then of storages, which may be -1."""
+        return group * self._room + storage + 1
+
+    def key_task(
+        self, storage: NDArray[np.int32] | _Numbers, task: NDArray[np.int32] | _Numbers
+    ) -> _Numbers:
+        """In the order of storages, and then of tasks, either of which may be -1."""
+        return (storage.astype(np.int64) + 1) * (len(self._graph) + 1) + task + 1
+
+    def inputs(self, tasks: _Numbers) -> Spans:
+        """Where those lie that these tasks read."""
+        return Spans.of(self._start[tasks], self._middle[tasks])
+
+    def outputs(self, tasks: _Numbers) -> Spans:
+        """Where those lie that these tasks return."""
+        return Spans.of(self._middle[tasks], self._start[tasks + 1])
+
+    def all(self, tasks: _Numbers) -> Spans:
+        """Where all lie."""
+        return Spans.of(self._start[tasks], self._start[tasks + 1])
+
+    def made(self, tasks: _Numbers, storages: _Numbers) -> NDArray[np.bool_]:
+        """Whether each task returns that storage and does not read it."""
+        chosen = sorted_once(tasks)
+        operands, wanted = self._graph.operands, self.key(tasks, storages)
+        outputs, inputs = self.outputs(chosen), self.inputs(chosen)
+        returned = sorted_once(self.key(chosen[outputs.asker], operands[outputs.place]))
+        read = sorted_once(self.key(chosen[inputs.asker], operands[inputs.place]))
+        return _among(wanted, returned) & ~_among(wanted, read)
+
+
+def _among(numbers: _Numbers, known: _Numbers) -> NDArray[np.bool_]:
+    """bool [numbers]: which of them are in `known`, that is in ascending order."""
+    place = np.searchsorted(known, numbers)
+    found = place < len(known)
+    found[found] = known[place[found]] == numbers[found]
     return found
 
 
-def _complete(
-    graph: Graph,
-    block: Block,
-    passes: Sequence[int],
-    nodes: Mapping[tuple[int, int], list[int]],
-    made_in: _Made,
-) -> None:
-    """Find what the block saves, and so which of its tasks run again, and when."""
-    tasks = graph.tasks
-    last = -1
-    readers: list[int] = []
-    seen: set[int] = set()
-    until: dict[int, int] = {}
-    for i, t in enumerate(block.forward):
-        seen.update(graph.storages(t).tolist())
-        until[int(tasks.sequence[t])] = i
-    for sequence, i in until.items():
-        backward = nodes.get((passes[block.forward[0]], sequence), ()) if sequence >= 0 else ()
-        t = block.forward[i]
-        call = tasks.call[t]
-        inputs = len(graph.calls[call].inputs) if call >= 0 else 0
-        made = set(graph.storages(t)[inputs:].tolist()) - set(graph.storages(t)[:inputs].tolist())
-        fresh: set[int] = set()
-        saved: set[int] = set()
-        for u in backward:
-            call = tasks.call[u]
-            count = len(graph.calls[call].inputs) if call >= 0 else 0
-            inputs_of = graph.storages(u)[:count].tolist()
-            read = set(inputs_of) - fresh
-            # Numbers of storages are used again: what the backward pass made is none of ours.
-            mine = read & seen
-            known = mine - made_in.between(block.forward[-1], u, mine)
-            block.saved += sum(storage in known for storage in inputs_of)
-            saved |= known
-            fresh |= set(graph.storages(u)[count:].tolist())
-        if not saved:
-            continue
-        readers += backward
-        # A result is saved once it is there; of inputs alone the last operator need not run.
-        last = max(last, i + 1 if saved & made else i)
-    if last > 0:
-        block.again = block.forward[:last]
-        block.resume, block.end = min(readers), max(readers)
-
-
-class _Made:
-    """By storage: the tasks that make something of its number, in order."""
-
-    def __init__(self, graph: Graph) -> None:
-        memory = graph.memory
-        order = np.argsort(memory.producer, kind="stable")
-        self._makers: dict[int, list[int]] = {}
-        for storage, task in zip(
-            memory.storage[order].tolist(), memory.producer[order].tolist(), strict=True
-        ):
-            self._makers.setdefault(storage, []).append(task)
-
-    def between(self, first: int, last: int, storages: set[int]) -> set[int]:
-        """Those of `storages` whose number is given to something after `first`, until `last`."""
-        found = set()
-        for storage in storages:
-            makers = self._makers.get(storage, [])
-            place = bisect_right(makers, first)
-            if place < len(makers) and makers[place] <= last:
-                found.add(storage)
-        return found
-
-
-def edit_memory(
-    edit: Editor, graph: Graph, modules: tuple[str, ...], handles: NDArray[np.int64]
-) -> None:
+def edit_memory(edit: Editor, graph: Graph, modules: tuple[str, ...], handles: _Numbers) -> None:
     """Free what blocks save after their forward; allocate it again when they run again.
 
     Args:
         handles: of all tasks that run again, block by block, what `Editor.repeat` gave for them.
     """
+    if not len(graph.memory):
+        return
     released, allocated = _lifetimes(graph, modules)
     number = np.concatenate([np.arange(len(graph)), handles, [-1]])  # -1 stays -1
-    edit.release_all(released[:, 0], number[released[:, 1]])
-    nbytes, role, producer, release, storage = allocated.T
+    edit.release_all(released[0], number[released[1]])
+    nbytes, role, producer, release, storage = allocated
     edit.allocate_all(nbytes, role, number[producer], number[release], storage)
 
 
 @kept
-def _lifetimes(
-    graph: Graph, modules: tuple[str, ...]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of `Editor.release_after`, and of `Editor.allocate`.
+def _lifetimes(graph: Graph, modules: tuple[str, ...]) -> tuple[_Numbers, _Numbers]:
+    """Columns of `Editor.release_all`, and of `Editor.allocate_all`.
 
     Tasks that run again are numbered from ``len(graph)`` on, block by block.
     """
-    blocks = find_blocks(graph, modules)
-    numbers = itertools.count(len(graph))
-    handles = [{t: next(numbers) for t in block.again} for block in blocks]
-    found = _Lifetimes(graph, blocks, handles)
-    if len(graph.memory):
-        found.run()
-    return (
-        np.array(found.released, np.int64).reshape(-1, 2),
-        np.array(found.allocated, np.int64).reshape(-1, 5),
-    )
+    lifetimes = _Lifetimes(graph, find_blocks(graph, modules))
+    return lifetimes.released(), lifetimes.allocated()
 
 
 class _Lifetimes:
-    def __init__(
-        self, graph: Graph, blocks: Sequence[Block], handles: Sequence[Mapping[int, int]]
-    ) -> None:
-        self.released: list[tuple[int, int]] = []
-        self.allocated: list[tuple[int, int, int, int, int]] = []
-        self._graph, self._blocks, self._handles = graph, blocks, handles
-        self._block_of = {t: b for b, block in enumerate(blocks) for t in block.forward}
-        passes = _passes(graph)
-        self._nodes = _node_tasks(graph, passes)
-        self._passes = passes
-        tasks = graph.tasks
-        self._uses = uses_of(graph)
-        self._phase, self._sequence = tasks.phase.tolist(), tasks.sequence.tolist()
-        for b, block in enumerate(blocks):
-            for t in block.forward:
-                key = (passes[t], self._sequence[t])
-                for u in self._nodes.get(key, ()):
-                    self._block_of[u] = b
+    """Of the allocations made in the forward pass: who uses them, and in which block."""
 
-    def run(self) -> None:
-        """Go through the allocations made in the forward pass."""
-        memory, phase = self._graph.memory, self._phase
-        for a in np.flatnonzero(memory.producer >= 0).tolist():
-            made = int(memory.producer[a])
-            if phase[made] == StepPhase.FORWARD:
-                self._again(a, made)
-                release = int(memory.release[a])
-                if release >= 0 and phase[release] == StepPhase.BACKWARD:
-                    self._shorten(a, made, release)
+    def __init__(self, graph: Graph, blocks: Blocks) -> None:
+        self._graph, self._blocks = graph, blocks
+        nodes = _nodes(graph)
+        self._ends = nodes.ends()
+        self._forward = graph.tasks.phase == StepPhase.FORWARD
+        self._backward = graph.tasks.phase == StepPhase.BACKWARD
+        # By task: its block, and in the backward pass that whose forward it belongs to; -1: none.
+        self._block = np.full(len(graph), -1)
+        self._block[blocks.task] = blocks.of
+        block_of_node = np.full(len(nodes.key), -1)
+        node = nodes.find(blocks.task)
+        block_of_node[node[node >= 0]] = blocks.of[node >= 0]
+        self._block[nodes.task] = block_of_node[nodes.of]
+        # By task: what stands for its second run; -1: none.
+        self._second = np.full(len(graph), -1)
+        again = blocks.task[blocks.again]
+        self._second[again] = len(graph) + np.arange(len(again))
+        memory = graph.memory
+        made = memory.producer
+        self._chosen = np.flatnonzero((made >= 0) & self._forward[made])
+        self._made = made[self._chosen].astype(np.int64)
+        self._release = memory.release[self._chosen].astype(np.int64)
+        self._storage = memory.storage[self._chosen].astype(np.int64)
+        until = np.where(self._release >= 0, self._release, len(graph))
+        # Of what has no number nobody knows who uses it.
+        until = np.where(self._storage >= 0, until, self._made - 1)
+        uses = uses_of(graph)
+        spans = uses.between(self._storage, self._made, until)
+        self._user, self._used = uses.task[spans.place], spans.asker
 
-    def _uses_of(self, a: int) -> Sequence[int]:
-        memory = self._graph.memory
-        made, release = int(memory.producer[a]), int(memory.release[a])
-        until = release if release >= 0 else len(self._graph)
-        storage = int(memory.storage[a])
-        return self._uses.between(storage, made, until) if storage >= 0 else ()
+    def allocated(self) -> _Numbers:
+        """What is allocated once more where its block runs again."""
+        blocks, made, release = self._blocks, self._made, self._release
+        home = self._block[made]
+        rows = (home >= 0) & (self._second[made] >= 0)
+        # The last that reads it for its block's gradient, or else in the block's second run.
+        inside = self._block[self._user] == home[self._used]
+        saved_until, used_until = np.full((2, len(made)), -1)
+        saved = inside & self._backward[self._user]
+        np.maximum.at(saved_until, self._used[saved], self._ends[self._user[saved]])
+        rerun = inside & (self._second[self._user] >= 0)
+        np.maximum.at(used_until, self._used[rerun], self._second[self._user[rerun]])
+        chosen = np.flatnonzero(rows)
+        home, release, made = home[chosen], release[chosen], made[chosen]
+        storage, until = self._storage[chosen], saved_until[chosen]
+        released_inside = (release >= 0) & self._forward[release] & (self._block[release] == home)
+        second = np.where(released_inside, self._second[release], -1)
+        last_again = np.zeros(len(blocks), np.int64)
+        again = blocks.task[blocks.again]
+        last_again[blocks.of[blocks.again]] = self._second[again]
+        # It leaves the block, or nothing but a name of Python's keeps it.
+        left = np.where(used_until[chosen] >= 0, used_until[chosen], self._second[made])
+        known = until >= 0
+        until = np.select(
+            [known, (storage < 0) & (release >= blocks.resume[home]), second >= 0, released_inside],
+            [until, np.minimum(release, blocks.end[home]), second, last_again[home]],
+            left,
+        )
+        role = np.where(known, Role.ACTIVATION, Role.TEMPORARY)
+        nbytes = self._graph.memory.nbytes[self._chosen[chosen]]
+        return np.stack([nbytes, role, self._second[made], until, storage])
 
-    def _node_end(self, t: int) -> int:
-        """Autograd frees what it saved after a whole node."""
-        # They are in order.
-        return self._nodes.get((self._passes[t], self._sequence[t]), [t])[-1]
-
-    def _again(self, a: int, made: int) -> None:
-        """Allocate `a` once more where its block runs again."""
-        b = self._block_of.get(made, -1)
-        if b < 0 or made not in self._handles[b]:
-            return
-        memory, phase = self._graph.memory, self._phase
-        again, block = self._handles[b], self._blocks[b]
-        release, storage = int(memory.release[a]), int(memory.storage[a])
-        uses = self._uses_of(a)
-        saved = [
-            t for t in uses if phase[t] == StepPhase.BACKWARD and self._block_of.get(t, -1) == b
-        ]
-        if saved:
-            until = max(self._node_end(t) for t in saved)
-        elif storage < 0 and release >= block.resume:
-            until = min(release, block.end)
-        elif release in again:
-            until = again[release]
-        elif release in block.forward:
-            until = again[block.again[-1]]
-        else:
-            # It leaves the block, or nothing but a name of Python's keeps it.
-            used = [t for t in uses if t in again]
-            until = again[used[-1] if used else made]
-        role = Role.ACTIVATION if saved else Role.TEMPORARY
-        self.allocated.append((int(memory.nbytes[a]), role, again[made], until, storage))
-
-    def _shorten(self, a: int, made: int, release: int) -> None:
+    def released(self) -> _Numbers:
         """What only checkpointed blocks keep for the backward pass goes when they let go of it."""
-        phase = self._phase
-        home = self._block_of.get(made, -1)
-        uses = self._uses_of(a)
-        if home < 0 and not any(t in self._block_of for t in uses):
-            return
-        if int(self._graph.memory.storage[a]) < 0:
-            if home >= 0 and release <= self._blocks[home].end:
-                self.released.append((a, made))
-            return
-        until = made
-        for t in uses:
-            b = self._block_of.get(t, -1)
-            if b == home and b >= 0:
-                if phase[t] == StepPhase.FORWARD:
-                    until = max(until, t)
-            elif b >= 0:
-                # An input of another block: kept until that one has run again and is done.
-                until = max(until, self._blocks[b].end)
-            else:
-                until = max(until, t if phase[t] == StepPhase.FORWARD else self._node_end(t))
-        self.released.append((a, until))
+        blocks, made, release, user = self._blocks, self._made, self._release, self._user
+        home, block = self._block[made], self._block[user]
+        touched = home >= 0
+        touched[self._used[block >= 0]] = True
+        rows = touched & (release >= 0) & self._backward[release]
+        unnumbered = self._storage < 0
+        ends = np.append(blocks.end, -1)  # of no block
+        rows &= ~unnumbered | ((home >= 0) & (release <= ends[home]))
+        # An input of another block: kept until that one has run again and is done.
+        needed = np.where(
+            block >= 0, ends[block], np.where(self._forward[user], user, self._ends[user])
+        )
+        own = (block >= 0) & (block == home[self._used])
+        needed = np.where(own, np.where(self._forward[user], user, -1), needed)
+        until = made.copy()
+        np.maximum.at(until, self._used, needed)
+        return np.stack([self._chosen[rows], np.where(unnumbered, made, until)[rows]])

@@ -6,275 +6,25 @@ they are given. Walking the recorded calls in order with the dtype each storage 
 the calls of the step under autocast, and the casts in between. The backward pass mirrors the
 forward: an operator whose inputs were cast gets the casts' copies back as saved tensors, and its
 gradients are cast back.
-
-The operator lists are those of ``torch.amp``; a test holds them against the dispatcher.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.graph import SCALAR_TYPE, Call, Graph, StepPhase, TensorSpec, cast
 from slipstream.graph.graph import kept
+from slipstream.techniques._autocast_operators import Category, category
 from slipstream.techniques.dataflow import is_view
-
-Category = Literal["lower", "float32", "widest"]
 
 _FULL = "float32"
 ROOT = "model"
 """What a capture calls the workload's own module; a loss module has its class's name."""
 
-LOWER: dict[str, frozenset[str]] = {
-    "cpu": frozenset(
-        [
-            "_addmm_activation",
-            "_convolution",
-            "_native_multi_head_attention",
-            "addbmm",
-            "addmm",
-            "baddbmm",
-            "bmm",
-            "conv1d",
-            "conv2d",
-            "conv3d",
-            "conv_tbc",
-            "conv_transpose1d",
-            "conv_transpose2d",
-            "conv_transpose3d",
-            "linalg_vecdot",
-            "linear",
-            "matmul",
-            "mkldnn_rnn_layer",
-            "mm",
-            "prelu",
-            "scaled_dot_product_attention",
-        ]
-    ),
-    "cuda": frozenset(
-        [
-            "_convolution",
-            "_scaled_dot_product_flash_attention",
-            "_thnn_fused_gru_cell",
-            "_thnn_fused_lstm_cell",
-            "addbmm",
-            "addmm",
-            "addmv",
-            "addr",
-            "baddbmm",
-            "bmm",
-            "chain_matmul",
-            "conv1d",
-            "conv2d",
-            "conv3d",
-            "conv_tbc",
-            "conv_transpose1d",
-            "conv_transpose2d",
-            "conv_transpose3d",
-            "convolution",
-            "cudnn_convolution",
-            "cudnn_convolution_transpose",
-            "einsum",
-            "gru_cell",
-            "linalg_multi_dot",
-            "linalg_vecdot",
-            "linear",
-            "lstm_cell",
-            "matmul",
-            "mm",
-            "mv",
-            "prelu",
-            "rnn_relu_cell",
-            "rnn_tanh_cell",
-            "scaled_dot_product_attention",
-        ]
-    ),
-}
-WIDEST: dict[str, frozenset[str]] = {
-    "cpu": frozenset(["cat", "stack", "index_copy"]),
-    "cuda": frozenset(
-        [
-            "addcdiv",
-            "addcmul",
-            "atan2",
-            "bilinear",
-            "cross",
-            "dot",
-            "grid_sampler",
-            "index_put",
-            "scatter_add",
-            "tensordot",
-            "vdot",
-        ]
-    ),
-}
-FLOAT32: dict[str, frozenset[str]] = {
-    "cpu": frozenset(
-        [
-            "_grid_sampler_2d_cpu_fallback",
-            "_lu_with_info",
-            "adaptive_avg_pool3d",
-            "adaptive_max_pool3d",
-            "avg_pool3d",
-            "binary_cross_entropy",
-            "binary_cross_entropy_with_logits",
-            "cdist",
-            "cholesky",
-            "cholesky_inverse",
-            "cholesky_solve",
-            "cosine_embedding_loss",
-            "cross_entropy_loss",
-            "ctc_loss",
-            "fake_quantize_per_tensor_affine",
-            "fft_fft",
-            "fft_fft2",
-            "fft_fftn",
-            "fft_hfft",
-            "fft_ifft",
-            "fft_ifft2",
-            "fft_ifftn",
-            "fft_ihfft",
-            "fft_irfft",
-            "fft_irfft2",
-            "fft_irfftn",
-            "fft_rfft",
-            "fft_rfft2",
-            "fft_rfftn",
-            "fractional_max_pool2d",
-            "fractional_max_pool3d",
-            "geqrf",
-            "grid_sampler",
-            "grid_sampler_2d",
-            "grid_sampler_3d",
-            "hinge_embedding_loss",
-            "huber_loss",
-            "inverse",
-            "kl_div",
-            "l1_loss",
-            "linalg_cholesky",
-            "linalg_cholesky_ex",
-            "linalg_cond",
-            "linalg_eig",
-            "linalg_eigh",
-            "linalg_eigvals",
-            "linalg_eigvalsh",
-            "linalg_householder_product",
-            "linalg_inv",
-            "linalg_inv_ex",
-            "linalg_lstsq",
-            "linalg_matrix_rank",
-            "linalg_qr",
-            "linalg_solve",
-            "linalg_svd",
-            "linalg_svdvals",
-            "linalg_tensorinv",
-            "linalg_tensorsolve",
-            "lu_solve",
-            "margin_ranking_loss",
-            "max_pool3d",
-            "max_unpool2d",
-            "max_unpool3d",
-            "mse_loss",
-            "multi_margin_loss",
-            "multilabel_margin_loss",
-            "multilabel_margin_loss_forward",
-            "nanquantile",
-            "nll_loss",
-            "nll_loss2d",
-            "orgqr",
-            "ormqr",
-            "pinverse",
-            "poisson_nll_loss",
-            "polar",
-            "prod",
-            "qr",
-            "quantile",
-            "reflection_pad1d",
-            "reflection_pad2d",
-            "replication_pad1d",
-            "replication_pad2d",
-            "replication_pad3d",
-            "smooth_l1_loss",
-            "soft_margin_loss",
-            "stft",
-            "svd",
-            "trace",
-            "triangular_solve",
-            "triplet_margin_loss",
-            "view_as_complex",
-        ]
-    ),
-    "cuda": frozenset(
-        [
-            "_upsample_bicubic2d_aa",
-            "_upsample_bilinear2d_aa",
-            "_upsample_nearest_exact1d",
-            "_upsample_nearest_exact2d",
-            "_upsample_nearest_exact3d",
-            "acos",
-            "asin",
-            "binary_cross_entropy_with_logits",
-            "cdist",
-            "cosh",
-            "cosine_embedding_loss",
-            "cosine_similarity",
-            "cumprod",
-            "cumsum",
-            "dist",
-            "erfinv",
-            "exp",
-            "expm1",
-            "frobenius_norm",
-            "group_norm",
-            "hinge_embedding_loss",
-            "huber_loss",
-            "kl_div",
-            "l1_loss",
-            "layer_norm",
-            "linalg_matrix_norm",
-            "linalg_vector_norm",
-            "log",
-            "log10",
-            "log1p",
-            "log2",
-            "log_softmax",
-            "logsumexp",
-            "margin_ranking_loss",
-            "mse_loss",
-            "multi_margin_loss",
-            "multilabel_margin_loss",
-            "native_layer_norm",
-            "nll_loss",
-            "nll_loss2d",
-            "norm",
-            "nuclear_norm",
-            "pdist",
-            "poisson_nll_loss",
-            "pow",
-            "prod",
-            "reciprocal",
-            "renorm",
-            "rms_norm",
-            "rsqrt",
-            "sinh",
-            "smooth_l1_loss",
-            "soft_margin_loss",
-            "softmax",
-            "softplus",
-            "sum",
-            "tan",
-            "triplet_margin_loss",
-            "upsample_bicubic2d",
-            "upsample_bilinear2d",
-            "upsample_linear1d",
-            "upsample_nearest1d",
-            "upsample_nearest2d",
-            "upsample_nearest3d",
-            "upsample_trilinear3d",
-        ]
-    ),
-}
 # Outputs that stay in float32 whatever the first input's dtype: statistics, and gradients of
 # weights that are float32 themselves. (operator: indices of the outputs)
 _FULL_OUTPUTS = {
@@ -293,9 +43,28 @@ _DTYPE_ARGUMENT = {
     "aten::_softmax_backward_data": 3,
     "aten::_log_softmax_backward_data": 3,
 }
-# Attention that has no fused kernel (dropout on a CPU) computes in float32 whatever it is given.
-_WIDE_ATTENTION = "aten::_scaled_dot_product_attention_math"
 _ENGINE = "autograd::engine::evaluate_function: "
+
+
+@dataclass(frozen=True)
+class Casts:
+    """The casts of a plan in columns; few calls stand for many casts.
+
+    Attributes:
+        task: int64 [k], beside which task.
+        before: bool [k], before it or after it.
+        call: int64 [k], an index in `calls`.
+        storage: int64 [k], what is copied.
+        replaces: bool [k], whether the copy stands in for it from then on.
+        calls: each once, in the order in which they come first.
+    """
+
+    task: NDArray[np.int64]
+    before: NDArray[np.bool_]
+    call: NDArray[np.int64]
+    storage: NDArray[np.int64]
+    replaces: NDArray[np.bool_]
+    calls: tuple[Call, ...]
 
 
 @dataclass(eq=False)
@@ -317,26 +86,27 @@ class AutocastPlan:
     cast_storages: list[tuple[int, bool]] = field(default_factory=list)
     through: dict[int, set[int]] = field(default_factory=dict)
 
+    @cached_property
+    def table(self) -> Casts:
+        """The casts, once the plan is complete."""
+        numbers: dict[int, int] = {}
+        # A plan has one object for all casts that are alike.
+        call = [numbers.setdefault(id(made), len(numbers)) for _, _, made in self.casts]
+        made_of = {id(made): made for _, _, made in self.casts}
+        return Casts(
+            np.array([task for task, _, _ in self.casts], np.int64),
+            np.array([before for _, before, _ in self.casts], bool),
+            np.array(call, np.int64),
+            np.array([storage for storage, _ in self.cast_storages], np.int64),
+            np.array([replaces for _, replaces in self.cast_storages], bool),
+            tuple(made_of[number] for number in numbers),
+        )
+
 
 @kept
 def plan(graph: Graph, dtype: str, device: str = "cpu") -> AutocastPlan:
     """How `graph` would run with the root module's forward under autocast to `dtype`."""
     return _Interpreter(graph, dtype, device).run()
-
-
-def category(scope: Sequence[str], device: str) -> Category | None:
-    """What autocast does at the outermost operator of `scope` it knows, or None."""
-    if _WIDE_ATTENTION in scope:
-        return "float32"
-    for name in scope:
-        short = name.removeprefix("aten::")
-        if short in LOWER[device]:
-            return "lower"
-        if short in FLOAT32[device]:
-            return "float32"
-        if short in WIDEST[device]:
-            return "widest"
-    return None
 
 
 @dataclass
@@ -356,6 +126,30 @@ class _Node:
     cast: list[TensorSpec] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """A recorded call, as often as it is made.
+
+    Attributes:
+        dtypes: of its inputs.
+        mixed: whether the lower precision is among its dtypes already.
+        writes: whether it says that it writes its inputs.
+    """
+
+    call: Call
+    name: str
+    dtypes: list[str]
+    mixed: bool
+    writes: bool
+
+    @classmethod
+    def of(cls, call: Call, low: str) -> _Form:
+        """That of `call`."""
+        dtypes = [spec.dtype for spec in call.inputs]
+        mixed = low in dtypes or any(spec.dtype == low for spec in call.outputs)
+        return cls(call, call.name, dtypes, mixed, "!" in call.op)
+
+
 class _Interpreter:
     def __init__(self, graph: Graph, dtype: str, device: str) -> None:
         self._graph = graph
@@ -363,11 +157,12 @@ class _Interpreter:
         self._device = device
         self._plan = AutocastPlan()
         self._calls = graph.tasks.call.tolist()
-        self._phases = graph.tasks.phase.tolist()
         self._sequences = graph.tasks.sequence.tolist()
         self._scopes = graph.tasks.scope.tolist()
-        self._in_model = [text.partition(".")[0] == ROOT for text in graph.strings]
-        self._modules = graph.tasks.module.tolist()
+        in_model = np.array([text.partition(".")[0] == ROOT for text in graph.strings])
+        self._inside = in_model[graph.tasks.module]
+        # What autograd's engine does outside of an operator.
+        self._engines = [text.split("/")[-1].startswith(_ENGINE) for text in graph.strings]
         self._rules: dict[tuple[int, str], Category | None] = {}
         """By scope and operator: what autocast does there."""
         self._casts: dict[tuple[int, str], Call] = {}
@@ -393,20 +188,26 @@ class _Interpreter:
         """Storages that parameters have gone into."""
 
     def run(self) -> AutocastPlan:
-        starts, operands = self._graph.operand_start.tolist(), self._graph.operands.tolist()
-        for t, number in enumerate(self._calls):
+        graph = self._graph
+        starts, operands = graph.operand_start.tolist(), graph.operands.tolist()
+        forms = [_Form.of(call, self._low) for call in graph.calls]
+        forward, backward = int(StepPhase.FORWARD), int(StepPhase.BACKWARD)
+        inside = (self._inside & (graph.tasks.phase == forward)).tolist()
+        for t, (number, phase) in enumerate(
+            zip(self._calls, graph.tasks.phase.tolist(), strict=True)
+        ):
             if number < 0:
                 continue
-            call = self._graph.calls[number]
-            storages = operands[starts[t] : starts[t + 1]]
-            if len(storages) != len(call.inputs) + len(call.outputs):
+            form = forms[number]
+            call = form.call
+            middle = starts[t] + len(form.dtypes)
+            if starts[t + 1] != middle + len(call.outputs):
                 continue  # put in by another technique: nothing is known of its tensors
-            inputs, outputs = storages[: len(call.inputs)], storages[len(call.inputs) :]
-            phase = self._phases[t]
-            if phase == StepPhase.BACKWARD:
-                self._backward(t, call, inputs, outputs)
-            elif phase == StepPhase.FORWARD and self._inside(t):
-                self._forward(t, call, inputs, outputs)
+            inputs, outputs = operands[starts[t] : middle], operands[middle : starts[t + 1]]
+            if phase == backward:
+                self._backward(t, form, inputs, outputs)
+            elif inside[t]:
+                self._forward(t, form, inputs, outputs)
             else:
                 self._outside(t, call, inputs, outputs)
         self._return_output()
@@ -414,7 +215,7 @@ class _Interpreter:
 
     def _return_output(self) -> None:
         """The output of a model whose step ends with it becomes float32 too."""
-        forward = [t for t in range(len(self._graph)) if self._inside(t)]
+        forward = np.flatnonzero(self._inside).tolist()
         call = self._graph.tasks.call[forward[-1]] if forward else -1
         if call < 0 or (self._graph.tasks.phase == StepPhase.BACKWARD).any():
             return
@@ -424,24 +225,19 @@ class _Interpreter:
             if int(storage) in self._lowered and spec.dtype == _FULL:
                 self._replace(forward[-1], spec, int(storage), before=False)
 
-    def _inside(self, t: int) -> bool:
-        module: int = self._modules[t]
-        return self._in_model[module]
-
-    def _scope(self, t: int) -> list[str]:
-        return self._graph.string(self._scopes[t]).split("/")
-
-    def _rule(self, t: int, call: Call) -> Category | None:
-        key = (self._scopes[t], call.name)
+    def _rule(self, t: int, name: str) -> Category | None:
+        key = (self._scopes[t], name)
         if key not in self._rules:
-            self._rules[key] = category([*self._scope(t), call.name], self._device)
+            scope = self._graph.string(self._scopes[t]).split("/")
+            self._rules[key] = category([*scope, name], self._device)
         return self._rules[key]
 
-    def _forward(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
-        rule = self._rule(t, call)
-        dtypes = self._dtypes(call, inputs)
+    def _forward(self, t: int, form: _Form, inputs: list[int], outputs: list[int]) -> None:
+        call, rule = form.call, self._rule(t, form.name)
+        dtypes = self._dtypes(form, inputs)
         cast_in: list[TensorSpec] = []
-        if is_view(call, inputs, outputs):
+        view = not form.writes and is_view(call, inputs, outputs)
+        if view:
             # Costs the same in every dtype; the copy it looks at is made where it is used.
             rule = None
         elif rule == "lower":
@@ -461,7 +257,9 @@ class _Interpreter:
                     self._cast(t, self._lower(spec), _FULL, storage, before=True)
             dtypes = [_FULL if dtype == self._low else dtype for dtype in dtypes]
         differentiable = not self._differentiable.isdisjoint(inputs)
-        self._change(t, call, dtypes, inputs, outputs)
+        self._forget(inputs, outputs)
+        if not view:
+            self._change(t, form, dtypes, inputs, outputs)
         for storage in set(outputs).difference(inputs):
             self._maker[storage] = t
             if differentiable:
@@ -484,13 +282,14 @@ class _Interpreter:
                 self._replace(t, spec, storage, before=True)
         self._forget(inputs, outputs)
 
-    def _backward(self, t: int, call: Call, inputs: list[int], outputs: list[int]) -> None:
-        sequence = self._sequences[t]
+    def _backward(self, t: int, form: _Form, inputs: list[int], outputs: list[int]) -> None:
+        call, sequence = form.call, self._sequences[t]
         node = self._nodes.get(sequence)
-        dtypes = self._dtypes(call, inputs)
+        dtypes = self._dtypes(form, inputs)
         if node is not None:
+            dtypes = list(dtypes)
             # What autograd's engine adds up outside of an operator is the next one's gradient.
-            sums_up = self._scope(t)[-1].startswith(_ENGINE) and len(inputs) > 1
+            sums_up = self._engines[self._scopes[t]] and len(inputs) > 1
             for i, (spec, storage) in enumerate(zip(call.inputs, inputs, strict=True)):
                 if spec.dtype != _FULL or self._gradients.get(storage) == sequence:
                     continue
@@ -505,18 +304,20 @@ class _Interpreter:
                         copies.add(node.value)
                     if node.value in copies:
                         dtypes[i] = self._low
-        if is_view(call, inputs, outputs):
+        if not form.writes and is_view(call, inputs, outputs):
             return
-        self._change(t, call, dtypes, inputs, outputs)
+        self._forget(inputs, outputs)
+        self._change(t, form, dtypes, inputs, outputs)
+        lower = self._low in dtypes
         for spec, storage in zip(call.outputs, outputs, strict=True):
             if storage in inputs:
                 continue
             self._gradients[storage] = sequence
+            if node is None or not node.cast or spec.dtype != _FULL or not lower:
+                continue
             # Gradients of what was cast on the way in are cast back on the way out.
-            same = (
-                next((one for one in node.cast if one.numel == spec.numel), None) if node else None
-            )
-            if node is None or same is None or spec.dtype != _FULL or self._low not in dtypes:
+            same = next((one for one in node.cast if one.numel == spec.numel), None)
+            if same is None:
                 continue
             node.cast.remove(same)
             if storage not in self._lowered:
@@ -524,10 +325,12 @@ class _Interpreter:
                 self._cast(t, spec, self._low, storage, before=False)
             self._replace(t, spec, storage, before=False)
 
-    def _dtypes(self, call: Call, inputs: list[int]) -> list[str]:
+    def _dtypes(self, form: _Form, inputs: list[int]) -> list[str]:
+        if self._lowered.isdisjoint(inputs):
+            return form.dtypes
         return [
-            self._low if storage in self._lowered and spec.dtype == _FULL else spec.dtype
-            for spec, storage in zip(call.inputs, inputs, strict=True)
+            self._low if storage in self._lowered and dtype == _FULL else dtype
+            for dtype, storage in zip(form.dtypes, inputs, strict=True)
         ]
 
     def _cast(self, t: int, spec: TensorSpec, dtype: str, storage: int, *, before: bool) -> None:
@@ -561,18 +364,17 @@ class _Interpreter:
             self._differentiable.discard(storage)
 
     def _change(
-        self, t: int, call: Call, dtypes: list[str], inputs: list[int], outputs: list[int]
+        self, t: int, form: _Form, dtypes: list[str], inputs: list[int], outputs: list[int]
     ) -> None:
         """Note the call's new dtypes, and what its fresh outputs would hold."""
-        self._forget(inputs, outputs)
-        if is_view(call, inputs, outputs):
+        held, call = self._dtypes(form, inputs), form.call
+        if dtypes == held == form.dtypes and not form.mixed:
             return
-        held = self._dtypes(call, inputs)
         copied = {s for s, is_, has in zip(inputs, dtypes, held, strict=True) if is_ != has}
         if copied:
             self._plan.through[t] = copied
-        low = self._follows(call, dtypes)
-        full = _FULL_OUTPUTS.get(call.name, ())
+        low = self._follows(form, dtypes)
+        full = _FULL_OUTPUTS.get(form.name, ())
         results = [
             self._low if low and spec.dtype == _FULL and i not in full else spec.dtype
             for i, spec in enumerate(call.outputs)
@@ -581,7 +383,7 @@ class _Interpreter:
             # In place, the storage keeps its dtype.
             if storage not in inputs and result == self._low:
                 self._lowered.add(storage)
-        if dtypes != [spec.dtype for spec in call.inputs]:
+        if dtypes != form.dtypes:
             key = (self._calls[t], tuple(dtypes), tuple(results))
             if key not in self._changes:
                 self._changes[key] = self._in_dtypes(call, dtypes, results, low=low)
@@ -596,15 +398,17 @@ class _Interpreter:
         arguments[place] = SCALAR_TYPE[self._low]
         return replace(changed, arguments=tuple(arguments))
 
-    def _follows(self, call: Call, dtypes: list[str]) -> bool:
+    def _follows(self, form: _Form, dtypes: list[str]) -> bool:
         """Whether an operator given `dtypes` returns the lower precision."""
         if self._low not in dtypes:
             return False
-        if "norm" in call.name or "scaled_dot_product" in call.name:
+        if "norm" in form.name or "scaled_dot_product" in form.name:
             # They keep statistics or weights in float32 beside.
             return dtypes[0] == self._low
         # Type promotion: tensors with dimensions outrank scalars.
         shaped = [
-            dtype for spec, dtype in zip(call.inputs, dtypes, strict=True) if len(spec.shape) > 0
+            dtype
+            for spec, dtype in zip(form.call.inputs, dtypes, strict=True)
+            if len(spec.shape) > 0
         ]
         return _FULL not in shaped

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
@@ -20,7 +21,7 @@ from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, checkpoint_blocks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques._recomputation import Block, edit_memory, find_blocks
+from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -65,42 +66,40 @@ class Checkpointing(Settings):
             return f"no module is called '{self.only}'"
         if not chosen:
             return "no block repeats in the model; choose modules with only=GLOB"
-        if not find_blocks(graph, tuple(chosen)):
+        if not len(find_blocks(graph, tuple(chosen))):
             return "the chosen modules save nothing for the backward pass"
         return None
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """What checkpointing itself costs a block that saves so many tensors."""
-        blocks = {block.saved: block for block in self._blocks(graph)}
-        return [_overhead(block) for block in blocks.values()]
+        return [_overhead(saved) for saved in dict.fromkeys(self._blocks(graph).saved.tolist())]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Before a block's backward, its forward again; what it saved lives from there on."""
         edit = Editor(graph, str(self))
         blocks = self._blocks(graph)
-        starts = np.cumsum([0, *(len(block.again) for block in blocks)])
-        handles = np.empty(starts[-1], np.int64)
+        count = int(blocks.again.sum())
+        handles = np.empty(count, np.int64)
+        places = np.empty(len(blocks.task), np.int64)
+        places[blocks.again] = np.arange(count)
+        distinct_saved, which = np.unique(blocks.saved, return_inverse=True)
+        known = [context.durations.lookup(_overhead(saved)) for saved in distinct_saved.tolist()]
+        took_ns = np.array([answer.nanoseconds if answer else 0.0 for answer in known])
+        code = [
+            PROVENANCES.index(answer.provenance if answer else Provenance.ASSUMED)
+            for answer in known
+        ]
         for together in _apart(blocks):
-            chosen = [blocks[b] for b in together]
-            known = {block.saved: context.durations.lookup(_overhead(block)) for block in chosen}
-            answers = [known[block.saved] for block in chosen]
-            code = [
-                PROVENANCES.index(answer.provenance if answer else Provenance.ASSUMED)
-                for answer in answers
-            ]
-            resume = np.array([block.resume for block in chosen])
+            chosen = np.flatnonzero(together)
             edit.insert_all(
-                resume, "checkpoint",
-                [answer.nanoseconds if answer else 0.0 for answer in answers],
-                np.array(code, np.uint8),
+                blocks.resume[chosen], "checkpoint", took_ns[which[chosen]],
+                np.array(code, np.uint8)[which[chosen]],
                 before=True, spread=_SPREAD, kind=Kind.HOST,
             )  # fmt: skip
-            again = np.array([t for block in chosen for t in block.again])
-            where = np.repeat(resume, [len(block.again) for block in chosen])
-            places = np.concatenate([np.arange(*starts[[b, b + 1]]) for b in together])
-            handles[places] = edit.repeat_all(again, where, before=True)
+            again = np.flatnonzero(together[blocks.of] & blocks.again)
+            where = blocks.resume[blocks.of[again]]
+            handles[places[again]] = edit.repeat_all(blocks.task[again], where, before=True)
         edit_memory(edit, graph, self._modules(graph), handles)
-        count = sum(len(block.again) for block in blocks)
         return edit.apply(f"{count} operators of {len(blocks)} blocks run again in the backward")
 
     def apply(self, built: Built) -> None:
@@ -149,7 +148,7 @@ class Checkpointing(Settings):
             note="without gradients, checkpoint only calls the block",
         )
 
-    def _blocks(self, graph: Graph) -> list[Block]:
+    def _blocks(self, graph: Graph) -> Blocks:
         return find_blocks(graph, self._modules(graph))
 
     def _modules(self, graph: Graph) -> tuple[str, ...]:
@@ -184,20 +183,18 @@ def _repeated(classes: Mapping[str, str]) -> set[str]:
     return {name for family in families.values() if len(family) > 1 for name in family}
 
 
-def _apart(blocks: Sequence[Block]) -> list[list[int]]:
-    """Numbers of blocks, in groups of which no two run again at one place."""
-    groups: list[list[int]] = []
-    before: dict[int, int] = {}
-    for b, block in enumerate(blocks):
-        group = before[block.resume] = before.get(block.resume, -1) + 1
-        if group == len(groups):
-            groups.append([])
-        groups[group].append(b)
-    return groups
+def _apart(blocks: Blocks) -> list[NDArray[np.bool_]]:
+    """Which blocks, in groups of which no two run again at one place."""
+    order = np.argsort(blocks.resume, kind="stable")
+    resume = blocks.resume[order]
+    before = np.arange(len(order)) - np.searchsorted(resume, resume)
+    group = np.empty(len(order), np.int64)
+    group[order] = before
+    return [group == number for number in range(int(before.max(initial=-1)) + 1)]
 
 
-def _overhead(block: Block) -> Call:
-    return Call(f"{CHECKPOINT}(int saved)", (block.saved,))
+def _overhead(saved: int) -> Call:
+    return Call(f"{CHECKPOINT}(int saved)", (saved,))
 
 
 def _checkpointed(forward: Any) -> Any:

@@ -70,8 +70,7 @@ class FusedOptimizer(Settings):
         before = float(graph.tasks.duration_ns[tasks].sum() + graph.tasks.gap_ns[tasks].sum())
         old, new = (context.durations.lookup(call) for call in self.questions(graph))
         edit = Editor(graph, str(self))
-        for task in tasks:
-            edit.remove(int(task))
+        edit.remove_all(tasks)
         if old is None or new is None or not old.nanoseconds:
             duration, provenance, spread = before, Provenance.ASSUMED, 0.5
         elif self.kind == "fused":

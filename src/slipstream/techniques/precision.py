@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.durations import Answer, Changed, Durations, pace, questions, rescale
 from slipstream.errors import WorkloadError
@@ -62,8 +63,7 @@ class Amp(Settings):
     def questions(self, graph: Graph) -> Sequence[Call]:
         """The changed operators as recorded and in their new dtypes, and the casts."""
         found = self._plan(graph)
-        casts = {id(made): made for _, _, made in found.casts}
-        return [*questions(graph, _changed(graph, found)), *casts.values()]
+        return [*questions(graph, _changed(graph, found)), *found.table.calls]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each changed operator by its micro-benchmarked ratio; insert the casts."""
@@ -73,7 +73,7 @@ class Amp(Settings):
         rescale(edit, graph, changed, context.durations)
         in_step = pace(graph, changed.tasks, context.durations)
         handles = _insert(edit, graph, found, context.durations, in_step)
-        edit_memory(edit, graph, found, handles, context.durations)
+        edit_memory(edit, graph, found, changed, handles, context.durations)
         return edit.apply(
             f"{found.lowered} forward operators in {self.dtype}, {len(found.casts)} casts"
         )
@@ -153,32 +153,29 @@ def _changed(graph: Graph, found: AutocastPlan) -> Changed:
 
 def _insert(
     edit: Editor, graph: Graph, found: AutocastPlan, durations: Durations, in_step: float
-) -> list[int]:
+) -> NDArray[np.int64]:
     """Put the casts in; their handles."""
-    if not found.casts:
-        return []
-    # A plan has one object for all casts that are alike.
-    times: dict[int, tuple[float, float, int, int]] = {}
-    for _, _, made in found.casts:
-        if id(made) not in times:
-            answer = durations.lookup(made)
-            if answer is None:
-                size = made.inputs[0].nbytes + made.outputs[0].nbytes
-                answer = Answer(size / _ASSUMED_BYTES_PER_NS, 0.5, Provenance.ASSUMED)
-                duration_ns = answer.nanoseconds
-            else:
-                duration_ns = answer.nanoseconds * in_step
-            code = PROVENANCES.index(answer.provenance)
-            times[id(made)] = (duration_ns, answer.spread, code, edit.call_number(made))
-    duration_ns, spread, code, call = np.array([times[id(made)] for _, _, made in found.casts]).T
-    tasks = np.array([t for t, _, _ in found.casts])
+    casts = found.table
+    if not casts.calls:
+        return np.empty(0, np.int64)
+    times: list[tuple[float, float, int, int]] = []
+    for made in casts.calls:
+        answer = durations.lookup(made)
+        if answer is None:
+            size = made.inputs[0].nbytes + made.outputs[0].nbytes
+            answer = Answer(size / _ASSUMED_BYTES_PER_NS, 0.5, Provenance.ASSUMED)
+            duration_ns = answer.nanoseconds
+        else:
+            duration_ns = answer.nanoseconds * in_step
+        code = PROVENANCES.index(answer.provenance)
+        times.append((duration_ns, answer.spread, code, edit.call_number(made)))
+    duration_ns, spread, code, call = np.array(times)[casts.call].T
     gap_ns = np.array(list(_between_operators_ns(graph).values()))
-    handles: list[int] = edit.insert_all(
-        tasks, found.casts[0][2].name, duration_ns, code.astype(np.uint8),
-        before=[before for _, before, _ in found.casts],
-        gap_ns=gap_ns[graph.tasks.phase[tasks]], spread=spread, call=call.astype(np.int64),
-    ).tolist()  # fmt: skip
-    return handles
+    return edit.insert_all(
+        casts.task, casts.calls[0].name, duration_ns, code.astype(np.uint8),
+        before=casts.before, gap_ns=gap_ns[graph.tasks.phase[casts.task]], spread=spread,
+        call=call.astype(np.int64),
+    )  # fmt: skip
 
 
 def _between_operators_ns(graph: Graph) -> dict[StepPhase, float]:

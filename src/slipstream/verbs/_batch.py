@@ -22,7 +22,7 @@ from slipstream.verbs._batch_model import (
     model_of,
 )
 from slipstream.verbs._batch_samples import DoesNotFitError, Facts, Sample, Sampler
-from slipstream.verbs._batch_tries import Try, next_size
+from slipstream.verbs._batch_tries import Tries
 from slipstream.verbs._children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.workload import Workload
 
@@ -200,29 +200,23 @@ class _Search:
         """`model`, with the largest batch that it predicts run and corrected."""
         if self.facts.device != "cpu":
             return model  # what torch reserves there has no limit of ours
-        ran = {one.samples: one.process_bytes for one in [*self.samples.values(), *self._far]}
         # What was sampled ran under this limit already.
-        tried = [Try(max(ran), ran[max(ran)])]
-        failed: set[int] = set()
+        known = {one.samples: one.process_bytes for one in [*self.samples.values(), *self._far]}
+        tries = Tries(known, self.limit_bytes)
         last = model.measured[-1]
         ends = time.monotonic() + _TRYING_S
-        size: int | None = max(model.max_batch(), max(ran) + model.quantum)
-        while size is not None and len(tried) < _MOST_TRIES:
+        size: int | None = max(model.max_batch(), max(known) + model.quantum)
+        while size is not None and len(tries) < _MOST_TRIES - 1:
             step_s = last.step_ns / 1e9 * size / last.samples
             if time.monotonic() + _STEPS_A_TRY * step_s > ends:
                 break
-            took = self._sampler.needs(size)
-            tried.append(Try(size, took or 0))
-            if took is None:
-                failed.add(size)
-            else:
-                ran[size] = took
-            size = next_size(ran, failed, self.limit_bytes, model.quantum)
-        if len(tried) < 2:
+            tries.add(size, self._sampler.needs(size))
+            size = tries.next_size(model.quantum)
+        if not len(tries):
             return model
         return model_of(
             model.workload, self.facts, model.measured, limit_bytes=self.limit_bytes,
-            too_large=model.too_large, far=self._far, tried=tried,
+            too_large=model.too_large, far=self._far, tried=tries.judged(),
         )  # fmt: skip
 
     def model(self, name: str) -> BatchModel:

@@ -304,7 +304,7 @@ def model_of(
     passes = [one for one in found if one.tensor_bytes > one.update_bytes] or found
     held = [(one.samples, one.process_bytes) for one in found]
     held += [(one.samples, one.process_bytes) for one in far]
-    held += [(one.samples, one.process_bytes) for one in tried if one.ran]
+    held += [(one.samples, one.process_bytes) for one in tried if one.process_bytes]
     # The most of a small batch may be that of its update: it says nothing of what passes take.
     told = passes if len({one.samples for one in passes}) > 1 else found
     return BatchModel(

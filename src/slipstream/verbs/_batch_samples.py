@@ -172,23 +172,23 @@ class Sampler:
         del found["facts"]
         return Sample(**{**found, "samples": samples})
 
-    def needs(self, samples: int, processes: int = 3) -> int | None:
-        """The most private memory of processes that run a few steps of so many samples and do
-        nothing else, for tight limits; None where they do not fit into one of them.
+    def needs(self, samples: int, processes: int = 3) -> list[int]:
+        """The private memory of each of several processes that run a few steps of so many samples
+        and do nothing else, for tight limits; nothing where they do not fit into one of them.
 
         What one size needs differs by some percent from process to process: where an allocator
         finds a hole is chance.
         """
         size = samples if self.facts is not None and self.facts.resizes else 0
-        most = 0
+        needs: list[int] = []
         for _ in range(processes):
             self._say(f"trying {samples} samples")
             try:
                 found = self._call(samples, "run_once", samples=size, watch=False)
             except DoesNotFitError:
-                return None
-            most = max(most, int(found["process_bytes"]))
-        return most
+                return []
+            needs.append(int(found["process_bytes"]))
+        return needs
 
     def timings(self, sizes: Sequence[int], budget_s: float) -> list[Timing]:
         """The least time of a step at each of `sizes`, taken in turns.

@@ -4,13 +4,18 @@ Lines through smaller sizes are some ten percent off there, and not only by chan
 allocator cannot use again jumps where a tensor outgrows a bin of it, so that a larger batch may fit
 where a smaller one does not. So the size that lines predict is run, and what becomes of it says
 which to run next: by the secant through sizes that ran, between one that ran and one that did not.
+
+One size needs some percent more memory in one process than in the next. By how much they differ is
+learned from the tries themselves, and a size counts as one that runs where it would run again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 # Between the largest that ran and the least that did not, relative.
 _WITHIN = 0.03
@@ -22,21 +27,85 @@ _FARTHEST = 2.0
 _APART = 0.8
 
 
+# Of three more processes all stay below so many standard deviations eight times in ten. More
+# would leave so much room that a tenth more of the samples runs, too.
+_SURE = 1.5
+
+
 @dataclass(frozen=True)
 class Try:
     """A batch of that many samples was run under the limit, by several processes.
 
     Attributes:
         process_bytes: the most private memory of one of them; 0 where it did not fit into each.
+        room: whether what other processes would need is below the limit, too.
     """
 
     samples: int
     process_bytes: int
+    room: bool = True
 
     @property
     def ran(self) -> bool:
-        """Whether its steps ran."""
-        return self.process_bytes > 0
+        """Whether its steps ran, and would run again."""
+        return self.process_bytes > 0 and self.room
+
+
+class Tries:
+    """Sizes that were run, and what each process needed.
+
+    Args:
+        known: bytes by size, of one process each, that ran under the limit before.
+        limit_bytes: what a process may have.
+    """
+
+    def __init__(self, known: Mapping[int, int], limit_bytes: int) -> None:
+        self._known = known
+        self._limit_bytes = limit_bytes
+        self._needs: dict[int, Sequence[int]] = {}
+        self._runs: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return self._runs.total()
+
+    def add(self, samples: int, needs: Sequence[int]) -> None:
+        """What processes needed for `samples`; nothing where it did not fit into each."""
+        before = self._needs.get(samples, ())
+        self._needs[samples] = [*before, *needs] if needs else []
+        self._runs[samples] += 1
+
+    @property
+    def spread(self) -> float:
+        """What processes of one size differ by: a standard deviation, relative, over all sizes."""
+        squares, free = 0.0, 0
+        for needs in filter(None, self._needs.values()):
+            squares += sum((one / fmean(needs) - 1) ** 2 for one in needs)
+            free += len(needs) - 1
+        return math.sqrt(squares / free) if free else 0.0
+
+    def next_size(self, quantum: int) -> int | None:
+        """As `next_size`, of what is known by now; the largest is run twice, as luck chose it."""
+        sure = {
+            **self._known,
+            **{size: self._sure_bytes(needs) for size, needs in self._needs.items() if needs},
+        }
+        ran = {samples: needs for samples, needs in sure.items() if needs <= self._limit_bytes}
+        failed = [samples for samples in self._needs if samples not in ran]
+        size = next_size(ran, failed, self._limit_bytes, quantum)
+        return max(ran) if size is None and self._runs[max(ran)] == 1 else size
+
+    def judged(self) -> list[Try]:
+        """The largest that was known, and then all in their order."""
+        largest = max(self._known)
+        found = [Try(largest, self._known[largest])]
+        for samples, needs in self._needs.items():
+            room = not needs or self._sure_bytes(needs) <= self._limit_bytes
+            found.append(Try(samples, max(needs, default=0), room))
+        return found
+
+    def _sure_bytes(self, needs: Sequence[int]) -> int:
+        """What hardly any process of that size exceeds."""
+        return round(max(max(needs), fmean(needs) * (1 + _SURE * self.spread)))
 
 
 def next_size(

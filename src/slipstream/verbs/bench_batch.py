@@ -186,7 +186,7 @@ def _largest(name: str, model: str) -> Bar:
             took_s = time.monotonic() - began
             told, larger = found.max_batch(), math.ceil(1.1 * found.max_batch())
             sampler.facts = facts
-            runs, fails = sampler.needs(told) is not None, sampler.needs(larger) is None
+            runs, fails = bool(sampler.needs(told)), not sampler.needs(larger)
             low, high = (told, larger) if runs and fails else (round(told / 1.5), round(told * 1.5))
             most = _most_that_runs(sampler, low, high)
     except SlipstreamError as error:
@@ -206,7 +206,7 @@ def _most_that_runs(sampler: Sampler, low: int, high: int) -> int:
     """By bisection, to about a hundredth."""
     while high - low > max(low // 100, 1):
         middle = (low + high) // 2
-        low, high = (middle, high) if sampler.needs(middle) is not None else (low, middle)
+        low, high = (middle, high) if sampler.needs(middle) else (low, middle)
     return low
 
 
