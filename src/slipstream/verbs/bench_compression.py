@@ -343,7 +343,7 @@ def _summary(details: Sequence[str]) -> Iterator[Bar]:
     yield at_most(
         "bytes at the interface against those told", 100 * statistics.median(wire), 3.0, "%",
         n=len(wire),
-        detail=f"largest {100 * max(wire):.1f} %; told with headers, acknowledgements, and gloo's own",
+        detail=f"largest {100 * max(wire):.1f} %; headers, acknowledgements, gloo's own",
     )  # fmt: skip
     yield at_most("auto against none", 100 * max(slower), 3.0, "%", n=len(slower),
                   detail=f"the worst of {len(slower)}, after {_DECIDES_AFTER} steps")  # fmt: skip
