@@ -113,8 +113,15 @@ class Ranks:
             everybody[self.rank] = tensor
             gather(Line.of(self.wire), list(everybody), "auto")
             return everybody
-        dist.all_reduce(tensor, group=self.group)
         result: torch.Tensor = tensor
+        if self.size == 2 and tensor.layout is torch.strided:
+            # As many bytes as around gloo's ring, in a quarter of the messages: beside a backward
+            # pass on every core, each of them waits for its turn. A sum of two has one order.
+            theirs = self.wire.buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
+            self.wire.swap({1 - self.rank: tensor}, {1 - self.rank: theirs})
+            result += theirs
+        else:
+            dist.all_reduce(tensor, group=self.group)
         return result
 
     def explain(self, error: Exception, where: str) -> CommunicationError:
