@@ -220,6 +220,13 @@ def test_a_command_on_every_host(capfd: Any) -> None:
 
 
 @pytest.mark.usefixtures("lab_here")
+def test_hosts_do_not_pace_as_this_machine_happens_to(capfd: Any) -> None:
+    with Netlab(2, 1e6) as lab:
+        assert lab.run(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]) == [0, 0]
+    assert capfd.readouterr().out.split() == ["reno", "reno"]
+
+
+@pytest.mark.usefixtures("lab_here")
 def test_racks_are_joined_by_a_cable_of_its_own() -> None:
     """One host of each rack sends the other, over the cable between, what it takes seconds for."""
     script = (

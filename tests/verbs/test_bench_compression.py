@@ -10,14 +10,13 @@ import pytest
 
 from slipstream.bars import Bar, BenchOptions
 from slipstream.cluster import ClusterError
-from slipstream.cluster.places import HEADERS
 from slipstream.graph import replay
 from slipstream.techniques.distributed import bench_models
 from slipstream.verbs import bench_compression as bench
 
 _GOOD = (
-    "none 400.0 (predicted 404.0, 1.046 x the bytes), cast:bf16 300.0 (predicted 303.0, 1.046 x "
-    "the bytes), powersgd:4,start=2 200.0 (predicted 202.0, 1.046 x the bytes), auto 201.0 took "
+    "none 400.0 (predicted 404.0, 1.004 x the bytes), cast:bf16 300.0 (predicted 303.0, 1.004 x "
+    "the bytes), powersgd:4,start=2 200.0 (predicted 202.0, 1.004 x the bytes), auto 201.0 took "
     "powersgd:4; ms"
 )
 
@@ -28,8 +27,11 @@ class _Told:
     sent_bytes: float = 1e6
 
     @property
-    def shared(self) -> Any:
-        return SimpleNamespace(sent_bytes=self.sent_bytes)
+    def graph(self) -> Any:
+        row = SimpleNamespace(
+            sent_bytes=self.sent_bytes, ranks=2, collective=SimpleNamespace(kind="all_reduce")
+        )
+        return SimpleNamespace(exchanges=[row])
 
 
 def _rows(details: list[str]) -> dict[str, Bar]:
@@ -45,7 +47,7 @@ def test_rows_over_all_cells_hold_where_every_cell_does() -> None:
     assert rows["auto against none"].value == pytest.approx(100 * (201 / 400 - 1))
     assert rows["auto within 8 % of the best of its candidates"].holds
     wire = rows["bytes at the interface against those told"]
-    assert wire.value == pytest.approx(100 * abs(1.046 / HEADERS - 1), abs=1e-6)
+    assert wire.value == pytest.approx(0.4, abs=1e-6)
 
 
 def test_one_cell_far_off_or_too_few_are_told() -> None:
@@ -70,7 +72,7 @@ def _given(
     def measured(*_: Any, **__: Any) -> Any:
         run = next(runs)
         arms = {
-            how: {"median_s": each[run], "sent": 1e6 * HEADERS, "chosen": "None"}
+            how: {"median_s": each[run], "sent": 1.07e6, "chosen": "None"}
             for how, each in steps.items()
         }
         return SimpleNamespace(arms=arms, cluster=run)

@@ -84,7 +84,7 @@ class Known(Task):
 def _known() -> Known:
     first, second = ((torch.zeros(1), torch.zeros(1)) for _ in range(2))
     return Known(
-        nn.Identity, lambda drawn: first, first, second, (Pace(0.1), Pace(0.01, 0.9)), 2,
+        nn.Identity, lambda drawn: first, first, second, (Pace(0.1), Pace(0.01, 0.9)), 2, 300,
         lambda out, y: 0.0, "% right",
     )  # fmt: skip
 

@@ -10,12 +10,13 @@ import pytest
 
 from known_durations import KnownDurations
 from slipstream.cli._workload import prediction_table
-from slipstream.cluster import Cluster
+from slipstream.cluster import Cluster, Collective, Group
 from slipstream.durations import Answer, Question
 from slipstream.errors import UsageError, WorkloadError
 from slipstream.graph import Call, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, combine, parse, registry
+from slipstream.techniques.distributed.compression.compressor import Message
 from slipstream.techniques.distributed.compression.prediction import THREAD
 from slipstream.techniques.distributed.compression.technique import LATE, NAMES
 from slipstream.techniques.distributed.compression.timing import exchange_call, timer
@@ -72,6 +73,18 @@ def test_bytes_are_the_compressor_s_and_all_gradients_are_in_them(
                for graph in (before, after)]  # fmt: skip
     assert tensors[0] == tensors[1]
     after.check()
+
+
+def test_between_two_a_sum_takes_one_message_and_as_many_bytes() -> None:
+    cluster = Cluster.load("workers=4,link=1mbit,latency=100us")
+    message = Message("all_reduce", 4000)
+    two, four = (
+        cluster.cost(Collective(*message.collective(n), Group.of(range(n)))) for n in (2, 4)
+    )
+    ring = cluster.cost(Collective("all_reduce", 4000.0, Group.of(range(2)), "ring"))
+    assert two.bytes_per_rank == ring.bytes_per_rank == message.sent_bytes(2)
+    assert two.latency_ns == ring.latency_ns / 2
+    assert four.bytes_per_rank == message.sent_bytes(4)
 
 
 def test_those_that_need_another_learning_rate_say_so(transformer: Graph) -> None:

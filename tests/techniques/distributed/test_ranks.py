@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from team import run_ranks
 
+from slipstream.techniques.distributed.compression.compressor import Exchange, Gather, Reduce
 from slipstream.techniques.distributed.ranks import CommunicationError, Ranks
 
 
@@ -30,3 +31,28 @@ def test_after_a_failure_the_same_ranks_can_be_connected_again(leaving: tuple[in
         return found
 
     assert run_ranks(3, work) == [[3.0, 6.0, 9.0]] * 3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_everybody_has_the_same_sum_and_everybody_s_bytes(size: int, dtype: torch.dtype) -> None:
+    """Two add up each other's, more go around a ring."""
+
+    def work(rank: int) -> tuple[list[float], list[list[int]]]:
+        ranks = Ranks(dist.group.WORLD, 20.0, 0.2, "exchanges")
+        found: list[torch.Tensor] = []
+
+        def exchange() -> Exchange:
+            for length in (3, 0, 1):
+                summed = yield Reduce(torch.full((length,), 1.5 * (rank + 1), dtype=dtype))
+                found.append(summed)
+            found.append((yield Gather(torch.tensor([rank, 7], dtype=torch.uint8))))
+            return True
+
+        assert ranks.run(exchange(), "a test")
+        *sums, everybody = found
+        return torch.cat(sums).tolist(), everybody.tolist()
+
+    total = 1.5 * sum(range(1, size + 1))
+    wanted = [total] * 4, [[rank, 7] for rank in range(size)]
+    assert run_ranks(size, work) == [wanted] * size

@@ -102,13 +102,26 @@ class Ranks:
             return bool(done.value)
 
     def _communicate(self, request: Any) -> torch.Tensor:
+        # Team makes ranks of these, and its room is where this gather comes from.
+        from slipstream.techniques.distributed.collectives.lines import Line, gather
+
         tensor = request.tensor
         if isinstance(request, Gather):
+            # gloo's own takes half as long again between two ranks: it asks for every half piece
+            # behind the one that it sends.
             everybody = torch.empty((self.size, tensor.numel()), dtype=tensor.dtype)
-            dist.all_gather(list(everybody), tensor, group=self.group)
+            everybody[self.rank] = tensor
+            gather(Line.of(self.wire), list(everybody), "auto")
             return everybody
-        dist.all_reduce(tensor, group=self.group)
         result: torch.Tensor = tensor
+        if self.size == 2 and tensor.layout is torch.strided:
+            # As many bytes as around gloo's ring, in a quarter of the messages: beside a backward
+            # pass on every core, each of them waits for its turn. A sum of two has one order.
+            theirs = self.wire.buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
+            self.wire.swap({1 - self.rank: tensor}, {1 - self.rank: theirs})
+            result += theirs
+        else:
+            dist.all_reduce(tensor, group=self.group)
         return result
 
     def explain(self, error: Exception, where: str) -> CommunicationError:

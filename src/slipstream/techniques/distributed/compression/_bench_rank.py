@@ -26,6 +26,7 @@ from slipstream.techniques.distributed.compression.bucket import Bucket, Layout,
 from slipstream.techniques.distributed.compression.compressor import Compressor, Exchange, mean
 from slipstream.techniques.distributed.compression.hook import compress, settings_of
 from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.techniques.distributed.wire import Wire
 from slipstream.workload import build_from
 
 ALONE = "alone"
@@ -171,7 +172,8 @@ def _steps(asked: dict[str, Any], rank: int) -> tuple[list[dict[str, Any]], list
     links: list[list[Any]] = [[] for _ in asked["operations"]]
     for _ in range(asked["rounds"]):
         for operation, taken in zip(asked["operations"], links, strict=True):
-            taken += timed(operation, rank, everybody)
+            shifts = operation["kind"] == "p2p"
+            taken += _shifted(operation) if shifts else timed(operation, rank, everybody)
         for how, (step, _) in arms.items():
             step()
             dist.barrier()
@@ -189,6 +191,23 @@ def _steps(asked: dict[str, Any], rank: int) -> tuple[list[dict[str, Any]], list
              "chosen": chosen}
         )  # fmt: skip
     return found, links
+
+
+def _shifted(operation: dict[str, Any]) -> list[tuple[float, float]]:
+    """When everybody began to send its neighbour so many bytes twice in a row, and how long it
+    took: as of one message there and back (`cluster.measuring.Sample`), with both ways in use."""
+    wire = Wire.of()
+    sent = torch.zeros(operation["nbytes"], dtype=torch.uint8)
+    received = torch.empty_like(sent)
+    after, before = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    times = []
+    for _ in range(operation["repeats"]):
+        dist.barrier()
+        began = time.monotonic()
+        for _ in range(2):
+            wire.swap({after: sent}, {before: received})
+        times.append((began, time.monotonic() - began))
+    return times
 
 
 def _arm(how: str, asked: dict[str, Any], rank: int) -> tuple[Callable[[], Any], Any]:

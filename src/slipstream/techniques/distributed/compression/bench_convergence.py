@@ -30,15 +30,14 @@ from slipstream.techniques.distributed.compression.simulated import SimulatedWor
 
 # Dense steps first where the method takes them: a tenth, as PowerSGD's authors advise.
 _METHODS = (
-    "powersgd:4,start=30",
-    "acp:4,start=30",
+    "powersgd:4,start={tenth}",
+    "acp:4,start={tenth}",
     "topk:0.01",
     "sign",
     "block_int:4",
     "randomk:0.1",
     "cast:bf16",
 )
-_STEPS = 300
 _WORKERS = 2
 _SEEDS = 5
 _MOST = 2.0
@@ -71,6 +70,8 @@ class Task:
         held: x and y that count.
         paces: to choose from.
         tuned_on: how many seeds choose.
+        steps: of training. What error feedback keeps arrives later, so that what it costs shrinks
+            with the steps: enough for training without to be near its end.
         score: of outputs and y; more is better.
     """
 
@@ -80,6 +81,7 @@ class Task:
     held: Examples
     paces: tuple[Pace, ...]
     tuned_on: int
+    steps: int
     score: Callable[[torch.Tensor, torch.Tensor], float]
     unit: str
 
@@ -128,11 +130,11 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 def judged(bar: str, task: Task, options: BenchOptions) -> Bar:
     """How far the worst way to compress stays behind none, each at its own pace."""
-    steps = _STEPS if options.full else _STEPS // 10
+    steps = task.steps if options.full else task.steps // 10
     seeds = range(_SEEDS if options.full else 2)
     reached: dict[str, list[float]] = {}
     said = []
-    for how in ("none", *_METHODS):
+    for how in ("none", *(one.format(tenth=steps // 10) for one in _METHODS)):
         options.progress(f"{bar}: {how}")
         tuned = task.tuned(how, steps)
         pace = next(iter(tuned))
@@ -202,7 +204,7 @@ def _digits() -> Task:
         *(Pace(lr, 0.9) for lr in (0.0025, 0.005, 0.01, 0.02)),
     )
     chosen, judged_on = ((images[part], labels[part]) for part in (validation, held))
-    return Task(_Pictures, batch, chosen, judged_on, paces, 2, right, "% right")
+    return Task(_Pictures, batch, chosen, judged_on, paces, 2, 300, right, "% right")
 
 
 @functools.cache
@@ -232,7 +234,7 @@ def _texts() -> Task:
         for part in (held[:half], held[half:])
     )
     paces = (
-        *(Pace(lr) for lr in (0.5, 1.0, 2.0, 4.0)),
-        *(Pace(lr, 0.9) for lr in (0.025, 0.05, 0.1, 0.2)),
+        *(Pace(lr) for lr in (0.25, 0.5, 1.0, 2.0)),
+        *(Pace(lr, 0.9) for lr in (0.05, 0.1, 0.2)),
     )
-    return Task(_Bytes, batch, chosen, judged_on, paces, 1, bits, "bits a byte, less than 0")
+    return Task(_Bytes, batch, chosen, judged_on, paces, 1, 1500, bits, "bits a byte, less than 0")

@@ -141,6 +141,5 @@ def _told_s(how: str, ranks: int) -> float:
     messages = settings.messages(Layout.of({"p": (1000, 1000)}))
     total = 0.0
     for one in messages:
-        whole = one.nbytes * (ranks if one.kind == "all_gather" else 1)
-        total += cluster.cost(Collective(one.kind, float(whole))).duration_ns / 1e9
+        total += cluster.cost(Collective(*one.collective(ranks))).duration_ns / 1e9
     return total

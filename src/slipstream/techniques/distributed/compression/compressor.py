@@ -50,6 +50,12 @@ class Message:
     kind: str
     nbytes: int
 
+    def collective(self, workers: int) -> tuple[str, float]:
+        """Kind and bytes of the result: two workers have a sum when each has the other's terms."""
+        if self.kind == "all_gather" or workers == 2:
+            return "all_gather", float(self.nbytes * workers)
+        return self.kind, float(self.nbytes)
+
     def sent_bytes(self, workers: int) -> float:
         """What one worker sends: a ring's all-reduce sends 2 (p - 1) / p, a gather p - 1 times."""
         if self.kind == "all_reduce":

@@ -79,14 +79,10 @@ def predict(compressor: Compressor, graph: Graph, context: Context) -> Graph:
         layout = Layout.of({f"p{n}": shape for n, shape in enumerate(_shapes(row))})
         messages = compressor.messages(layout)
         encode, decode = _work(compressor, row, context)
+        told = [one.collective(row.ranks) for one in messages]
         transfers = [
-            # An all-gather's size is that of the whole result.
-            replace(
-                row.collective, kind=one.kind, algo="auto",
-                nbytes=float(one.nbytes * (row.ranks if one.kind == "all_gather" else 1)),
-            )
-            for one in messages
-        ]  # fmt: skip
+            replace(row.collective, kind=kind, algo="auto", nbytes=size) for kind, size in told
+        ]
         replace_exchange(
             edit, row, cluster, encode=[encode], transfers=transfers, decode=[decode],
             thread=THREAD if has_free_core(graph) else "",
