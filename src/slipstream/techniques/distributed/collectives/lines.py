@@ -27,10 +27,10 @@ from slipstream.techniques.distributed.wire import Wire, wait
 ALGORITHMS = ("auto", "direct", "halving", "ring")
 # Of more ranks, messages from everybody to everybody would be many.
 _MOST_DIRECT = 16
-# Bytes of a piece up to which latencies may count more than what connections lose to each other,
-# a third of the time of four ranks' pieces of 128 KiB (60 Mbit/s): a ring's two messages more, of
-# 0.3 ms each, are as long on a cable of 1 Gbit/s as what three pieces of half of that lose.
-_MOST_DIRECT_BYTES = 64 << 10
+# Bytes of a piece up to which latencies count more than what connections lose to each other. Four
+# ranks at 60 Mbit/s: pieces of 8 KiB 0.6 times as fast around a ring, 16 KiB as fast, 64 KiB 1.4
+# times; at 1 Gbit/s 16 KiB 0.7 times, 64 KiB as fast.
+_MOST_DIRECT_BYTES = 32 << 10
 
 Pieces = Sequence[torch.Tensor]
 """What belongs to each place of a line: contiguous, one-dimensional, of one dtype."""
