@@ -26,6 +26,7 @@ from slipstream.cluster import (
 from slipstream.cluster.fitting import fit, terms
 from slipstream.cluster.measuring import Operation, Rank, Sample, run_operations
 from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.collectives.choice import chosen
 
 ALPHA, SLOPE, ADD = 30e3, 8.0, 1.5
 
@@ -57,6 +58,22 @@ def test_a_fit_finds_what_the_samples_were_made_of() -> None:
     assert found.reduce_ns_per_byte == pytest.approx(ADD)
     assert found.residual == pytest.approx(0.0, abs=1e-12)
     assert found.predict_ns(Operation("p2p", 1000, (0, 1))) == pytest.approx(ALPHA + 8000)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_on_slow_cables_adding_up_is_what_adding_takes_by_itself(seed: int) -> None:
+    """140 ns a byte on the cable, 0.3 to add one up."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for operation in calibration.fitted_operations(4, calibration.SHAPED_SIZES, 5, shaped=True):
+        exact = float(terms(operation) @ np.array([ALPHA, 140.0, 0.3]))
+        repeats = exact * (1 + 0.05 * rng.standard_normal(5))
+        samples.append(Sample(operation, float(np.median(repeats)), tuple(repeats.tolist())))
+    found = fit(samples)
+    assert found.reduce_ns_per_byte == pytest.approx(0.3, rel=0.2)
+    assert found.ns_per_byte == pytest.approx(140.0, rel=0.05)
+    cluster = calibration.fitted_cluster(4, "made up", True, found, samples, "gloo")
+    assert {chosen(cluster, size, 4, 2) for size in (1 << 10, 1 << 19, 1 << 22)} == {"flat"}
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -128,7 +145,7 @@ def test_real_ranks_answer_and_a_calibration_is_saved(tmp_path: Path) -> None:
     operations = [Operation("p2p", 2**k, (0, 1), 3) for k in (10, 16, 20)]
     operations += [
         Operation(kind, 2**16, (0, 1), 3, in_a_row=4)
-        for kind in ("p2p", "all_reduce", "all_gather", "reduce_scatter")
+        for kind in ("p2p", "all_reduce", "all_gather", "reduce_scatter", "add")
     ]
     samples, torch = run_operations([Rank(), Rank()], operations)
     assert [s.operation for s in samples] == operations

@@ -89,6 +89,8 @@ def _parts(operation: Operation) -> list[tuple[Float64s, float]]:
     n, size = len(operation.ranks), float(operation.nbytes)
     if operation.kind == "p2p":
         return [(np.array([1.0, size, 0.0]), size)]
+    if operation.kind == "add":
+        return [(np.array([0.0, 0.0, size]), size)]
     if operation.kind == "2d":
         half = n // 2
         rows = _gloo("all_reduce", size, half) + _gloo("all_gather", size, half)

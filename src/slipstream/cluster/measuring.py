@@ -33,8 +33,9 @@ class Operation:
     """What to time.
 
     Attributes:
-        kind: ``p2p`` (there and back), ``all_reduce``, ``all_gather``, ``reduce_scatter``, or
-            ``2d``: over two rows of ranks.
+        kind: ``p2p`` (there and back), ``all_reduce``, ``all_gather``, ``reduce_scatter``,
+            ``2d``: over two rows of ranks; or ``add``: every rank adds up that many bytes, and
+            nothing is sent.
         nbytes: S, as `Collective.nbytes`.
         ranks: who takes part.
         repeats: timed, after `WARMUP` that are not.

@@ -21,13 +21,12 @@ from slipstream.techniques.distributed.collectives.bench import (
 )
 from slipstream.verbs._predict import predict
 from slipstream.verbs._profile import profile
+from slipstream.verbs.bench_compression import Model, asleep
 from slipstream.workload import Workload
 
 _BAR = "predicted step, 4 ranks, median error"
-# Layers, width, seconds of each forward and backward besides computing, samples of a rank; 2.1 MB.
-# It sleeps: four ranks that compute on fewer cores would measure the scheduler.
-_MODEL = (8, 256, 0.003, 0.006, 8)
-_BUCKET_MB = 0.5
+# 2.1 MB. It sleeps: four ranks that compute on fewer cores would measure the scheduler.
+_MODEL = Model(8, 256, forward_s=0.003, backward_s=0.006, rows=8, bucket_mb=0.5)
 _STAR = 60
 _SIZES = (1 << 15, 1 << 17, 1 << 19, 1 << 21)
 _TECHNIQUES = {"plain": "", "sharded": "+sharded_update", "two_d": "+two_d_allreduce:2"}
@@ -52,8 +51,8 @@ def _steps(turns: int) -> Bar:
     graph = _graph()
     errors, said = [], []
     for where, racks in (("one switch", False), ("two racks", True)):
-        asked = {"what": "steps", "model": _MODEL, "bucket_mb": _BUCKET_MB, "repeats": turns,
-                 "arms": list(_TECHNIQUES)}  # fmt: skip
+        asked = {"what": "steps", "model": _MODEL.spec(), "bucket_mb": _MODEL.bucket_mb,
+                 "repeats": turns, "arms": list(_TECHNIQUES)}  # fmt: skip
         with racks_lab() if racks else Netlab(4, _STAR * MBIT) as lab:
             cluster = racks_cluster(lab) if racks else _switch()
             found = in_lab(lab, asked)
@@ -72,16 +71,16 @@ def _switch() -> Cluster:
 
 
 def _graph() -> Graph:
-    """The step of one process alone, recorded."""
+    """The step of one process alone, recorded; with what it sleeps."""
     torch.set_num_threads(1)
-    net = model_of(list(_MODEL))
+    net = model_of(_MODEL.spec())
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    batch = batch_of(list(_MODEL), 0)
-    return profile(Workload.of(net, batch, lambda out: out.sum(), optimizer), steps=8, threads=1)
+    workload = Workload.of(net, batch_of(_MODEL.spec(), 0), lambda out: out.sum(), optimizer)
+    return asleep(profile(workload, steps=8, threads=1), _MODEL)
 
 
 def _predicted_s(graph: Graph, cluster: Cluster) -> dict[str, float]:
     # The flat all-reduce of gloo is a ring.
-    ddp = f"ddp:4,bucket_mb={_BUCKET_MB:g},algo=ring"
+    ddp = f"ddp:4,bucket_mb={_MODEL.bucket_mb:g},algo=ring"
     found = predict(graph, [ddp + more for more in _TECHNIQUES.values()], cluster=cluster)
     return {arm: one.step_ns / 1e9 for arm, one in zip(_TECHNIQUES, found, strict=True)}

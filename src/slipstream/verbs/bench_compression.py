@@ -111,7 +111,7 @@ def first_served() -> Iterator[None]:
 
 
 def graph_of(model: Model) -> Graph:
-    """The step of one process alone, recorded; with what it sleeps, which is no operator's time."""
+    """The step of one process alone, recorded; with what it sleeps."""
     import torch
 
     torch.set_num_threads(1)
@@ -122,7 +122,15 @@ def graph_of(model: Model) -> Graph:
         lambda out: out.sum(),
         torch.optim.SGD(net.parameters(), 1e-3),
     )
-    graph = profile(workload, steps=8, threads=1)
+    return asleep(profile(workload, steps=8, threads=1), model)
+
+
+def asleep(graph: Graph, model: Model) -> Graph:
+    """A recorded step of a model with what its layers sleep, which is no operator's time.
+
+    Raises:
+        ClusterError: the step has not so many layers.
+    """
     edit = Editor(graph, "sleeping")
     tasks = graph.tasks
     names = np.array([graph.string(int(n)) for n in tasks.name.tolist()])
@@ -139,6 +147,8 @@ def graph_of(model: Model) -> Graph:
         for task in found if layer_s else ():
             computed_ns = float(takes_ns[last:task].sum())
             edit.set_gap(task, max(0.0, layer_s * 1e9 - computed_ns))
+            # The gap that was recorded is not there any more.
+            takes_ns[task] = tasks.duration_ns[task]
             last = task
     return edit.apply(f"{model.layers} layers sleep")
 

@@ -29,8 +29,8 @@ from slipstream.techniques.distributed import (
     two_d_allreduce,
 )
 from slipstream.techniques.distributed.collectives import grid
-from slipstream.techniques.distributed.collectives.choice import chosen, predicted_ns
-from slipstream.techniques.distributed.collectives.lines import Line, gather, scatter
+from slipstream.techniques.distributed.collectives.choice import chosen, line_ns, predicted_ns
+from slipstream.techniques.distributed.collectives.lines import Line, gather, scatter, way
 from slipstream.techniques.distributed.collectives.scatter import cut
 from slipstream.techniques.distributed.collectives.team import Team
 from slipstream.techniques.distributed.wire import Wire
@@ -89,6 +89,34 @@ def test_shares_of_the_sum_and_all_of_them_again(size: int) -> None:
             assert torch.equal(one[number][1], together)
 
 
+def test_auto_goes_to_everybody_at_once_with_little_and_to_the_neighbour_with_much() -> None:
+    assert {way(n, 1 << 12) for n in (2, 3, 4, 16)} == {"direct"}
+    assert [way(n, 1 << 12) for n in (17, 32)] == ["ring", "halving"]
+    assert {way(n, 1 << 24) for n in (3, 4, 16, 17, 32)} == {"ring"}
+    assert way(2, 1 << 24) == way(4, 1 << 24, whole=True) == "direct"
+    size, length = 4, 80_000
+    assert way(size, 4 * length) == "ring"
+
+    def work(rank: int) -> list[torch.Tensor]:
+        shares = [reduce_scatter(ours(rank, length), algorithm=name) for name in ("auto", "ring")]
+        return [*shares, all_gather(shares[0]), all_gather(shares[0], algorithm="direct")]
+
+    for auto, ring, together, direct in run_ranks(size, work):
+        assert torch.equal(auto, ring)
+        assert torch.equal(together, direct)
+
+
+def test_what_a_line_takes_is_what_it_sends() -> None:
+    """On links alike: (n - 1) / n of the bytes, and at least a message's latency."""
+    cluster = Cluster.load("workers=4,link=100mbit,latency=100us")
+    group = cluster.all()
+    for kind in ("reduce_scatter", "all_gather"):
+        large, twice = (line_ns(cluster, kind, size, group) for size in (1 << 22, 1 << 23))
+        assert twice - large == pytest.approx(0.75 * (1 << 22) / 12.5e6 * 1e9)
+        assert large == line_ns(cluster, kind, 1 << 22, group, whole=True)
+        assert line_ns(cluster, kind, 8.0, group) >= 100e3
+
+
 def test_direct_sums_are_those_from_the_first_rank_to_the_last() -> None:
     size, length = 5, 997
     found = run_ranks(size, lambda rank: reduce_scatter(ours(rank, length), algorithm="direct"))
@@ -99,7 +127,8 @@ def test_direct_sums_are_those_from_the_first_rank_to_the_last() -> None:
 
 
 def test_a_mean_of_sixteen_bits_is_rounded_once() -> None:
-    size, length = 4, 1000
+    size, length = 4, 200_000
+    assert way(size, 2 * length) == "ring"
     found = run_ranks(size, lambda r: reduce_scatter(ours(r, length, torch.bfloat16), mean=True))
     rows = [ours(rank, length, torch.bfloat16).float() for rank in range(size)]
     assert torch.equal(torch.cat(found), (sum(rows[1:], rows[0]) / size).bfloat16())

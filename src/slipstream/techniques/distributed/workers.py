@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
 _LARGEST = 1 << 20
-MOST_DIRECT = 16
-"""Ranks of which everybody sends to everybody; of more, messages would be many and small."""
 SPREADS = frozenset({"adasum", "ddp", "fsdp", "priority_sync"})
 """Ways to spread a step, of which a combination has one."""
 

@@ -1,7 +1,8 @@
-"""Flat or by rows and columns: which all-reduce a cluster says is faster."""
+"""What our collectives take on a cluster, and which all-reduce it says is faster: flat or 2-D."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from slipstream.cluster import Collective, Group
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.collectives.grid import chunks_of
+from slipstream.techniques.distributed.collectives.lines import way
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Cost
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 # links; an eighth of a grid's empty 2-D all-reduce for two chunks, four ranks on two cores of an
 # AMD EPYC at 2.0 GHz.
 MESSAGE_NS = 100e3
+_CLOSED_FORMS = {"ring": "ring", "halving": "halving_doubling"}
 # A gain below this is within what a prediction is off, and not worth another order of sums.
 LEAST_GAIN = 0.05
 
@@ -27,7 +30,7 @@ def grid_ns(cluster: Cluster, nbytes: float, members: Int64s) -> float:
 
     Chunks overlap: the busiest link, with what all phases put on it, is never idle but for one
     chunk's time on the others. A rank posts a message to each of its row and its column, for each
-    chunk and each way.
+    chunk and each way. What it adds up is not hidden: a ring adds as much, and is charged for it.
 
     Args:
         members: int64 [rows, columns], devices of the cluster.
@@ -40,10 +43,30 @@ def grid_ns(cluster: Cluster, nbytes: float, members: Int64s) -> float:
     ]
     one_by_one = sum(phase.duration_ns for phase in phases)
     carried = sum((phase.link_bytes for phase in phases), np.zeros(cluster.topology.links))
-    busiest = float((carried / cluster.topology.capacity).max(initial=0.0)) * 1e9
+    added = nbytes * (1 - 1 / members.size) * cluster.reduce_ns_per_byte.value
+    busiest = float((carried / cluster.topology.capacity).max(initial=0.0)) * 1e9 + added
     chunks = chunks_of(int(nbytes))
     messages = 2 * chunks * (rows - 1 + columns - 1)
     return float(busiest + (one_by_one - busiest) / chunks + messages * MESSAGE_NS)
+
+
+def line_ns(
+    cluster: Cluster, kind: str, nbytes: float, group: Group, *, whole: bool = False
+) -> float:
+    """How long `lines.scatter` or `lines.gather` take by themselves; nanoseconds.
+
+    Args:
+        kind: ``reduce_scatter`` or ``all_gather``.
+        whole: as of `lines.way`.
+    """
+    ranks = group.ranks
+    chosen = way(ranks, nbytes, whole=whole)
+    if chosen == "direct":
+        asked = Collective("all_to_all", nbytes, group)
+    else:
+        asked = Collective(kind, nbytes, group, _CLOSED_FORMS[chosen])
+    messages = round(math.log2(ranks)) if chosen == "halving" else ranks - 1
+    return cluster.cost(asked).duration_ns + messages * MESSAGE_NS
 
 
 def predicted_ns(cluster: Cluster, nbytes: float, ranks: int, rows: int) -> tuple[float, float]:

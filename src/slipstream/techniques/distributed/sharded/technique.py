@@ -8,17 +8,25 @@ al., SC 2020, arXiv 1910.02054; Xu et al., 2020, arXiv 2004.13336.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from slipstream.errors import WorkloadError
-from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange, replace_exchange
+from slipstream.graph import (
+    Editor,
+    Graph,
+    Role,
+    StepPhase,
+    TensorSpec,
+    insert_exchange,
+    replace_exchange,
+)
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage
 from slipstream.techniques.distributed.workers import (
-    MOST_DIRECT,
     OnReplicas,
     has_update,
     need_cluster,
@@ -61,21 +69,21 @@ class ShardedUpdate(OnReplicas):
             if row.collective.kind != "all_reduce":
                 continue
             reduce = replace(row.collective, kind="reduce_scatter", algo="auto")
-            duration_ns = _direct_ns(cluster, row.collective)
+            gather = replace(row.collective, kind="all_gather", algo="auto")
             replace_exchange(
                 edit, row, cluster, encode=(), transfers=[reduce], decode=(), name="sharded ",
-                duration_ns=duration_ns,
+                duration_ns=_ours_ns(cluster, reduce, row.tensors),
             )  # fmt: skip
             insert_exchange(
                 edit,
                 cluster,
-                replace(row.collective, kind="all_gather", algo="auto"),
+                gather,
                 beside=last,
                 ready=last,
                 awaited=first_use,
                 lag=1,
                 name="all_gather of parameters",
-                duration_ns=duration_ns,
+                duration_ns=_ours_ns(cluster, gather, row.tensors),
             )
         share_update(edit, graph, workers)
         share(edit, graph, workers, Role.OPTIMIZER)
@@ -111,16 +119,19 @@ class ShardedUpdate(OnReplicas):
         )
 
 
-def _direct_ns(cluster: Cluster, collective: Collective) -> float | None:
-    """Where it is ours: everybody sends everybody a piece at once, up to so many ranks.
-
-    None: as the cluster's closed form has it.
-    """
-    group = cluster.group_of(collective)
-    if not speaks_gloo(cluster) or group.ranks > MOST_DIRECT:
+def _ours_ns(
+    cluster: Cluster, collective: Collective, tensors: Sequence[TensorSpec]
+) -> float | None:
+    """Where it is ours that runs; None: as the cluster's closed form has it."""
+    if not speaks_gloo(cluster):
         return None
-    pairs = replace(collective, kind="all_to_all", algo="auto", group=group)
-    return cluster.cost(pairs).duration_ns
+    from slipstream.techniques.distributed.collectives.choice import line_ns
+
+    whole = collective.kind == "reduce_scatter" and any(
+        one.nbytes < 4 * one.numel for one in tensors
+    )
+    group = cluster.group_of(collective)
+    return line_ns(cluster, collective.kind, collective.nbytes, group, whole=whole)
 
 
 def share_update(edit: Editor, graph: Graph, workers: int) -> None:
