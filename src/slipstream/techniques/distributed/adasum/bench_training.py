@@ -2,9 +2,7 @@
 
 Two ways of putting it in are judged: `AdasumOptimizer`, where each worker has a momentum of its
 own, and `adasum_hook` before one SGD with momentum. Learning rates that stay, and such that fall to
-zero, as most trainings have them: a rate that stays ends in the noise of one worker's gradients,
-which Adasum keeps with its rate and a tuned average does not. Rates are chosen by samples that are
-not reported.
+zero, as most trainings have them. Rates are chosen by samples that are not reported.
 """
 
 from __future__ import annotations
