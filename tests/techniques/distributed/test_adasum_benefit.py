@@ -30,6 +30,12 @@ def test_alike_nothing_is_gained_and_unlike_it_is_the_sum() -> None:
     assert (unlike.orthogonality, unlike.step) == pytest.approx((1.0, 4.0))
 
 
+def test_what_is_worth_more_is_less_alike_or_has_more_to_learn() -> None:
+    alike, unlike = benefit(np.ones((1, 4, 4))), benefit(np.eye(4)[None])
+    assert alike.worth(0.5) == pytest.approx(0.125)
+    assert alike.worth(0.5) < unlike.worth(0.5) < unlike.worth(0.6)
+
+
 @pytest.mark.parametrize("workers", [2, 5, 16])
 def test_two_numbers_a_layer_tell_what_drawn_gradients_show(workers: int) -> None:
     drawn = np.random.default_rng(workers)

@@ -26,6 +26,7 @@ from slipstream.techniques.distributed import (
     adasum_of,
     average_buffers,
 )
+from slipstream.techniques.distributed.adasum import optimizer as optimizer_of
 from slipstream.techniques.distributed.adasum.exchange import check, exchange
 from slipstream.techniques.distributed.ranks import CommunicationError
 from slipstream.techniques.distributed.wire import Wire
@@ -264,6 +265,31 @@ def test_what_differs_between_ranks_is_named_on_all() -> None:
             said, ("other layers", "not finite", "parameters", "start"), strict=True
         ):
             assert part in one
+
+
+def test_parameters_of_many_parts_are_as_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(rank: int, part_bytes: int, momentum: float) -> tuple[int, Any]:
+        monkeypatch.setattr(optimizer_of, "_PART_BYTES", part_bytes)
+        model = small().eval()
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
+        optimizer = AdasumOptimizer(sgd)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, rank, step)
+            optimizer.step()
+        return len(optimizer._parts), [p.detach().clone() for p in model.parameters()]
+
+    def work(rank: int) -> Any:
+        return [trained(rank, size, m) for size in (1 << 20, 200) for m in (0.0, 0.9)]
+
+    found = run_ranks(2, work)
+    for (count, one), (parts, many) in zip(found[0][:2], found[0][2:], strict=True):
+        assert count == 1
+        assert parts > 2
+        for a, b in zip(one, many, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    for mine, theirs in zip(found[0], found[1], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine[1], theirs[1], strict=True))
 
 
 def test_gradients_that_only_some_ranks_have_count_as_zero_on_the_others() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from slipstream.techniques.distributed.adasum import bench_tasks_other as tasks
 from slipstream.techniques.distributed.adasum import study as study_of
 from slipstream.techniques.distributed.adasum.rule import adasum_of
 from slipstream.techniques.distributed.adasum.study import Samples, Study, combined
@@ -74,3 +76,30 @@ def test_settings_are_chosen_by_other_samples_than_are_reported(study: Study) ->
     swapped = replace(study, choice=study.held, held=study.choice)
     found, other = (one.reached("adasum_hook", 0.1, 0) for one in (study, swapped))
     assert (found.chosen, found.held) == (other.held, other.chosen)
+
+
+def test_places_of_a_training_that_averages_are_profiled(study: Study) -> None:
+    first, last = study.profiles(0.1, 0, (0.0, 0.9))
+    for products, loss in (first, last):
+        assert products.shape == (4, 4, 4)
+        assert loss > 0.0
+    # It learned; and the same step of the same training shows the same.
+    assert last[1] < first[1]
+    again = study.profiles(0.1, 0, (0.0,))[0]
+    assert (again[0] == first[0]).all()
+
+
+def test_other_data_is_made_into_numbers() -> None:
+    words = tasks._words(["Alpha beta, ALPHA!", "", "of it"])
+    assert words.shape[0] == 3
+    assert sorted(words[0][words[0] > 0]) == pytest.approx(np.log1p([1.0, 2.0]))
+    assert not words[1:].any()
+    tone = np.sin(np.arange(4000) * 2 * np.pi * 40 / 256) * 32767
+    bands = tasks._spectrum(tone.astype(np.int16)).reshape(16, 32)
+    # Line 40 is the fortieth beyond the constant, four of which are a band.
+    assert (bands.argmax(1) == 39 // 4).all()
+    assert np.isfinite(tasks._spectrum(np.zeros(10, np.int16))).all()
+    x, y = np.arange(100.0).reshape(50, 2), np.arange(50)
+    shares = tasks._shared(x, y, 30)
+    assert [len(one.x) for one in shares] == [30, 3, 17]
+    assert sorted(torch.cat([one.y for one in shares]).tolist()) == list(range(50))

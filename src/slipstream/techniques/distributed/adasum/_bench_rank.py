@@ -1,4 +1,4 @@
-"""One rank of ``slipstream bench adasum``: Adasum and torch's all-reduce of one buffer, by turns.
+"""One rank of ``slipstream bench adasum``: exchanges of one buffer by turns, and their memory.
 
 Started by `slipstream.cluster.measuring.run_ranks`.
 """
@@ -19,16 +19,18 @@ import torch.distributed as dist
 from slipstream.cluster.measuring import answer, join
 from slipstream.measure.memory import peak_of_call
 from slipstream.techniques.distributed.adasum.exchange import exchange
+from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer
 from slipstream.techniques.distributed.wire import Wire
 
 _TIMEOUT = timedelta(seconds=300)
 
 
 def main() -> None:
-    """Join the group, take turns, and say how long each took; or what memory an exchange takes."""
+    """Join the group and answer what is asked: turns of two exchanges, or the memory of one."""
     asked = json.load(sys.stdin)
     join(asked, _TIMEOUT)
-    answer(_memory(asked) if asked["dtypes"] else _turns(asked))
+    asks = {"beside": _beside, "layers": _layers, "memory": _memory, "steps": _steps}
+    answer(asks[asked["what"]](asked))
 
 
 def _memory(asked: dict[str, Any]) -> dict[str, float]:
@@ -47,17 +49,50 @@ def _memory(asked: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _turns(asked: dict[str, Any]) -> dict[str, Any]:
-    numbers = asked["numbers"]
-    starts = np.linspace(0, numbers, asked["layers"] + 1).astype(np.int64)
-    first = torch.randn(numbers, generator=torch.Generator().manual_seed(asked["rank"]))
-    flat, wire = first.clone(), Wire.of()
-    times: list[tuple[float, float]] = []
+def _steps(asked: dict[str, Any]) -> dict[str, float]:
+    """By momentum, the most there was in a step besides what SGD alone has, in gradients."""
+    each, layers = asked["numbers"] // asked["layers"], asked["layers"]
+    found = {}
+    for momentum in (0.0, 0.9):
+        parameters = [torch.nn.Parameter(torch.zeros(each)) for _ in range(layers)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        sgd = torch.optim.SGD(parameters, 0.1, momentum=momentum)
+        sgd.step()
+        optimizer = AdasumOptimizer(sgd, algorithm=asked["algorithm"], timeout_s=300.0)
+        dist.barrier()
+        found[f"{momentum:g}"] = peak_of_call(optimizer.step).increase / (4 * each * layers)
+    return found
+
+
+def _beside(asked: dict[str, Any]) -> dict[str, Any]:
+    """Turns of Adasum and of torch's all-reduce."""
+    ours = _exchanging(asked, asked["layers"])
+    return _turns(asked, ours, dist.all_reduce)
+
+
+def _layers(asked: dict[str, Any]) -> dict[str, Any]:
+    """Turns of Adasum of many layers and of few."""
+    return _turns(asked, *(_exchanging(asked, layers) for layers in asked["layers"]))
+
+
+def _exchanging(asked: dict[str, Any], layers: int) -> Callable[[torch.Tensor], object]:
+    starts = np.linspace(0, asked["numbers"], layers + 1).astype(np.int64)
+    wire = Wire.of()
+    return lambda flat: exchange(flat, starts, wire, asked["algorithm"])
+
+
+def _turns(asked: dict[str, Any], *of: Callable[[torch.Tensor], object]) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(asked["rank"])
+    first = torch.randn(asked["numbers"], generator=generator)
+    flat = first.clone()
+    times: list[list[float]] = []
     for _ in range(asked["repeats"] + 1):
-        flat.copy_(first)
-        ours = _timed(lambda: exchange(flat, starts, wire, asked["algorithm"]))
-        flat.copy_(first)
-        times.append((ours, _timed(lambda: dist.all_reduce(flat))))
+        turn = []
+        for run in of:
+            flat.copy_(first)
+            turn.append(_timed(lambda: run(flat)))  # noqa: B023
+        times.append(turn)
     return {"times_s": times[1:]}
 
 

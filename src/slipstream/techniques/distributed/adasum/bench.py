@@ -17,7 +17,12 @@ from slipstream.bars import Bar, BenchOptions, at_most, not_judged
 from slipstream.cluster import why_no_netlab
 from slipstream.measure.memory import resettable
 from slipstream.techniques.distributed.adasum import bench_training, kernels
-from slipstream.techniques.distributed.adasum.bench_ranks import memory, paired_times
+from slipstream.techniques.distributed.adasum.bench_ranks import (
+    beside_all_reduce,
+    memory,
+    memory_of_a_step,
+    of_layers,
+)
 from slipstream.techniques.distributed.adasum.rule import adasum_of, weights
 
 _NUMBERS = 25_000_000
@@ -75,7 +80,7 @@ def _cost(options: BenchOptions) -> Iterator[Bar]:
                 continue
             options.progress(bar)
             numbers = _NUMBERS if options.full else _NUMBERS // (20 if megabits else 4)
-            found = paired_times(
+            found = beside_all_reduce(
                 size, numbers, layers=54, repeats=repeats, bytes_per_s=megabits * 1e6 / 8
             )
             ours, theirs = (statistics.median(side) for side in zip(*found.times_s, strict=True))
@@ -107,6 +112,20 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
             bar, max(kept.values()), 1.0, "x the gradients", n=len(kept),
             detail=f"{said}; {numbers / 1e6:g} M, resident size of the rank with the most",
         )  # fmt: skip
+    bar = "peak memory of a step of AdasumOptimizer, 4 ranks, SGD"
+    if not options.wants(bar):
+        return
+    if not resettable():
+        yield not_judged(bar, "x the gradients", "<= 1", "this system resets no peak")
+        return
+    options.progress(bar)
+    steps = {how: memory_of_a_step(4, _NUMBERS, 54, how) for how in ("gram", "rvh")}
+    with_momentum = ", ".join(f"{how} {one['0.9']:.2f}" for how, one in steps.items())
+    yield at_most(
+        bar, max(one["0"] for one in steps.values()), 1.0, "x the gradients", n=len(steps),
+        detail=f"the more of gram and rvh, besides gradients and weights; with momentum 0.9, where "
+        f"the weights of before are kept, {with_momentum}; {_NUMBERS / 1e6:g} M float32",
+    )  # fmt: skip
 
 
 def _growth(options: BenchOptions) -> Iterator[Bar]:
@@ -124,6 +143,18 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
         numbers = 1_000_000
         many, few = (_computing(numbers, layers) * numbers for layers in (10_000, 10))
         yield at_most(bar, (many - few) / 9_990 * 1e6, 1.0, "us", detail="10 to 10,000 layers")
+    for size, levels in ((2, 1), (4, 2)):
+        bar = f"an exchange, time per layer and level beyond its numbers, {size} ranks"
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+        turns = of_layers(size, 1_000_000, (10_000, 10), repeats=31 if options.full else 5).times_s
+        apart = [(many - few) / 9_990 / levels * 1e6 for many, few in turns]
+        yield at_most(
+            bar, statistics.median(apart), 1.0, "us", n=len(apart),
+            detail=f"{min(apart):.2f} to {max(apart):.2f}; 10 to 10,000 layers of 1 M numbers, "
+            f"{size} processes on this machine's cores",
+        )  # fmt: skip
 
 
 def _computing(numbers: int, layers: int) -> float:

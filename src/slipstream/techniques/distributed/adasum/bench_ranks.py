@@ -1,9 +1,10 @@
-"""Real ranks that exchange the same buffer by turns: Adasum, and torch's all-reduce."""
+"""Real ranks that exchange the same buffer by turns, one way and another; and their memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,21 +22,21 @@ class Turns:
     """What ranks took.
 
     Attributes:
-        times_s: of (Adasum, all-reduce), turn by turn, of the slowest rank.
+        times_s: of one exchange and another, turn by turn, of the slowest rank.
     """
 
     times_s: list[tuple[float, float]]
 
     @property
     def ratios(self) -> list[float]:
-        """Adasum's time over the all-reduce's."""
-        return [ours / theirs for ours, theirs in self.times_s]
+        """The one's time over the other's."""
+        return [one / other for one, other in self.times_s]
 
 
-def paired_times(
+def beside_all_reduce(
     size: int, numbers: int, layers: int, repeats: int, *, bytes_per_s: float = 0.0
 ) -> Turns:
-    """Turns of `size` ranks, float32 [numbers].
+    """Adasum, and torch's all-reduce, of `size` ranks, float32 [numbers].
 
     Args:
         bytes_per_s: of the cables of a network lab; 0: through this machine's memory.
@@ -43,18 +44,18 @@ def paired_times(
     Raises:
         ClusterError: a rank failed; the others are ended.
     """
-    asked = {
-        "numbers": numbers, "layers": layers, "repeats": repeats, "algorithm": "auto", "dtypes": [],
-    }  # fmt: skip
-    if not bytes_per_s:
-        answers = run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)
-    else:
-        with Netlab(size, bytes_per_s) as lab:
-            answers = run_ranks(
-                lab.ranks(), _MODULE, asked, address=lab.address(0), port=_PORT, limit_s=_LIMIT_S
-            )
-    slowest = np.max([one["found"]["times_s"] for one in answers], axis=0)
-    return Turns([(float(a), float(b)) for a, b in slowest])
+    asked = {"what": "beside", "numbers": numbers, "layers": layers, "repeats": repeats}
+    return _turns(size, asked, bytes_per_s)
+
+
+def of_layers(size: int, numbers: int, layers: tuple[int, int], repeats: int) -> Turns:
+    """Adasum of the same numbers in so many layers, and in as many others.
+
+    Raises:
+        ClusterError: a rank failed; the others are ended.
+    """
+    asked = {"what": "layers", "numbers": numbers, "layers": list(layers), "repeats": repeats}
+    return _turns(size, asked, 0.0)
 
 
 def memory(
@@ -67,8 +68,40 @@ def memory(
     Raises:
         ClusterError: a rank failed; the others are ended.
     """
-    asked = {
-        "numbers": numbers, "layers": layers, "algorithm": algorithm, "dtypes": list(dtypes),
-    }  # fmt: skip
+    return _most(
+        size,
+        {
+            "what": "memory", "numbers": numbers, "layers": layers, "algorithm": algorithm,
+            "dtypes": list(dtypes),
+        },
+    )  # fmt: skip
+
+
+def memory_of_a_step(size: int, numbers: int, layers: int, algorithm: str) -> dict[str, float]:
+    """Memory of a step of `AdasumOptimizer` besides what SGD has, in the gradients' size.
+
+    By SGD's momentum; float32, of the rank with the most.
+
+    Raises:
+        ClusterError: a rank failed; the others are ended.
+    """
+    asked = {"what": "steps", "numbers": numbers, "layers": layers, "algorithm": algorithm}
+    return _most(size, asked)
+
+
+def _turns(size: int, asked: dict[str, Any], bytes_per_s: float) -> Turns:
+    asked["algorithm"] = "auto"
+    if not bytes_per_s:
+        answers = run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)
+    else:
+        with Netlab(size, bytes_per_s) as lab:
+            answers = run_ranks(
+                lab.ranks(), _MODULE, asked, address=lab.address(0), port=_PORT, limit_s=_LIMIT_S
+            )
+    slowest = np.max([one["found"]["times_s"] for one in answers], axis=0)
+    return Turns([(float(a), float(b)) for a, b in slowest])
+
+
+def _most(size: int, asked: dict[str, Any]) -> dict[str, float]:
     found = [one["found"] for one in run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)]
-    return {name: max(one[name] for one in found) for name in dtypes}
+    return {name: max(one[name] for one in found) for name in found[0]}

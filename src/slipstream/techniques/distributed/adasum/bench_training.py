@@ -2,9 +2,7 @@
 
 Two ways of putting it in are judged: `AdasumOptimizer`, where each worker has a momentum of its
 own, and `adasum_hook` before one SGD with momentum. Learning rates that stay, and such that fall to
-zero, as most trainings have them: a rate that stays ends in the noise of one worker's gradients,
-which Adasum keeps with its rate and a tuned average does not. Rates are chosen by samples that are
-not reported.
+zero, as most trainings have them. Rates are chosen by samples that are not reported.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from scipy.stats import spearmanr
 
 from slipstream.bars import Bar, BenchOptions, at_least, not_judged
 from slipstream.techniques.distributed.adasum.bench_tasks import MISSING, fashion, of_equal_steps
+from slipstream.techniques.distributed.adasum.bench_tasks_other import of_other_data
 from slipstream.techniques.distributed.adasum.benefit import benefit
 from slipstream.techniques.distributed.adasum.study import Study
 
@@ -29,8 +28,8 @@ _SCHEDULES = {False: "", True: ", falling rate"}
 _SEEDS = 5
 # Rates are chosen by so many: they are a factor of two apart.
 _CHOOSING = 3
-# Steps of one worker after which a profile is taken.
-_PROFILED_AFTER = (20, 60, 100)
+# Shares of a training that averages after which a step is profiled; the last is the one step.
+_PROFILED_AT = (0.65, 0.8, 0.95)
 _ONE, _SEVERAL = "one step's", "several steps'"
 
 
@@ -118,7 +117,7 @@ def _window(options: BenchOptions) -> Iterator[Bar]:
         options.progress(of["adasum"])
         study = replace(study, falling=falling)
         rates = [0.001 * 2**k for k in range(9)]
-        seeds = range(2 if options.full else 1)
+        seeds = range(4 if options.full else 1)
         # Of sums, by the rates of averages they are.
         width, said = _window_of(study, "average", [16 * rate for rate in rates], seeds)
         for rule, bar in of.items():
@@ -148,43 +147,52 @@ def _window_of(
 
 
 def _benefit(options: BenchOptions) -> Iterator[Bar]:
-    """How orthogonal gradients are says how much longer a step is: tasks are of as many steps."""
-    of = {
-        many: f"benefit told from {many} gradients, rank correlation with the gain of 6 tasks"
-        for many in (_ONE, _SEVERAL)
-    }
-    if not any(map(options.wants, of.values())):
-        return
-    tasks = of_equal_steps()
-    if tasks is None:
-        yield not_judged(of[_ONE], "", ">= 0.8", MISSING)
-        return
-    options.progress(of[_ONE])
-    seeds = range(3 if options.full else 1)
+    """Told for tasks of as many steps: those the way to tell was found on, and others."""
+    for which, make in (("6 tasks", of_equal_steps), ("4 tasks of other data", of_other_data)):
+        of = {
+            many: f"benefit told from {many} gradients, rank correlation with the gain of {which}"
+            for many in (_ONE, _SEVERAL)
+        }
+        if not any(map(options.wants, of.values())):
+            continue
+        tasks = make()
+        if tasks is None:
+            yield not_judged(of[_ONE], "", ">= 0.8", MISSING)
+            continue
+        options.progress(of[_ONE])
+        yield from _told(tasks, of, range(3 if options.full else 1))
+
+
+def _told(tasks: dict[str, Study], of: dict[str, str], seeds: Sequence[int]) -> Iterator[Bar]:
     told: dict[str, list[float]] = {many: [] for many in of}
+    alone: dict[str, list[float]] = {"orthogonality": [], "loss": []}
     gains, said = [], []
     for name, study in tasks.items():
         study = replace(study, falling=True)
         lr = _best_rate(replace(study, workers=1), _RATES, seeds[:1])
-        profiles = [
-            benefit(study.products(lr, seed, after)).orthogonality
+        shown = [
+            (benefit(products), loss)
             for seed in seeds
-            for after in _PROFILED_AFTER
+            for products, loss in study.profiles(lr, seed, _PROFILED_AT)
         ]
-        told[_ONE].append(profiles[0])
-        told[_SEVERAL].append(statistics.mean(profiles))
+        worth = [one.worth(loss) for one, loss in shown]
+        told[_ONE].append(worth[len(_PROFILED_AT) - 1])
+        told[_SEVERAL].append(statistics.mean(worth))
+        alone["orthogonality"].append(statistics.mean(one.orthogonality for one, _ in shown))
+        alone["loss"].append(statistics.mean(loss for _, loss in shown))
         ours, mean = (_reached(study, rule, lr, seeds) for rule in ("adasum_hook", "average"))
         apart = [a - b for a, b in zip(ours, mean, strict=True)]
         gains.append(statistics.mean(apart))
         said.append(
-            f"{name}: {profiles[0]:.2f}, {told[_SEVERAL][-1]:.2f} ({min(profiles):.2f} to "
-            f"{max(profiles):.2f}), {gains[-1]:+.1f} points ({min(apart):+.1f} to "
-            f"{max(apart):+.1f})"
+            f"{name}: {alone['orthogonality'][-1]:.2f} x {alone['loss'][-1]:.2f}, "
+            f"{gains[-1]:+.1f} points ({min(apart):+.1f} to {max(apart):+.1f})"
         )
-    profiled = len(_PROFILED_AFTER) * len(seeds)
+    alike = {what: float(spearmanr(values, gains).statistic) for what, values in alone.items()}
+    parts = ", ".join(f"{what} alone {value:.2f}" for what, value in alike.items())
     for many, bar in of.items():
         yield at_least(
             bar, float(spearmanr(told[many], gains).statistic), 0.8, "", n=len(tasks),
-            detail="16 workers, hook, falling rate, best rate of one worker; orthogonality of "
-            f"one, mean of {profiled} steps, gain over averaging: {'; '.join(said)}",
+            detail="16 workers, hook, falling rate, best rate of one worker; told by orthogonality "
+            f"times loss late in a training that averages ({parts}); means of "
+            f"{len(_PROFILED_AT) * len(seeds)} steps, gain over averaging: {'; '.join(said)}",
         )  # fmt: skip

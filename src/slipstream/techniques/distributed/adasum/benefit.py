@@ -40,6 +40,16 @@ class Benefit:
     orthogonality: float
     step: float
 
+    def worth(self, loss: float) -> float:
+        """What trainings can be ranked by: those of more gain more over averaging, in the end.
+
+        A longer update is worth what is left to learn; so it is orthogonality times that.
+
+        Args:
+            loss: of the samples the gradients are of, near the end of a training that averages.
+        """
+        return self.orthogonality * loss
+
     def __str__(self) -> str:
         return (
             f"gradients of {self.workers} workers are orthogonal to {self.orthogonality:.2f} "

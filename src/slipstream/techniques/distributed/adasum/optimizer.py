@@ -24,12 +24,15 @@ from slipstream.techniques.distributed.parameters import fingerprint, parameters
 from slipstream.techniques.distributed.ranks import Ranks
 
 _KEY = "adasum"
+# Parameters are exchanged in parts of so many bytes, as buckets of DDP: what an exchange takes
+# besides is one part's, not the model's.
+_PART_BYTES = 25 << 20
 _numbers = itertools.count()
 
 
 @dataclass
 class _Part:
-    """Parameters of one dtype, and where they are in a flat buffer."""
+    """Some parameters of one dtype, and where they are in a flat buffer."""
 
     parameters: list[torch.Tensor]
     starts: Any
@@ -154,30 +157,30 @@ class AdasumOptimizer(torch.optim.Optimizer):
         for part, flat in zip(self._parts, flats, strict=True):
             part.undo(flat)
         # From here on never what this worker alone made of the weights: that differs.
-        done = self._exchange(flats)
+        done = all(map(self._exchange, self._parts, flats))
         if done:
             for part, flat in zip(self._parts, flats, strict=True):
                 part.add(flat)
         return done
 
     def _step_gradients(self) -> bool:
-        """Combine gradients, which the learning rate alone makes updates of."""
-        flats = [part.flat([p.grad for p in part.parameters]) for part in self._parts]
-        if not self._exchange(flats):
-            return False
-        for part, flat in zip(self._parts, flats, strict=True):
+        """Combine gradients, in place, which the learning rate alone makes updates of."""
+        for part in self._parts:
+            flat = part.flat([p.grad for p in part.parameters])
+            if not self._exchange(part, flat):
+                return False
             for parameter, view in zip(part.parameters, part.views(flat), strict=True):
-                parameter.grad = view
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(view)
         self.optimizer.step()
         return True
 
-    def _exchange(self, flats: list[torch.Tensor]) -> bool:
-        done = True
-        for part, flat in zip(self._parts, flats, strict=True):
-            starts = part.starts if self.per_layer else part.starts[[0, -1]]
-            with self._named_errors():
-                done &= exchange(flat, starts, self._wire, self.algorithm, self.per_node)
-        return done
+    def _exchange(self, part: _Part, flat: torch.Tensor) -> bool:
+        """Combine all workers' buffers of a part; all ranks give the same answer."""
+        starts = part.starts if self.per_layer else part.starts[[0, -1]]
+        with self._named_errors():
+            return exchange(flat, starts, self._wire, self.algorithm, self.per_node)
 
     def _all_finite(self, finite: bool) -> bool:
         """Whether all workers' gradients are finite: before anybody's state has changed."""
@@ -262,13 +265,17 @@ class AdasumOptimizer(torch.optim.Optimizer):
         return [parameter for part in self._parts for parameter in part.parameters]
 
     def _made_parts(self) -> list[_Part]:
+        """By dtype; as one vector they stay together."""
         found: dict[torch.dtype, list[torch.Tensor]] = {}
         for parameter in parameters_of(self.optimizer):
             found.setdefault(parameter.dtype, []).append(parameter)
-        parts = []
+        parts: list[_Part] = []
         for parameters in found.values():
-            lengths = [parameter.numel() for parameter in parameters]
-            parts.append(_Part(parameters, np.cumsum([0, *lengths])))
+            ends = np.cumsum([p.numel() * p.element_size() for p in parameters])
+            of = (ends - 1) // _PART_BYTES if self.per_layer else np.zeros_like(ends)
+            for number in np.unique(of):
+                own = [p for p, its in zip(parameters, of, strict=True) if its == number]
+                parts.append(_Part(own, np.cumsum([0, *(p.numel() for p in own)])))
         return parts
 
 

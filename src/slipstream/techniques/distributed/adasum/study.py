@@ -12,8 +12,7 @@ Settings are chosen by samples of their own, and what is reported is of others.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +77,37 @@ class Study:
 
     def reached(self, rule: str, lr: float, seed: int) -> Reached:
         """What training with `rule`, from the learning rate `lr` on, ends at."""
+        *_, (model, weight) = self._trained(rule, lr, seed)
+        return Reached(*(_right(model, weight, one) for one in (self.choice, self.held)))
+
+    def profiles(self, lr: float, seed: int, places: Sequence[float]) -> list[tuple[Any, float]]:
+        """What steps of a training that averages show, at places of it.
+
+        Args:
+            places: shares of its steps, less than 1.
+
+        Returns:
+            Place by place, scalar products of the workers' gradients, float64 [layers, workers,
+            workers], and the mean loss of the same samples.
+        """
+        wanted = {int(place * self.steps) for place in places}
+        # Samples in an order of their own: not the ones of the steps just before.
+        probes = self._batches(seed + 1000)
+        found = []
+        for number, (model, weight) in enumerate(self._trained("average", lr, seed)):
+            if number in wanted:
+                x, y = next(probes)
+                with torch.no_grad():
+                    loss = cross_entropy(
+                        functional_call(model, weight, (x.flatten(0, 1),)), y.flatten()
+                    )
+                found.append((_products(_gradients(model, weight, x, y)), float(loss)))
+        return found
+
+    def _trained(self, rule: str, lr: float, seed: int) -> Iterator[tuple[nn.Module, Tensors]]:
+        """The model and its weights, at the start and after every step until they diverge."""
         model, weight = self._start(seed)
+        yield model, weight
         own = rule == "adasum"
         velocity = {
             n: torch.zeros((self.workers, *p.shape) if own else p.shape) for n, p in weight.items()
@@ -91,25 +120,10 @@ class Study:
             updates = combined(velocity) if own else velocity
             for name, update in updates.items():
                 weight[name] = weight[name] - rate * update
+            yield model, weight
             # The last layer's bias gets every sample's error: what diverged shows there.
             if not bool(weight[name].isfinite().all()):
                 break
-        return Reached(*(_right(model, weight, one) for one in (self.choice, self.held)))
-
-    def products(self, lr: float, seed: int, after: int) -> Any:
-        """Scalar products of the workers' gradients after so many steps of the first one alone.
-
-        Returns:
-            float64 [layers, workers, workers].
-        """
-        model, weight = self._start(seed)
-        velocity = {name: torch.zeros_like(p) for name, p in weight.items()}
-        batches = itertools.cycle(self._batches(seed))
-        for x, y in itertools.islice(batches, after):
-            for name, gradient in _gradient(model, weight, x[0], y[0]).items():
-                velocity[name].mul_(self.momentum).add_(gradient)
-                weight[name] = weight[name] - lr * velocity[name]
-        return _products(_gradients(model, weight, *next(batches)))
 
     def _start(self, seed: int) -> tuple[nn.Module, Tensors]:
         torch.manual_seed(seed)
