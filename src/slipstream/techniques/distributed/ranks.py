@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from slipstream.errors import SlipstreamError
 from slipstream.techniques.distributed.compression.compressor import Exchange, Gather
+from slipstream.techniques.distributed.lines import Line, gather
 from slipstream.techniques.distributed.wire import Wire
 
 _POLL_S = 0.05
@@ -102,9 +103,6 @@ class Ranks:
             return bool(done.value)
 
     def _communicate(self, request: Any) -> torch.Tensor:
-        # Team makes ranks of these, and its room is where this gather comes from.
-        from slipstream.techniques.distributed.collectives.lines import Line, gather
-
         tensor = request.tensor
         if isinstance(request, Gather):
             # gloo's own takes half as long again between two ranks: it asks for every half piece

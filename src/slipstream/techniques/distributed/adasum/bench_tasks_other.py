@@ -1,4 +1,4 @@
-"""Tasks of other data than a way to tell the gain was found on: spoken digits, newsgroups."""
+"""Tasks of other data than clicks and pictures: spoken digits, newsgroups."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ import itertools
 
 import torch
 
-from slipstream.techniques.distributed.collectives.lines import Gather, Line, Scatter, room_for
 from slipstream.techniques.distributed.collectives.scatter import cut, shares
+from slipstream.techniques.distributed.lines import Gather, Line, Scatter, room_for
 from slipstream.techniques.distributed.wire import Wire
 
 # Chunks hide what happens within the rows, and cost messages: no more, and none smaller.

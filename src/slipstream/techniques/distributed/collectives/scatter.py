@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.collectives.lines import ALGORITHMS, Line, gather, scatter
 from slipstream.techniques.distributed.collectives.team import Team, need_dense, team_of
+from slipstream.techniques.distributed.lines import ALGORITHMS, Line, gather, scatter
 
 
 def shares(numel: int, ranks: int) -> list[int]:
@@ -44,7 +44,7 @@ def reduce_scatter(
         mean: divide by the number of ranks.
         group: the processes; None: all.
         algorithm: ``direct``, ``halving`` (powers of two), ``ring`` or ``auto``; see
-            `slipstream.techniques.distributed.collectives.lines`.
+            `slipstream.techniques.distributed.lines`.
 
     Returns:
         A new tensor, [share], of the same dtype: numbers ``shares(n)[rank]`` on of the flat sum.

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.techniques.distributed.buckets import BucketThread
-from slipstream.techniques.distributed.collectives.lines import Line, gather, scatter
 from slipstream.techniques.distributed.collectives.team import PATIENCE_S, TIMEOUT_S, Team
+from slipstream.techniques.distributed.lines import Line, gather, scatter
 from slipstream.techniques.distributed.parameters import fingerprint, parameters_of
 from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
