@@ -11,8 +11,6 @@ from slipstream.cluster import Netlab
 from slipstream.cluster.measuring import Rank, run_ranks
 
 _MODULE = "slipstream.techniques.distributed.adasum._bench_rank"
-# Of the first host, in a lab of its own.
-_PORT = 29400
 _LIMIT_S = 600.0
 
 
@@ -48,12 +46,11 @@ def paired_times(
     }  # fmt: skip
     if not bytes_per_s:
         answers = run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)
+        found = [one["found"] for one in answers]
     else:
         with Netlab(size, bytes_per_s) as lab:
-            answers = run_ranks(
-                lab.ranks(), _MODULE, asked, address=lab.address(0), port=_PORT, limit_s=_LIMIT_S
-            )
-    slowest = np.max([one["found"]["times_s"] for one in answers], axis=0)
+            found = lab.ask(_MODULE, asked, limit_s=_LIMIT_S)
+    slowest = np.max([one["times_s"] for one in found], axis=0)
     return Turns([(float(a), float(b)) for a, b in slowest])
 
 

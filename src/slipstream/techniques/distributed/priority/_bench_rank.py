@@ -107,7 +107,10 @@ def _steps_of(how: str, asked: dict[str, Any]) -> dict[str, Any]:
             chosen=chosen.name,
             predicted=chosen.predicted_s,
             tried=chosen.measured_s,
-            beside=learned[1].beside,
+            beside=[
+                f"{name} x{ahead} has {100 * left.link:.0f} and {100 * left.core:.0f} %"
+                for (name, ahead), left in learned[1].beside.items()
+            ],
             steps=one._steps,
         )
         one.close()

@@ -191,8 +191,7 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
                  for how, s in auto["tried"].items()]  # fmt: skip
         said.append(
             f"{name}: {auto['chosen']}, {gain:.2f}, predicted {wanted:.2f}; {', '.join(steps)} ms; "
-            f"beside computation the link has {100 * beside['static']:.0f} % of its rate, of DDP's "
-            f"{100 * beside['ddp']:.0f}"
+            f"beside computation, {', '.join(beside)} of the link's rate and of computation's"
         )
         if wanted >= 1.12:
             gains.append(gain)
