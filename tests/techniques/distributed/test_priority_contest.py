@@ -82,6 +82,24 @@ def test_the_last_one_stays_unless_another_is_clearly_faster(
     assert list(trying.measured_s.values()) == pytest.approx(taken)
 
 
+def test_a_moment_in_which_the_machine_is_held_up_tips_no_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of 3 ms: ten in a row take 20 times as long, while DistributedDataParallel trains."""
+    now = 0.0
+    monkeypatch.setattr(contest.time, "perf_counter", lambda: now)
+    trying = Contest(TRIED, step_s=0.003)
+    while not trying.over:
+        held_up = trying.current.order == "ddp"
+        for step in itertools.count():
+            trying.begin()
+            now += (0.003 if held_up else 0.006) * (20.0 if held_up and 5 <= step < 15 else 1.0)
+            if trying.turn_over:
+                break
+        trying.next()
+    assert trying.winner().name == "ddp:25"
+
+
 def test_hooks_leave_nothing_behind() -> None:
     model = Net()
     rounds = Rounds(list(model.parameters()), 2, Updates(torch.optim.SGD(model.parameters(), 0.1)))

@@ -263,9 +263,9 @@ def test_two_layers_by_hand() -> None:
     parts = [[(1, 8.0), (1, 8.0)], [(0, 4.0)]]
     assert barrier(step, slow, parts) == pytest.approx(9.0)
     assert barrier(step, slow, [[(1, 8.0)], [(1, 8.0), (0, 4.0)]]) == pytest.approx(9.0)
-    # In slices of 1 s, one at a time: the last layer's two first until 6, the first layer's until 7,
-    # then the rest until 9. The first layer goes on at 7 and the last one at 9, until 10, where its
-    # backward pass began at 2.
+    # In slices of 1 s, one at a time: the last layer's two first until 6, the first layer's until
+    # 7, then the rest until 9. The first layer goes on at 7 and the last one at 9, until 10, where
+    # its backward pass began at 2.
     taken = gated(step, slow, "leader", 1, 1)
     assert taken.step_s == pytest.approx(8.0)
     assert gated(step, link(0.26), "leader", 1, 1).order == (1, 2, 0, 3, 4)
