@@ -132,9 +132,7 @@ class Netlab:
         chosen = range(self.hosts) if hosts is None else hosts
         return [Rank(self.prefix(host), INTERFACE) for host in chosen]
 
-    def ask(
-        self, module: str, asked: Mapping[str, Any], *, limit_s: float = _LIMIT_S
-    ) -> list[Any]:
+    def ask(self, module: str, asked: Mapping[str, Any], *, limit_s: float = _LIMIT_S) -> list[Any]:
         """What one rank a host answers; see `measuring.run_ranks` and `measuring.answer`.
 
         Raises:

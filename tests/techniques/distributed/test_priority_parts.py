@@ -14,7 +14,8 @@ from slipstream.technique import parse
 from slipstream.techniques.distributed.bench_models import batch_of, model_of
 from slipstream.techniques.distributed.priority.exchange import Halves
 from slipstream.techniques.distributed.priority.guard import InFlight
-from slipstream.techniques.distributed.priority.layout import cut, units_of
+from slipstream.techniques.distributed.priority.hooks import Hooks
+from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
 from slipstream.techniques.distributed.priority.learning import (
     Clock,
     Kind,
@@ -23,6 +24,7 @@ from slipstream.techniques.distributed.priority.learning import (
     why_not_plain,
 )
 from slipstream.techniques.distributed.priority.plan import Asked, choose, share_left
+from slipstream.techniques.distributed.priority.rounds import Rounds
 from slipstream.techniques.distributed.priority.simulate import (
     ORDERS,
     Link,
@@ -212,6 +214,28 @@ def test_the_clock_leaves_out_what_was_waited_for(monkeypatch: pytest.MonkeyPatc
     assert kinds == [Kind.NEEDED, Kind.READY, Kind.END]
     assert [s for *_, s in clock.segments()] == [2.0, 3.0, 2.5]
     assert clock.busy == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_nothing_is_on_its_way_while_computation_is_timed(timed: bool) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    rounds = Rounds(list(model.parameters()), 2, Updates(torch.optim.SGD(model.parameters(), 0.1)))
+    rounds.lay_out(units_of([list(layer.parameters()) for layer in model], rounds))
+    handed: list[tuple[int, bool]] = []
+
+    class Noting:
+        def begin(self) -> None:
+            pass
+
+        def hand_over(self, unit: Unit) -> None:
+            handed.append((unit.number, all(all(one.handed) for one in rounds.units)))
+
+    rounds.channel = Noting()  # type: ignore[assignment]
+    rounds.clock = Clock() if timed else None
+    Hooks(rounds).put_on()
+    model(torch.ones(1, 2)).sum().backward()
+    # Number of the unit, and whether the backward pass has made all others' gradients by then.
+    assert handed == [(1, timed), (0, True)]
 
 
 def link(byte_s: float, message_s: float = 0.0) -> Link:

@@ -1,7 +1,7 @@
 """Steps of several plans, timed in turn: what a simulation chose has to hold when it is done.
 
-A plan rests on a link that was measured in a moment, perhaps a bad one. So what was chosen, and
-DistributedDataParallel, both train for some steps; what changes nothing by being slower is left.
+A plan rests on a link that was measured in a moment, perhaps a bad one. So what was chosen, what
+is nearly as good, and DistributedDataParallel all train for some steps; what is slower is left.
 """
 
 from __future__ import annotations

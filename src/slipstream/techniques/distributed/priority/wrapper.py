@@ -56,7 +56,7 @@ class PriorityDDP(nn.Module):
         optimizer: of its parameters; `step` and `zero_grad` of this very object are replaced.
         slice_elems: elements of a slice, at least 256; ``auto``: by simulation.
         credit: bytes that may be on their way at once and so cannot be overtaken; ``auto``: two
-            slices.
+            slices, or eight where ranks compute on all cores and that is faster.
         order: ``leader``, ``p2p``, ``rs_ag``, ``static``; ``auto``: what simulation finds fastest
             and some steps confirm, and DistributedDataParallel where none is faster.
         process_group: the processes; None: all.
