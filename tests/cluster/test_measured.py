@@ -21,6 +21,7 @@ from slipstream.cluster import (
     calibrate,
     calibration,
     closed_form_ns,
+    netlab,
     why_no_netlab,
 )
 from slipstream.cluster.fitting import fit, terms
@@ -213,6 +214,16 @@ def test_without_root_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="needs root"), Netlab(2, 1e6):
         pass
+
+
+def test_a_lab_asks_one_rank_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(ranks: list[Rank], module: str, asked: Any, **how: Any) -> list[dict[str, Any]]:
+        assert (module, asked, how["address"]) == ("some.module", {"what": "times"}, "10.77.0.1")
+        return [{"found": (rank.prefix[2], rank.interface)} for rank in ranks]
+
+    monkeypatch.setattr(netlab, "run_ranks", answers)
+    lab = Netlab(2, 1e6, pids=[11, 12, 13])
+    assert lab.ask("some.module", {"what": "times"}) == [("11", "eth0"), ("12", "eth0")]
 
 
 @pytest.mark.usefixtures("lab_here")

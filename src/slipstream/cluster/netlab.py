@@ -18,14 +18,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from slipstream.cluster.errors import ClusterError
-from slipstream.cluster.measuring import Rank
+from slipstream.cluster.measuring import Rank, run_ranks
 from slipstream.errors import InvalidArgumentError
 
 INTERFACE = "eth0"
 _NETWORK = "10.77.0"
 _MOST_HOSTS = 250
+# Of the first host, in a lab of its own.
+_PORT = 29400
+_LIMIT_S = 3600.0
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 # Small, so that short messages are shaped as well; the kernel cuts larger packets to it. But what
 # the bucket could not save up while the kernel's timer was late is lost, and on busy cores it is
@@ -135,6 +139,17 @@ class Netlab:
         """One process a host, for `measuring.run_operations`."""
         chosen = range(self.hosts) if hosts is None else hosts
         return [Rank(self.prefix(host), INTERFACE) for host in chosen]
+
+    def ask(self, module: str, asked: Mapping[str, Any], *, limit_s: float = _LIMIT_S) -> list[Any]:
+        """What one rank a host answers; see `measuring.run_ranks` and `measuring.answer`.
+
+        Raises:
+            ClusterError: one failed, or all took longer than `limit_s`; none is left behind.
+        """
+        answers = run_ranks(
+            self.ranks(), module, asked, address=self.address(0), port=_PORT, limit_s=limit_s
+        )
+        return [answer["found"] for answer in answers]
 
     def counters(self) -> list[tuple[int, int]]:
         """Bytes that each host received and sent through its cable, headers included."""

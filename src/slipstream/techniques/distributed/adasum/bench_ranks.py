@@ -12,8 +12,6 @@ from slipstream.cluster import Netlab
 from slipstream.cluster.measuring import Rank, run_ranks
 
 _MODULE = "slipstream.techniques.distributed.adasum._bench_rank"
-# Of the first host, in a lab of its own.
-_PORT = 29400
 _LIMIT_S = 600.0
 
 
@@ -91,17 +89,20 @@ def memory_of_a_step(size: int, numbers: int, layers: int, algorithm: str) -> di
 
 def _turns(size: int, asked: dict[str, Any], bytes_per_s: float) -> Turns:
     asked["algorithm"] = "auto"
-    if not bytes_per_s:
-        answers = run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)
-    else:
+    if bytes_per_s:
         with Netlab(size, bytes_per_s) as lab:
-            answers = run_ranks(
-                lab.ranks(), _MODULE, asked, address=lab.address(0), port=_PORT, limit_s=_LIMIT_S
-            )
-    slowest = np.max([one["found"]["times_s"] for one in answers], axis=0)
+            found = lab.ask(_MODULE, asked, limit_s=_LIMIT_S)
+    else:
+        found = _ask(size, asked)
+    slowest = np.max([one["times_s"] for one in found], axis=0)
     return Turns([(float(a), float(b)) for a, b in slowest])
 
 
 def _most(size: int, asked: dict[str, Any]) -> dict[str, float]:
-    found = [one["found"] for one in run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)]
+    found = _ask(size, asked)
     return {name: max(one[name] for one in found) for name in found[0]}
+
+
+def _ask(size: int, asked: dict[str, Any]) -> list[Any]:
+    answers = run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)
+    return [one["found"] for one in answers]

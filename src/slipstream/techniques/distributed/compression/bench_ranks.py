@@ -9,15 +9,11 @@ import numpy as np
 
 from slipstream.bars import Bar, BenchOptions, at_most, not_judged
 from slipstream.cluster import Cluster, Collective, Netlab, why_no_netlab
-from slipstream.cluster.measuring import run_ranks
 from slipstream.technique import parse
 from slipstream.techniques.distributed.compression.bucket import Layout
 from slipstream.techniques.distributed.compression.compressor import Compressor
 
 _MODULE = "slipstream.techniques.distributed.compression._bench_rank"
-# Of the first host, in a lab of its own.
-_PORT = 29400
-_LIMIT_S = 3600.0
 _ALL = (
     "cast:bf16",
     "powersgd:4,start=2",
@@ -52,10 +48,7 @@ def run(ranks: int, bytes_per_s: float, asked: dict[str, Any]) -> list[Any]:
         ClusterError: one failed.
     """
     with Netlab(ranks, bytes_per_s) as lab:
-        answers = run_ranks(
-            lab.ranks(), _MODULE, asked, address=lab.address(0), port=_PORT, limit_s=_LIMIT_S
-        )
-    return [answer["found"] for answer in answers]
+        return lab.ask(_MODULE, asked)
 
 
 def _replicas(options: BenchOptions) -> Iterator[Bar]:

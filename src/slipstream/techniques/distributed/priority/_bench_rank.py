@@ -12,6 +12,8 @@ import statistics
 import sys
 import threading
 import time
+import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,9 +23,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.cluster.measuring import answer, join, own_interface
+from slipstream.errors import InvalidArgumentError, SlipstreamWarning
 from slipstream.techniques.distributed.bench_models import Tied
 from slipstream.techniques.distributed.priority import trials
-from slipstream.techniques.distributed.priority.workloads import REAL, Emulated, named, real
+from slipstream.techniques.distributed.priority.workloads import REAL, TINY, Emulated, named, real
 from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
 
 _TIMEOUT = timedelta(seconds=300)
@@ -37,7 +40,10 @@ def main() -> None:
     asked = json.load(sys.stdin)
     _go_first(sleeps=asked.get("workload") not in REAL)
     join(asked, _TIMEOUT)
-    works = {"steps": _steps, "weights": _weights, "tiny": _tiny, "trials": trials.run}
+    works: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "steps": _steps, "weights": _weights, "loops": _loops, "turns": _turns,
+        "trials": trials.run,
+    }  # fmt: skip
     what = asked["what"]
     found = works[what](asked)
     if what != "trials":
@@ -84,9 +90,7 @@ def _steps_of(how: str, asked: dict[str, Any]) -> dict[str, Any]:
         times = []
         for _ in range(steps):
             began = time.perf_counter()
-            optimizer.zero_grad()
-            one(x).square().mean().backward()
-            optimizer.step()
+            _step(one, optimizer, x)
             times.append(time.perf_counter() - began)
         return times
 
@@ -100,22 +104,13 @@ def _steps_of(how: str, asked: dict[str, Any]) -> dict[str, Any]:
     times = train(asked["steps"] + 1)[1:]
     found = {"how": how, "median_s": statistics.median(times), "sampled": sampler.end()}
     if isinstance(one, PriorityDDP):
-        chosen, learned = one.plan, one.learned
-        assert chosen is not None
-        assert learned is not None
-        found.update(
-            chosen=chosen.name,
-            predicted=chosen.predicted_s,
-            tried=chosen.measured_s,
-            beside=learned[1].beside,
-            steps=one._steps,
-        )
+        found.update(_learned(one))
         one.close()
     return found
 
 
 def _model_of(asked: dict[str, Any]) -> tuple[nn.Module, torch.Tensor]:
-    if asked["workload"] in REAL:
+    if asked["workload"] in (*REAL, TINY):
         return real(asked["workload"])
     model = Emulated(named(asked["workload"], asked["compute_s"]))
     return model, torch.zeros(1, requires_grad=True)
@@ -157,38 +152,116 @@ def _trained(how: str, kind: str, steps: int) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def _tiny(asked: dict[str, Any]) -> list[list[float]]:
-    """Seconds of some steps of each method, turn by turn."""
-    runs = []
-    for how in asked["methods"]:
-        torch.manual_seed(0)
-        # 30 weights and 30 biases.
-        model: nn.Module = nn.Sequential(*[nn.Linear(18, 18) for _ in range(30)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        runs.append((wrapped(model, optimizer, how), optimizer))
-    x = torch.randn(8, 18)
-    for model, optimizer in runs:
-        while isinstance(model, PriorityDDP) and not model.settled:
-            _tiny_step(model, optimizer, x)
-    found: list[list[float]] = []
-    for turn in range(asked["turns"] + 1):
-        row = []
-        # First and second by turns.
-        for model, optimizer in runs if turn % 2 else reversed(runs):
-            dist.barrier()
-            began = time.perf_counter()
-            for _ in range(asked["steps"] // asked["turns"] + 1):
-                _tiny_step(model, optimizer, x)
-            row.append(time.perf_counter() - began)
-        if turn:
-            found.append(row if turn % 2 else row[::-1])
+# Loops of users; the first ones read gradients before the step.
+_READ, _LOOPS = 2, ("clipping by norm", "GradScaler", "loss.item()", "a closure")
+
+
+def _loops(asked: dict[str, Any]) -> dict[str, bool]:
+    """Of each kind of loop: whether weights are DDP's to the bit, and its cost is told, if any."""
+    (order,) = asked["methods"]
+    found = {}
+    for kind in _LOOPS:
+        theirs, _ = _looped(kind, "ddp:25", asked["steps"])
+        ours, said = _looped(kind, order, asked["steps"])
+        told = [" ms in this one" in one for one in said]
+        wanted = [True] if kind in _LOOPS[:_READ] else []
+        found[kind] = told == wanted and all(map(torch.equal, ours, theirs))
+    model = Tied()
+    try:
+        wrapped(model, torch.optim.LBFGS(model.parameters()), order)
+        found["LBFGS"] = False
+    except InvalidArgumentError:
+        found["LBFGS"] = True
     return found
 
 
-def _tiny_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+def _looped(kind: str, how: str, steps: int) -> tuple[list[torch.Tensor], list[str]]:
+    """Weights after some steps, and what was warned of."""
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    options = {"find_unused_parameters": True} if how.startswith("ddp") else {}
+    one = wrapped(model, optimizer, how, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=kind == "GradScaler")
+    drawn = torch.Generator().manual_seed(dist.get_rank())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = one(torch.randn(8, 24, generator=drawn), False).square().mean()
+        torch.autograd.backward(scaler.scale(loss))
+        return loss
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            if kind == "a closure":
+                optimizer.step(closure)
+                continue
+            loss = closure()
+            if kind == "loss.item()":
+                loss.item()
+            if kind == "clipping by norm":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            scaler.step(optimizer)
+            scaler.update()
+    if isinstance(one, PriorityDDP):
+        one.close()
+    said = [str(each.message) for each in caught if each.category is SlipstreamWarning]
+    return [parameter.detach().clone() for parameter in model.parameters()], said
+
+
+def _turns(asked: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of some steps of each method, turn by turn, and what the first one learned."""
+    runs = []
+    for how in asked["methods"]:
+        model, x = _model_of(asked)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        runs.append((wrapped(model, optimizer, how), optimizer))
+    for one in runs:
+        while isinstance(one[0], PriorityDDP) and not one[0].settled:
+            _step(*one, x)
+    found: list[list[float]] = []
+    for turn in range(asked["turns"] + 1):
+        row = []
+        # Each is first in some turns, and last in others.
+        for one in runs if turn % 2 else reversed(runs):
+            dist.barrier()
+            _step(*one, x)
+            # From where a step begins to compute to where a later one does.
+            began = time.perf_counter()
+            for _ in range(asked["steps"] // asked["turns"]):
+                _step(*one, x)
+            row.append(time.perf_counter() - began)
+            if isinstance(one[0], PriorityDDP):
+                one[0].synchronize()
+        if turn:
+            found.append(row if turn % 2 else row[::-1])
+    first = runs[0][0]
+    assert isinstance(first, PriorityDDP)
+    return {"turns_s": found, **_learned(first)}
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
     optimizer.zero_grad()
     model(x).square().mean().backward()
     optimizer.step()
+
+
+def _learned(model: PriorityDDP) -> dict[str, Any]:
+    """What was predicted, tried and chosen."""
+    assert model.plan is not None
+    assert model.learned is not None
+    step, link = model.learned
+    return {
+        "chosen": model.plan.name,
+        "predicted": model.plan.predicted_s,
+        "tried": model.plan.measured_s,
+        "compute_s": step.compute_s,
+        "beside": [
+            f"{name} x{ahead} {100 * left.link:.0f} and {100 * left.core:.0f} %"
+            for (name, ahead), left in link.beside.items()
+        ],
+    }
 
 
 class _Sampler:

@@ -25,7 +25,7 @@ from slipstream.techniques.distributed.priority.bench_ranks import (
 )
 from slipstream.techniques.distributed.priority.plan import TRIED
 from slipstream.techniques.distributed.priority.simulate import ORDERS
-from slipstream.techniques.distributed.priority.workloads import NAMES, REAL
+from slipstream.techniques.distributed.priority.workloads import NAMES, REAL, TINY
 
 _COMPUTE_S, _SWEEP_S = 0.366, 0.2
 _ORDERS = ("static:50000", "leader:50000", "rs_ag:50000", "p2p:50000")
@@ -46,6 +46,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield not_judged("tail-heavy: DDP's step over ours", "x", ">= 1.3", reason)
         return
     yield from _weights(options)
+    yield from _loops(options)
     yield from _tail_heavy(options)
     yield from _sweep(options)
     yield from _every_way(options)
@@ -69,6 +70,23 @@ def _weights(options: BenchOptions) -> Iterator[Bar]:
             detail=f"{steps} steps; SGD, momentum, AdamW; {', '.join(_ALL)}; tied, frozen, unused "
             f"parameters, and ones that some ranks use at times; worst: {worst['how']}",
         )  # fmt: skip
+
+
+def _loops(options: BenchOptions) -> Iterator[Bar]:
+    bar = "loops that read gradients or losses, or evaluate several times"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    steps = 60 if options.full else 20
+    answers = run(2, 1000 * MBIT, {"what": "loops", "methods": [_ORDERS[1]], "steps": steps})
+    held = {kind: all(one[kind] for one in answers) for kind in answers[0]}
+    count = len(held)
+    yield Bar(
+        bar, sum(held.values()), f"of {count}", f"= {count}", all(held.values()), count,
+        f"{steps} steps, {_ORDERS[1]}: DDP's weights to the bit; who reads gradients before the "
+        "step is told once how long it waits; LBFGS is refused: "
+        + ", ".join(f"{kind} {'holds' if ok else 'falls short'}" for kind, ok in held.items()),
+    )  # fmt: skip
 
 
 def _tail_heavy(options: BenchOptions) -> Iterator[Bar]:
@@ -180,19 +198,21 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
     gains, said = [], []
     for name in REAL:
         options.progress(f"{bar}: {name}")
-        asked = {"what": "steps", "workload": name, "methods": ["auto", *BUCKETS[::2]],
-                 "steps": 15 if options.full else 8}  # fmt: skip
-        auto, *theirs = run(2, 200 * MBIT, asked)[0]
-        told, beside = auto["predicted"], auto["beside"]
+        count, turns = (60, 10) if options.full else (20, 5)
+        asked = {"what": "turns", "workload": name, "methods": ["auto", *BUCKETS[::2]],
+                 "steps": count, "turns": turns}  # fmt: skip
+        auto = run(2, 200 * MBIT, asked)[0]
+        told = auto["predicted"]
         # Of the best plan, also where it was tried and found no better.
         wanted = min(s for how, s in told.items() if how.startswith("ddp:")) / min(told.values())
-        gain = min(one["median_s"] for one in theirs) / auto["median_s"]
+        found = sorted(min(theirs) / ours for ours, *theirs in auto["turns_s"])
+        gain = statistics.median(found)
         steps = [f"{how} {1e3 * s:.0f} predicted {1e3 * told[how]:.0f}"
                  for how, s in auto["tried"].items()]  # fmt: skip
         said.append(
-            f"{name}: {auto['chosen']}, {gain:.2f}, predicted {wanted:.2f}; {', '.join(steps)} ms; "
-            f"beside computation the link has {100 * beside['static']:.0f} % of its rate, of DDP's "
-            f"{100 * beside['ddp']:.0f}"
+            f"{name}: {auto['chosen']}, {gain:.2f} ({found[0]:.2f} to {found[-1]:.2f}), predicted "
+            f"{wanted:.2f}; computation {1e3 * auto['compute_s']:.0f}, {', '.join(steps)} ms; of "
+            f"the link's rate and of computation's is left, {', '.join(auto['beside'])}"
         )
         if wanted >= 1.12:
             gains.append(gain)
@@ -210,14 +230,14 @@ def _overhead(options: BenchOptions) -> Iterator[Bar]:
     if not options.wants(bar):
         return
     options.progress(bar)
-    steps = 1000 if options.full else 400
-    asked = {"what": "tiny", "methods": ["auto", "ddp:25"], "steps": steps, "turns": 10}
-    pairs = run(2, 1e11, asked)[0]
-    ratios = [ours / theirs for ours, theirs in pairs]
+    asked = {"what": "turns", "workload": TINY, "methods": ["auto", "ddp:25"],
+             "steps": 1000 if options.full else 400, "turns": 10}  # fmt: skip
+    found = run(2, 1e11, asked)[0]
+    ratios = [ours / theirs for ours, theirs in found["turns_s"]]
     yield at_most(
         bar, 100 * (statistics.median(ratios) - 1.0), 5.0, "%", n=len(ratios),
         detail=f"10,000 parameters in 60 tensors; {min(ratios):.2f} to {max(ratios):.2f}; auto "
-        "falls back to DDP; real computation, on this machine as it is",
+        f"has taken {found['chosen']}; real computation, load {os.getloadavg()[0]:.1f}",
     )  # fmt: skip
 
 

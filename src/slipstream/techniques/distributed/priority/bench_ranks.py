@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.cluster import Netlab
-from slipstream.cluster.measuring import run_ranks
 from slipstream.techniques.distributed.priority.workloads import named
 
 _MODULE = "slipstream.techniques.distributed.priority._bench_rank"
-# Of the first host, in a lab of its own.
-_PORT = 29400
 _LIMIT_S = 3600.0
 MBIT = 1e6 / 8
 # Ethernet, IP and TCP with time stamps, on 1448 bytes of a full packet.
@@ -29,10 +26,7 @@ def run(
         ClusterError: one failed, or all took longer than `limit_s`.
     """
     with Netlab(ranks, bytes_per_s) as lab:
-        answers = run_ranks(
-            lab.ranks(), _MODULE, asked, address=lab.address(0), port=_PORT, limit_s=limit_s
-        )
-    return [answer["found"] for answer in answers]
+        return lab.ask(_MODULE, asked, limit_s=limit_s)
 
 
 @dataclass(frozen=True)

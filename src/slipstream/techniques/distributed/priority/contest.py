@@ -1,7 +1,7 @@
 """Steps of several plans, timed in turn: what a simulation chose has to hold when it is done.
 
-A plan rests on a link that was measured in a moment, perhaps a bad one. So what was chosen, and
-DistributedDataParallel, both train for some steps; what changes nothing by being slower is left.
+A plan rests on a link that was measured in a moment, perhaps a bad one. So what was chosen, what
+is nearly as good, and DistributedDataParallel all train for some steps; what is slower is left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from slipstream.techniques.distributed.priority.plan import CLEAR, Plan
 
 # DDP rebuilds its buckets in its second step.
 _WARM, _TIMED = 2, 4
+# A turn takes so long, that what holds up the machine for a moment holds up few of its steps.
+_TURN_S, _MOST_TIMED = 0.3, 40
 
 
 @dataclass
@@ -24,9 +26,11 @@ class Contest:
 
     Attributes:
         plans: in the order in which they train; the last is kept unless another is clearly faster.
+        step_s: about what a step takes, the same on all ranks.
     """
 
     plans: Sequence[Plan]
+    step_s: float
     _stamps: list[float] = field(default_factory=list)
     _taken_s: list[float] = field(default_factory=list)
 
@@ -37,7 +41,8 @@ class Contest:
     @property
     def turn_over(self) -> bool:
         """Whether the plan that trains has had its steps; of the last one the end is not seen."""
-        return len(self._stamps) > _WARM + _TIMED
+        timed = max(_TIMED, min(_MOST_TIMED, round(_TURN_S / max(self.step_s, 1e-9))))
+        return len(self._stamps) > _WARM + timed
 
     @property
     def over(self) -> bool:

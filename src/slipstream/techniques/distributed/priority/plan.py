@@ -6,6 +6,7 @@ Rank 0 chooses and tells the others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 import time
@@ -24,31 +25,35 @@ from slipstream.techniques.distributed.priority.free import Free
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
 from slipstream.techniques.distributed.priority.orders import Decoupled, Leader, Static
 from slipstream.techniques.distributed.priority.simulate import (
+    AHEAD,
     DDP,
     ORDERS,
     Link,
+    Shares,
     Step,
     barrier,
     gated,
-    static_order,
 )
 from slipstream.techniques.distributed.ranks import Ranks
 
 PAPERS = 50_000
 """Elements of a slice that the paper found best."""
-AHEAD = 2
-"""Slices on their way together: while the sum of one is awaited, the next one uses the link."""
+DEEP = 8
+"""The same where all cores compute: threads that pass slices on wait for one of them."""
+_AHEADS = (AHEAD, DEEP)
 TRIED = (12_500, 25_000, PAPERS, 100_000, 200_000)
 DEFAULT_MB = 25.0
 _BUCKETS_MB = (DEFAULT_MB, 4.0, 1.0, 0.25)
 CLEAR = 0.98
 """Of DistributedDataParallel's time; what takes more is no reason to leave it."""
 _ALIKE = 1.01
-_LARGE, _SMALL = (PAPERS, 6), (2_000, 12)
+# What is predicted to be so near to the best is tried, but no more than so many.
+_CLOSE, _MOST = 1.05, 4
+_LARGE, _SMALL, _MANY = (PAPERS, 6), (2_000, 12), (PAPERS, 12)
 # The least of several is asked for: of many short ones, for a hiccup there tips the choice.
 _REPEATS, _SHORT_REPEATS = 2, 6
-# How often it is tried beside computation, and for how many times what it takes alone.
-_BESIDE, _LONGEST = 3, 3.0
+# How often it is tried beside computation, for how many times what it takes alone and how long.
+_BESIDE, _LONGEST, _LONGEST_S = 3, 3.0, 0.4
 _LEAST_LEFT = 0.01
 BUSY = 0.1
 """Share of a step in which computation needs a core, below which it is in nobody's way."""
@@ -61,15 +66,17 @@ class Plan:
     Attributes:
         order: one of `ORDERS`, or ``ddp``.
         slice_elems: elements of a slice.
-        credit_bytes: so much may be on its way at once.
-        bucket_mb: of ``ddp``; of another order, what ``ddp`` would best be.
+        ahead: so many slices may be on their way at once.
+        credit_bytes: the same in bytes.
+        bucket_mb: of ``ddp``.
         static: slices in order, where it is fixed.
-        predicted_s: seconds of a step by ``order:slice_elems`` or ``ddp:bucket_mb``.
+        predicted_s: seconds of a step by `name`.
         measured_s: the same, of the plans that were tried.
     """
 
     order: str
     slice_elems: int = PAPERS
+    ahead: int = AHEAD
     credit_bytes: int = 0
     bucket_mb: float = DEFAULT_MB
     static: tuple[int, ...] = ()
@@ -78,16 +85,11 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """``order:slice_elems`` or ``ddp:bucket_mb``."""
-        return (
-            f"{DDP}:{self.bucket_mb:g}" if self.order == DDP else f"{self.order}:{self.slice_elems}"
-        )
-
-    def rivals(self) -> list[Plan]:
-        """This plan, and what it has to beat: DDP in the buckets that suit it, and as it comes."""
-        caps = dict.fromkeys((self.bucket_mb, DEFAULT_MB))
-        theirs = [replace(self, order=DDP, bucket_mb=cap, static=()) for cap in caps]
-        return theirs if self.order == DDP else [self, *theirs]
+        """``order:slice_elems``, with how many are ahead where that is unusual; or ``ddp:MiB``."""
+        if self.order == DDP:
+            return f"{DDP}:{self.bucket_mb:g}"
+        ahead = "" if self.ahead == AHEAD else f"x{self.ahead}"
+        return f"{self.order}:{self.slice_elems}{ahead}"
 
 
 @dataclass(frozen=True)
@@ -116,44 +118,55 @@ def channel(ranks: Ranks, units: Sequence[Unit], plan: Plan, released: Sequence[
     return Agreed(ranks, units, plan.credit_bytes, Static(plan.static))
 
 
-def choose(asked: Asked, step: Step, link: Link, units: Sequence[Unit]) -> Plan:
-    """The way that takes least by simulation, among those the user leaves open."""
+def choose(asked: Asked, step: Step, link: Link, units: Sequence[Unit]) -> list[Plan]:
+    """Ways to try, the one that takes least by simulation first.
+
+    Where the order is the user's, the best of these alone. Else what is nearly as good, too, and
+    last DistributedDataParallel in the buckets that suit it and as it comes; only this where it is
+    not slower.
+    """
     orders = [asked.order] if asked.order else list(ORDERS)
     sizes = [asked.slice_elems] if asked.slice_elems else list(TRIED)
     largest = max(unit.flat.numel() for unit in units)
     # Larger slices than the largest unit are all the same.
     sizes = [s for n, s in enumerate(sizes) if n == 0 or sizes[n - 1] < largest]
-    made = {
-        (order, size): gated(step, link, order, size, _ahead(asked, units, size))
-        for order in orders
-        for size in sizes
-    }
-    found = {f"{order}:{size}": taken for (order, size), taken in made.items()}
-    # Of what is as good: an order that adapts, and slices near those that the paper found best.
-    least = min(made.values())
-    alike = [key for key, taken in made.items() if taken <= _ALIKE * least]
-    order, size = min(alike, key=lambda one: (orders.index(one[0]), abs(math.log(one[1] / PAPERS))))
-    taken = made[order, size]
-    cap = DEFAULT_MB
+    item = units[0].flat.element_size()
+    made: list[Plan] = []
+    found: dict[str, float] = {}
+    for order, size, ahead in itertools.product(orders, sizes, _aheads(asked, step.busy)):
+        ahead = ahead or max(1, round((asked.credit_bytes or 0) / (size * item)))
+        taken = gated(step, link, order, size, ahead)
+        credit = asked.credit_bytes or ahead * size * item
+        static = taken.order if order == "static" else ()
+        made.append(Plan(order, size, ahead, credit, static=static))
+        found[made[-1].name] = taken.step_s
+    least = min(found.values())
+
+    def rank(plan: Plan) -> tuple[Any, ...]:
+        """Of what is as good: an order that adapts, and slices as the paper found them best."""
+        taken = found[plan.name]
+        preferred = orders.index(plan.order), abs(math.log(plan.slice_elems / PAPERS)), plan.ahead
+        return (0.0, *preferred) if taken <= _ALIKE * least else (taken, *preferred)
+
+    made = sorted((one for one in made if found[one.name] <= _CLOSE * least), key=rank)
+    theirs: list[Plan] = []
     if asked.order is None:
         caps = {mb: barrier(step, link, _buckets(units, step, mb)) for mb in _BUCKETS_MB}
         found.update({f"{DDP}:{mb:g}": s for mb, s in caps.items()})
         # The largest bucket of those that are as good.
         cap = max(mb for mb, s in caps.items() if s <= _ALIKE * min(caps.values()))
-        if taken > CLEAR * min(caps.values()):
-            return Plan(DDP, bucket_mb=cap, predicted_s=found)
-    item = units[0].flat.element_size()
-    credit = asked.credit_bytes or AHEAD * size * item
-    slices = [(one.unit.number, float(one.nbytes)) for one in cut(units, size)]
-    ahead = _ahead(asked, units, size)
-    static = tuple(static_order(step, link, slices, ahead)) if order == "static" else ()
-    return Plan(order, size, credit, cap, static, found)
+        theirs = [Plan(DDP, bucket_mb=mb) for mb in dict.fromkeys((cap, DEFAULT_MB))]
+        made = [] if least > CLEAR * min(caps.values()) else made[:_MOST]
+    else:
+        made = made[:1]
+    return [replace(one, predicted_s=found) for one in (*made, *theirs)]
 
 
-def _ahead(asked: Asked, units: Sequence[Unit], size: int) -> int:
-    if asked.credit_bytes is None:
-        return AHEAD
-    return max(1, round(asked.credit_bytes / (size * units[0].flat.element_size())))
+def _aheads(asked: Asked, busy: float) -> list[int]:
+    """Numbers of slices ahead to simulate; 0: as many as the user's credit has room for."""
+    if asked.credit_bytes is not None:
+        return [0]
+    return list(_AHEADS) if busy >= BUSY else [AHEAD]
 
 
 def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[tuple[int, float]]]:
@@ -182,21 +195,27 @@ def measure_link(ranks: Ranks, orders: Sequence[str], busy: bool) -> Link:
     Args:
         busy: computation needs a core, for which transfers may have to wait.
     """
-    found: dict[str, tuple[float, float, float]] = {}
+    found: dict[str, tuple[float, float]] = {}
+    beside: dict[tuple[str, int], Shares] = {}
     for order in orders:
         if order == "rs_ag" and "static" in found:
             found[order] = found["static"]
+            beside.update({(order, of): beside["static", of] for of in _AHEADS if busy})
             continue
-        streams = _stream(ranks, order, *_SMALL), _stream(ranks, order, *_LARGE)
-        found[order] = _measured(ranks, *streams, busy)
+        small, large = (_stream(ranks, order, *size) for size in (_SMALL, _LARGE))
+        found[order] = _measured(ranks, small, large)
+        for ahead in _AHEADS if busy else ():
+            beside[order, ahead] = _beside(ranks, _stream(ranks, order, *_MANY, ahead))
     small, large = (_reduction(ranks, size) for size in (_SMALL[0], _LARGE[0] * _LARGE[1]))
-    reduce_message_s, reduce_byte_s, left = _measured(ranks, small, large, busy)
+    reduce_message_s, reduce_byte_s = _measured(ranks, small, large)
+    if busy:
+        beside[DDP, 1] = _beside(ranks, _reduction(ranks, _LARGE[0] * _LARGE[1]))
     return Link(
         {order: row[0] for order, row in found.items()},
         {order: row[1] for order, row in found.items()},
         reduce_message_s,
         reduce_byte_s,
-        {DDP: left, **{order: row[2] for order, row in found.items()}},
+        beside,
     )
 
 
@@ -212,12 +231,15 @@ class _Transfer:
 
 
 @contextlib.contextmanager
-def _stream(ranks: Ranks, order: str, elements: int, count: int) -> Iterator[_Transfer]:
+def _stream(
+    ranks: Ranks, order: str, elements: int, count: int, ahead: int = AHEAD
+) -> Iterator[_Transfer]:
     """A round of slices."""
     parameter = torch.nn.Parameter(torch.zeros(elements * count - 1))
     units = units_of([[parameter]], parameter)
     slices = cut(units, elements)
-    plan = Plan(order, elements, AHEAD * slices[0].nbytes, static=tuple(range(count)))
+    credit = ahead * slices[0].nbytes
+    plan = Plan(order, elements, ahead, credit, static=tuple(range(count)))
     made = channel(ranks, units, plan, [0])
 
     def start() -> None:
@@ -247,16 +269,22 @@ def _reduction(ranks: Ranks, elements: int) -> Iterator[_Transfer]:
 
 
 def _measured(
-    ranks: Ranks, small: AbstractContextManager[_Transfer],
-    large: AbstractContextManager[_Transfer], busy: bool,
-) -> tuple[float, float, float]:  # fmt: skip
-    """Seconds a message and a byte, and the share of the rate that computation leaves."""
+    ranks: Ranks, small: AbstractContextManager[_Transfer], large: AbstractContextManager[_Transfer]
+) -> tuple[float, float]:
+    """Seconds a message and a byte."""
     with small as one:
         few = one.messages, one.nbytes, _least(ranks, one, _SHORT_REPEATS)
     with large as one:
         many = one.messages, one.nbytes, _least(ranks, one, _REPEATS)
-        tried = [_left(ranks, one, many[-1]) for _ in range(_BESIDE if busy else 0)]
-    return *_line([few, many]), statistics.median(tried or [1.0])
+    return _line([few, many])
+
+
+def _beside(ranks: Ranks, transfer: AbstractContextManager[_Transfer]) -> Shares:
+    """What it and computation leave each other; medians."""
+    with transfer as one:
+        alone_s = _least(ranks, one, _REPEATS)
+        tried = [_left(ranks, one, alone_s) for _ in range(_BESIDE)]
+    return Shares(*(statistics.median(each) for each in zip(*tried, strict=True)))
 
 
 def _least(ranks: Ranks, one: _Transfer, repeats: int) -> float:
@@ -271,18 +299,30 @@ def _least(ranks: Ranks, one: _Transfer, repeats: int) -> float:
     return min(taken[1:])
 
 
-def _left(ranks: Ranks, one: _Transfer, alone_s: float) -> float:
-    """The share of its rate that a transfer has while all ranks compute, for a while."""
-    matrix = torch.ones(256, 256)
+def _left(ranks: Ranks, one: _Transfer, alone_s: float) -> Shares:
+    """The share of its rate that a transfer has while all ranks compute, for a while; and they."""
+    longest_s = min(_LONGEST * alone_s, max(_LONGEST_S, alone_s))
+    dist.barrier(group=ranks.group)
+    alone = _products(longest_s / _LONGEST, lambda: False)
     dist.barrier(group=ranks.group)
     began = time.perf_counter()
     one.start()
-    computed_s = 0.0
-    while computed_s < _LONGEST * alone_s and not one.arrived():
-        torch.mm(matrix, matrix)
-        computed_s = time.perf_counter() - began
+    count, computed_s = _products(longest_s, one.arrived)
     one.wait()
-    return share_left(alone_s, computed_s, time.perf_counter() - began)
+    link = share_left(alone_s, computed_s, time.perf_counter() - began)
+    core = count / computed_s * alone[1] / alone[0]
+    return Shares(link, min(1.0, max(_LEAST_LEFT, core)))
+
+
+def _products(longest_s: float, over: Callable[[], bool]) -> tuple[int, float]:
+    """How many products of matrices are done before it is over, at least one; and seconds."""
+    matrix = torch.ones(256, 256)
+    began, count, passed = time.perf_counter(), 0, 0.0
+    while not count or (passed < longest_s and not over()):
+        torch.mm(matrix, matrix)
+        count += 1
+        passed = time.perf_counter() - began
+    return count, passed
 
 
 def share_left(alone_s: float, computed_s: float, taken_s: float) -> float:

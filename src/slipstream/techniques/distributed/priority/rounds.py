@@ -44,6 +44,7 @@ class Rounds:
         self.clock: Clock | None = None
         self.update_s: list[float] = []
         self.at: dict[int, tuple[Unit, int]] = {}
+        self._held: list[Unit] = []
         # A backward pass goes on; it is over; its gradients are shown; updates are to be made.
         self._open = self._sent = self._shown = False
         self.due = False
@@ -91,6 +92,7 @@ class Rounds:
             # A second backward pass before the step adds to what the first one has brought.
             self._wait()
         self._open, self._shown = True, False
+        self._held = []
         channel.begin()
         torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
@@ -119,7 +121,10 @@ class Rounds:
         assert self.channel is not None
         if self.clock is not None:
             self.clock.mark(Kind.READY, unit.number)
-        self.channel.hand_over(unit)
+            # Nothing is on its way while computation is timed.
+            self._held.append(unit)
+        else:
+            self.channel.hand_over(unit)
 
     def _end_of_backward(self) -> None:
         """What has no gradient is sent as zeros: the others may have one."""
@@ -129,6 +134,10 @@ class Rounds:
                     if not done:
                         self._put(unit, k)
                 self._hand_over(unit)
+        assert self.channel is not None
+        for unit in self._held:
+            self.channel.hand_over(unit)
+        self._held = []
         self._open, self._sent = False, True
 
     # Waiting.

@@ -1,32 +1,46 @@
-"""A step on the event engine: what each order and slice would take, from what was measured.
+"""A step as it would be: what each order and slice would take, from what was measured.
 
-Computation is one lane, in the order in which it ran; the network is another, whose policy is the
-order. A slice is ready when its unit's gradients are; a unit is needed in the next step when its
-last slice and its update are done.
+Nothing of a round is on its way when the next one begins. So one round tells the length of a step:
+it begins with the backward pass, goes through the forward pass of the next step, and ends where
+that one's backward pass begins. A link sends what it was given first; a slice goes over it twice,
+to be added up and back, and the next one may leave when there is room. While all ranks compute and
+communicate, both are as slow as they were measured to be together.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import statistics
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
 
-import numpy as np
-
-from slipstream.native._program import Edges, Flows, Policy, Program
-from slipstream.native.engine import simulate
 from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Kind
 
-_STEPS, _FIRST = 12, 4
-# A link has to have an end to its rate.
-_LEAST_BYTE_S = 1e-15
-# So much of a rate is all of it, and what a transfer goes through.
-_WHOLE = 0.98
-_THREAD, _CORE, _LINK = range(3)
+# Seconds; less than this is left of nothing.
+_NOTHING = 1e-12
+AHEAD = 2
+"""Slices on their way together: while the sum of one is awaited, the next one uses the link."""
 DDP = "ddp"
 ORDERS = ("leader", "p2p", "static", "rs_ag")
+# In the place of a unit.
+_ALL = -1
+
+
+class Shares(NamedTuple):
+    """What is left of two rates while all ranks compute and communicate on a core each.
+
+    Attributes:
+        link: of what the link carries while nobody computes.
+        core: of what is computed while nothing is on its way.
+    """
+
+    link: float = 1.0
+    core: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,15 +51,16 @@ class Link:
         message_s: of each slice in a stream, by order.
         byte_s: of every byte of gradient.
         reduce_message_s, reduce_byte_s: of a whole all-reduce of gloo.
-        beside: by order, and under ``ddp`` of an all-reduce: which share of its rate is left while
-            all ranks compute on a core each; 1 where there are cores to spare, and by default.
+        beside: by order and slices on their way together, and under ``ddp`` and 1 of an
+            all-reduce: what communication and computation leave each other; by default all, as
+            where there are cores to spare.
     """
 
     message_s: dict[str, float]
     byte_s: dict[str, float]
     reduce_message_s: float
     reduce_byte_s: float
-    beside: dict[str, float] = field(default_factory=dict)
+    beside: dict[tuple[str, int], Shares] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,9 +97,16 @@ class Step:
         """Computation and updates."""
         return sum(s for *_, s in self.segments) + sum(self.update_s)
 
-    def left(self, link: Link, how: str) -> float:
-        """Share of the link's rate that is left while this step computes."""
-        return 1.0 - self.busy * (1.0 - link.beside.get(how, 1.0))
+    def shares(self, link: Link, how: str, ahead: int = 1) -> Shares:
+        """What this step's computation and its communication leave each other.
+
+        As measured for the nearest number of slices on their way together.
+        """
+        known = [of for name, of in link.beside if name == how]
+        if not known:
+            return Shares()
+        near = min(known, key=lambda of: abs(of - ahead))
+        return Shares(*(1.0 - self.busy * (1.0 - share) for share in link.beside[how, near]))
 
     @property
     def released(self) -> list[int]:
@@ -92,95 +114,186 @@ class Step:
         return [unit for kind, unit, _ in self.segments if kind is Kind.READY]
 
 
-@dataclass
-class _Tasks:
-    """Tasks of a step: computation on lane 0, slices on the other lanes, all over one link."""
+class Simulated(NamedTuple):
+    """A step.
 
-    lane: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    priority: list[int] = field(default_factory=list)
-    nbytes: list[float] = field(default_factory=list)
-    edges: list[tuple[int, int, int]] = field(default_factory=list)
+    Attributes:
+        step_s: how long it takes.
+        order: numbers of slices, as they leave.
+    """
 
-    def add(self, lane: int, seconds: float, priority: int = 0, nbytes: float = 0.0) -> int:
-        self.lane.append(lane)
-        self.seconds.append(seconds)
-        self.priority.append(priority)
-        self.nbytes.append(nbytes)
-        return len(self.lane) - 1
-
-    def period_s(self, policy: Policy, byte_s: float, left: float) -> float:
-        """Seconds from step to step, once they are all alike.
-
-        Args:
-            left: share of the link's rate while lane 0 computes.
-        """
-        src, dst, lag = (np.array(row) for row in zip(*self.edges, strict=True))
-        lane, seconds, nbytes = np.array(self.lane), np.array(self.seconds), np.array(self.nbytes)
-        rate = 1e-9 / max(byte_s, _LEAST_BYTE_S)
-        computes = (lane == 0) & (left < _WHOLE)
-        # A core is a link, too: computation, which goes first, has all of it but what is left.
-        nbytes[computes] = 1e9 * rate * seconds[computes]
-        seconds[computes] = 0.0
-        paths = [
-            [] if not moved else [_THREAD, _CORE] if of == 0 else [_CORE, _LINK]
-            for of, moved in zip(lane.tolist(), (nbytes > 0.0).tolist(), strict=True)
-        ]
-        flows = Flows(
-            np.array([rate, rate * (1.0 + left), rate]),
-            np.cumsum([0, *map(len, paths)]),
-            np.array([hop for path in paths for hop in path], np.int32),
-            nbytes,
-        )
-        program = Program(
-            lane, 1e9 * seconds, priority=np.array(self.priority) + (lane > 0),
-            policies=np.array([Policy.FIXED, *[policy] * max(self.lane)]), steps=_STEPS,
-            edges=Edges(src, dst, lag=lag), flows=flows,
-        )  # fmt: skip
-        ends = simulate(program).step_end_ns
-        return float(ends[-1] - ends[_FIRST]) / (_STEPS - 1 - _FIRST) * 1e-9
+    step_s: float
+    order: tuple[int, ...]
 
 
-def gated(step: Step, link: Link, order: str, elements: int, ahead: int = 1) -> float:
-    """Seconds of a step in which each unit is awaited by itself.
+class _Line:
+    """Slices of a round, and a link, each direction of which sends what it was given first.
+
+    Attributes:
+        order: numbers of slices, as they left.
+
+    Args:
+        slices: (unit, bytes, seconds on the link, both ways together) by number.
+        credit: bytes that may be on their way at once, and at least one slice.
+        directions: 1: both are alike, each slice takes half of its seconds to be added up and half
+            to come back, which it does at once; 2: each slice goes over one of them and comes back
+            over the other, each with room of its own, when nothing waits there that is more urgent.
+        sequence: (slice, way) in the order in which they leave, each way when there is room; by
+            default the most urgent slice leaves first.
+    """
+
+    def __init__(
+        self, slices: Sequence[tuple[int, float, float]], credit: float, directions: int = 1,
+        sequence: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        self.order: list[int] = []
+        self._slices, self._credit, self._sequence = slices, credit, deque(sequence)
+        self._in_sequence = bool(sequence)
+        self._sent: list[deque[tuple[int, int]]] = [deque() for _ in range(directions)]
+        self._left_s = [0.0] * directions
+        self._left = Counter(unit for unit, *_ in slices)
+        self._numbers: dict[int, list[int]] = {}
+        for number, (unit, *_) in enumerate(slices):
+            self._numbers.setdefault(unit, []).append(number)
+        self._ready: set[tuple[int, int]] = set()
+        self._waiting: list[list[tuple[int, int, int]]] = [[] for _ in range(directions)]
+        self._flying = [0.0] * directions
+
+    def release(self, unit: int, way: int = 0) -> None:
+        """A unit's gradients are complete."""
+        for number in self._numbers.get(unit, ()):
+            self._ready.add((number, way))
+            self._wait(number, way)
+        self._move()
+
+    def there(self, unit: int) -> bool:
+        """Whether all of a unit has arrived, or all of all units."""
+        return not (self._left.total() if unit == _ALL else self._left[unit])
+
+    @property
+    def next_s(self) -> float:
+        """Seconds until something arrives; infinite where nothing is on its way."""
+        busy = [s for s, sent in zip(self._left_s, self._sent, strict=True) if sent]
+        return min(busy, default=math.inf)
+
+    def send(self, seconds: float) -> None:
+        """So many seconds of each direction pass."""
+        self._left_s = [s - seconds for s in self._left_s]
+        for direction, sent in enumerate(self._sent):
+            if sent and self._left_s[direction] <= _NOTHING:
+                number, way = sent.popleft()
+                self._begin(direction)
+                self._arrived(number, way, direction)
+        self._move()
+
+    def _arrived(self, number: int, way: int, direction: int) -> None:
+        unit, nbytes, _ = self._slices[number]
+        if way:
+            self._left[unit] -= 1
+        elif not self._in_sequence and len(self._sent) == 1:
+            self._put(number, 1, direction)
+            return
+        else:
+            self._ready.add((number, 1))
+            self._wait(number, 1)
+        self._flying[direction] -= nbytes
+
+    def _wait(self, number: int, way: int) -> None:
+        waiting = self._waiting[(number + way) % len(self._waiting)]
+        heapq.heappush(waiting, (self._slices[number][0], number, way))
+
+    def _move(self) -> None:
+        for direction in range(len(self._sent)):
+            while not self._flying[direction] or self._flying[direction] < self._credit:
+                chosen = self._next(self._waiting[direction])
+                if chosen is None:
+                    break
+                number, way = chosen
+                self.order.append(number)
+                self._flying[direction] += self._slices[number][1]
+                self._put(number, way, direction)
+
+    def _next(self, waiting: list[tuple[int, int, int]]) -> tuple[int, int] | None:
+        if self._in_sequence:
+            may = self._sequence and self._sequence[0] in self._ready
+            return self._sequence.popleft() if may else None
+        return heapq.heappop(waiting)[1:] if waiting else None
+
+    def _put(self, number: int, way: int, direction: int) -> None:
+        self._sent[direction].append((number, way))
+        if len(self._sent[direction]) == 1:
+            self._begin(direction)
+
+    def _begin(self, direction: int) -> None:
+        """What is first in a direction begins."""
+        if self._sent[direction]:
+            number, _ = self._sent[direction][0]
+            self._left_s[direction] = self._slices[number][2] * len(self._sent) / 2
+
+
+class _Do(IntEnum):
+    COMPUTE = 0
+    RELEASE = 1
+    AWAIT = 2
+
+
+_Work = list[tuple[_Do, float, int]]
+
+
+def _take(work: _Work, line: _Line, shares: Shares) -> float:
+    """Seconds until all is computed, each piece when what it waits for is there."""
+    now = 0.0
+    for what, seconds, unit in work:
+        if what is _Do.RELEASE:
+            line.release(unit, int(seconds))
+        left = seconds if what is _Do.COMPUTE else 0.0
+        while left > _NOTHING or (what is _Do.AWAIT and not line.there(unit)):
+            coming, beside = line.next_s, Shares()
+            if left > _NOTHING and coming < math.inf:
+                beside = shares
+            assert left > _NOTHING or coming < math.inf
+            passed = min(left / beside.core if left > _NOTHING else math.inf, coming / beside.link)
+            now, left = now + passed, left - passed * beside.core
+            line.send(passed * beside.link)
+    return now
+
+
+def gated(step: Step, link: Link, order: str, elements: int, ahead: int = AHEAD) -> Simulated:
+    """A step in which each unit is awaited by itself.
 
     Args:
         elements: of a slice.
-        ahead: slices that are on their way together, and share the link.
+        ahead: slices that are on their way together.
     """
-    tasks = _Tasks()
-    message_s, byte_s = link.message_s[order], link.byte_s[order]
-    ready: dict[int, int] = {}
-    updates: dict[int, int] = {}
-    for kind, unit, seconds in step.segments:
-        made = tasks.add(0, seconds)
+    slices = []
+    for unit, (numel, nbytes) in enumerate(zip(step.elements, step.nbytes, strict=True)):
+        for start in range(0, numel, elements):
+            part = min(elements, numel - start) / numel * nbytes
+            slices.append((unit, part, link.message_s[order] + part * link.byte_s[order]))
+    # Computation from the first gradient on, and of the next step up to there.
+    before: _Work = []
+    after: _Work = []
+    # Of several backward passes, the last one's are meant.
+    last = {unit: n for n, (kind, unit, _) in enumerate(step.segments) if kind is Kind.READY}
+    for place, (kind, unit, seconds) in enumerate(step.segments):
         if kind is Kind.NEEDED:
-            updates[unit] = tasks.add(0, step.update_s[unit])
-        elif kind is Kind.READY:
-            ready[unit] = made
-    slices = [
-        (unit, n / step.elements[unit] * step.nbytes[unit])
-        for unit in step.released
-        for n in _cut(step.elements[unit], elements)
-    ]
-    # What no place asks for is updated before the next step begins.
-    gate = {unit: updates.get(unit, 0) for unit in ready}
+            after += [(_Do.COMPUTE, seconds, unit), (_Do.AWAIT, 0.0, unit),
+                      (_Do.COMPUTE, step.update_s[unit], unit)]  # fmt: skip
+        else:
+            before.append((_Do.COMPUTE, seconds, unit))
+            if last.get(unit) == place:
+                before.append((_Do.RELEASE, 0.0, unit))
+    before += [(_Do.RELEASE, 0.0, unit) for unit in range(len(step.nbytes)) if unit not in last]
+    credit = ahead * elements * max(n / e for n, e in zip(step.nbytes, step.elements, strict=True))
+    sequence: list[tuple[int, int]] = []
     if order == "rs_ag":
-        first = [
-            tasks.add(1 + n % ahead, message_s / 2, nbytes=nbytes / 2)
-            for n, (_, nbytes) in enumerate(slices)
-        ]
-        needed = sorted(range(len(slices)), key=lambda n: slices[n][0])
-        for place, n in enumerate(needed):
-            unit, nbytes = slices[n]
-            second = tasks.add(1 + place % ahead, message_s / 2, nbytes=nbytes / 2)
-            tasks.edges += [(ready[unit], first[n], 0), (first[n], second, 0),
-                            (second, gate[unit], 1)]  # fmt: skip
-        return tasks.period_s(Policy.FIXED, byte_s, step.left(link, order))
-    for n, (unit, nbytes) in enumerate(slices):
-        one = tasks.add(1 + n % ahead, message_s, unit, nbytes)
-        tasks.edges += [(ready[unit], one, 0), (one, gate[unit], 1)]
-    return tasks.period_s(Policy.PRIORITY, byte_s, step.left(link, order))
+        numbers = range(len(slices))
+        sequence = [(n, 0) for n in sorted(numbers, key=lambda n: last.get(slices[n][0], math.inf))]
+        sequence += [(n, 1) for n in numbers]
+    line = _Line(slices, credit, 2 if order == "p2p" else 1, sequence)
+    # What no place asks for is there before the next backward pass.
+    took = _take([*before, *after, (_Do.AWAIT, 0.0, _ALL)], line, step.shares(link, order, ahead))
+    return Simulated(took, tuple(line.order))
 
 
 def barrier(step: Step, link: Link, buckets: Sequence[Sequence[tuple[int, float]]]) -> float:
@@ -189,50 +302,23 @@ def barrier(step: Step, link: Link, buckets: Sequence[Sequence[tuple[int, float]
     Args:
         buckets: parameters, as (unit, bytes); a unit's are ready together.
     """
-    tasks = _Tasks()
-    ready: dict[int, int] = {}
-    for kind, unit, seconds in step.segments[:-1]:
-        made = tasks.add(0, seconds)
-        if kind is Kind.READY:
-            ready[unit] = made
-    update = tasks.add(0, sum(step.update_s))
-    tasks.add(0, step.segments[-1][2])
-    for bucket in buckets:
-        one = tasks.add(1, link.reduce_message_s, nbytes=sum(nbytes for _, nbytes in bucket))
-        tasks.edges.append((one, update, 0))
-        units = dict.fromkeys(unit for unit, _ in bucket)
-        tasks.edges += [(ready[unit], one, 0) for unit in units if unit in ready]
-    return tasks.period_s(Policy.FIXED, link.reduce_byte_s, step.left(link, DDP))
-
-
-def static_order(
-    step: Step, link: Link, slices: Sequence[tuple[int, float]], ahead: int = 1
-) -> list[int]:
-    """In which order slices (unit, bytes) leave if the most urgent that is ready always does."""
-    now = 0.0
-    coming: list[tuple[float, int]] = []
+    ready: set[int] = set()
+    work: _Work = []
+    waiting = list(range(len(buckets)))
     for kind, unit, seconds in step.segments:
-        now += seconds
+        if kind is Kind.END:
+            work += [(_Do.AWAIT, 0.0, _ALL), (_Do.COMPUTE, sum(step.update_s), _ALL)]
+        work.append((_Do.COMPUTE, seconds, unit))
         if kind is Kind.READY:
-            coming += [(now, n) for n, (of, _) in enumerate(slices) if of == unit]
-    order: list[int] = []
-    waiting: list[tuple[int, int]] = []
-    free = [0.0] * ahead
-    place = 0
-    while len(order) < len(coming):
-        begin = heapq.heappop(free)
-        if not waiting and place < len(coming):
-            begin = max(begin, coming[place][0])
-        while place < len(coming) and coming[place][0] <= begin:
-            number = coming[place][1]
-            heapq.heappush(waiting, (slices[number][0], number))
-            place += 1
-        _, number = heapq.heappop(waiting)
-        order.append(number)
-        taken = link.message_s["static"] + slices[number][1] * link.byte_s["static"]
-        heapq.heappush(free, begin + ahead * taken)
-    return order
-
-
-def _cut(elements: int, most: int) -> list[int]:
-    return [min(most, elements - start) for start in range(0, elements, most)]
+            ready.add(unit)
+            full = [n for n in waiting if ready.issuperset(of for of, _ in buckets[n])]
+            waiting = [n for n in waiting if n not in full]
+            work += [(_Do.RELEASE, 1.0, n) for n in full]
+    sums = [sum(nbytes for _, nbytes in bucket) for bucket in buckets]
+    # Each goes once, where a slice goes there and back.
+    slices = [
+        (n, nbytes, 2 * (link.reduce_message_s + nbytes * link.reduce_byte_s))
+        for n, nbytes in enumerate(sums)
+    ]
+    line = _Line(slices, math.inf, sequence=[(n, 1) for n in range(len(buckets))])
+    return _take(work, line, step.shares(link, DDP))

@@ -103,11 +103,15 @@ class Sleeper(nn.Module):
 
 
 REAL = ("language model", "conv net")
+TINY = "tiny"
 
 
 def real(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """One of `REAL` and a batch for it; of about as many parameters as `named`."""
+    """One of `REAL`, of about as many parameters as `named`, or `TINY`; and a batch for it."""
     torch.manual_seed(0)
+    if name == TINY:
+        # 30 weights and 30 biases.
+        return nn.Sequential(*[nn.Linear(18, 18) for _ in range(30)]), torch.randn(8, 18)
     if name == "language model":
         return TiedTransformer(), torch.randint(0, 2000, (8, 64))
     layers: list[nn.Module] = []

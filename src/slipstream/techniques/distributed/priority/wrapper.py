@@ -30,7 +30,7 @@ from slipstream.techniques.distributed.priority.learning import Clock
 from slipstream.techniques.distributed.priority.plan import Asked, Plan
 from slipstream.techniques.distributed.priority.replicas import replicated
 from slipstream.techniques.distributed.priority.rounds import Rounds
-from slipstream.techniques.distributed.priority.simulate import DDP, ORDERS, Link, Step
+from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, Step
 from slipstream.techniques.distributed.priority.updates import Updates
 from slipstream.techniques.distributed.ranks import Ranks
 
@@ -56,7 +56,7 @@ class PriorityDDP(nn.Module):
         optimizer: of its parameters; `step` and `zero_grad` of this very object are replaced.
         slice_elems: elements of a slice, at least 256; ``auto``: by simulation.
         credit: bytes that may be on their way at once and so cannot be overtaken; ``auto``: two
-            slices.
+            slices, or eight where ranks compute on all cores and that is faster.
         order: ``leader``, ``p2p``, ``rs_ag``, ``static``; ``auto``: what simulation finds fastest
             and some steps confirm, and DistributedDataParallel where none is faster.
         process_group: the processes; None: all.
@@ -249,8 +249,8 @@ class PriorityDDP(nn.Module):
         size = self._asked.slice_elems or plan.PAPERS
         slices = cut(units, size)
         order = [one.number for unit in reversed(units) for one in unit.slices]
-        credit = plan.AHEAD * max(one.nbytes for one in slices)
-        self._use(Plan("static", size, credit, static=tuple(order)), [])
+        credit = AHEAD * max(one.nbytes for one in slices)
+        self._use(Plan("static", size, credit_bytes=credit, static=tuple(order)), [])
 
     def _use(self, chosen: Plan, released: Sequence[int]) -> None:
         if self._finalizer is not None:
@@ -312,13 +312,12 @@ class PriorityDDP(nn.Module):
         step = Step.of(rounds.clock.segments(), rounds.units, rounds.update_s, busy)
         rounds.clock = None
         mine = (plan.choose(asked, step, link, rounds.units), step, link)
-        chosen, *learned = self._from_first(mine)
-        self.learned = (learned[0], learned[1])
+        plans, step, link = self._from_first(mine)
+        self.learned = (step, link)
         rounds.in_parts = True
-        rivals = [chosen] if asked.order else chosen.rivals()
-        if len(rivals) > 1:
-            self._contest = Contest(rivals)
-        self._follow(rivals[0])
+        if len(plans) > 1:
+            self._contest = Contest(plans, step.compute_s)
+        self._follow(plans[0])
 
     def _next_turn(self, contest: Contest) -> None:
         """Another plan trains; or all have, and one goes on."""
