@@ -39,6 +39,7 @@ export function Overview() {
     .map((phase) => ({ phase, time: root.phases[phase] }))
     .filter((one) => one.time > 0);
   const palette = colours(dark.value);
+  const small = operators.length - large.length;
   const rest = operators.slice(large.length).reduce((sum, one) => sum + one.total, 0);
   return (
     <section class="overview" aria-label="Overview">
@@ -93,9 +94,9 @@ export function Overview() {
                   </td>
                 </tr>
               ))}
-              {operators.length > large.length ? (
+              {small > 0 ? (
                 <tr class="faint">
-                  <td>{operators.length - large.length} others</td>
+                  <td>{small === 1 ? "1 other" : `${small} others`}</td>
                   <td class="right">{duration(rest)}</td>
                   <td class="wide">
                     <Bar share={rest / now.stepNs} colour="var(--faint)" />

@@ -298,7 +298,11 @@ def _sizes(samples: str | Sequence[int]) -> list[int]:
         )
     found = sorted(set(samples))
     if not all(type(size) is int and size > 0 for size in found):
-        raise InvalidArgumentError("samples", "sizes are whole numbers from 1 on")
+        raise InvalidArgumentError(
+            "samples", "sizes are whole numbers from 1 on", remedy="as 16,40,96"
+        )
     if len(found) < 2:
-        raise InvalidArgumentError("samples", "two sizes at least tell how the batch matters")
+        raise InvalidArgumentError(
+            "samples", "two sizes at least tell how the batch matters", remedy="as 16,40,96"
+        )
     return found

@@ -25,6 +25,7 @@ from slipstream.child import Child
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, SlipstreamError, WorkloadError
 from slipstream.measure.memory import read_status_bytes
+from slipstream.units import format_bytes
 from slipstream.verbs._children import run_program, workload_of
 from slipstream.verbs._segments import Least, Segments
 from slipstream.workload import Built, Workload, kept_files
@@ -280,10 +281,11 @@ class Sampler:
                     raise DoesNotFitError(error.what, remedy=remedy) from error
                 if not _is_memory(error):
                     raise
+                what = f"{shown} samples" if shown else "the batch as it is"
+                limit = self._limit_bytes
                 raise DoesNotFitError(
-                    "a step of "
-                    + (f"{shown} samples" if shown else "the batch as it is")
-                    + " does not fit into memory",
+                    f"a step of {what} does not fit into "
+                    + ("memory" if limit is None else format_bytes(limit)),
                     remedy="a smaller batch, or a larger --limit",
                 ) from error
 
