@@ -5,6 +5,7 @@ Started by `slipstream.cluster.measuring.run_ranks`.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -44,7 +45,7 @@ def _memory(asked: dict[str, Any]) -> dict[str, float]:
         exchange(flat[:1000], starts.clip(max=1000), Wire.of(), asked["algorithm"])
         dist.barrier()
         wire = Wire.of()
-        peak = peak_of_call(lambda: exchange(flat, starts, wire, asked["algorithm"]))  # noqa: B023
+        peak = peak_of_call(functools.partial(exchange, flat, starts, wire, asked["algorithm"]))
         found[name] = peak.increase / (numbers * flat.element_size())
     return found
 
@@ -91,7 +92,7 @@ def _turns(asked: dict[str, Any], *of: Callable[[torch.Tensor], object]) -> dict
         turn = []
         for run in of:
             flat.copy_(first)
-            turn.append(_timed(lambda: run(flat)))  # noqa: B023
+            turn.append(_timed(functools.partial(run, flat)))
         times.append(turn)
     return {"times_s": times[1:]}
 
