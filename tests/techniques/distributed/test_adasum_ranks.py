@@ -92,7 +92,26 @@ def test_the_bytes_are_those_of_an_all_reduce(algorithm: str) -> None:
 
     for payload, product in run_ranks(size, work):
         assert payload == 2 * 4 * length * (size - 1) // size
-        assert product == 8 * 3 * (10 if algorithm == "gram" else 3 * 2)
+        # Cuts at 1024, 2048 and 3072 run through two of three layers, that of the first level, at
+        # 2048, through one; and all say whether their numbers are finite.
+        doubles = 2 * 10 + 1 if algorithm == "gram" else (3 + 1) + (2 * 3 + 1)
+        assert product == 8 * doubles
+
+
+@pytest.mark.parametrize("algorithm", ["gram", "rvh"])
+def test_scalar_products_sent_do_not_grow_with_layers(algorithm: str) -> None:
+    def work(rank: int) -> list[int]:
+        sent = []
+        for layers in (10, 1000):
+            flat = torch.randn(4096)
+            starts = check(flat, list(range(0, 4000, 4000 // layers)), algorithm, 4)
+            wire = Wire.of()
+            exchange(flat, starts, wire, algorithm)
+            sent.append(wire.product_bytes)
+        return sent
+
+    for few, many in run_ranks(4, work):
+        assert many <= few
 
 
 def small() -> nn.Module:
