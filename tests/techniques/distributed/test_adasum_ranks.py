@@ -262,7 +262,7 @@ def test_what_differs_between_ranks_is_named_on_all() -> None:
 
     for said in run_ranks(2, work):
         for one, part in zip(
-            said, ("other layers", "not finite", "parameters", "start"), strict=True
+            said, ("another shape", "not finite", "parameters", "start"), strict=True
         ):
             assert part in one
 
