@@ -164,8 +164,8 @@ class PriorityDDP(nn.Module):
 
     @property
     def settled(self) -> bool:
-        """Whether there is a plan, and it stays."""
-        return self.plan is not None and self._contest is None
+        """Whether there is a plan, and it stays; or nothing to exchange."""
+        return self._finalizer is None or (self.plan is not None and self._contest is None)
 
     def train(self, mode: bool = True) -> Self:
         """As a module's; before evaluation, all updates are made."""
