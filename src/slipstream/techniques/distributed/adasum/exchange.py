@@ -221,25 +221,18 @@ def _weighed(
 
 
 def _aligned_groups(wire: Wire) -> dict[int, Any]:
-    """By size, the contiguous groups of ranks that this one is in; made once for a group."""
-    members = dist.get_process_group_ranks(wire.group or dist.group.WORLD)
-    key = tuple(members)
-    found = _groups.get(key)
-    if found is None or found[0] is not (wire.group or dist.group.WORLD):
-        made: dict[int, Any] = {}
+    """By size, the contiguous groups of ranks that this one is in; made once for a wire."""
+    if not wire.aligned:
+        members = dist.get_process_group_ranks(wire.group or dist.group.WORLD)
         size = 2
         while size < wire.size:
             first = wire.rank // size * size
-            made[size] = dist.new_group(
-                members[first : first + size], use_local_synchronization=True
-            )
+            wire.aligned[size] = dist.new_group(
+                members[first : first + size], timeout=wire.timeout,
+                use_local_synchronization=True,
+            )  # fmt: skip
             size *= 2
-        made[wire.size] = wire.group
-        found = _groups[key] = (wire.group or dist.group.WORLD, made)
-    return found[1]
-
-
-_groups: dict[tuple[int, ...], tuple[Any, dict[int, Any]]] = {}
+    return {**wire.aligned, wire.size: wire.group}
 
 
 def _cuts(begin: int, end: int, parts: int) -> list[int]:
