@@ -38,7 +38,7 @@ _ALONE = "slipstream.techniques.embedding.alone"
 _ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 _BY_HAND = """\
 import slipstream.nn
-pool = slipstream.nn.SharedArray.compressing([(rows, dim)], ratio=100, block=32)
+pool = slipstream.nn.SharedArray.compressing([(rows, dim)], ratio=100, block=32, sign=False)
 self.item = slipstream.nn.ROBEEmbedding(rows, dim, pool)"""
 
 
@@ -49,13 +49,14 @@ class RobeEmbedding(Settings):
     Attributes:
         ratio: numbers of the tables over numbers of the array.
         block: numbers read in one run.
-        sign: whether rows have hashed signs.
+        sign: whether rows have hashed signs, which make inner products of rows unbiased.
         rows: smaller tables stay as they are: they cost nothing and would only collide.
     """
 
     ratio: float = 100.0
     block: int = 32
-    sign: bool = True
+    # As a plan's (`ways.robe.SIGN`): trained rows with signs can have no direction in common.
+    sign: bool = False
     rows: int = 2000
 
     name: ClassVar[str] = "robe_embedding"
