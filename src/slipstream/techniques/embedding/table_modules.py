@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.native.bags import check
+from slipstream.native.bags import check, check_weights
 from slipstream.techniques.embedding.bags import check_mode, each, normalise, padding_row, reduced
 from slipstream.techniques.embedding.protocol import CHUNK_ROWS, dense
 
@@ -157,6 +157,8 @@ class TableEmbeddingBag(_Over):
             device=parameter.device, include_last_offset=self.include_last_offset,
         )  # fmt: skip
         check(bags.ids, bags.offsets, self._rows, bags.total)
+        if bags.weights is not None:
+            check_weights(bags.weights)
         rows = self.table.look_up(bags.ids)
         if self.mode == "max":  # of the rows as they are read, which is no linear map
             rows = self.table.widen(rows)
