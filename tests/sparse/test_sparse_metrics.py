@@ -162,6 +162,26 @@ def test_a_semiring_says_what_is_wrong_with_it() -> None:
         pairwise_distances(rows, metric=Semiring(lambda p, q: p.sum()))
     with pytest.raises(InvalidArgumentError, match="p: not an argument of a Semiring"):
         pairwise_distances(rows, metric=Semiring(np.multiply), p=3)
+    with pytest.raises(InvalidArgumentError, match="product: None is no function"):
+        Semiring(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="left_unit: 2 is no function"):
+        Semiring(np.multiply, left_unit=2)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"semiring.product: .* complex128, not real"):
+        pairwise_distances(rows, metric=Semiring(lambda p, q: p * 1j))
+
+
+def test_a_semiring_may_write_into_what_it_is_given() -> None:
+    rows = skewed(12, 30, 1)
+    kept = rows.data.copy()
+    plain = Semiring(np.multiply, left_unit=np.square, right_unit=np.square)
+    in_place = Semiring(
+        lambda p, q: np.multiply(p, q, out=p),
+        left_unit=lambda p: np.square(p, out=p),
+        right_unit=lambda q: np.square(q, out=q),
+    )
+    expected = pairwise_distances(rows, metric=plain)
+    assert np.array_equal(pairwise_distances(rows, metric=in_place), expected)
+    assert np.array_equal(rows.data, kept)
 
 
 # ---- axioms --------------------------------------------------------------------------------------
