@@ -167,6 +167,7 @@ def test_copies_and_compiled_modules_look_up_the_same() -> None:
     compiled = torch.compile(bag, backend="aot_eager", fullgraph=True)
     made = compiled(ids)
     assert torch.equal(made, bag(ids))
+    assert torch.equal(torch.export.export(bag, (ids,)).module()(ids), made)
     made.sum().backward()
     found = bag.pool.array.grad.clone()
     bag.pool.array.grad = None

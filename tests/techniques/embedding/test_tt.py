@@ -186,6 +186,7 @@ def test_compiled_modules_look_up_the_same() -> None:
     ids = torch.randint(0, 200, (8, 5))
     made = torch.compile(one, backend="aot_eager", fullgraph=True)(ids)
     assert torch.equal(made, one(ids))
+    assert torch.equal(torch.export.export(one, (ids,)).module()(ids), made)
     made.square().sum().backward()
     found = [core.grad.clone() for core in one.cores]
     one.zero_grad()
