@@ -12,6 +12,7 @@ from formulas import FORMULAS, NON_NEGATIVE, OPTIONS, ZERO_AT_SELF, skewed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.data import get
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse import METRICS, Semiring, gather, kernels, pairwise_distances
 
@@ -62,6 +63,25 @@ def test_equals_the_formula(metric: str, negative: bool, backend: str) -> None:
     )
     assert single.dtype == np.float32
     # Relative to the scale of the norms: what the terms that cancel add up to.
+    scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max()))
+    assert off(single, expected) <= 1e-5 * scale
+
+
+@pytest.fixture
+def ratings(shared_data: object) -> sp.csr_matrix:
+    """MovieLens-100k, users x films."""
+    found: Any = get("movielens_100k")
+    return sp.csr_matrix((found.ratings.astype(np.float64), (found.users, found.items)))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equals_the_formula_on_real_rows(metric: str, ratings: sp.csr_matrix) -> None:
+    users, options = ratings[::83], OPTIONS.get(metric, {})
+    expected = FORMULAS[metric](users.toarray(), ratings.toarray())
+    assert off(pairwise_distances(users, ratings, metric, **options), expected) <= 1e-10
+    single = pairwise_distances(
+        users.astype(np.float32), ratings.astype(np.float32), metric, **options
+    )
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max()))
     assert off(single, expected) <= 1e-5 * scale
 
