@@ -23,6 +23,7 @@ from slipstream.native import _robe_reference as reference
 from slipstream.native import robe as door
 from slipstream.native import why_no_library
 from slipstream.techniques.embedding import (
+    bench_device,
     bench_memory,
     bench_predictions,
     bench_quality,
@@ -45,6 +46,7 @@ _LEAST_P_VALUE = 0.001
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Rows of the bench. Quick takes smaller tables for 26 of them, and fewer draws."""
     yield from tt_bench.bars(options)
+    yield from bench_device.bars(options)
     if not door.kernels():
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("look-up, block 32: over EmbeddingBag", "x", ">= 3.1", reason)
