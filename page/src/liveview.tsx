@@ -42,7 +42,13 @@ export function Badge() {
 
 /** In place of a view that has nothing to draw yet. */
 export function Waiting() {
-  if (connection.value === "open" && now.value?.state === "failed") return <ProblemBox />;
+  if (connection.value === "open" && now.value?.state === "failed") {
+    return (
+      <section>
+        <ProblemBox />
+      </section>
+    );
+  }
   return <Trouble drawn={false} />;
 }
 

@@ -409,6 +409,10 @@ def test_a_first_text_that_fails_is_told_in_every_view(page: Page, zygote: Zygot
                 "return document.getElementById('view').innerText",
                 lambda text: "broken.py:1" in text,
             )
+        page.shown.run("location.hash = 'live'")
+        path.write_text(TRAIN)
+        note = "return document.getElementById('bars-note')?.innerText ?? ''"
+        page.until(note, lambda text: "--no-batches" in text)
 
 
 def test_after_a_step_that_failed_no_sizes_are_awaited(page: Page) -> None:

@@ -42,6 +42,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Analysis", "Analyst", "Problem", "parse_workloa
 DEFAULT_TIMEOUT_S = 60.0
 _LOOK_S = 0.05
 _WORDS = 200
+_NO_BATCHES = "--no-batches leaves them out"
 # Seconds of timing steps of several batch sizes.
 _BATCH_BUDGET_S = 4.0
 
@@ -333,6 +334,7 @@ class Analyst:
                 said="starting",
                 costs=before.costs,
                 stale=True,
+                batch_reason="" if self._settings.batches else _NO_BATCHES,
                 expected=expected,
             )
             self._publish(number, begun_with)
