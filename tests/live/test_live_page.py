@@ -225,6 +225,32 @@ def test_a_switch_simulates_what_nobody_simulated(page: Page) -> None:
             assert f"{1 / found['ratio']:.2f}x" in said
 
 
+def test_what_was_not_simulated_in_advance_can_be_switched_on(page: Page, zygote: Zygote) -> None:
+    path = page.path.parent / "some.py"
+    path.write_text(TRAIN)
+    first, other = "accumulation:4", "accumulation:2"
+    with (
+        Analyst(
+            f"{path}:make_workload", threads=1, steps=1, techniques=(other,), batches=False,
+            zygote=zygote,
+        ) as analyst,
+        serving(analyst, 0) as live,
+    ):  # fmt: skip
+        analyst.watch()
+        page.open(live.address)
+        page.until("return !!document.querySelector('.badge.ready')")
+        switches = "return [...document.querySelectorAll('.switch .mono')].map(s => s.innerText)"
+        shown = page.until(switches)
+        assert shown[0] == other
+        assert first in shown
+        page.shown.run(
+            "[...document.querySelectorAll('.switch')].find(s => s.innerText.includes("
+            "arguments[0])).querySelector('input').click()",
+            first,
+        )
+        page.until("return document.querySelector('.outcome').innerText", lambda t: "worth" in t)
+
+
 def test_another_device_is_chosen(page: Page) -> None:
     page.until("return !!document.getElementById('device')")
     page.shown.run(
