@@ -15,17 +15,18 @@ interface Proposal {
 
 export const proposal = signal<Proposal | null>(null);
 export const fault = signal<Fault | null>(null);
-const busy = signal(false);
+/** What is being done with the file; empty where nothing is. */
+const busy = signal("");
 
-async function attempt(deed: () => Promise<void>): Promise<void> {
-  busy.value = true;
+async function attempt(doing: string, deed: () => Promise<void>): Promise<void> {
+  busy.value = doing;
   fault.value = null;
   try {
     await deed();
   } catch (error) {
     fault.value = faultOf(error);
   } finally {
-    busy.value = false;
+    busy.value = "";
   }
 }
 
@@ -36,7 +37,7 @@ export function propose(
   digest?: string | null,
 ): Promise<void> {
   proposal.value = null;
-  return attempt(async () => {
+  return attempt("looking for the place of the edit", async () => {
     const found = await ask<{ diff: string; note: string; digest: string }>({
       do: "preview",
       ...change,
@@ -52,7 +53,7 @@ export function forgetProposal(): void {
 }
 
 function save(): Promise<void> {
-  return attempt(async () => {
+  return attempt("writing the file", async () => {
     const { change, digest } = proposal.value!;
     proposal.value = null;
     await ask({ do: "save", ...change, digest });
@@ -61,7 +62,7 @@ function save(): Promise<void> {
 
 export function undo(): Promise<void> {
   proposal.value = null;
-  return attempt(async () => void (await ask({ do: "undo" })));
+  return attempt("taking the edit back", async () => void (await ask({ do: "undo" })));
 }
 
 export function FaultBox() {
@@ -95,7 +96,7 @@ function changes(diff: string): string[] {
 /** The diff that waits to be confirmed. */
 export function Confirm() {
   const one = proposal.value;
-  if (!one) return null;
+  if (!one) return busy.value ? <p class="faint small">{busy.value}</p> : null;
   const file = batch.value?.file ?? "the file";
   return (
     <div class="confirm" role="group" aria-label="Edit to confirm">
@@ -111,7 +112,7 @@ export function Confirm() {
         ))}
       </pre>
       {one.note ? <p class="faint small">{one.note}</p> : null}
-      <button type="button" class="main" id="save" disabled={busy.value} onClick={save}>
+      <button type="button" class="main" id="save" disabled={busy.value !== ""} onClick={save}>
         Save to {file}
       </button>{" "}
       <button type="button" id="put-back" onClick={forgetProposal}>
@@ -124,7 +125,7 @@ export function Confirm() {
 export function Undo() {
   const edits = now.value?.undo ?? 0;
   return (
-    <button type="button" id="undo" disabled={!edits || busy.value} onClick={undo}>
+    <button type="button" id="undo" disabled={!edits || busy.value !== ""} onClick={undo}>
       Undo the last edit
     </button>
   );
@@ -139,7 +140,7 @@ export function Apply() {
     <button
       type="button"
       id="apply"
-      disabled={busy.value}
+      disabled={busy.value !== ""}
       onClick={() => void propose(name, { technique: name })}
     >
       Write it into {batch.value?.file ?? "the file"}

@@ -93,7 +93,7 @@ export const now = signal<LiveState | null>(null);
 export const costs = signal<Costs | null>(null);
 export const files = signal<{ path: string; text: string }[]>([]);
 export const batch = signal<Batch | null>(null);
-export const clusters = signal<string[]>([]);
+export const clusters = signal<{ name: string; devices: number }[]>([]);
 /** Names of combinations that are being simulated. */
 export const pending = signal<ReadonlySet<string>>(new Set());
 /** Why a combination was not simulated. */

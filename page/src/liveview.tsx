@@ -5,7 +5,7 @@ import type { Signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { Bars, settle } from "./bars";
 import { Confirm, FaultBox, Undo, forgetProposal } from "./edit";
-import { bytes, duration, percent, times } from "./format";
+import { bytes, count, duration, percent, times } from "./format";
 import { ask, batch, clusters, connection, costs, faultOf, files, now } from "./live";
 import type { Expected, LineCost } from "./live";
 import { Empty } from "./parts";
@@ -18,17 +18,6 @@ const SAID: Record<string, string> = {
   ready: "ready",
   failed: "failed",
 };
-
-// What was dragged or proposed belongs to the text that was there.
-let number = 0;
-effect(() => {
-  const next = now.value?.number ?? 0;
-  if (next !== number) {
-    number = next;
-    settle();
-    forgetProposal();
-  }
-});
 
 /** How fresh the numbers are, beside the title. */
 export function Badge() {
@@ -53,10 +42,17 @@ export function Badge() {
 
 /** In place of a view that has nothing to draw yet. */
 export function Waiting() {
-  return <Trouble />;
+  if (connection.value === "open" && now.value?.state === "failed") {
+    return (
+      <section>
+        <ProblemBox />
+      </section>
+    );
+  }
+  return <Trouble drawn={false} />;
 }
 
-function Trouble() {
+function Trouble({ drawn }: { drawn: boolean }) {
   const state = now.value;
   if (connection.value === "ended") {
     return (
@@ -69,12 +65,11 @@ function Trouble() {
   if (connection.value === "lost" && !state) {
     return <Empty title="The server does not answer" text="This page tries again by itself." />;
   }
-  if (state?.state === "failed" && !costs.value) return null;
-  if (costs.value) return null;
+  if (drawn || state?.state === "failed") return null;
   return (
     <Empty
       title={state ? `Analysing ${state.workload}` : "Connecting"}
-      text={state?.said || "The step is run a few times; the first numbers take seconds."}
+      text="The step is run a few times; the first numbers take seconds."
     />
   );
 }
@@ -93,7 +88,7 @@ export function LiveView() {
       ) : null}
       <ProblemBox />
       <FaultBox />
-      <Trouble />
+      <Trouble drawn={costs.value !== null} />
       {costs.value && connection.value !== "ended" ? (
         <>
           <div class="halves">
@@ -235,7 +230,9 @@ function Choice(props: {
         onChange={(event) => props.choose(event.currentTarget.value)}
       >
         {props.names.map((name) => (
-          <option key={name}>{name}</option>
+          <option key={name} value={name}>
+            {name}
+          </option>
         ))}
       </select>
     </label>
@@ -244,6 +241,7 @@ function Choice(props: {
 
 const cluster = signal("");
 const spread = signal("");
+const workers = signal(8);
 const there = signal<Answer | null>(null);
 
 interface Elsewhere {
@@ -254,31 +252,42 @@ interface Elsewhere {
   interval: [number, number];
 }
 
+/** 2, 4, 8 and so on, and `most`. */
+function doubles(most: number): string[] {
+  const found = [];
+  for (let one = 2; one < most; one *= 2) found.push(`${one}`);
+  return [...found, `${most}`];
+}
+
 /** The step on several devices. */
 function Elsewhere() {
   const ways = hasDoc() ? (doc().what_ifs.spreading ?? []) : [];
   if (!ways.length || !clusters.value.length) return null;
-  const where = cluster.value || clusters.value[0];
+  const where = clusters.value.find((one) => one.name === cluster.value) ?? clusters.value[0];
   const how = spread.value || (ways.includes("ddp") ? "ddp" : ways[0]);
-  const simulate = (where: string, how: string) =>
+  const many = Math.min(workers.value, where.devices);
+  const simulate = (name: string, how: string, wanted: number) => {
+    const most = clusters.value.find((one) => one.name === name)?.devices ?? wanted;
+    const many = Math.min(wanted, most);
     void answered<Elsewhere>(
       there,
       "simulating",
-      { do: "simulate", technique: how, cluster: where },
+      { do: "simulate", technique: how, cluster: name, workers: many },
       (found) =>
-        `${times(1 / found.ratio)} the samples per second: ${duration(found.step_ns)} per step of ${found.samples} samples`,
+        `${times(1 / found.ratio)} the samples per second with ${many} workers: ${duration(found.step_ns)} per step of ${count(found.samples)} samples`,
     );
+  };
   return (
     <div class="elsewhere">
       <h2>On a cluster</h2>
       <Choice
         id="cluster"
         label="where"
-        names={clusters.value}
-        value={where}
+        names={clusters.value.map((one) => one.name)}
+        value={where.name}
         choose={(name) => {
           cluster.value = name;
-          simulate(name, how);
+          simulate(name, how, workers.value);
         }}
       />{" "}
       <Choice
@@ -288,10 +297,20 @@ function Elsewhere() {
         value={how}
         choose={(name) => {
           spread.value = name;
-          simulate(where, name);
+          simulate(where.name, name, many);
         }}
       />{" "}
-      <button type="button" id="elsewhere" onClick={() => simulate(where, how)}>
+      <Choice
+        id="workers"
+        label="workers"
+        names={doubles(where.devices)}
+        value={`${many}`}
+        choose={(text) => {
+          workers.value = Number(text);
+          simulate(where.name, how, workers.value);
+        }}
+      />{" "}
+      <button type="button" id="elsewhere" onClick={() => simulate(where.name, how, many)}>
         Simulate
       </button>
       <p class={there.value?.reason ? "faint small" : "small"} aria-live="polite" id="there">
@@ -371,6 +390,18 @@ function Past() {
     </figure>
   );
 }
+
+// What was dragged, proposed or asked for belongs to the text that was there.
+let number = 0;
+effect(() => {
+  const next = now.value?.number ?? 0;
+  if (next !== number) {
+    number = next;
+    settle();
+    forgetProposal();
+    there.value = onDevice.value = null;
+  }
+});
 
 /** Bring the most expensive line into sight, once for a file. */
 function reveal(box: HTMLElement | null, line: number): void {

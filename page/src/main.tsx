@@ -50,6 +50,8 @@ function Page() {
 function keys(event: KeyboardEvent): void {
   if (event.ctrlKey || event.metaKey || event.altKey || help.value) return;
   if (event.target instanceof HTMLInputElement && event.target.type === "search") return;
+  // There letters and digits choose.
+  if (event.target instanceof HTMLSelectElement) return;
   const number = Number(event.key);
   if (number >= 1 && number <= views.value.length) view.value = views.value[number - 1][0];
   else if (event.key === "t" || event.key === "T") dark.value = !dark.value;

@@ -19,7 +19,11 @@ import {
 export function Switchboard() {
   const { what_ifs: found } = doc();
   const singles = found.predictions.filter((p) => p.parts.length === 1).map((p) => p.technique);
-  const offered = live.value && found.state !== "ready" ? (found.offered ?? []) : singles;
+  // A live page simulates what nobody asked for in advance when it is switched on.
+  const without = [...found.refused, ...found.failed].map((one) => one.technique);
+  const known = new Set([...singles, ...without]);
+  const more = live.value ? (found.offered ?? []).filter((name) => !known.has(name)) : [];
+  const offered = [...singles, ...more];
   return (
     <aside aria-label="Switchboard">
       <h2>Switchboard</h2>

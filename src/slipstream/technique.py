@@ -13,7 +13,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from importlib.metadata import EntryPoints, entry_points
@@ -223,6 +223,20 @@ def registry() -> dict[str, type[Technique]]:
                 remedy=f"mend or uninstall {package}",
             ) from error
     return dict(sorted(found.items()))
+
+
+def need_known(techniques: Iterable[str]) -> None:
+    """See that techniques of these names are installed, without importing any.
+
+    Raises:
+        UnknownNameError: there is none of a name; the nearest is suggested.
+    """
+    known = {point.name for point in _points(entry_points, tuple(sys.path))}
+    for text in techniques:
+        for part in text.split("+"):
+            name = part.strip().partition(":")[0]
+            if name not in known:
+                raise UnknownNameError("technique", name, known)
 
 
 @functools.lru_cache(maxsize=4)

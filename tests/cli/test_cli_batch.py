@@ -33,6 +33,8 @@ def test_sizes_that_are_asked_for(slipstream: Any) -> None:
     [
         (["--sizes", "4"], "two sizes at least"),
         (["--sizes", "4,x"], "not a list of numbers"),
+        (["--for-throughput", "-3"], "-3 is no number of samples a second"),
+        (["--svg", "nowhere/batch.svg"], "there is no folder 'nowhere'"),
         (["--limit", "8 elephants"], "not a size"),
     ],
 )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +45,17 @@ def test_what_is_wrong_is_said_without_a_traceback(slipstream: Any, corpus: Path
 
 
 def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path) -> None:
-    corpus = tmp_path / "endless.jsonl"
-    os.mkfifo(corpus)
+    corpus = tmp_path / "long.jsonl"
+    # Far more than is read before the signal: it is sent at the first line of progress.
+    line = json.dumps({"text": " ".join(f"word{n}" for n in range(300))}) + "\n"
+    corpus.write_text(line * 50_000)
     target = tmp_path / "kept.jsonl"
     target.write_text("as it was")
     command = [sys.executable, "-m", "slipstream", "dedup", str(corpus), "-o", str(target)]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    with open(corpus, "w") as pipe:
-        for n in range(3000):
-            pipe.write(json.dumps({"text": f"document number {n}"}) + "\n")
-        pipe.flush()
-        time.sleep(0.2)
-        run.send_signal(signal.SIGINT)
-        assert run.wait(600) == 130
+    assert run.stderr is not None
+    assert "documents read" in run.stderr.readline()
+    run.send_signal(signal.SIGINT)
+    assert run.wait(600) == 130
     assert target.read_text() == "as it was"
-    assert {path.name for path in tmp_path.iterdir()} == {"endless.jsonl", "kept.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"long.jsonl", "kept.jsonl"}

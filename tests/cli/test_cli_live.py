@@ -60,3 +60,12 @@ def test_a_recording_and_a_file_that_is_not_there_are_refused(slipstream: Any) -
         assert run.returncode in (1, 2)
         assert run.stdout == ""
         assert "try:" in run.stderr
+
+
+def test_a_technique_that_is_not_there_is_refused_before_anything_runs(slipstream: Any) -> None:
+    for verb in ("live", "lsp"):
+        run = slipstream(verb, "train.py:make_workload", "-t", "fused_optimizer+anp")
+        assert run.returncode == 2
+        assert run.stdout == ""
+        assert "unknown technique 'anp'" in run.stderr
+        assert "did you mean amp" in run.stderr

@@ -174,7 +174,7 @@ def test_undo_is_refused_when_something_else_was_typed(session: Session, editor:
     ("command", "arguments", "reason"),
     [
         ("slipstream.apply", ["no_such_technique"], "no_such_technique"),
-        ("slipstream.apply", ["batch_size:x2"], "DataLoader"),
+        ("slipstream.apply", ["batch_size:64"], "does not say"),
         ("slipstream.setBatchSize", [0], "between 1"),
         ("slipstream.setBatchSize", ["many"], "many"),
         ("slipstream.setBatchSize", [], "Expected"),

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from live_workloads import LIMIT_S, TRAIN
 
 from slipstream.errors import SlipstreamError
 from slipstream.live import Analysis, Analyst
+from slipstream.live._processes import EDITING, MEASURING, Processes
 from slipstream.live._zygote import Zygote
 
 Start = Callable[..., Analyst]
@@ -283,3 +285,16 @@ def test_closing_ends_the_processes_and_removes_the_recordings(
     analyst.close()
     assert not folder.exists()
     assert analyst.analyse() == found.number
+
+
+def test_an_edit_does_not_wait_for_a_device_that_is_measured(zygote: Zygote) -> None:
+    processes = Processes(zygote)
+    with ThreadPoolExecutor(1) as pool:
+        command = {"args": ["sleep", "30"]}
+        measuring = pool.submit(processes.ask, None, "subprocess:call", desk=MEASURING, **command)
+        try:
+            assert processes.ask(None, "os:getpid", desk=EDITING) != os.getpid()
+            assert not measuring.done()
+        finally:
+            processes.interrupt()
+    processes.close()

@@ -24,7 +24,8 @@ from slipstream.live.server import Live, serving
 from slipstream.report._browser import Browser, axe_core, browser, missing
 
 Require = Callable[[str, bool, str], None]
-SIZES = ((1280, 720), (1920, 1080))
+# The last is a panel beside the code.
+SIZES = ((1280, 720), (1920, 1080), (440, 900))
 TEXT = "return document.body.innerText"
 VALUE = "return document.getElementById('bar-{}').getAttribute('aria-valuetext')"
 # Texts that lie on each other, or are cut by the edge of their box without a scroll bar.
@@ -159,7 +160,7 @@ def test_without_the_key_there_is_a_clear_page_and_no_data(session: Page) -> Non
     session.until("return !!document.querySelector('.badge')")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=["small", "large"])
+@pytest.mark.parametrize("size", SIZES, ids=["small", "large", "panel"])
 def test_nothing_overlaps_or_is_cut(page: Page, size: tuple[int, int], require: Require) -> None:
     page.open(size=size)
     page.ready()
@@ -224,6 +225,32 @@ def test_a_switch_simulates_what_nobody_simulated(page: Page) -> None:
             assert f"{1 / found['ratio']:.2f}x" in said
 
 
+def test_what_was_not_simulated_in_advance_can_be_switched_on(page: Page, zygote: Zygote) -> None:
+    path = page.path.parent / "some.py"
+    path.write_text(TRAIN)
+    first, other = "accumulation:4", "accumulation:2"
+    with (
+        Analyst(
+            f"{path}:make_workload", threads=1, steps=1, techniques=(other,), batches=False,
+            zygote=zygote,
+        ) as analyst,
+        serving(analyst, 0) as live,
+    ):  # fmt: skip
+        analyst.watch()
+        page.open(live.address)
+        page.until("return !!document.querySelector('.badge.ready')")
+        switches = "return [...document.querySelectorAll('.switch .mono')].map(s => s.innerText)"
+        shown = page.until(switches)
+        assert shown[0] == other
+        assert first in shown
+        page.shown.run(
+            "[...document.querySelectorAll('.switch')].find(s => s.innerText.includes("
+            "arguments[0])).querySelector('input').click()",
+            first,
+        )
+        page.until("return document.querySelector('.outcome').innerText", lambda t: "worth" in t)
+
+
 def test_another_device_is_chosen(page: Page) -> None:
     page.until("return !!document.getElementById('device')")
     page.shown.run(
@@ -236,6 +263,31 @@ def test_another_device_is_chosen(page: Page) -> None:
     )
     found = page.analyst.on_device("h100-sxm")
     assert (found["why_not"] or found["about"]) in said
+
+
+def test_a_cluster_is_chosen_and_the_answer_goes_with_its_text(page: Page) -> None:
+    def choose(what: str, value: str) -> str:
+        page.until(f"return !!document.getElementById('{what}')")
+        page.shown.run(
+            "const chosen = document.getElementById(arguments[0]); chosen.value = arguments[1];"
+            "chosen.dispatchEvent(new Event('change', {bubbles: true}))",
+            what,
+            value,
+        )
+        there = "return document.getElementById('there').innerText"
+        return str(page.until(there, lambda text: "samples per second" in text))
+
+    choose("cluster", "ethernet-1g")
+    choose("workers", "4")
+    for how in ("ddp", "ddp+sharded_update"):
+        said = choose("spread", how)
+        found = page.analyst.simulate(how, "ethernet-1g", 4)
+        assert f"{1 / found['ratio']:.2f}x the samples per second with 4 workers" in said
+    # It has eight devices; nobody can ask for more.
+    devices = "return [...document.querySelectorAll('#workers option')].map(one => one.value)"
+    assert page.shown.run(devices) == ["2", "4", "8"]
+    page.path.write_text(TRAIN.replace("lr=0.1", "lr=0.2"))
+    page.until(TEXT, lambda text: "samples per second with" not in text)
 
 
 def test_dragged_saved_measured_and_undone_to_the_byte(page: Page) -> None:
@@ -366,6 +418,27 @@ def test_a_fault_while_typing_is_shown_and_the_numbers_stay(page: Page) -> None:
     assert page.shown.run("return !!document.getElementById('bar-step')")
     page.path.write_text(TRAIN)
     page.until("return !document.getElementById('problem')")
+
+
+def test_a_first_text_that_fails_is_told_in_every_view(page: Page, zygote: Zygote) -> None:
+    path = page.path.parent / "broken.py"
+    path.write_text("def make_workload(:\n")
+    with (
+        Analyst(f"{path}:make_workload", techniques=None, batches=False, zygote=zygote) as analyst,
+        serving(analyst, 0) as live,
+    ):
+        analyst.watch()
+        page.open(live.address)
+        for view in ("live", "timeline", "whatifs"):
+            page.shown.run("location.hash = arguments[0]", view)
+            page.until(
+                "return document.getElementById('view').innerText",
+                lambda text: "broken.py:1" in text,
+            )
+        page.shown.run("location.hash = 'live'")
+        path.write_text(TRAIN)
+        note = "return document.getElementById('bars-note')?.innerText ?? ''"
+        page.until(note, lambda text: "--no-batches" in text)
 
 
 def test_after_a_step_that_failed_no_sizes_are_awaited(page: Page) -> None:

@@ -130,12 +130,29 @@ def test_every_instruction_set_gives_the_same_bits(kernel: tuple[InstructionSet,
     assert all(map(torch.equal, all_of(best, call), all_of(kernel[1], call)))
 
 
-def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@KERNELS
+def test_gradients_are_exact_over_micro_batches_and_pieces(
+    kernel: tuple[InstructionSet, int],
+) -> None:
+    cores = whole_cores(((25, 30, 20), (2, 2, 4), (3, 5)))
+    how = bags(15_000, 0, 9, 16, count=20_001)
+    grad = torch.randint(-1, 2, (50, 16)).float()
+    made, found = exactly(cores, how, grad)
+    assert torch.equal(door.forward_by(kernel[1], cores, *how).double(), made)
+    for one, wanted in zip(door.backward_by(kernel[1], grad, cores, *how), found, strict=False):
+        assert torch.equal(one.double(), wanted)
+
+
+@pytest.mark.parametrize("equal", [False, True], ids=["any ids", "equal ids"])
+@pytest.mark.parametrize("count", [0, 1, 4_999, 40_000])
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, count: int, equal: bool) -> None:
     if not door.kernels():
         pytest.skip("no compiled library")
-    call, best = random_call(40_000), next(iter(door.kernels().values()))
+    call, best = random_call(count), next(iter(door.kernels().values()))
+    if equal:
+        call[2][2].fill_(77)
     results = []
-    for threads in (1, 2, 5):
+    for threads in (1, 2, 3, 4, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
         results.append(all_of(best, call))
     for other in results[1:]:

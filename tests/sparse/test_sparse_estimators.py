@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from formulas import FORMULAS, skewed
 
 import slipstream as ss
@@ -123,6 +124,24 @@ def test_a_map_made_of_our_graph_is_the_usual_one() -> None:
             for make in (ss.sparse.KNeighborsTransformer, KNeighborsTransformer)
         ]
     assert np.allclose(*maps, atol=1e-2)
+
+
+@pytest.mark.parametrize("form", ["to_sparse_csr", "to_sparse", "clone"])
+def test_tensors_are_rows_too(form: str) -> None:
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        rows = getattr(torch.from_numpy(ROWS.toarray()), form)()
+    made = ss.sparse.NearestNeighbors(metric="canberra").fit(rows).kneighbors(rows)
+    expected = ss.sparse.NearestNeighbors(metric="canberra").fit(ROWS).kneighbors(ROWS)
+    assert all(np.array_equal(a, b) for a, b in zip(made, expected, strict=True))
+
+
+def test_a_patch_within_a_patch_changes_nothing() -> None:
+    with ss.sparse.patch_sklearn():
+        with ss.sparse.patch_sklearn():
+            inner = pairwise_distances(ROWS[:5], ROWS, metric="canberra")
+        assert np.array_equal(pairwise_distances(ROWS[:5], ROWS, metric="canberra"), inner)
+    with pytest.raises((TypeError, ValueError)):
+        pairwise_distances(ROWS[:5], ROWS, metric="canberra")
 
 
 def test_patched_scikit_learn_answers_the_same_and_takes_more() -> None:

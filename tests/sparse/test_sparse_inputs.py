@@ -13,7 +13,7 @@ import torch
 from formulas import skewed
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.sparse import METRICS, knn_graph, pairwise_distances
+from slipstream.sparse import METRICS, distance_tiles, knn_graph, pairwise_distances, radius_join
 from slipstream.sparse.matrix import as_rows
 
 ROWS = skewed(30, 50, 1)
@@ -153,9 +153,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("p", {"metric": "minkowski", "p": 0}, "p: 0 is not a positive number"),
     ("p of another", {"metric": "cosine", "p": 3}, "p: not an argument of cosine"),
     ("smoothing", {"metric": "kl", "smoothing": -1}, "smoothing: -1 is not zero or positive"),
+    ("no function", {"metric": "minkowski", "p": True}, "p: True is not"),
+    ("words for smoothing", {"metric": "kl", "smoothing": "a"}, "smoothing: 'a' is not zero"),
+    ("words for normalise", {"metric": "kl", "normalise": "no"}, "normalise: 'no' is not True"),
     ("threads", {"n_jobs": 0}, "n_jobs: 0"),
+    ("size in words", {"block_bytes": "64MiB"}, "block_bytes: '64MiB' is not a whole number"),
+    ("rows of two lengths", {"B": [[1.0], [1.0, 2.0]]}, "B: its rows are not of one length"),
+    ("three dimensions", {"B": torch.ones(2, 2, 2).to_sparse()}, "B: has 3 dimensions, not two"),
+    ("batch", {"B": torch.ones(2, 3, 3).to_sparse_csr()}, "B: has 3 dimensions, not two"),
+    ("hybrid", {"B": torch.ones(2, 2).to_sparse(1)}, "B: has dense dimensions"),
+    ("result in a list", {"out": []}, "out: is a list"),
     ("memory", {"block_bytes": 5}, "block_bytes: 5 is too little"),
     ("overflow", {"B": ROWS * 1e200}, "A: euclidean of values as large as"),
+    ("high power", {"metric": "minkowski", "p": 40}, "p: minkowski of values no larger than"),
 ]
 
 
@@ -168,16 +178,58 @@ def test_a_bad_argument_is_named(arguments: dict[str, Any], words: str) -> None:
     assert isinstance(caught.value, InvalidArgumentError)
 
 
+def test_values_whose_squares_vanish_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"A: euclidean of values no larger than .* for 0"):
+        pairwise_distances(ROWS * 1e-200)
+    assert pairwise_distances(ROWS * 1e-200, metric="manhattan").max() > 0
+
+
+def test_entries_whose_sum_overflows_are_refused() -> None:
+    large = np.array([3e38, 3e38], np.float32)
+    twice = sp.csr_matrix((large, np.array([1, 1]), np.array([0, 2])), shape=(1, 3))
+    with pytest.raises(ValueError, match=r"A: contains infinity \(row 0, column 1\)"):
+        pairwise_distances(twice, metric="cosine")
+
+
+def test_numbers_of_numpy_are_options_too() -> None:
+    for p in (np.int64(3), np.float32(3)):
+        made = pairwise_distances(ROWS, metric="minkowski", p=p)
+        assert np.array_equal(made, pairwise_distances(ROWS, metric="minkowski", p=3))
+    as_it_is = pairwise_distances(ROWS, metric="hellinger", normalise=False)
+    made = pairwise_distances(ROWS, metric="hellinger", normalise=np.False_)
+    assert np.array_equal(made, as_it_is)
+    assert not np.array_equal(made, pairwise_distances(ROWS, metric="hellinger"))
+
+
+@pytest.mark.parametrize("rows", [0, 2.5, "many"])
+def test_tiles_have_whole_numbers_of_rows(rows: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="rows"):
+        distance_tiles(ROWS, rows=rows)
+
+
 def test_a_typo_gets_a_suggestion() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         pairwise_distances(ROWS, metric="manhatan")
     assert "manhattan" in str(caught.value.remedy)
 
 
-@pytest.mark.parametrize("count", [0, -1, 31, 2.5])
+@pytest.mark.parametrize("count", [0, -1, 31, 2.5, "5", True])
 def test_more_neighbours_than_rows_are_refused(count: Any) -> None:
     with pytest.raises(ValueError, match="n_neighbors"):
         knn_graph(ROWS, count)
+    with pytest.raises(ValueError, match=r"<= n_samples_fit, .* = 31, n_samples_fit = 30"):
+        knn_graph(ROWS, 31)
+    with pytest.raises(ValueError, match=r"< n_samples_fit, .* = 30, n_samples_fit = 30"):
+        knn_graph(ROWS, 30, include_self=False)
+    assert knn_graph(ROWS, 30)[0].shape == (30, 30)
+
+
+def test_the_arguments_of_a_join_are_named_as_they_are() -> None:
+    for metric in ("jaccard", "canberra"):
+        with pytest.raises(InvalidArgumentError, match="X: 50 columns, but Y has 49"):
+            list(radius_join(ROWS, ROWS[:, :-1], metric))
+    with pytest.raises(InvalidArgumentError, match="metric: inner_product is a similarity"):
+        radius_join(ROWS, metric="inner_product")
 
 
 def test_a_similarity_has_no_nearest() -> None:

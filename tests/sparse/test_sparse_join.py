@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import combinations
 from pathlib import Path
 
@@ -169,6 +170,17 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, w
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "out.jsonl"}
 
 
+def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
+    corpus, target = tmp_path / "c.jsonl", tmp_path / "out.jsonl"
+    corpus.write_text('{"text": "one"}\n\n{"text": "two"}\n{"text": "one"}\n \n')
+    assert dedup(corpus, target).group.tolist() == [0, 1, 0]
+    assert target.read_text() == '{"text": "one"}\n{"text": "two"}\n'
+    corpus.write_text('{"text": "one"}\n\n[]\n')
+    with pytest.raises(SlipstreamError, match="no JSON object") as caught:
+        dedup(corpus)
+    assert caught.value.where == f"{corpus}:3"
+
+
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     with pytest.raises(SlipstreamError, match="cannot be read"):
         dedup(tmp_path / "none.jsonl")
@@ -179,5 +191,10 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         dedup(corpus, shingle=0)
     with pytest.raises(SlipstreamError, match="cannot be written"):
         dedup(corpus, tmp_path / "no folder" / "out.jsonl")
+    with pytest.raises(SlipstreamError, match="is a folder"):
+        dedup(corpus, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SlipstreamError, match="can be read only once"):
+        dedup(tmp_path / "pipe", tmp_path / "out.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
     assert dedup(tmp_path / "empty.jsonl").documents == 0

@@ -12,6 +12,7 @@ from formulas import FORMULAS, NON_NEGATIVE, OPTIONS, ZERO_AT_SELF, skewed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.data import get
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse import METRICS, Semiring, gather, kernels, pairwise_distances
 
@@ -62,6 +63,25 @@ def test_equals_the_formula(metric: str, negative: bool, backend: str) -> None:
     )
     assert single.dtype == np.float32
     # Relative to the scale of the norms: what the terms that cancel add up to.
+    scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max()))
+    assert off(single, expected) <= 1e-5 * scale
+
+
+@pytest.fixture
+def ratings(shared_data: object) -> sp.csr_matrix:
+    """MovieLens-100k, users x films."""
+    found: Any = get("movielens_100k")
+    return sp.csr_matrix((found.ratings.astype(np.float64), (found.users, found.items)))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equals_the_formula_on_real_rows(metric: str, ratings: sp.csr_matrix) -> None:
+    users, options = ratings[::83], OPTIONS.get(metric, {})
+    expected = FORMULAS[metric](users.toarray(), ratings.toarray())
+    assert off(pairwise_distances(users, ratings, metric, **options), expected) <= 1e-10
+    single = pairwise_distances(
+        users.astype(np.float32), ratings.astype(np.float32), metric, **options
+    )
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max()))
     assert off(single, expected) <= 1e-5 * scale
 
@@ -162,6 +182,26 @@ def test_a_semiring_says_what_is_wrong_with_it() -> None:
         pairwise_distances(rows, metric=Semiring(lambda p, q: p.sum()))
     with pytest.raises(InvalidArgumentError, match="p: not an argument of a Semiring"):
         pairwise_distances(rows, metric=Semiring(np.multiply), p=3)
+    with pytest.raises(InvalidArgumentError, match="product: None is no function"):
+        Semiring(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="left_unit: 2 is no function"):
+        Semiring(np.multiply, left_unit=2)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"semiring.product: .* complex128, not real"):
+        pairwise_distances(rows, metric=Semiring(lambda p, q: p * 1j))
+
+
+def test_a_semiring_may_write_into_what_it_is_given() -> None:
+    rows = skewed(12, 30, 1)
+    kept = rows.data.copy()
+    plain = Semiring(np.multiply, left_unit=np.square, right_unit=np.square)
+    in_place = Semiring(
+        lambda p, q: np.multiply(p, q, out=p),
+        left_unit=lambda p: np.square(p, out=p),
+        right_unit=lambda q: np.square(q, out=q),
+    )
+    expected = pairwise_distances(rows, metric=plain)
+    assert np.array_equal(pairwise_distances(rows, metric=in_place), expected)
+    assert np.array_equal(rows.data, kept)
 
 
 # ---- axioms --------------------------------------------------------------------------------------

@@ -148,6 +148,18 @@ def test_a_semiring_has_neighbours_too() -> None:
     assert np.array_equal(index, expected[1])
 
 
+def test_results_beyond_two_to_the_31_numbers() -> None:
+    a, b = skewed(3, 30, 1).astype(np.float32), skewed(20, 30, 2).astype(np.float32)
+    try:
+        # Of its 12 GiB only the pages that are written are ever there; row 2 begins at 2^31.
+        wide = np.empty((3, 2**30), np.float32)
+    except MemoryError:
+        pytest.skip("no address space")
+    for metric in ("manhattan", "chebyshev"):
+        made = ss.sparse.pairwise_distances(a, b, metric, out=wide[:, :20])
+        assert np.array_equal(made, ss.sparse.pairwise_distances(a, b, metric))
+
+
 def test_tiles_are_the_matrix_in_parts() -> None:
     a, b = skewed(33, 80, 1), skewed(90, 80, 2)
     whole = ss.sparse.pairwise_distances(a, b, "canberra")

@@ -23,7 +23,7 @@ from slipstream.graph.graph import replace_tasks
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, QualityKind, combine, parse
 from slipstream.techniques.batch_size import BatchSize
-from slipstream.workload import build_from
+from slipstream.workload import Workload, build_from
 from tiny_models import MODELS, loss
 
 _WORDS, _LENGTH = 53, 10
@@ -241,10 +241,30 @@ def test_what_does_not_fit_into_memory_is_not_benchmarked() -> None:
     assert BatchSize("x10000000").questions(graph) == []
 
 
-def test_the_line_to_write_says_how_many() -> None:
-    recipe: Any = None
-    assert "batch_size=64)" in BatchSize("64").code(recipe).note  # type: ignore[union-attr]
-    assert "batch_size=2 * N)" in BatchSize().code(recipe).note  # type: ignore[union-attr]
+def test_the_one_number_that_says_it_is_multiplied(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("def make_workload(width=3, batch_size = 6):  # samples\n    return None\n")
+    recipe = Workload.parse(f"{path}:make_workload")
+    for samples, wanted in (("x2", 12), ("x0.5", 3)):
+        found = BatchSize(samples).code(recipe)
+        assert found is not None
+        assert f"+def make_workload(width=3, batch_size = {wanted}):  # samples" in found.diff
+
+
+def test_without_a_certain_place_the_line_to_write_says_how_many(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("def make_workload(batch_size=6):\n    return None\n")
+    target = f"{path}:make_workload"
+    for samples, given, reason, line in (
+        ("64", {}, "the file does not say", "batch_size=64)"),
+        ("x0.25", {}, "0.25 times 6 is not a whole number", "batch_size=0.25 * N)"),
+        ("x2", {"batch_size": 8}, "given another batch_size", "batch_size=2 * N)"),
+    ):
+        found = BatchSize(samples).code(Workload.parse(target, **given))
+        assert found is not None
+        assert found.diff == ""
+        assert reason in found.note
+        assert line in found.note
 
 
 def test_training_has_to_follow_and_inference_does_not() -> None:

@@ -17,7 +17,8 @@ namespace robe {
 namespace {
 
 constexpr int64_t kWidth = Floats::kWidth;
-constexpr int64_t kAhead = 16;
+constexpr int64_t kAhead = 16;   // rows are hashed before they are used
+constexpr int64_t kFetched = 8;  // and fetched: of more, lines wait for room among those under way
 constexpr int64_t kRing = 32;
 constexpr int64_t kWritten = 8;  // bags before a result is written it is fetched
 constexpr int64_t kLineFloats = 16;
@@ -295,13 +296,13 @@ class Ahead {
   Ahead(const Part& part, const float* array, int64_t begin, int64_t end)
       : part_(part), array_(array), begin_(begin), hashed_(begin), end_(end) {
     hash();
-    for (int64_t place = begin; place < smaller(begin + kAhead, end); ++place) fetch(place);
+    for (int64_t place = begin; place < smaller(begin + kFetched, end); ++place) fetch(place);
   }
 
   // Where the row of this place is told; to be called once for each place, in their order.
   int64_t find(int64_t place) {
     if (place + kAhead == hashed_) hash();
-    if (place + kAhead < end_) fetch(place + kAhead);
+    if (place + kFetched < end_) fetch(place + kFetched);
     return ring(place);
   }
 

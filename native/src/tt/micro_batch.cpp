@@ -73,7 +73,8 @@ bool MicroBatch::fill(const Lookup& lookup, int64_t from, int64_t to) {
   const Divisor by_last(lookup.rows[2]), by_middle(lookup.rows[1]), by_first(lookup.rows[0]);
   const int bits = bits_of(lookup.hot_capacity);
   where.resize(static_cast<size_t>(to - from));
-  entries_.clear();
+  entries_.resize(where.size());
+  size_t present = 0;
   for (int64_t place = from; place < to; ++place) {
     const int64_t id = id_at(lookup, place);
     int64_t& own = where[static_cast<size_t>(place - from)];
@@ -90,27 +91,29 @@ bool MicroBatch::fill(const Lookup& lookup, int64_t from, int64_t to) {
     uint64_t last, middle;
     const uint64_t first =
         by_middle.divide(by_last.divide(static_cast<uint64_t>(id), &last), &middle);
-    entries_.push_back({(middle * firsts + first) * lasts + last,
-                        static_cast<int32_t>(place - from)});
+    entries_[present++] = {(middle * firsts + first) * lasts + last,
+                           static_cast<int32_t>(place - from)};
   }
+  entries_.resize(present);
   sort(static_cast<uint64_t>(lookup.rows[1]) * firsts * lasts);
-  digits.clear();
-  uses.clear();
-  places.resize(entries_.size());
-  for (size_t i = 0; i < entries_.size(); ++i) {
+  digits.resize(present);
+  uses.resize(present + 1);
+  places.resize(present);
+  distinct = 0;
+  for (size_t i = 0; i < present; ++i) {
     if (i == 0 || entries_[i].key != entries_[i - 1].key) {
       uint64_t last, first;
       const uint64_t middle =
           by_first.divide(by_last.divide(entries_[i].key, &last), &first);
-      digits.push_back({static_cast<int64_t>(first), static_cast<int64_t>(middle),
-                        static_cast<int64_t>(last)});
-      uses.push_back(static_cast<int64_t>(i));
+      const size_t own = static_cast<size_t>(distinct++);
+      digits[own] = {static_cast<int64_t>(first), static_cast<int64_t>(middle),
+                     static_cast<int64_t>(last)};
+      uses[own] = static_cast<int64_t>(i);
     }
     places[i] = entries_[i].place;
-    where[static_cast<size_t>(entries_[i].place)] = static_cast<int64_t>(digits.size()) - 1;
+    where[static_cast<size_t>(entries_[i].place)] = distinct - 1;
   }
-  distinct = static_cast<int64_t>(digits.size());
-  uses.push_back(static_cast<int64_t>(entries_.size()));
+  uses[static_cast<size_t>(distinct)] = static_cast<int64_t>(present);
   return true;
 }
 

@@ -21,8 +21,8 @@ class MicroBatch {
 
   int64_t begin, end;
   int64_t distinct;                    // ids that are rows of the train, each once
-  AlignedVector<Digits> digits;        // [distinct], by middle, first and last digit
-  AlignedVector<int64_t> uses;         // [distinct + 1]: where in `places` an id's begin
+  AlignedVector<Digits> digits;        // [>= distinct], by middle, first and last digit
+  AlignedVector<int64_t> uses;         // [>= distinct + 1]: where in `places` an id's begin
   AlignedVector<int32_t> places;       // less `begin`; of each id rising
   AlignedVector<int64_t> where;        // by place: which of the distinct ids, or see above
 

@@ -30,6 +30,7 @@ constexpr int64_t kRowFloats = 1 << 21;    // of its rows: 8 MiB
 constexpr int64_t kSumFloats = 1 << 22;    // of the sums of a backward pass: 16 MiB
 constexpr int64_t kMostPieces = 8;
 constexpr int64_t kPiece = 1024;           // ids worth a piece of their own
+constexpr int64_t kGathered = 512;         // ids whose gradients a piece gathers at once
 constexpr int64_t kAhead = 8;              // rows that are fetched before they are added
 constexpr int64_t kLine = 16;
 constexpr int64_t kLimit = int64_t{1} << 62;
@@ -115,8 +116,6 @@ class Call {
   bool each_micro_batch(Body body) {
     for (int64_t begin = 0; begin < end_; begin += ids_) {
       if (!batch_.fill(lookup_, begin, smaller(begin + ids_, end_))) return false;
-      if (static_cast<int64_t>(rows_.size()) < batch_.distinct * sizes_.dim)
-        rows_.resize(size_of(batch_.distinct * sizes_.dim));
       body();
     }
     return true;
@@ -131,7 +130,7 @@ class Call {
   void add_to_bags(int64_t first, int64_t last, float* result);
   void divide(float* result);
   void find_factors();
-  void gather_gradients(const float* given, int64_t first, int64_t last);
+  void gather_gradients(const float* given, int64_t first, int64_t last, float* rows) const;
   void gather_cached(const float* given, int64_t share, int64_t shares, float* cache);
   void sum_up(int64_t pieces, Floats& sums, float* first, float* last);
 
@@ -153,7 +152,7 @@ class Call {
   const int threads_;
   const int64_t ids_, end_;
   MicroBatch batch_;
-  Floats rows_;                   // of the micro-batch's distinct ids, or their gradients
+  Floats rows_;                   // of the micro-batch's distinct ids, or gradients that pieces gather
   Floats scratch_;
   Floats factors_;                // by bag: 1, or 1 over its ids
   AlignedVector<int64_t> bags_;   // by place of the micro-batch
@@ -161,6 +160,7 @@ class Call {
 
 void Call::make_rows() {
   const int64_t pieces = shares(batch_.distinct), each = scratch_floats(sizes_);
+  rows_.resize(size_of(batch_.distinct * sizes_.dim));
   scratch_.resize(size_of(pieces * each));
   parallel(pieces, threads_, [&](int64_t piece) {
     kernel_.forward(lookup_, sizes_, batch_.digits.data(), batch_.distinct * piece / pieces,
@@ -227,10 +227,10 @@ void Call::find_factors() {
   }
 }
 
-// rows_[u] = the sum of what the bags give id u, in the order of its places.
-void Call::gather_gradients(const float* given, int64_t first, int64_t last) {
+// rows[u - first] = the sum of what the bags give id u, in the order of its places.
+void Call::gather_gradients(const float* given, int64_t first, int64_t last, float* rows) const {
   for (int64_t u = first; u < last; ++u) {
-    float* const sum = rows_.data() + u * sizes_.dim;
+    float* const sum = rows + (u - first) * sizes_.dim;
     for (int64_t i = 0; i < sizes_.dim; ++i) sum[i] = 0;
     for (int64_t use = batch_.uses[size_of(u)]; use < batch_.uses[size_of(u + 1)]; ++use) {
       const int64_t place = batch_.begin + batch_.places[size_of(use)];
@@ -257,11 +257,12 @@ bool Call::backward(const float* given, float* first, float* middle, float* last
   int64_t most = smaller(smaller(end_, ids_) / kPiece, kMostPieces);
   most = larger(1, smaller(most, kSumFloats / own));
   const int64_t each = scratch_floats(sizes_);
-  Floats sums(size_of(most * own)), last_turned(size_of(lookup_.rows[2] * sizes_.last));
+  Floats sums(size_of(most * own), 0.0f), last_turned(size_of(lookup_.rows[2] * sizes_.last));
   for (int64_t slice = 0; slice < lookup_.rows[2] * sizes_.last; slice += sizes_.last)
     kernel_.transpose(sizes_.r2, sizes_.q3, lookup_.cores[2] + slice, sizes_.q3,
                       last_turned.data() + slice, sizes_.r2);
   scratch_.resize(size_of(most * each));
+  rows_.resize(size_of(most * kGathered * sizes_.dim));
   find_factors();
   const bool fine = each_micro_batch([&] {
     const int64_t count = batch_.end - batch_.begin;
@@ -271,11 +272,6 @@ bool Call::backward(const float* given, float* first, float* middle, float* last
       while (bag_begin(lookup_, bag + 1) <= place) ++bag;
       bags_[size_of(place - batch_.begin)] = bag;
     }
-    const int64_t gathers = shares(count);
-    parallel(gathers, threads_, [&](int64_t share) {
-      gather_gradients(given, batch_.distinct * share / gathers,
-                       batch_.distinct * (share + 1) / gathers);
-    });
     if (cache != nullptr)
       parallel(threads_, threads_,
                [&](int64_t share) { gather_cached(given, share, threads_, cache); });
@@ -289,9 +285,15 @@ bool Call::backward(const float* given, float* first, float* middle, float* last
     };
     parallel(most, threads_, [&](int64_t piece) {
       float* const sum = sums.data() + piece * own;
-      kernel_.backward(lookup_, sizes_, batch_.digits.data(), boundary(piece), boundary(piece + 1),
-                       last_turned.data(), rows_.data(), sum, middle, sum + lookup_.rows[0] * sizes_.first,
-                       scratch_.data() + piece * each);
+      float* const rows = rows_.data() + piece * kGathered * sizes_.dim;
+      const int64_t end = boundary(piece + 1);
+      for (int64_t u = boundary(piece); u < end; u += kGathered) {
+        const int64_t gathered = smaller(kGathered, end - u);
+        gather_gradients(given, u, u + gathered, rows);
+        kernel_.backward(lookup_, sizes_, batch_.digits.data() + u, 0, gathered, last_turned.data(),
+                         rows, sum, middle, sum + lookup_.rows[0] * sizes_.first,
+                         scratch_.data() + piece * each);
+      }
     });
   });
   if (fine) sum_up(most, sums, first, last);

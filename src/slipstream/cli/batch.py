@@ -60,11 +60,21 @@ def command(
 
         slipstream batch train.py:make_workload --for-throughput 500
     """
-    from slipstream.cli._output import emit, progress
+    from slipstream.cli._output import emit, need_place, progress
     from slipstream.cli._workload import workload_of
+    from slipstream.errors import InvalidArgumentError
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._batch import batch_model
 
+    # Before anything is measured.
+    if for_throughput is not None and not 0 < for_throughput < float("inf"):
+        raise InvalidArgumentError(
+            "--for-throughput",
+            f"{for_throughput:g} is no number of samples a second",
+            remedy="as --for-throughput 500",
+        )
+    if svg is not None:
+        need_place(svg, ".svg")
     with progress("batch sizes") as say:
         model = batch_model(
             workload_of(workload, script_arguments, settings),

@@ -11,7 +11,9 @@ from slipstream.cli._workload import Json
 
 
 def command(
-    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="A JSON object a line.")],
+    corpus: Annotated[
+        Path, typer.Argument(metavar="CORPUS", help='A JSON object a line: {"text": "..."}')
+    ],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write the lines that are kept."),
@@ -25,10 +27,16 @@ def command(
 ) -> None:
     """Find documents that are nearly the same, and keep one of each.
 
-    Every pair whose sets of word shingles are at least as similar as the threshold is found, not
-    only most of them. Without --output nothing is written.
+    A document is the set of its shingles, runs of so many words. Two are alike when the shingles
+    they share are at least the threshold's part of all that either has (Jaccard similarity); every
+    such pair is found, not only most of them. Of documents that are alike, directly or through
+    others, the first is kept. Without --output nothing is written.
+
+        slipstream dedup corpus.jsonl
 
         slipstream dedup corpus.jsonl -o unique.jsonl
+
+        slipstream dedup corpus.jsonl --threshold 0.5 --json
     """
     from slipstream.cli._output import emit, progress
     from slipstream.sparse import dedup

@@ -65,8 +65,10 @@ def command(
     from slipstream.live.analysis import Analyst
     from slipstream.live.server import serving
     from slipstream.tables import Column, Table
+    from slipstream.technique import need_known
     from slipstream.units import parse_duration_ns
 
+    need_known(technique or ())
     recipe = live_workload(workload, script_arguments, settings)
     analyst = Analyst(
         recipe,

@@ -52,8 +52,10 @@ def command(
         slipstream lsp train.py:make_workload
     """
     from slipstream.errors import UsageError
+    from slipstream.technique import need_known
     from slipstream.units import parse_duration_ns
 
+    need_known(technique or ())
     if stdio and tcp is not None:
         raise UsageError("--stdio and --tcp exclude each other", remedy="leave one of them out")
     timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9

@@ -26,6 +26,7 @@ from slipstream.verbs._advise import single_names
 from slipstream.verbs._children import say
 from slipstream.verbs._devices import devices_for, predict_device
 from slipstream.verbs._predict import Prediction, predict
+from slipstream.verbs._spread import with_workers
 
 DOCUMENT, COLUMNS = "document.json", "columns.deflate"
 
@@ -99,19 +100,26 @@ def forget() -> None:
     _timelines.clear()
 
 
-def simulate(path: str, technique: str, cluster: str | None = None) -> dict[str, Any]:
+def simulate(
+    path: str, technique: str, cluster: str | None = None, workers: int | None = None
+) -> dict[str, Any]:
     """What a combination would make of the recorded step: as the page shows a prediction.
 
     Args:
         cluster: a preset or short form, for what spreads the step over workers.
+        workers: on as many of its devices; None for as many as `technique` says.
+
+    Raises:
+        InvalidArgumentError: the cluster has fewer devices.
     """
     graph = _graph(path)
     where = Cluster.load(cluster) if cluster else None
     if path not in _timelines:
         _timelines.clear()
         _timelines[path] = replay(graph)
+    asked = technique if workers is None else with_workers(technique, workers)
     (found,) = predict(
-        graph, [technique], durations=_known(graph), cluster=where, baseline=_timelines[path]
+        graph, [asked], durations=_known(graph), cluster=where, baseline=_timelines[path]
     )
     if found.why_not is not None:
         return {"technique": technique, "why_not": found.why_not}
@@ -131,8 +139,12 @@ def on_device(path: str, device: str) -> dict[str, Any]:
 
 def _offers(graph: Graph) -> dict[str, list[str]]:
     """Names the page may ask for: techniques on one machine and on several workers, and devices."""
+    kinds = technique.registry().items()
+    # What changes how replicas exchange gradients needs replicas.
     spreading = [
-        name for name, kind in technique.registry().items() if getattr(kind, "needs_cluster", False)
+        name if hasattr(kind, "workers") else f"ddp+{name}"
+        for name, kind in kinds
+        if getattr(kind, "needs_cluster", False)
     ]
     return {
         "offered": single_names(),

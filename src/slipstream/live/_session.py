@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import math
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slipstream.child import is_user_file
-from slipstream.cluster import presets
+from slipstream.cluster import Cluster, presets
 from slipstream.errors import SlipstreamError, UsageError, WorkloadError
 from slipstream.live._places import look
 from slipstream.live.analysis import Analysis, Analyst
@@ -51,7 +52,7 @@ class Session:
     def join(self) -> asyncio.Queue[dict[str, Any]]:
         """A queue of what a new client should be told, beginning with all that is known."""
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        queue.put_nowait({"type": "about", "clusters": sorted(presets())})
+        queue.put_nowait({"type": "about", "clusters": _clusters()})
         for message in self._messages(self.analyst.latest, None):
             queue.put_nowait(message)
         self._clients.add(queue)
@@ -89,13 +90,17 @@ class Session:
     # What may be asked for.
 
     def _simulate(self, request: Mapping[str, Any]) -> Any:
-        return self.analyst.simulate(str(request["technique"]), request.get("cluster"))
+        workers = request.get("workers")
+        return self.analyst.simulate(
+            str(request["technique"]), request.get("cluster"),
+            None if workers is None else int(workers),
+        )  # fmt: skip
 
     def _on_device(self, request: Mapping[str, Any]) -> Any:
         return self.analyst.on_device(str(request["device"]))
 
     def _preview(self, request: Mapping[str, Any]) -> Any:
-        return self.analyst.ask(
+        return self.analyst.edit(
             f"{_EDITS}:preview", target=self._target, change=_change(request),
             digest=request.get("digest"),
         )  # fmt: skip
@@ -104,7 +109,7 @@ class Session:
         change = _change(request)
         with self._editing:
             expected = self._expected(change)
-            saved: dict[str, str] = self.analyst.ask(
+            saved: dict[str, str] = self.analyst.edit(
                 f"{_EDITS}:save", target=self._target, change=change, digest=str(request["digest"])
             )
             self._undo.append(saved)
@@ -119,7 +124,7 @@ class Session:
                 raise WorkloadError("there is no edit of this session to take back")
             last = self._undo[-1]
             try:
-                found = self.analyst.ask(
+                found = self.analyst.edit(
                     f"{_EDITS}:take_back", target=self._target, digest=last["after"]
                 )
             except WorkloadError as error:
@@ -275,6 +280,12 @@ class Session:
     def _target(self) -> str:
         one = self.analyst.workload
         return str(one.path.resolve()) + (f":{one.function}" if one.function else "")
+
+
+@functools.cache
+def _clusters() -> list[dict[str, Any]]:
+    """Presets that a step can be simulated on, and how many devices each has."""
+    return [{"name": name, "devices": Cluster.load(name).devices} for name in sorted(presets())]
 
 
 def _change(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from slipstream.durations.durations import one_pool
 from slipstream.errors import SlipstreamError
 from slipstream.live._kept import Kept
 from slipstream.live._making import Making, Settings
-from slipstream.live._processes import Processes
+from slipstream.live._processes import EDITING, MEASURING, Processes
 from slipstream.live._texts import Texts, parse_workload, says_still
 from slipstream.live._zygote import Zygote, can_fork
 from slipstream.live.states import FAILED, READY, STATES, Analysis, Problem
@@ -42,6 +42,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Analysis", "Analyst", "Problem", "parse_workloa
 DEFAULT_TIMEOUT_S = 60.0
 _LOOK_S = 0.05
 _WORDS = 200
+_NO_BATCHES = "--no-batches leaves them out"
 # Seconds of timing steps of several batch sizes.
 _BATCH_BUDGET_S = 4.0
 
@@ -190,11 +191,14 @@ class Analyst:
                 self._begin(self._look, "slipstream-watch")
         return number
 
-    def simulate(self, technique: str, cluster: str | None = None) -> dict[str, Any]:
+    def simulate(
+        self, technique: str, cluster: str | None = None, workers: int | None = None
+    ) -> dict[str, Any]:
         """What `technique`, a combination in the grammar, would make of the latest recording.
 
         Args:
             cluster: where it runs, a preset or short form, if it needs several workers.
+            workers: on how many of its devices; None for as many as `technique` says.
 
         Returns:
             As `slipstream.report._document` writes a prediction; or with ``why_not``.
@@ -205,7 +209,7 @@ class Analyst:
         """
         found: dict[str, Any] = self.ask(
             "slipstream.live._desk:simulate", path=self._recording(), technique=technique,
-            cluster=cluster,
+            cluster=cluster, workers=workers,
         )  # fmt: skip
         return found
 
@@ -216,9 +220,10 @@ class Analyst:
             UnknownNameError: no such device.
             SlipstreamError: nothing is recorded yet.
         """
-        found: dict[str, Any] = self.ask(
-            "slipstream.live._desk:on_device", path=self._recording(), device=device
-        )
+        found: dict[str, Any] = self._processes.ask(
+            self._latest.graph, "slipstream.live._desk:on_device", desk=MEASURING,
+            path=self._recording(), device=device,
+        )  # fmt: skip
         return found
 
     def _recording(self) -> str:
@@ -234,6 +239,14 @@ class Analyst:
             SlipstreamError: what the function raised.
         """
         return self._processes.ask(self._latest.graph, function, **arguments)
+
+    def edit(self, function: str, **arguments: Any) -> Any:
+        """``module:function(**arguments)``, which edits a file, in a process for that alone.
+
+        Raises:
+            SlipstreamError: what the function raised.
+        """
+        return self._processes.ask(None, function, desk=EDITING, **arguments)
 
     def expect(self, digest: str, values: Mapping[str, Any]) -> None:
         """Remember `values`, predicted for the workload's file with this SHA-256 `digest`.
@@ -321,6 +334,7 @@ class Analyst:
                 said="starting",
                 costs=before.costs,
                 stale=True,
+                batch_reason="" if self._settings.batches else _NO_BATCHES,
                 expected=expected,
             )
             self._publish(number, begun_with)

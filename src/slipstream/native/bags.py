@@ -77,13 +77,30 @@ def check_form(
             raise InvalidArgumentError("offsets", f"must have {total} or {total + 1} elements")
     elif total and ids.numel() % total:
         raise InvalidArgumentError("input", f"{ids.numel()} ids do not fill {total} equal bags")
-    if weights is not None and (
+    if weights is None:
+        return
+    if (
         weights.shape != ids.shape
         or weights.dtype != parameter.dtype
         or not weights.is_contiguous()
     ):
         raise InvalidArgumentError(
             "per_sample_weights", f"must be {parameter.dtype} [{ids.numel()}]"
+        )
+    check_weights(weights)
+
+
+def check_weights(weights: torch.Tensor) -> None:
+    """See that weights of ids are finite.
+
+    Raises:
+        InvalidArgumentError: one is NaN or infinite; says which.
+    """
+    finite = torch.isfinite(weights)
+    if not bool(finite.all()):
+        place = int(finite.to(torch.int8).argmin())
+        raise InvalidArgumentError(
+            "per_sample_weights", f"the number at place {place} is {float(weights[place])}"
         )
 
 

@@ -233,11 +233,6 @@ def _check(cores: Sequence[torch.Tensor], how: tuple[Any, ...]) -> None:
     if cache is not None:
         _check_cache(cache, hot, first, _width(cores))
     bags_door.check_form(ids, offsets, weights, first, bags)
-    if weights is not None and not bool(torch.isfinite(weights).all()):
-        place = int(torch.isfinite(weights).to(torch.int8).argmin())
-        raise InvalidArgumentError(
-            "per_sample_weights", f"the number at place {place} is {float(weights[place])}"
-        )
     if mode not in range(len(MODES)) or (weights is not None and MODES[mode] != "sum"):
         raise InvalidArgumentError("mode", f"{mode} is not possible (weights need mode sum)")
 

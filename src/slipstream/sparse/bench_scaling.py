@@ -145,6 +145,7 @@ def _non_negative_fit(table: Floats) -> Floats:
 def device_bars(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Iterator[Bar]:
     import torch
 
+    yield from _product_bar(options, rows)
     for metric in ("manhattan", "cosine"):
         bar = f"CUDA device over two threads: {metric}, all rows of 20 Newsgroups"
         if not options.wants(bar):
@@ -154,8 +155,7 @@ def device_bars(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Iter
             yield not_judged(bar, "x", ">= 50", why)
             continue
         options.progress(bar)
-        starts, columns, values = map(torch.from_numpy, (rows.indptr, rows.indices, rows.data))
-        there = torch.sparse_csr_tensor(starts, columns, values, size=rows.shape).cuda()
+        there = _on_device(rows)
 
         def ours(there: Any = there, metric: str = metric) -> None:
             for tile in distance_tiles(there, metric=metric, block_bytes=2**31):
@@ -174,6 +174,47 @@ def device_bars(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Iter
         timing = Paired([a for a, _ in times], [b for _, b in times])
         detail = f"{torch.cuda.get_device_name()}, copies and row terms included; {timing.words()}"
         yield at_least(bar, timing.ratio, 50.0, "x", n=len(times), detail=detail)
+
+
+def _product_bar(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Iterator[Bar]:
+    import torch
+
+    bar = "CUDA device over torch's sparse product: dot, all rows of 20 Newsgroups"
+    if not options.wants(bar):
+        return
+    if rows is None or isinstance(rows, str) or not torch.cuda.is_available():
+        why = "no CUDA device" if not torch.cuda.is_available() else str(rows)
+        yield not_judged(bar, "x", ">= 1", why)
+        return
+    options.progress(bar)
+    there = _on_device(rows)
+    turned = there.t().to_sparse_csr()
+
+    def ours() -> None:
+        for tile in distance_tiles(there, metric="inner_product", block_bytes=2**31):
+            del tile
+        torch.cuda.synchronize()
+
+    def theirs() -> None:
+        torch.sparse.mm(there, turned)
+        torch.cuda.synchronize()
+
+    ours()
+    theirs()
+    times = [
+        (seconds(ours, time.perf_counter), seconds(theirs, time.perf_counter))
+        for _ in range(5 if options.full else 2)
+    ]
+    timing = Paired([a for a, _ in times], [b for _, b in times])
+    detail = f"{torch.cuda.get_device_name()}; ours dense, theirs sparse; {timing.words()}"
+    yield at_least(bar, timing.ratio, 1.0, "x", n=len(times), detail=detail)
+
+
+def _on_device(rows: sp.csr_matrix) -> Any:
+    import torch
+
+    starts, columns, values = map(torch.from_numpy, (rows.indptr, rows.indices, rows.data))
+    return torch.sparse_csr_tensor(starts, columns, values, size=rows.shape).cuda()
 
 
 def memory_bars(options: BenchOptions) -> Iterator[Bar]:

@@ -61,7 +61,7 @@ def dedup(
     documents connected by such pairs the first is kept.
 
     Args:
-        corpus: a file with a JSON object a line.
+        corpus: a file with a JSON object a line; blank lines are passed over.
         output: where to write the lines that are kept, as they are; whole or not at all.
         field: the text's name in the object.
         threshold: 0 < threshold <= 1.
@@ -71,21 +71,23 @@ def dedup(
 
     Raises:
         InvalidArgumentError: `threshold` or `shingle` out of range.
-        SlipstreamError: a line is no JSON object with a text in `field`, or a file cannot be read
-            or written.
+        SlipstreamError: a line is no JSON object with a text in `field`, a file cannot be read or
+            written, or there is an `output` and `corpus` is a pipe, which is read only once.
     """
     if not isinstance(threshold, int | float) or not 0 < threshold <= 1:
         raise InvalidArgumentError("threshold", f"{threshold!r} is not above 0 and at most 1")
-    if not isinstance(shingle, int) or shingle < 1:
+    if not isinstance(shingle, int) or isinstance(shingle, bool) or shingle < 1:
         raise InvalidArgumentError("shingle", f"{shingle!r} is not a positive number of words")
     limits = Limits.of(None, block_bytes)
     path = Path(corpus)
+    if output is not None:
+        _check_output(path, Path(output))
     sets = []
     make = Shingler(shingle)
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in _lines(path):
         sets.append(make(_text(line, field, f"{path}:{number}")))
-        if number % 1000 == 0:
-            progress(f"{number:,} documents read")
+        if len(sets) % 1000 == 0:
+            progress(f"{len(sets):,} documents read")
     progress(f"comparing {len(sets):,} documents")
     found = _alike(as_sets(sets), float(threshold), limits.block_bytes, progress)
     if output is not None:
@@ -94,10 +96,26 @@ def dedup(
     return found
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _check_output(corpus: Path, output: Path) -> None:
+    """Before the work, not after it.
+
+    Raises:
+        SlipstreamError: the corpus can be read only once, or `output` is no file to write.
+    """
+    if output.is_dir():
+        raise SlipstreamError("is a folder, not a file", where=str(output))
+    if corpus.exists() and not corpus.is_file() and not corpus.is_dir():
+        raise SlipstreamError(
+            "can be read only once, and the lines that are kept are read again",
+            where=str(corpus), remedy="save it to a file first",
+        )  # fmt: skip
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers from 1 on."""
     try:
         with open(path, "rb") as file:
-            yield from file
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except OSError as error:
         raise SlipstreamError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
@@ -172,7 +190,7 @@ def _rows_at(rows: Rows, chosen: Int64s) -> Rows:
 def _write(source: Path, target: Path, kept: npt.NDArray[np.bool_]) -> None:
     try:
         with replacing(target) as beside, open(beside, "wb") as file:
-            for line, keep in zip(_lines(source), kept.tolist(), strict=True):
+            for (_, line), keep in zip(_lines(source), kept.tolist(), strict=True):
                 if keep:
                     file.write(line if line.endswith(b"\n") else line + b"\n")
     except OSError as error:

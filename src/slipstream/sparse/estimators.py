@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.sparse.matrix import Int64s, Rows, as_rows
+from slipstream.sparse.matrix import Int64s, Rows, as_rows, of_tensor
 from slipstream.sparse.neighbours import check_count, check_distance, lists_within, without_self
 from slipstream.sparse.search import Limits, Run, Searcher
 
@@ -39,7 +39,8 @@ class _Neighbours(BaseEstimator):
         """Keep the rows that are searched.
 
         Args:
-            X: [n, columns]; sparse (CSR is taken as it is) or dense, finite.
+            X: [n, columns]; SciPy sparse (CSR is taken as it is), a torch tensor (sparse CSR, COO
+                or dense) or dense, finite.
             y: not used.
 
         Raises:
@@ -75,7 +76,7 @@ class _Neighbours(BaseEstimator):
         check_is_fitted(self)
         k = self.n_neighbors if n_neighbors is None else n_neighbors
         run, own = self._run(X)
-        check_count(k, self.n_samples_fit_ - own, "n_neighbors", k)
+        check_count(k, self.n_samples_fit_, own)
         distance, row = without_self(run, k) if own else run.nearest(k)
         return (distance, row) if return_distance else row
 
@@ -147,8 +148,8 @@ class _Neighbours(BaseEstimator):
 
     def _checked(self, X: Any, reset: bool) -> Any:
         return validate_data(
-            self, X, accept_sparse="csr", reset=reset, dtype=[np.float64, np.float32],
-            accept_large_sparse=True,
+            self, of_tensor(X, "X"), accept_sparse="csr", reset=reset,
+            dtype=[np.float64, np.float32], accept_large_sparse=True,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse.matrix import Floats, Int64s, Rows, as_rows, same_columns
 from slipstream.sparse.metrics import metric_name
-from slipstream.sparse.neighbours import pairs_within
+from slipstream.sparse.neighbours import check_distance, pairs_within
 from slipstream.sparse.search import Limits, Searcher, cut, running
 from slipstream.sparse.semiring import Semiring
 
@@ -63,10 +63,12 @@ def radius_join(
         blocks of `Pairs` that ascend, none of them empty.
 
     Raises:
-        InvalidArgumentError: as `pairwise_distances`, and `radius` is no distance.
+        InvalidArgumentError: as `pairwise_distances`; `radius` is no distance, or the metric a
+            similarity.
     """
     if not isinstance(radius, int | float | np.number) or not radius >= 0:
         raise InvalidArgumentError("radius", f"{radius!r} is not zero or a positive number")
+    check_distance(metric)
     limits = Limits.of(n_jobs, block_bytes)
     left = as_rows(X, "X")
     right = left if Y is None else as_rows(Y, "Y")
@@ -101,7 +103,7 @@ def overlaps(
         left row, right row, columns both have, columns either has; int64, ascending. Every pair
         that reaches `similarity` is there, and some that do not.
     """
-    left, right = same_columns(left, right)
+    left, right = same_columns(left, right, ("X", "Y"))
     # Rare columns first: few rows share them.
     rank = np.empty(left.width, np.int64)
     frequency = left.frequency if within else left.frequency + right.frequency

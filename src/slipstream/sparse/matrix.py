@@ -119,33 +119,57 @@ def as_rows(matrix: Any, argument: str) -> Rows:
     _check_structure(given, argument)
     small = given.dtype.type in _IN_FLOAT32
     data = given.data.astype(np.float32 if small else np.float64, copy=False)
-    if not np.isfinite(data).all():
-        at = int(np.flatnonzero(~np.isfinite(data))[0])
-        row = int(np.searchsorted(given.indptr, at, side="right")) - 1
-        what = "NaN" if np.isnan(data[at]) else "infinity"
-        raise InvalidArgumentError(
-            argument,
-            f"contains {what} (row {row}, column {given.indices[at]})",
-            remedy="leave such entries out or replace them",
-        )
     clean = sp.csr_matrix((data, given.indices, given.indptr), shape=given.shape, copy=False)
+    _check_finite(clean, argument)
     in_order = _is_canonical(clean)
     if not in_order or (data.size and not data.all()):
         clean = clean.copy()
         clean.sum_duplicates()
         clean.eliminate_zeros()
+        _check_finite(clean, argument)  # once more: sums of finite entries may overflow
     return Rows(clean.indptr.astype(np.int64), clean.indices, clean.data, columns, columns)
 
 
-def _to_csr(matrix: Any, argument: str) -> Any:
+def _check_finite(matrix: sp.csr_matrix, argument: str) -> None:
+    finite = np.isfinite(matrix.data)
+    if finite.all():
+        return
+    at = int(finite.argmin())
+    row = int(np.searchsorted(matrix.indptr, at, side="right")) - 1
+    what = "NaN" if np.isnan(matrix.data[at]) else "infinity"
+    raise InvalidArgumentError(
+        argument,
+        f"contains {what} (row {row}, column {matrix.indices[at]})",
+        remedy="leave such entries out or replace them",
+    )
+
+
+def of_tensor(matrix: Any, argument: str) -> Any:
+    """What a torch tensor holds, as SciPy's or NumPy's; everything else as it is.
+
+    Raises:
+        InvalidArgumentError: a tensor of another layout, or not of two dimensions.
+    """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(matrix, torch.Tensor):
-        matrix = _from_torch(torch, matrix.detach().cpu())
+    if torch is None or not isinstance(matrix, torch.Tensor):
+        return matrix
+    if matrix.dim() != 2 or (matrix.layout is torch.sparse_coo and matrix.dense_dim()):
+        dense = matrix.dense_dim() if matrix.layout is torch.sparse_coo else 0
+        what = "has dense dimensions" if dense else f"has {matrix.dim()} dimensions, not two"
+        raise InvalidArgumentError(argument, what, remedy="a tensor [rows, columns]")
+    return _from_torch(torch, matrix.detach().cpu(), argument)
+
+
+def _to_csr(matrix: Any, argument: str) -> Any:
+    matrix = of_tensor(matrix, argument)
     if sp.issparse(matrix):
         if matrix.ndim != 2:
             raise InvalidArgumentError(argument, f"has {matrix.ndim} dimensions", remedy="give two")
         return matrix.tocsr()
-    dense = np.asarray(matrix)
+    try:
+        dense = np.asarray(matrix)
+    except ValueError as error:
+        raise InvalidArgumentError(argument, "its rows are not of one length") from error
     if dense.ndim != 2:
         raise InvalidArgumentError(
             argument,
@@ -160,7 +184,7 @@ def _to_csr(matrix: Any, argument: str) -> Any:
     return sp.csr_matrix(dense.astype(np.float32) if dense.dtype == np.float16 else dense)
 
 
-def _from_torch(torch: Any, tensor: Any) -> Any:
+def _from_torch(torch: Any, tensor: Any, argument: str) -> Any:
     if tensor.layout is torch.strided:
         return _values(torch, tensor)
     if tensor.layout is torch.sparse_csr:
@@ -171,7 +195,7 @@ def _from_torch(torch: Any, tensor: Any) -> Any:
         where = tuple(tensor._indices().numpy())
         return sp.coo_array((_values(torch, tensor._values()), where), shape=tuple(tensor.shape))
     raise InvalidArgumentError(
-        "tensor", f"layout {tensor.layout}", remedy="sparse_csr, sparse_coo or strided"
+        argument, f"layout {tensor.layout}", remedy="sparse_csr, sparse_coo or strided"
     )
 
 
@@ -214,16 +238,19 @@ def _is_canonical(matrix: Any) -> bool:
     return bool(ascending.all())
 
 
-def same_columns(left: Rows, right: Rows) -> tuple[Rows, Rows]:
+def same_columns(left: Rows, right: Rows, names: tuple[str, str]) -> tuple[Rows, Rows]:
     """Both with int32 column numbers that mean the same columns.
+
+    Args:
+        names: what to call them in errors.
 
     Raises:
         InvalidArgumentError: they have not equally many columns.
     """
     if left.columns != right.columns:
         raise InvalidArgumentError(
-            "A",
-            f"{left.columns} columns, but B has {right.columns}",
+            names[0],
+            f"{left.columns} columns, but {names[1]} has {right.columns}",
             remedy="make both with one vocabulary",
         )
     used = left.nnz + right.nnz

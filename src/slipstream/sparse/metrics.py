@@ -206,13 +206,20 @@ def check_options(name: str, given: dict[str, Any]) -> Options:
             words = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
             raise InvalidArgumentError(key, f"not an argument of {name}", remedy=words)
     options = Options(**given)
-    if not (isinstance(options.p, int | float) and 0 < options.p < np.inf):
+    if not (_is_number(options.p) and 0 < options.p < np.inf):
         raise InvalidArgumentError(
             "p", f"{options.p!r} is not a positive number", remedy="metric='chebyshev' is p = inf"
         )
-    if not 0 <= options.smoothing < np.inf:
+    if not (_is_number(options.smoothing) and 0 <= options.smoothing < np.inf):
         raise InvalidArgumentError("smoothing", f"{options.smoothing!r} is not zero or positive")
-    return options
+    if not isinstance(options.normalise, bool | np.bool_ | None):
+        raise InvalidArgumentError("normalise", f"{options.normalise!r} is not True or False")
+    normalise = None if options.normalise is None else bool(options.normalise)
+    return Options(float(options.p), normalise, float(options.smoothing))
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float | np.number) and not isinstance(given, bool)
 
 
 def check_domain(name: str, rows: Rows, argument: str) -> None:

@@ -46,9 +46,8 @@ def knn_graph(
     device = device_of(X=X)
     rows = as_rows(X, "X")
     searcher = Searcher(rows, metric, options, Limits.of(n_jobs, block_bytes), "X", device)
-    others = n_neighbors - bool(include_self)
-    check_count(others, len(rows) - 1, "n_neighbors", n_neighbors)
-    distance, index = without_self(searcher.against(rows, "X"), others)
+    check_count(n_neighbors, len(rows), own=not include_self)
+    distance, index = without_self(searcher.against(rows, "X"), n_neighbors - bool(include_self))
     if include_self:
         own = np.arange(len(rows))[:, None]
         index = np.hstack([own, index])
@@ -69,20 +68,25 @@ def check_distance(metric: object) -> None:
         )
 
 
-def check_count(wanted: int, there: int, argument: str, given: int) -> None:
+def check_count(n_neighbors: Any, rows: int, own: bool) -> None:
     """
+    Args:
+        rows: that are searched.
+        own: the queries are those rows, and none is its own neighbour.
+
     Raises:
         InvalidArgumentError: not a number of neighbours that can be had.
     """
-    if not isinstance(given, int | np.integer) or isinstance(given, bool):
-        raise InvalidArgumentError(argument, f"{given!r} is not an integer")
-    if wanted < 0 or (wanted == 0 and given <= 0):
-        raise InvalidArgumentError(argument, f"Expected {argument} > 0. Got {given}")
-    if wanted > there:
+    if not isinstance(n_neighbors, int | np.integer) or isinstance(n_neighbors, bool):
+        raise InvalidArgumentError("n_neighbors", f"{n_neighbors!r} is not an integer")
+    # The words are scikit-learn's, which its tests of estimators ask for.
+    if n_neighbors <= 0:
+        raise InvalidArgumentError("n_neighbors", f"Expected n_neighbors > 0. Got {n_neighbors}")
+    if n_neighbors > rows - own:
         raise InvalidArgumentError(
-            argument,
-            f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {given}, "
-            f"n_samples_fit = {there}",
+            "n_neighbors",
+            f"Expected n_neighbors {'<' if own else '<='} n_samples_fit, but n_neighbors = "
+            f"{n_neighbors}, n_samples_fit = {rows}",
             remedy="fewer neighbours or more rows",
         )
 

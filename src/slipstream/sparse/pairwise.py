@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse.device import as_tensor, device_of
 from slipstream.sparse.matrix import as_rows
@@ -63,6 +66,8 @@ def pairwise_distances(
                 f"{shape[0]:,} x {shape[1]:,} distances do not fit into memory",
                 remedy="distance_tiles for blocks, or NearestNeighbors for the nearest only",
             ) from error
+    elif not isinstance(out, np.ndarray):
+        raise InvalidArgumentError("out", f"is a {type(out).__name__}, not an array of NumPy's")
     elif out.shape != shape or out.dtype != run.dtype or out.strides[1] != out.itemsize:
         raise InvalidArgumentError(
             "out",
@@ -105,8 +110,8 @@ def distance_tiles(
     Raises:
         InvalidArgumentError: as `pairwise_distances`, and `rows` is not positive.
     """
-    if rows is not None and rows < 1:
-        raise InvalidArgumentError("rows", f"{rows} is not positive")
+    if rows is not None:
+        rows = whole_number("rows", rows)
     device = device_of(A=A, B=B)
     run = _run(A, B, metric, Limits.of(n_jobs, block_bytes), options, device)
     return (Tile(first, as_tensor(block, device)) for first, block in run.blocks(rows))

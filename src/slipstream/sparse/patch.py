@@ -29,7 +29,8 @@ _NAMES = {
 } | {"cityblock": "manhattan", "l1": "manhattan", "l2": "euclidean"}  # fmt: skip
 # scikit-learn takes these for sets, whatever the values.
 _OF_SETS = frozenset({"dice", "jaccard", "russellrao"})
-_entered = threading.Lock()
+# Once more from within is fine; another thread waits.
+_entered = threading.RLock()
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def _kneighbors(usual: Callable[..., Any]) -> Callable[..., Any]:
             return usual(self, X, n_neighbors, return_distance)
         k = self.n_neighbors if n_neighbors is None else n_neighbors
         run, own = _run(searcher, X)
-        check_count(k, len(searcher.right) - own, "n_neighbors", k)
+        check_count(k, len(searcher.right), own)
         distance, row = without_self(run, k) if own else run.nearest(k)
         return (distance.astype(np.float64), row) if return_distance else row
 

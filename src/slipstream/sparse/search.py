@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse import kernels
 from slipstream.sparse.chebyshev import ChebyshevSearch
@@ -22,6 +23,7 @@ from slipstream.sparse.metrics import (
     NON_NEGATIVE,
     Options,
     Plan,
+    Root,
     Side,
     check_domain,
     check_options,
@@ -37,6 +39,8 @@ NEAR_ZERO = 1e-3
 # Beyond these, float32 squares and sums would overflow or vanish; values are taken to float64.
 _FLOAT32_LOW, _FLOAT32_HIGH = 1e-30, 1e30
 _FLOAT64_HIGH = 1e290
+# Of the largest value, what a difference must be to matter: as distances are promised.
+_SMALL_SHARE = 1e-10
 # Integers that float32 counts exactly.
 _FLOAT32_COUNT = 2**24
 # What is made of the queries takes about so much for each of their entries.
@@ -92,6 +96,7 @@ class Limits:
             threads = max((here or 1) + 1 + threads, 1)
         if block_bytes is None:
             block_bytes = BLOCK_BYTES
+        block_bytes = whole_number("block_bytes", block_bytes, None)
         if block_bytes < 2**16:
             raise InvalidArgumentError(
                 "block_bytes", f"{block_bytes} is too little", remedy="64 KiB at least"
@@ -102,7 +107,7 @@ class Limits:
             raise InvalidArgumentError(
                 "tile_rows", f"{tile_rows}", remedy="a multiple of 128, at most 65536"
             )
-        return cls(int(block_bytes), threads, tile_rows)
+        return cls(block_bytes, threads, tile_rows)
 
 
 @dataclass(eq=False)
@@ -140,7 +145,8 @@ class Searcher:
         Raises:
             InvalidArgumentError: other columns, or values the metric has no meaning for.
         """
-        left, right = same_columns(left, self.right)
+        names = argument, self.argument if self.argument != argument else "what was fitted"
+        left, right = same_columns(left, self.right, names)
         # Numbers of columns are made for the pair where they are many, and so is an index then.
         made = self._made if right.width == right.columns else {}
         if isinstance(self.metric, Semiring):
@@ -386,7 +392,7 @@ def _working_type(plan: Plan, left: Rows, right: Rows) -> np.dtype[Any]:
     """float32 where both matrices fit into it and so does what is made of their values.
 
     Raises:
-        InvalidArgumentError: not even float64 holds it.
+        InvalidArgumentError: not even float64 holds it, or far from all of it.
     """
     sizes = [np.abs(rows.data) for rows in (left, right) if rows.nnz]
     low = min((float(size.min()) for size in sizes), default=1.0)
@@ -402,6 +408,7 @@ def _working_type(plan: Plan, left: Rows, right: Rows) -> np.dtype[Any]:
             f"{plan.name} of values as large as {high:g} overflows",
             remedy="divide A and B by their largest value",
         )
+    _check_vanishing(plan, high)
     longest = max(int(rows.lengths.max(initial=0)) for rows in (left, right))
     narrow = (
         left.data.dtype == right.data.dtype == np.float32
@@ -410,3 +417,23 @@ def _working_type(plan: Plan, left: Rows, right: Rows) -> np.dtype[Any]:
         and longest < _FLOAT32_COUNT
     )
     return np.dtype(np.float32 if narrow else np.float64)
+
+
+def _check_vanishing(plan: Plan, high: float) -> None:
+    """See that differences matter that are small beside the largest value, `high`.
+
+    Raises:
+        InvalidArgumentError: powers of such differences are 0 in float64, and so would be
+            distances.
+    """
+    if plan.root is Root.PLAIN or plan.name in NON_NEGATIVE:
+        return
+    lost = float(np.finfo(np.float64).tiny) ** (1 / plan.degree)
+    if lost <= _SMALL_SHARE * high:
+        return
+    raise InvalidArgumentError(
+        "p" if plan.name == "minkowski" else "A",
+        f"{plan.name} of values no larger than {high:g} takes differences below {lost:.2g} for 0",
+        remedy="metric='chebyshev' is p = inf" if plan.power > 2
+        else "divide A and B by their largest value",
+    )  # fmt: skip

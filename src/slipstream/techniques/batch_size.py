@@ -20,11 +20,13 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, distinct
 from slipstream.graph.resize import Resize
 from slipstream.provenance import Provenance
+from slipstream.source import NotPlacedError, find_batch_size
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._grown_memory import moved, resized_memory
 
 if TYPE_CHECKING:
+    from slipstream.source import Places, Source
     from slipstream.workload import Built, Workload
 
 _NOT_RECORDED = "the profile has the step at one batch size only; profile it again"
@@ -135,12 +137,31 @@ class BatchSize(Settings):
         return Quality(QualityKind.NEEDS_TRAINING, "another batch size needs another learning rate")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No edit: the number is set where the data is loaded."""
+        """Another number in the one place that says it; by hand where the data is loaded."""
         number = f"{self.samples[1:]} * N" if self.samples.startswith("x") else self.samples
-        return CodeChange(
-            "",
-            "the batch comes from your data; where it is loaded, write: "
-            f"DataLoader(..., batch_size={number}), and tune the learning rate again",
+
+        def edit(where: Places) -> Source:
+            size = find_batch_size(where)
+            if not self.samples.startswith("x"):
+                raise NotPlacedError(
+                    f"of how many samples one of {size.value} is, the file does not say",
+                    where=f"{where.source.path}:{size.line}",
+                )
+            if "batch_size" in workload.arguments:
+                raise NotPlacedError("it is given another batch_size", where=str(workload.path))
+            wanted = self._of(size.value)
+            if wanted.denominator != 1:
+                raise NotPlacedError(
+                    f"{self.samples[1:]} times {size.value} is not a whole number",
+                    where=f"{where.source.path}:{size.line}",
+                )
+            return size.set(int(wanted))
+
+        return CodeChange.of(
+            workload,
+            edit,
+            by_hand=f"DataLoader(..., batch_size={number})",
+            note="tune the learning rate again",
         )
 
     def _of(self, samples: int) -> Fraction:

@@ -80,6 +80,26 @@ def test_ranks_give_the_reference_all_the_same_bits(size: int) -> None:
         assert off(found[0][number], expected(size, dtype)) <= bound
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_scale_exactly(size: int) -> None:
+    """By powers of two, which round nothing: the same bits, from 1e-12 to 1e12."""
+    algorithms = ["gram"] + ["rvh"] * (size & (size - 1) == 0)
+
+    def work(rank: int) -> Any:
+        answers = []
+        for algorithm in algorithms:
+            for scale in (1.0, 2.0**-40, 2.0**40):
+                tensor = scale * ours(rank)
+                adasum_all_reduce(tensor, LAYERS, algorithm=algorithm)
+                answers.append(tensor / scale)
+        return answers
+
+    for found in run_ranks(size, work):
+        for number in range(0, len(found), 3):
+            assert torch.equal(found[number + 1], found[number])
+            assert torch.equal(found[number + 2], found[number])
+
+
 @pytest.mark.parametrize("algorithm", ["gram", "rvh"])
 def test_the_bytes_are_those_of_an_all_reduce(algorithm: str) -> None:
     size, length = 4, 4096
@@ -92,7 +112,26 @@ def test_the_bytes_are_those_of_an_all_reduce(algorithm: str) -> None:
 
     for payload, product in run_ranks(size, work):
         assert payload == 2 * 4 * length * (size - 1) // size
-        assert product == 8 * 3 * (10 if algorithm == "gram" else 3 * 2)
+        # Cuts at 1024, 2048 and 3072 run through two of three layers, that of the first level, at
+        # 2048, through one; and all say whether their numbers are finite.
+        doubles = 2 * 10 + 1 if algorithm == "gram" else (3 + 1) + (2 * 3 + 1)
+        assert product == 8 * doubles
+
+
+@pytest.mark.parametrize("algorithm", ["gram", "rvh"])
+def test_scalar_products_sent_do_not_grow_with_layers(algorithm: str) -> None:
+    def work(rank: int) -> list[int]:
+        sent = []
+        for layers in (10, 1000):
+            flat = torch.randn(4096)
+            starts = check(flat, list(range(0, 4000, 4000 // layers)), algorithm, 4)
+            wire = Wire.of()
+            exchange(flat, starts, wire, algorithm)
+            sent.append(wire.product_bytes)
+        return sent
+
+    for few, many in run_ranks(4, work):
+        assert many <= few
 
 
 def small() -> nn.Module:
@@ -262,7 +301,7 @@ def test_what_differs_between_ranks_is_named_on_all() -> None:
 
     for said in run_ranks(2, work):
         for one, part in zip(
-            said, ("other layers", "not finite", "parameters", "start"), strict=True
+            said, ("another shape", "not finite", "parameters", "start"), strict=True
         ):
             assert part in one
 

@@ -184,7 +184,50 @@ def test_digits_are_learnt_as_well() -> None:
 def test_turns_and_numbers_of_workers_are_checked() -> None:
     with pytest.raises(InvalidArgumentError):
         SimulatedWorkers(nn.Linear(2, 2), None, 0)
+    with pytest.raises(InvalidArgumentError, match="delay"):
+        SimulatedWorkers(nn.Linear(2, 2), None, 2, delay=-1)
     team = SimulatedWorkers(nn.Linear(2, 2), None, 2)
     team.collect()
     with pytest.raises(InvalidArgumentError, match="1 of 2"):
         team.reduce()
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_a_mean_that_is_under_way_arrives_so_many_steps_later(delay: int) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    team = SimulatedWorkers(model, None, 2, delay=delay)
+    nn.init.ones_(model.weight)
+    weights = [1.0]
+    for step in range(8):
+        optimizer.zero_grad()
+        for target in (1.0, 3.0):
+            # Of (w - target)^2 / 2.
+            (model(torch.ones(1, 1)) - target).square().sum().div(2).backward()
+            team.collect()
+        team.reduce()
+        optimizer.step()
+        arrived = weights[step - delay] - 2.0 if step >= delay else 0.0
+        weights.append(weights[-1] - 0.1 * arrived)
+        assert model.weight.item() == pytest.approx(weights[-1], abs=1e-6)
+
+
+@pytest.mark.parametrize(("share", "stable"), [(0.97, True), (1.03, False)])
+def test_late_gradients_are_stable_up_to_the_rate_that_theory_tells(
+    share: float, stable: bool
+) -> None:
+    delay, curvature = 4, 2.0
+    # Of the roots of z^(d + 1) - z^d + rate curvature.
+    rate = share * 2.0 / curvature * float(np.sin(np.pi / (4 * delay + 2)))
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    team = SimulatedWorkers(model, None, 1, delay=delay)
+    one = torch.ones(1, 1)
+    for _ in range(600):
+        optimizer.zero_grad()
+        model(one).square().mul(curvature / 2).sum().backward()
+        team.collect()
+        team.reduce()
+        optimizer.step()
+    assert (abs(model.weight.item()) < 1.0) == stable

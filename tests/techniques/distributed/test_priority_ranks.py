@@ -322,9 +322,10 @@ def test_one_process_trains_as_it_is() -> None:
         model, other = Awkward(), Awkward()
         mine = torch.optim.SGD(model.parameters(), 0.1)
         theirs = torch.optim.SGD(other.parameters(), 0.1)
-        plain_loop(PriorityDDP(model, mine), mine, rank)
+        alone = PriorityDDP(model, mine)
+        plain_loop(alone, mine, rank)
         plain_loop(other, theirs, rank)
-        return same(dict(model.state_dict()), dict(other.state_dict()))
+        return alone.settled and same(dict(model.state_dict()), dict(other.state_dict()))
 
     assert run_ranks(1, work) == [True]
 

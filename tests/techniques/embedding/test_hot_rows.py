@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import sys
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,9 @@ import slipstream as ss
 from slipstream.native import _tt_reference as reference
 from slipstream.native import tt as door
 from slipstream.techniques.embedding.hot_rows import _hashed
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distributed"))
+from team import run_ranks
 
 
 def train(policy: str = "manual", rows: int = 16) -> ss.nn.TTEmbedding:
@@ -189,3 +196,26 @@ def test_refreshing_hardly_changes_the_loss_of_a_model_in_training() -> None:
             changes.append(abs(float(loss(fixed)) / before - 1))
             module.train()
     assert sum(changes) / len(changes) <= 0.005
+
+
+def test_processes_cache_the_same_rows_and_forget_alike() -> None:
+    """Two ranks, one with twenty times the ids of the other, that refresh by themselves."""
+
+    def work(rank: int) -> list[Any]:
+        module, found = train("auto", rows=4), []
+        draw = torch.Generator().manual_seed(rank)
+        for step in range(40):
+            count = 20 if rank == 0 else 400
+            ids = (50 * torch.rand(count, generator=draw) ** 4).long() + (0 if step < 20 else 500)
+            module(ids)
+            found.append(module.hot.ids.tolist())
+        kept = module.hot.counts()
+        return [*found, [int(kept[1].sum()), len(kept[0])]]
+
+    one, other = run_ranks(2, work)
+    assert one[:-1] == other[:-1]
+    assert max(one[-2]) >= 500, "new hot ids come in the place of old ones"
+    changed = sum(a != b for a, b in itertools.pairwise(one[:-1]))
+    assert 2 <= changed <= 25
+    # 420 look-ups a step, halved at each refresh: bounded, and not multiplied by the ranks.
+    assert one[-1][0] + other[-1][0] <= 2 * 420 * 20

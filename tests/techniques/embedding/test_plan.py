@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import slipstream as ss
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
 from slipstream.graph import Statistics, TableIds
 from slipstream.provenance import Provenance
 from slipstream.techniques.embedding.allocate import allocate, lower_hull
@@ -302,6 +302,13 @@ def test_wrong_arguments_are_named() -> None:
         ("budget", {"budget": 3}),
         ("budget", {"budget": "many"}),
         ("ratio", {"ratio": 0.5}),
+        ("ratio", {"ratio": "8"}),
+        ("methods", {"ratio": 2, "methods": "lowdim"}),
+        ("id_stats", {"ratio": 2, "id_stats": [3, 4]}),
+        ("id_stats", {"ratio": 2, "id_stats": {"item": "often"}}),
+        ("least_rows", {"ratio": 2, "least_rows": 0.5}),
+        ("evaluate", {"ratio": 2, "evaluate": lambda copied: None}),
+        ("evaluate", {"ratio": 2, "evaluate": lambda copied: float("nan")}),
         ("ratio", {"ratio": float("nan")}),
         ("model", {"ratio": 2, "least_rows": LEAST_ROWS}),
         ("id_stats", {"ratio": 2, "id_stats": {"item": torch.ones(3)}}),
@@ -315,7 +322,17 @@ def test_wrong_arguments_are_named() -> None:
     for how in ({"methods": ["lowdin"]}, {"id_stats": {"items": torch.ones(3)}}):
         with pytest.raises(UnknownNameError):
             plan(model, ratio=2, least_rows=100, **how)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"model: is a list, not a torch\.nn\.Module"):
+        plan([model], ratio=2)  # type: ignore[arg-type]
+    broken = Two()
+    with torch.no_grad():
+        broken.item.weight[5, 5] = float("nan")
+    with pytest.raises(InvalidArgumentError, match="model: the table 'item' holds NaN"):
+        plan(broken, ratio=2, least_rows=100, trained=True)
     made = plan(model, ratio=4, least_rows=100)
+    with pytest.raises(SlipstreamError, match="cannot be written"):
+        made.save(Path("no folder") / "plan.json")
+    assert "less): dense" in str(plan(model, budget="1GiB", least_rows=100))
     with pytest.raises(InvalidArgumentError, match="no embedding table"):
         made.apply(nn.Linear(2, 2))
     other = Two()

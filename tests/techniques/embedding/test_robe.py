@@ -167,6 +167,7 @@ def test_copies_and_compiled_modules_look_up_the_same() -> None:
     compiled = torch.compile(bag, backend="aot_eager", fullgraph=True)
     made = compiled(ids)
     assert torch.equal(made, bag(ids))
+    assert torch.equal(torch.export.export(bag, (ids,)).module()(ids), made)
     made.sum().backward()
     found = bag.pool.array.grad.clone()
     bag.pool.array.grad = None
@@ -205,6 +206,9 @@ def test_training_learns_what_a_dense_table_learns() -> None:
     [
         ({"size": 8, "block": 16}, "size: 8 numbers"),
         ({"block": 0}, "block: 0"),
+        ({"block": 8.0}, "block: 8.0 is not a whole number"),
+        ({"size": 1e6}, "size: 1000000.0 is not"),
+        ({"grad_scale": float("nan")}, "grad_scale: nan is not a finite number"),
         ({"size": "12 parsecs"}, "size: '12 parsecs'"),
         ({"init_std": -1.0}, "init_std"),
         ({"seed": -1}, "seed"),
@@ -250,10 +254,18 @@ def test_bad_arguments_are_named() -> None:
         summed(ids, offsets, torch.ones(2))
     with pytest.raises(InvalidArgumentError, match=r"per_sample_weights: is torch\.float64"):
         summed(ids, offsets, torch.ones(3, dtype=torch.float64))
+    for weights in (torch.tensor([1.0, 1.0, float("nan")]), torch.tensor([1.0, 1.0, -torch.inf])):
+        with pytest.raises(InvalidArgumentError, match="per_sample_weights: the number at place 2"):
+            summed(ids, offsets, weights)
     for make, said in (
         (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=2), "table_id: 2 is another"),
         (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=-1), "table_id: -1"),
+        (lambda: ss.nn.ROBEEmbedding(100, 16, shared, table_id=0.5), "table_id: 0.5"),
+        (lambda: ss.nn.ROBEEmbedding(100, 16, 3000), "pool: is a int, not a SharedArray"),
         (lambda: ss.nn.ROBEEmbedding(0, 16, shared), "num_embeddings: 0"),
+        (lambda: ss.nn.ROBEEmbedding(1e3, 16, shared), "num_embeddings: 1000.0"),
+        (lambda: ss.nn.ROBEEmbeddingCollection([(9, 16)], shared), "tables: are not rows"),
+        (lambda: ss.nn.ROBEEmbeddingCollection({"a": 9}, shared), "tables: are not rows"),
         (lambda: ss.nn.ROBEEmbedding(10, 0, shared), "embedding_dim: 0"),
         (lambda: ss.nn.ROBEEmbedding(2**61, 16, shared), "beyond 2"),
         (lambda: ss.nn.ROBEEmbedding(10, 16, shared, padding_idx=10), "padding_idx: 10"),

@@ -17,6 +17,7 @@ from slipstream.graph import Graph, StepPhase
 from slipstream.technique import Context, QualityKind, parse
 from slipstream.techniques.embedding.robe import ROBEEmbedding, ROBEEmbeddingBag
 from slipstream.techniques.embedding.technique import RobeEmbedding
+from slipstream.techniques.embedding.ways.robe import SIGN
 from slipstream.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -168,8 +169,10 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
 
 
 def test_settings_are_read_and_checked() -> None:
-    (found,) = parse("robe_embedding:ratio=20,block=16,sign=off,rows=10")
-    assert found == RobeEmbedding(20.0, 16, False, 10)
+    (found,) = parse("robe_embedding:ratio=20,block=16,sign=on,rows=10")
+    assert found == RobeEmbedding(20.0, 16, True, 10)
+    (usual,) = parse("robe_embedding:ratio=20")
+    assert usual == RobeEmbedding(20.0, sign=SIGN)
     assert found.quality().kind is QualityKind.NEEDS_TRAINING
     for wrong in ("ratio=0", "ratio=-1", "block=0", "ratio=inf"):
         with pytest.raises(InvalidArgumentError):

@@ -194,3 +194,22 @@ def test_wrong_settings_are_named() -> None:
         with pytest.raises(InvalidArgumentError) as caught:
             make()
         assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("name", tables())
+def test_traced_modules_look_up_the_same_and_refuse_the_same(name: str) -> None:
+    module = TableEmbeddingBag(tables()[name]).eval()
+    ids = torch.tensor([[1, 2], [3, ROWS - 1]])
+    exported = torch.export.export(module, (ids,)).module()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for traced in (exported, compiled):
+        assert torch.equal(traced(ids), module(ids))
+        for wrong in (ids + 1, ids - 2):
+            with pytest.raises(RuntimeError, match="input: ids lie in"):
+                traced(wrong)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    module = TableEmbeddingBag(tables()["lowdim"], mode="sum")
+    with pytest.raises(InvalidArgumentError, match="per_sample_weights: the number at place 1"):
+        module(torch.tensor([[1, 2]]), per_sample_weights=torch.tensor([[1.0, torch.nan]]))

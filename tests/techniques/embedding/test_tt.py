@@ -186,6 +186,7 @@ def test_compiled_modules_look_up_the_same() -> None:
     ids = torch.randint(0, 200, (8, 5))
     made = torch.compile(one, backend="aot_eager", fullgraph=True)(ids)
     assert torch.equal(made, one(ids))
+    assert torch.equal(torch.export.export(one, (ids,)).module()(ids), made)
     made.square().sum().backward()
     found = [core.grad.clone() for core in one.cores]
     one.zero_grad()
@@ -221,6 +222,9 @@ def test_bad_arguments_are_named() -> None:
         ((ids,), "offsets: must be given"),
         ((ids[None], offsets), "offsets: is for ids in one dimension"),
         ((ids.float(), offsets), r"input: is torch\.float32"),
+        ((ids.tolist(), offsets), "input: is a list, not a tensor"),
+        ((ids.numpy(), offsets), "input: is a ndarray, not a tensor"),
+        ((ids, [0, 2]), "offsets: is a list"),
         ((ids, offsets, torch.ones(3)), "per_sample_weights: is for mode sum"),
         ((ids.to("meta"), offsets), "input: is on meta"),
     ):
@@ -233,6 +237,7 @@ def test_bad_arguments_are_named() -> None:
     summed = bag(100, 16)
     for weights, said in (
         (torch.ones(2), "per_sample_weights: has the shape"),
+        ([1.0, 2.0, 3.0], "per_sample_weights: is a list"),
         (torch.ones(3, dtype=torch.float64), r"per_sample_weights: is torch\.float64"),
         (torch.tensor([1.0, math.nan, 1.0]), "per_sample_weights: the number at place 1 is nan"),
     ):
@@ -250,6 +255,16 @@ def test_bad_arguments_are_named() -> None:
     ("settings", "said"),
     [
         ({"rows": 0}, "num_embeddings: 0"),
+        ({"rows": 1e6}, r"num_embeddings: 1000000\.0 is not a whole number"),
+        ({"dim": 16.0}, "embedding_dim: 16.0 is not"),
+        ({"ranks": 8.0}, "tt_ranks: 8.0 is not"),
+        ({"ranks": "8"}, "tt_ranks: '8' is not"),
+        ({"ranks": True}, "tt_ranks: True is not"),
+        ({"tt_shapes": (6, 6, 6)}, "tt_shapes: must be 3 factors"),
+        ({"tt_shapes": ((6.0, 6, 6), (2, 2, 4))}, "tt_shapes: 6.0 is not"),
+        ({"padding_idx": 1.5}, "padding_idx: 1.5 is not"),
+        ({"cache_rows": 1.5}, "cache_rows: 1.5 is not"),
+        ({"fused_optimizer": "adam"}, "fused_optimizer: 'adam' makes no optimizer"),
         ({"dim": 0}, "embedding_dim: 0"),
         ({"dim": 17}, r"embedding_dim: 17 has no 3 factors.*"),
         ({"dim": 4}, "embedding_dim: 4 has no 3 factors"),

@@ -125,9 +125,11 @@ def test_what_is_no_table_is_refused() -> None:
     bad = table.clone()
     bad[3, 3] = math.nan
     for given, weights, said in (
-        (bad, None, "weight: has numbers that are not finite"),
+        (bad, None, "weight: holds NaN or infinity"),
         (table[0], None, "weight: has 1 dimensions"),
         (table.long(), None, "dtype"),
+        (table.numpy(), None, "weight: is a ndarray, not a tensor"),
+        (table, [1.0] * 50, "row_weights: is a list, not a tensor"),
         (table, torch.ones(49), "row_weights: has the shape"),
         (table, -torch.ones(50), "row_weights: must be"),
         (table, torch.zeros(50), "row_weights: must be"),

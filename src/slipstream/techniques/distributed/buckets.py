@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from slipstream.errors import InvalidArgumentError
+
 
 class BucketThread:
     """The thread, and the buckets of this step that it was given."""
@@ -28,8 +30,13 @@ class BucketThread:
         Returns:
             What a hook returns: `flat`, once it is done.
 
-        Raises what failed.
+        Raises:
+            InvalidArgumentError: gradients are sparse. Else what failed.
         """
+        if flat.layout != torch.strided:
+            raise InvalidArgumentError(
+                "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
+            )
         result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def task() -> None:

@@ -113,18 +113,9 @@ class DDP(Spreads):
         Raises:
             WorkloadError: the process is not one of that many, or there is no model.
         """
-        import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
-        if not (dist.is_available() and dist.is_initialized()):
-            raise WorkloadError(
-                f"ddp needs {self.workers} processes, and this is one by itself",
-                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
-            )
-        if dist.get_world_size() != self.workers:
-            raise WorkloadError(
-                f"ddp:workers={self.workers}, but {dist.get_world_size()} processes run"
-            )
+        self.need_joined()
         if built.model is None:
             raise WorkloadError(
                 "ddp needs the model", remedy="return (model, batch, loss, optimizer)"

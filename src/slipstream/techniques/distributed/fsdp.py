@@ -154,14 +154,7 @@ class FSDP(Spreads):
         Raises:
             WorkloadError: the process is not one of that many, or stages that are not FSDP's.
         """
-        import torch.distributed as dist
-
-        there = dist.is_available() and dist.is_initialized()
-        if not there or dist.get_world_size() != self.workers:
-            raise WorkloadError(
-                f"fsdp needs {self.workers} processes",
-                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
-            )
+        self.need_joined()
         raise WorkloadError(
             "fsdp: parameters have to be sharded before the optimizer is made",
             remedy="in your script: fully_shard(model), then the optimizer",

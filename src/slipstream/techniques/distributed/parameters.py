@@ -1,15 +1,38 @@
-"""An optimizer's parameters: which they are, and whether two ranks start from the same."""
+"""Optimizers that may be wrapped, their parameters, and whether two ranks start from the same."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import InvalidArgumentError, UsageError
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """What can be exchanged."""
+EXCHANGES = "slipstream_exchanges"
+"""Attribute of an optimizer whose steps exchange something between ranks already: how it does."""
+
+
+def need_optimizer(optimizer: Any) -> None:
+    """Raise unless it is an optimizer whose step is this rank's own.
+
+    Raises:
+        InvalidArgumentError: it is no optimizer.
+        UsageError: its steps exchange something already; to combine what is combined would go
+            unnoticed, for it changes little but the time.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            "optimizer", f"is a {type(optimizer).__name__}", remedy="a torch.optim.Optimizer"
+        )
+    how = getattr(optimizer, EXCHANGES, None)
+    if how is not None:
+        raise UsageError(
+            f"the optimizer {how} already",
+            remedy="one of AdasumOptimizer, PriorityDDP and ShardedUpdate, around a plain one",
+        )
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -11,13 +11,14 @@ import contextlib
 import gc
 import time
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from slipstream.errors import SlipstreamError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UsageError
 from slipstream.techniques.distributed.compression.compressor import Exchange, Gather
 from slipstream.techniques.distributed.lines import Line, gather
 from slipstream.techniques.distributed.wire import Wire
@@ -42,6 +43,15 @@ class CommunicationError(SlipstreamError):
         super().__init__(what, where=where, remedy=remedy)
 
 
+def need_processes(name: str) -> None:
+    """Raise a `UsageError` unless a process group is initialised."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UsageError(
+            f"{name} needs a process group",
+            remedy="torch.distributed.init_process_group('gloo'), in processes of torchrun",
+        )
+
+
 class Ranks:
     """The processes that exchange gradients: a group like `parent`, with a limit on every wait.
 
@@ -52,9 +62,16 @@ class Ranks:
         parent: whose ranks.
         timeout_s: after which a collective that somebody has not joined fails.
         patience_s: how long, after a failure, everybody is given to say that they live.
+
+    Raises:
+        InvalidArgumentError: a time that nobody can wait.
+        CommunicationError: the ranks could not be connected.
     """
 
     def __init__(self, parent: Any, timeout_s: float, patience_s: float, name: str) -> None:
+        for argument, value in (("timeout_s", timeout_s), ("patience_s", patience_s)):
+            if not 0.0 < value < float("inf"):
+                raise InvalidArgumentError(argument, f"{value} is not a time to wait")
         members = dist.get_process_group_ranks(parent)
         self.rank, self.size = dist.get_rank(parent), len(members)
         self.patience_s = patience_s
@@ -62,7 +79,7 @@ class Ranks:
         self._store = dist.distributed_c10d._get_default_store()
         self._failed: CommunicationError | None = None
         self.group: Any = self._connected(timeout_s)
-        self.wire = Wire(self.group, self.rank, self.size)
+        self.wire = Wire(self.group, self.rank, self.size, timeout=timedelta(seconds=timeout_s))
 
     def _connected(self, timeout_s: float) -> Any:
         try:
@@ -83,22 +100,32 @@ class Ranks:
         if self._failed is not None:
             raise self._failed
 
+    @contextlib.contextmanager
+    def named_errors(self, where: str) -> Iterator[None]:
+        """What is communicated inside fails as what it is.
+
+        Raises:
+            CommunicationError: a communication failed; on every rank that lives, within the
+                time-out and the patience, naming those that do not.
+        """
+        self.need_alive()
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.explain(error, where) from error
+
     def run(self, exchange: Exchange, where: str) -> bool:
         """Communicate all that the exchange asks for; what it returns.
 
         Raises:
-            CommunicationError: a collective failed; on every rank that lives, within the time-out
-                and the patience, naming those that do not.
+            CommunicationError: as of `named_errors`.
         """
-        self.need_alive()
         answer: torch.Tensor | None = None
         try:
             while True:
                 request = exchange.send(answer)  # type: ignore[arg-type]
-                try:
+                with self.named_errors(where):
                     answer = self._communicate(request)
-                except RuntimeError as error:
-                    raise self.explain(error, where) from error
         except StopIteration as done:
             return bool(done.value)
 
@@ -179,8 +206,13 @@ class Ranks:
 
     def _leave(self) -> None:
         """Close all connections: they are when nobody has the group any more."""
-        group = self.group
+        group, parts = self.group, list(self.wire.aligned.values())
         self.group = self.wire.group = _LEFT
+        self.wire.aligned.clear()
+        for part in parts:
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group(part)
+        del parts
         with contextlib.suppress(Exception):
             dist.destroy_process_group(group)
             # torch names groups by how many there are: the next one of these ranks would have this
@@ -197,10 +229,8 @@ class Ranks:
             CommunicationError: naming the ranks that differ from rank 0, on every rank.
         """
         said: list[Any] = [None] * self.size
-        try:
+        with self.named_errors(what):
             dist.all_gather_object(said, text, group=self.group)
-        except RuntimeError as error:
-            raise self.explain(error, what) from error
         other = tuple(rank for rank, one in enumerate(said) if one != said[0])
         if other:
             named = ", ".join(map(str, other))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ class Wire:
     Attributes:
         payload_bytes: of tensors.
         product_bytes: of small sums, before they are all-reduced.
+        timeout: of groups that are made of some of its ranks; None: torch's default.
+        aligned: by size, the contiguous groups of ranks that this one is in, once they are made.
     """
 
     group: Any
@@ -24,6 +27,8 @@ class Wire:
     size: int
     payload_bytes: int = 0
     product_bytes: int = 0
+    timeout: timedelta | None = None
+    aligned: dict[int, Any] = field(default_factory=dict, repr=False)
     _kept: torch.Tensor | None = field(default=None, repr=False)
 
     @classmethod

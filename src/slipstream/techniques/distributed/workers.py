@@ -39,6 +39,19 @@ class Spreads(Settings):
         """The workers' devices; an `InvalidArgumentError` where there are too few."""
         return group_of(cluster, self.workers, self.name)
 
+    def need_joined(self) -> None:
+        """Raise a `WorkloadError` unless this process is one of `workers` that have joined."""
+        import torch.distributed as dist
+
+        joined = dist.is_available() and dist.is_initialized()
+        found = dist.get_world_size() if joined else 1
+        if not joined or found != self.workers:
+            raise WorkloadError(
+                f"{self.name} needs {self.workers} processes, and this is "
+                + (f"one of {found}" if joined else "one by itself"),
+                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
+            )
+
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why it cannot be told what the workers would send each other."""
         reason = why_no_gradients(graph)

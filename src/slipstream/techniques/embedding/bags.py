@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.native.robe import MODES
 
@@ -134,14 +135,28 @@ def padding_row(padding_idx: int | None, rows: int) -> int | None:
     """
     if padding_idx is None:
         return None
+    padding_idx = whole_number("padding_idx", padding_idx, None)
     if not -rows <= padding_idx < rows:
         raise InvalidArgumentError("padding_idx", f"{padding_idx} is not a row of the {rows}")
     return padding_idx % rows
 
 
+def expect_tensor(name: str, given: object) -> None:
+    """See that an argument is a tensor.
+
+    Raises:
+        InvalidArgumentError: it is a list, an array of NumPy's, ...
+    """
+    if not isinstance(given, torch.Tensor):
+        raise InvalidArgumentError(
+            name, f"is a {type(given).__name__}, not a tensor", remedy=f"torch.as_tensor({name})"
+        )
+
+
 def _expect(
     name: str, tensor: torch.Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]
 ) -> None:
+    expect_tensor(name, tensor)
     if tensor.dtype not in dtypes:
         raise InvalidArgumentError(name, f"is {tensor.dtype}, not int32 or int64")
     if tensor.device != device:
@@ -155,6 +170,7 @@ def _expect(
 def _check_weights(
     weights: torch.Tensor, input: torch.Tensor, mode: str, dtype: torch.dtype
 ) -> None:
+    expect_tensor("per_sample_weights", weights)
     if mode != "sum":
         raise InvalidArgumentError("per_sample_weights", f"is for mode sum, not {mode}")
     if weights.shape != input.shape:

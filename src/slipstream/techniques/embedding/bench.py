@@ -4,7 +4,7 @@ The rows of tensor trains are `tt_bench`'s.
 
 Times are CPU time of one thread, arms in turns in one process, medians of the pairs' ratios. Every
 arm runs several batches of other ids in its turn, so that it is timed with its own data in the
-caches, as a server's is.
+caches, as a server's is. Hashed rows have no signs, as the technique and a plan make them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from slipstream.native import _robe_reference as reference
 from slipstream.native import robe as door
 from slipstream.native import why_no_library
 from slipstream.techniques.embedding import (
+    bench_device,
     bench_memory,
     bench_predictions,
     bench_quality,
@@ -35,6 +36,7 @@ from slipstream.techniques.embedding.arms import BATCHES, Arms, fits, in_turns
 from slipstream.techniques.embedding.criteo import TERABYTE_ROWS, scaled_rows
 from slipstream.techniques.embedding.robe import ROBEEmbeddingBag, ROBEEmbeddingCollection
 from slipstream.techniques.embedding.shared_array import SharedArray
+from slipstream.techniques.embedding.ways.robe import SIGN
 
 _ROWS, _DIM = 11_000_000, 64
 _BAGS, _IDS = 512, 10_240
@@ -45,6 +47,7 @@ _LEAST_P_VALUE = 0.001
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Rows of the bench. Quick takes smaller tables for 26 of them, and fewer draws."""
     yield from tt_bench.bars(options)
+    yield from bench_device.bars(options)
     if not door.kernels():
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("look-up, block 32: over EmbeddingBag", "x", ">= 3.1", reason)
@@ -85,9 +88,10 @@ def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
     table = torch.full((_ROWS, _DIM), 0.1)
     ids = [torch.randint(0, _ROWS, (_IDS,)) for _ in range(2 * BATCHES)]
     offsets = torch.arange(0, _IDS, _IDS // _BAGS)
+    shape = (_ROWS, _DIM)
     bags = {
         z: ROBEEmbeddingBag(
-            _ROWS, _DIM, SharedArray.compressing([(_ROWS, _DIM)], 1000, block=z), mode="sum"
+            *shape, SharedArray.compressing([shape], 1000, block=z, sign=SIGN), mode="sum"
         )
         for z in _SPEED_BARS
     }
@@ -164,7 +168,7 @@ def _collection_rows(options: BenchOptions) -> Iterator[Bar]:
     options.progress(bar)
     tables = [torch.full((count, dim), 0.1) for count in rows]
     named = {f"C{number}": (count, dim) for number, count in enumerate(rows)}
-    pool = SharedArray.compressing(list(named.values()), 1000, block=64)
+    pool = SharedArray.compressing(list(named.values()), 1000, block=64, sign=SIGN)
     together = ROBEEmbeddingCollection(named, pool)
     ids = [
         torch.stack([torch.randint(0, count, (batch, 1)) for count in rows]) for _ in range(BATCHES)

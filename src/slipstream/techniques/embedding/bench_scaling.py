@@ -15,6 +15,7 @@ from slipstream.bars import Bar, BenchOptions, at_most, not_judged
 from slipstream.techniques.embedding.arms import BATCHES, fits, in_turns
 from slipstream.techniques.embedding.robe import ROBEEmbeddingBag
 from slipstream.techniques.embedding.shared_array import SharedArray
+from slipstream.techniques.embedding.ways.robe import SIGN
 from slipstream.units import format_bytes
 
 _BAR = "look-up by the size of the array, block 64: from the curve, largest error"
@@ -36,7 +37,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     offsets = torch.arange(0, _IDS, _IDS // _BAGS)
 
     def of(nbytes: int) -> Callable[[int], object]:
-        bag = ROBEEmbeddingBag(_ROWS, _DIM, SharedArray(nbytes // 4, block=_DIM), mode="sum")
+        pool = SharedArray(nbytes // 4, block=_DIM, sign=SIGN)
+        bag = ROBEEmbeddingBag(_ROWS, _DIM, pool, mode="sum")
         return lambda number: bag(ids[number % len(ids)], offsets)
 
     with torch.no_grad():

@@ -24,7 +24,8 @@ def facts_of(
     """The tables of `model` that may be exchanged, with at least `least_rows` rows.
 
     Raises:
-        InvalidArgumentError: the model has none, or counts that do not fit a table.
+        InvalidArgumentError: the model has none, trained numbers that are not finite, or counts
+            that do not fit a table.
         UnknownNameError: counts of a table that the model lacks.
     """
     modules = dict(exchangeable(model, least_rows))
@@ -51,6 +52,8 @@ def facts_of(
     for name, module in modules.items():
         shares, lookups = known.get(name, usual)
         weight = module.weight.detach()
+        if trained and not bool(weight.isfinite().all()):
+            raise InvalidArgumentError("model", f"the table '{name}' holds NaN or infinity")
         found.append(
             TableFacts(
                 name, module.num_embeddings, module.embedding_dim, weight.element_size(), shares,
@@ -74,7 +77,13 @@ def _counts(id_stats: IdStatistics | None) -> dict[str, Any]:
         id_stats = id_stats.ids
     if isinstance(id_stats, Mapping):
         return dict(id_stats)
-    return {one.table.removeprefix(_ROOT): one for one in id_stats}
+    try:
+        return {one.table.removeprefix(_ROOT): one for one in id_stats}
+    except (AttributeError, TypeError) as error:
+        raise InvalidArgumentError(
+            "id_stats", f"a {type(id_stats).__name__} has no look-ups by table",
+            remedy='a recorded graph, or counts of each row: {"item": counts}',
+        ) from error  # fmt: skip
 
 
 def _shares(name: str, counts: Any, rows: int) -> tuple[torch.Tensor, float]:
@@ -87,7 +96,10 @@ def _shares(name: str, counts: Any, rows: int) -> tuple[torch.Tensor, float]:
         if not counts.lookups:
             return torch.full((rows,), 1 / rows, dtype=torch.float64), 0.0
         return shares_of(counts), float(counts.lookups)
-    found = torch.as_tensor(counts, dtype=torch.float64)
+    try:
+        found = torch.as_tensor(counts, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgumentError("id_stats", f"'{name}' has no counts: {counts!r:.40}") from error
     if found.shape != (rows,) or not bool((found.isfinite() & (found >= 0)).all()):
         raise InvalidArgumentError(
             "id_stats", f"'{name}' needs a count for each of its {rows} rows, none negative"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream.durations import questions, rescale
 from slipstream.graph import Call, Editor, Graph, Role, TensorSpec
@@ -18,6 +19,9 @@ from slipstream.techniques.embedding.tables import (
 )
 
 _ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
+ALONE = "slipstream.techniques.embedding.alone"
+"""Where modules are that are timed by themselves."""
+
 _TABLE_ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER, Role.TEMPORARY)
 
 
@@ -41,6 +45,19 @@ class Group:
     def tables(self) -> dict[int, TensorSpec]:
         """By storage, in the order of their look-ups."""
         return {lookup.table: lookup.weight for lookup in self.lookups}
+
+
+def hashed_pass(numbers: int, block: int, sign: bool, lookup: Lookup, backward: bool) -> Call:
+    """A look-up in a shared array, or its backward pass, as the micro-benchmark times it."""
+    rows, dim = lookup.weight.shape
+    settings: dict[str, Any] = {
+        "num_embeddings": rows, "embedding_dim": dim, "size": numbers, "block": block, "sign": sign,
+    }  # fmt: skip
+    kind = "Alone"
+    if lookup.bags is not None:
+        kind, settings["mode"] = "AloneBag", lookup.mode
+    arguments = (f"{ALONE}:{kind}", tuple(settings.items()), lookup.input, backward)
+    return Call("slipstream::module_pass()", arguments, (lookup.made,))
 
 
 def asked(graph: Graph, groups: Sequence[Group]) -> list[Call]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import _tt_reference as reference
 from slipstream.native import tt as door
@@ -32,7 +33,9 @@ class HotRows(nn.Module):
         rows: to keep.
         dim: numbers in each.
         policy: ``auto`` refreshes after every 100 look-ups for each row of the cache; ``manual``
-            when `refresh` is called.
+            when `refresh` is called. Of several processes each must call it, as often as the
+            others; with ``auto`` they agree on the number of calls in between, since the ids that
+            each has looked up may be more or fewer.
 
     Attributes:
         weight: the parameter, [rows, dim].
@@ -53,8 +56,7 @@ class HotRows(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        if rows < 0:
-            raise InvalidArgumentError("cache_rows", f"{rows} is negative")
+        rows = whole_number("cache_rows", rows, 0)
         if policy not in POLICIES:
             raise InvalidArgumentError(
                 "cache_policy", f"'{policy}' is not possible", remedy=", ".join(POLICIES)
@@ -69,6 +71,8 @@ class HotRows(nn.Module):
         self._hits = torch.zeros(rows, dtype=torch.int64)
         self._pending: list[torch.Tensor] = []
         self._waiting = self._since = 0
+        # Calls since the last refresh and until the next: what processes count alike.
+        self._calls, self._calls_until_due = 0, 1
 
     @property
     def ids(self) -> torch.Tensor:
@@ -81,12 +85,17 @@ class HotRows(nn.Module):
     @property
     def due(self) -> bool:
         """Whether the policy asks for a refresh."""
-        return self.policy == "auto" and self._since >= _LOOKUPS_A_ROW * len(self.weight)
+        if self.policy != "auto":
+            return False
+        if _processes() > 1:
+            return self._calls >= self._calls_until_due
+        return self._since >= _LOOKUPS_A_ROW * len(self.weight)
 
     def record(self, ids: torch.Tensor) -> None:
         """Count these look-ups, exactly."""
         own = ids.detach().flatten().to("cpu", torch.int64, copy=True)
         self._since += own.numel()
+        self._calls += 1
         missed = door.count_hits(self.table, own, self._hits)
         if not len(missed):
             return
@@ -135,7 +144,8 @@ class HotRows(nn.Module):
             _forget(optimizer, self.weight, free)
         self._counts = counts // 2
         self._seen, self._counts = seen[self._counts > 0], self._counts[self._counts > 0]
-        self._since = 0
+        self._since = self._calls = 0
+        self._leave_to_the_first()
         return free
 
     def _hottest(
@@ -191,14 +201,23 @@ class HotRows(nn.Module):
         self._hits.zero_()
 
     def _merge_processes(self) -> None:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        processes = _processes()
+        if processes == 1:
             return
         self._merge()
-        every: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(every, (self._seen, self._counts))
-        together = torch.cat([seen for seen, _ in every])
-        each = torch.cat([counts for _, counts in every])
-        self._seen, self._counts = _added_up(together, each)
+        every: list[Any] = [None] * processes
+        own = self._seen, self._counts, self._since, self._calls
+        torch.distributed.all_gather_object(every, own)
+        seen, counts, lookups, calls = zip(*every, strict=True)
+        self._seen, self._counts = _added_up(torch.cat(seen), torch.cat(counts))
+        a_call = sum(lookups) / max(sum(calls), 1)
+        wanted = _LOOKUPS_A_ROW * len(self.weight)
+        self._calls_until_due = max(1, math.ceil(wanted / max(a_call, 1)))
+
+    def _leave_to_the_first(self) -> None:
+        """What all processes counted together is kept by one, lest it is added up once for each."""
+        if _processes() > 1 and torch.distributed.get_rank():
+            self._seen, self._counts = self._seen[:0], self._counts[:0]
 
     def get_extra_state(self) -> dict[str, torch.Tensor]:
         """The counts; saved with the rows."""
@@ -211,6 +230,8 @@ class HotRows(nn.Module):
         self._hits.zero_()
         self._seen, self._counts = state["seen"], state["counts"]
         self._since = int(state["since"])
+        self._calls, self._calls_until_due = 0, 1
+        self._leave_to_the_first()
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, policy={self.policy!r}"
@@ -219,6 +240,14 @@ class HotRows(nn.Module):
 def cache_bytes(rows: int, dim: int, item_bytes: int) -> int:
     """Of so many cached rows: their numbers, and the table that finds them."""
     return rows * dim * item_bytes + _capacity(rows) * 2 * torch.int64.itemsize
+
+
+def _processes() -> int:
+    """That train together."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return distributed.get_world_size()
 
 
 def _capacity(rows: int) -> int:

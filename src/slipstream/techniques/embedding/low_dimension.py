@@ -10,6 +10,7 @@ import math
 import torch
 from torch import nn
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.quantized_rows import QuantizedTable, coded
 from slipstream.techniques.embedding.weighting import chunks, row_weights_of
@@ -43,9 +44,8 @@ class LowDimTable(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("num_embeddings", num_embeddings), ("dim", dim)):
-            if value < 1:
-                raise InvalidArgumentError(name, f"{value} is less than 1")
+        num_embeddings = whole_number("num_embeddings", num_embeddings)
+        dim = whole_number("dim", dim)
         if dim > embedding_dim:
             raise InvalidArgumentError("dim", f"{dim} is more than the table's {embedding_dim}")
         self.num_embeddings, self.embedding_dim, self.dim = num_embeddings, embedding_dim, dim

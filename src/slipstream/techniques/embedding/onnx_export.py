@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, MissingExtraError
+from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
 from slipstream.files import replacing
 from slipstream.native import _robe_reference as hashes
 from slipstream.native import _tt_reference as trains
@@ -67,6 +67,7 @@ def export(
         InvalidArgumentError: bags with offsets, mode max, float64 tables: names what there is no
             form for.
         MissingExtraError: the package onnx is not installed.
+        SlipstreamError: the file cannot be written.
     """
     try:
         import onnx  # noqa: F401
@@ -81,13 +82,17 @@ def export(
     own = _exportable(copy.deepcopy(model).eval())
     every = [*names, *output_names]
     target = Path(path)
-    with replacing(target) as part, _OurOperator(), torch.no_grad(), warnings.catch_warnings():
-        # Of tracing, and that this exporter is the older one.
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            own, arguments, str(part), dynamo=False, opset_version=OPSET, input_names=names,
-            output_names=list(output_names), dynamic_axes={name: {0: "batch"} for name in every},
-        )  # fmt: skip
+    try:
+        with replacing(target) as part, _OurOperator(), torch.no_grad(), warnings.catch_warnings():
+            # Of tracing, and that this exporter is the older one.
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                own, arguments, str(part), dynamo=False, opset_version=OPSET, input_names=names,
+                output_names=list(output_names),
+                dynamic_axes={name: {0: "batch"} for name in every},
+            )  # fmt: skip
+    except OSError as error:
+        raise SlipstreamError(f"cannot be written: {error.strerror}", where=str(target)) from error
     return target
 
 

@@ -14,7 +14,7 @@ from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.embedding.exchange import by_hand, check_built
-from slipstream.techniques.embedding.groups import Group, asked, exchanged
+from slipstream.techniques.embedding.groups import ALONE, Group, asked, exchanged, hashed_pass
 from slipstream.techniques.embedding.tables import Lookup, lookups
 from slipstream.units import format_bytes
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from slipstream.techniques.embedding.ways.way import Choice, TableFacts
     from slipstream.workload import Built, Workload
 
-_ALONE = "slipstream.techniques.embedding.alone"
 _ROOT = "model."
 _BY_HAND = """\
 import slipstream as ss
@@ -180,7 +179,8 @@ class EmbeddingPlan(Settings):
                 Group(tuple(by_name[name]), trained, choice.nbytes, partial(_pass, choice))
             )
         if hashed:
-            a_pass = partial(_hashed_pass, plan)
+            block = min(plan.block, plan.numbers)
+            a_pass = partial(hashed_pass, plan.numbers, block, plan.sign)
             groups.append(Group(tuple(hashed), plan.numbers, 4 * plan.numbers, a_pass))
         return groups
 
@@ -197,20 +197,7 @@ def _pass(choice: Choice, lookup: Lookup, backward: bool) -> Call:
         "num_embeddings": rows, "embedding_dim": dim, "way": choice.way, "settings": settings,
         "mode": "" if lookup.bags is None else lookup.mode,
     }  # fmt: skip
-    arguments = (f"{_ALONE}:Planned", tuple(described.items()), lookup.input, backward)
-    return Call("slipstream::module_pass()", arguments, (lookup.made,))
-
-
-def _hashed_pass(plan: Plan, lookup: Lookup, backward: bool) -> Call:
-    rows, dim = lookup.weight.shape
-    settings: dict[str, Any] = {
-        "num_embeddings": rows, "embedding_dim": dim, "size": plan.numbers,
-        "block": min(plan.block, plan.numbers), "sign": plan.sign,
-    }  # fmt: skip
-    kind = "Alone"
-    if lookup.bags is not None:
-        kind, settings["mode"] = "AloneBag", lookup.mode
-    arguments = (f"{_ALONE}:{kind}", tuple(settings.items()), lookup.input, backward)
+    arguments = (f"{ALONE}:Planned", tuple(described.items()), lookup.input, backward)
     return Call("slipstream::module_pass()", arguments, (lookup.made,))
 
 

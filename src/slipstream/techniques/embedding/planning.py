@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.arguments import whole_number
+from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.files import replacing
 from slipstream.provenance import Provenance
 from slipstream.surgery import exchange_parameters, place
@@ -163,7 +164,7 @@ class Plan:
         """Write it as JSON, whole or not at all.
 
         Raises:
-            OSError: the file cannot be written.
+            SlipstreamError: the file cannot be written.
         """
         kept = {
             "version": _VERSION, "budget": self.budget, "dense_bytes": self.dense_bytes,
@@ -172,8 +173,13 @@ class Plan:
             "tables": {name: dataclasses.asdict(choice) for name, choice in self.tables.items()},
             "alternatives": [dataclasses.asdict(one) for one in self.alternatives],
         }  # fmt: skip
-        with replacing(Path(path)) as beside:
-            beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        try:
+            with replacing(Path(path)) as beside:
+                beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        except OSError as error:
+            raise SlipstreamError(
+                f"cannot be written: {error.strerror}", where=str(path)
+            ) from error
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -200,9 +206,11 @@ class Plan:
             ) from error
 
     def _title(self) -> str:
+        stay = all(choice.way == Dense.name for choice in self.tables.values())
+        method = Dense.name if stay else self.method
         return (
             f"{format_bytes(self.dense_bytes)} of tables in {format_bytes(self.nbytes)} "
-            f"({self.ratio:.1f}x less): {self.method}, errors {self.basis.value}"
+            f"({self.ratio:.1f}x less): {method}, errors {self.basis.value}"
         )
 
 
@@ -237,19 +245,20 @@ def plan(
         evaluate: a copy of the model with compressed tables to a score, the higher the better.
 
     Raises:
-        InvalidArgumentError: neither or both of budget and ratio; no table; nothing fits.
+        InvalidArgumentError: neither or both of budget and ratio; no table; nothing fits; trained
+            numbers that are not finite; `evaluate` gives no scores.
         UnknownNameError: no such method, or counts of a table that the model lacks.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError("model", f"is a {type(model).__name__}, not a torch.nn.Module")
+    least_rows = whole_number("least_rows", least_rows)
     facts = facts_of(model, id_stats, trained=trained, least_rows=least_rows)
     made = plan_tables(facts, budget=budget, ratio=ratio, methods=methods)
     if evaluate is None:
         return made.best
-    scored = []
-    for one in made.plans:
-        score = float(evaluate(one.apply(copy.deepcopy(model))))
-        if math.isnan(score):
-            score = -math.inf
-        scored.append((score, one))
+    scored = [(_score(evaluate(one.apply(copy.deepcopy(model)))), one) for one in made.plans]
+    if all(score == -math.inf for score, _ in scored):
+        raise InvalidArgumentError("evaluate", "gave no alternative a score: all are NaN")
     return made.judged(scored)
 
 
@@ -366,13 +375,29 @@ def _budget(dense: int, budget: int | str | None, ratio: float | None) -> int:
     if (budget is None) == (ratio is None):
         raise InvalidArgumentError("budget", "give either a budget or a ratio")
     if ratio is not None:
-        if not (ratio >= 1 and math.isfinite(ratio)):
-            raise InvalidArgumentError("ratio", f"{ratio} is not a number from 1 up")
+        if not (isinstance(ratio, int | float) and ratio >= 1 and math.isfinite(ratio)):
+            raise InvalidArgumentError("ratio", f"{ratio!r} is not a number from 1 up")
         return int(dense / ratio)
     room = parse_bytes(budget, "budget") if isinstance(budget, str) else budget
     if room is None or room < 1:
         raise InvalidArgumentError("budget", f"{budget} is no number of bytes")
     return room
+
+
+def _score(given: Any) -> float:
+    """What `evaluate` returned; NaN counts as the worst.
+
+    Raises:
+        InvalidArgumentError: it is no number.
+    """
+    try:
+        score = float(given)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            "evaluate", f"returned a {type(given).__name__}, not a score",
+            remedy="one number, the higher the better",
+        ) from error  # fmt: skip
+    return -math.inf if math.isnan(score) else score
 
 
 def _error(one: Plan) -> float:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.arguments import whole_number
 
 CHUNK_ROWS = 1 << 20
 """Rows that are made at once where a whole table is."""
@@ -54,8 +54,7 @@ def dense(
     Raises:
         InvalidArgumentError: `chunk_rows` is less than one.
     """
-    if chunk_rows < 1:
-        raise InvalidArgumentError("chunk_rows", f"{chunk_rows} is less than 1")
+    chunk_rows = whole_number("chunk_rows", chunk_rows)
     table = like.new_empty(shape)
     with torch.no_grad():
         for rows in _chunks(shape[0], chunk_rows):

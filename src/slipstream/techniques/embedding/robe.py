@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.techniques.embedding.bags import check_mode, each, normalise, padding_row
 from slipstream.techniques.embedding.protocol import CHUNK_ROWS, dense
@@ -37,6 +38,8 @@ class _Table(nn.Module):
         padding_idx: int | None,
     ) -> None:
         super().__init__()
+        _expect_pool(pool)
+        num_embeddings = whole_number("num_embeddings", num_embeddings)
         padding_idx = padding_row(padding_idx, num_embeddings)
         tables_of(pool.seed, [(0, num_embeddings, embedding_dim, padding_idx)])
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -211,9 +214,15 @@ class ROBEEmbeddingCollection(nn.Module):
     ) -> None:
         super().__init__()
         check_mode(mode)
+        _expect_pool(pool)
         if not tables:
             raise InvalidArgumentError("tables", "there are none")
-        shapes = [(rows, dimension, None) for rows, dimension in tables.values()]
+        try:
+            shapes = [(rows, dimension, None) for rows, dimension in tables.values()]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                "tables", "are not rows and dimensions by name", remedy='{"film": (10_000, 64)}'
+            ) from error
         tables_of(pool.seed, [(0, *shape) for shape in shapes])
         numbers = [
             pool.take(None if table_id is None else table_id + place)
@@ -288,6 +297,17 @@ class ROBEEmbeddingCollection(nn.Module):
     def extra_repr(self) -> str:
         rows = sum(rows for rows, _ in self.tables.values())
         return f"{len(self.tables)} tables, {rows} rows, mode={self.mode!r}"
+
+
+def _expect_pool(pool: object) -> None:
+    """
+    Raises:
+        InvalidArgumentError: it is no `SharedArray`.
+    """
+    if not isinstance(pool, SharedArray):
+        raise InvalidArgumentError(
+            "pool", f"is a {type(pool).__name__}, not a SharedArray", remedy='SharedArray("64MiB")'
+        )
 
 
 if TYPE_CHECKING:

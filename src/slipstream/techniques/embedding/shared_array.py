@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import robe as door
 from slipstream.units import parse_bytes
@@ -60,9 +61,11 @@ class SharedArray(nn.Module):
         kind = dtype or torch.get_default_dtype()
         if not kind.is_floating_point:
             raise InvalidArgumentError("dtype", f"{kind} has no floating point")
-        numbers = parse_bytes(size) // kind.itemsize if isinstance(size, str) else size
-        if block < 1:
-            raise InvalidArgumentError("block", f"{block} is less than 1")
+        if isinstance(size, str):
+            numbers = parse_bytes(size) // kind.itemsize
+        else:
+            numbers = whole_number("size", size)
+        block, seed = whole_number("block", block), whole_number("seed", seed, 0)
         if numbers < block:
             raise InvalidArgumentError(
                 "size", f"{numbers} numbers are less than a block of {block}",
@@ -70,8 +73,10 @@ class SharedArray(nn.Module):
             )  # fmt: skip
         if not 0 <= init_std < math.inf:
             raise InvalidArgumentError("init_std", f"{init_std} is not a standard deviation")
-        if not 0 <= seed < 2**63:
+        if seed >= 2**63:
             raise InvalidArgumentError("seed", f"{seed} is not in [0, 2^63)")
+        if not (isinstance(grad_scale, int | float) and math.isfinite(grad_scale)):
+            raise InvalidArgumentError("grad_scale", f"{grad_scale!r} is not a finite number")
         self.block, self.sign, self.seed, self.grad_scale = block, sign, seed, grad_scale
         self.init_std = init_std
         self.array = nn.Parameter(torch.empty(numbers, device=device, dtype=kind))
@@ -109,9 +114,9 @@ class SharedArray(nn.Module):
         """
         if table_id is None:
             table_id = max(self._taken, default=-1) + 1
-        if table_id < 0 or table_id in self._taken:
-            why = "is negative" if table_id < 0 else "is another table's in this array"
-            raise InvalidArgumentError("table_id", f"{table_id} {why}")
+        table_id = whole_number("table_id", table_id, 0)
+        if table_id in self._taken:
+            raise InvalidArgumentError("table_id", f"{table_id} is another table's in this array")
         self._taken.add(table_id)
         return table_id
 
@@ -178,9 +183,8 @@ def tables_of(seed: int, tables: Sequence[tuple[int, int, int, int | None]]) -> 
     """
     described = []
     for number, rows, dimension, padding in tables:
-        for name, value in (("num_embeddings", rows), ("embedding_dim", dimension)):
-            if value < 1:
-                raise InvalidArgumentError(name, f"{value} is less than 1")
+        rows = whole_number("num_embeddings", rows)
+        dimension = whole_number("embedding_dim", dimension)
         if rows * dimension >= 2**63:
             raise InvalidArgumentError("num_embeddings", f"{rows} x {dimension} is beyond 2^63")
         key = door.table_key(seed, number)

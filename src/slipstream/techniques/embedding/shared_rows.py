@@ -10,8 +10,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import _robe_reference as hashes
+from slipstream.techniques.embedding.bags import expect_tensor
 from slipstream.techniques.embedding.weighting import row_weights_of
 
 
@@ -46,13 +48,13 @@ class HashedTable(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim), ("rows", rows),
-        ):  # fmt: skip
-            if value < 1:
-                raise InvalidArgumentError(name, f"{value} is less than 1")
+        num_embeddings = whole_number("num_embeddings", num_embeddings)
+        embedding_dim = whole_number("embedding_dim", embedding_dim)
+        rows = whole_number("rows", rows)
         self.num_embeddings, self.embedding_dim, self.rows = num_embeddings, embedding_dim, rows
         self.seed = seed
+        if hot is not None:
+            expect_tensor("hot", hot)
         ids = torch.empty(0, dtype=torch.int64) if hot is None else hot.to(torch.int64)
         ids = torch.unique(ids).to(device)
         if hot is not None and len(ids) != hot.numel():

@@ -8,8 +8,15 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.native.bags import check
-from slipstream.techniques.embedding.bags import check_mode, each, normalise, padding_row, reduced
+from slipstream.native.bags import check, check_weights
+from slipstream.techniques.embedding.bags import (
+    Bags,
+    check_mode,
+    each,
+    normalise,
+    padding_row,
+    reduced,
+)
 from slipstream.techniques.embedding.protocol import CHUNK_ROWS, dense
 
 _LINE_BYTES = 64
@@ -78,9 +85,23 @@ class _Over(nn.Module):
             InvalidArgumentError: an id that is no row.
         """
         bags = each(rows, self.table.parameter.device)
-        check(bags.ids, None, self._rows, bags.total)
+        self._check(bags)
         made: torch.Tensor = self.table.widen(self.table.look_up(bags.ids))
         return made.view(*rows.shape, self.embedding_dim)
+
+    def _check(self, bags: Bags) -> None:
+        """
+        Raises:
+            InvalidArgumentError: an id that is no row, offsets out of order, weights not finite.
+        """
+        if torch.compiler.is_compiling():
+            # No look at the ids while they are traced: a check that stays in the graph.
+            inside = (bags.ids >= 0) & (bags.ids < self.num_embeddings)
+            torch._assert_async(inside.all(), "input: ids lie in [0, num_embeddings)")
+            return
+        check(bags.ids, bags.offsets, self._rows, bags.total)
+        if bags.weights is not None:
+            check_weights(bags.weights)
 
     def to_dense(self, chunk_rows: int = CHUNK_ROWS) -> torch.Tensor:
         """The whole table: [num_embeddings, embedding_dim], without a gradient.
@@ -156,7 +177,7 @@ class TableEmbeddingBag(_Over):
             input, offsets, per_sample_weights, mode=self.mode, dtype=parameter.dtype,
             device=parameter.device, include_last_offset=self.include_last_offset,
         )  # fmt: skip
-        check(bags.ids, bags.offsets, self._rows, bags.total)
+        self._check(bags)
         rows = self.table.look_up(bags.ids)
         if self.mode == "max":  # of the rows as they are read, which is no linear map
             rows = self.table.widen(rows)

@@ -116,34 +116,6 @@ def is_list(call: Call) -> bool:
     return any(isinstance(value, (list, tuple)) and value for value in call.arguments)
 
 
-def with_array(call: Call, shapes: Sequence[tuple[int, ...]], numbers: int) -> Call:
-    """`call` with the first tensor of such a shape as an array, and no others in its lists."""
-
-    def array(spec: TensorSpec) -> TensorSpec:
-        return TensorSpec(spec.dtype, (numbers,), (1,), spec.device)
-
-    def changed(value: object) -> object:
-        if isinstance(value, TensorSpec):
-            return array(value) if value.shape in shapes else value
-        if isinstance(value, (list, tuple)):
-            kept: list[object] = []
-            met = False
-            for place, item in enumerate(value):
-                table = isinstance(item, TensorSpec) and item.shape in shapes
-                if table and met:
-                    gone.setdefault(len(value), set()).add(place)
-                else:
-                    kept.append(changed(item))
-                met = met or table
-            return tuple(kept)
-        return value
-
-    gone: dict[int, set[int]] = {}
-    arguments = _numbers_alike(tuple(changed(value) for value in call.arguments), gone)
-    outputs = tuple(array(o) if o.shape in shapes else o for o in call.outputs)
-    return Call(call.op, arguments, outputs)
-
-
 def with_arrays(
     call: Call, becomes: Mapping[tuple[int, ...], Sequence[tuple[int, ...] | None]]
 ) -> Call:

@@ -10,11 +10,11 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slipstream.durations import questions, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
+from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.surgery import exchange_parameters, place
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
 from slipstream.techniques.embedding.exchange import (
@@ -22,23 +22,19 @@ from slipstream.techniques.embedding.exchange import (
     check_built,
     chosen,
     exchangeable,
-    insert,
-    retime,
-    shrink,
     weights_of,
     why_none,
 )
-from slipstream.techniques.embedding.tables import Lookup, list_updates, updates, with_array
+from slipstream.techniques.embedding.groups import Group, asked, exchanged, hashed_pass
+from slipstream.techniques.embedding.tables import Lookup
 from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
-_ALONE = "slipstream.techniques.embedding.alone"
-_ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 _BY_HAND = """\
 import slipstream.nn
-pool = slipstream.nn.SharedArray.compressing([(rows, dim)], ratio=100, block=32)
+pool = slipstream.nn.SharedArray.compressing([(rows, dim)], ratio=100, block=32, sign=False)
 self.item = slipstream.nn.ROBEEmbedding(rows, dim, pool)"""
 
 
@@ -49,13 +45,14 @@ class RobeEmbedding(Settings):
     Attributes:
         ratio: numbers of the tables over numbers of the array.
         block: numbers read in one run.
-        sign: whether rows have hashed signs.
+        sign: whether rows have hashed signs, which make inner products of rows unbiased.
         rows: smaller tables stay as they are: they cost nothing and would only collide.
     """
 
     ratio: float = 100.0
     block: int = 32
-    sign: bool = True
+    # As a plan's (`ways.robe.SIGN`): trained rows with signs can have no direction in common.
+    sign: bool = False
     rows: int = 2000
 
     name: ClassVar[str] = "robe_embedding"
@@ -87,39 +84,19 @@ class RobeEmbedding(Settings):
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """The modules' passes, and updates as they are and as they would be."""
-        found = chosen(graph, self.rows)
-        asked: list[Call] = []
-        for lookup in found:
-            for _, backward in zip(lookup.tasks, (False, True), strict=False):
-                asked.append(self._pass(lookup, found, backward))
-        kept, _ = self._updates(graph, found)
-        return [*asked, *questions(graph, kept), self._sum(found)]
+        return asked(graph, self._groups(graph))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Other look-ups and gradients, one update in place of all tables', less memory."""
-        found = chosen(graph, self.rows)
         edit = Editor(graph, str(self))
-        if not found:
+        groups = self._groups(graph)
+        if not groups:
             return edit.apply("nothing to exchange")
-
-        first = True
-        for lookup in found:
-            retime(edit, graph, context, lookup, lambda one, back: self._pass(one, found, back))
-            if lookup.backward is None:
-                continue
-            if not first:
-                insert(edit, lookup.backward, self._sum(found), context)
-            first = False
-        kept, removed = self._updates(graph, found)
-        rescale(edit, graph, kept, context.durations)
-        for task in removed:
-            edit.remove(task)
-        tables = weights_of(found)
-        share = self._numbers(found) / sum(spec.numel for spec in tables.values())
-        shrink(edit, graph, found, {spec.nbytes: share for spec in tables.values()})
-        dense = sum(spec.nbytes for spec in tables.values())
+        exchanged(edit, graph, groups, context)
+        (group,) = groups
+        dense = sum(spec.nbytes for spec in group.tables.values())
         return edit.apply(
-            f"{len(tables)} tables of {format_bytes(dense)} in {self._numbers(found)} numbers"
+            f"{len(group.tables)} tables of {format_bytes(dense)} in {group.numbers} numbers"
         )
 
     def apply(self, built: Built) -> None:
@@ -157,42 +134,14 @@ class RobeEmbedding(Settings):
         total = sum(spec.numel for spec in weights_of(found).values())
         return max(1, round(total / self.ratio))
 
-    def _pass(self, lookup: Lookup, found: Sequence[Lookup], backward: bool) -> Call:
-        """The module's pass, as the micro-benchmark times it."""
-        rows, dim = lookup.weight.shape
-        settings: dict[str, Any] = {
-            "num_embeddings": rows, "embedding_dim": dim, "size": self._numbers(found),
-            "block": self.block, "sign": self.sign,
-        }  # fmt: skip
-        kind = "Alone"
-        if lookup.bags is not None:
-            kind, settings["mode"] = "AloneBag", lookup.mode
-        arguments = (f"{_ALONE}:{kind}", tuple(settings.items()), lookup.input, backward)
-        return Call("slipstream::module_pass()", arguments, (lookup.made,))
-
-    def _sum(self, found: Sequence[Lookup]) -> Call:
-        """What brings the gradients of two modules of the array together."""
-        array = TensorSpec("float32", (self._numbers(found),), (1,))
-        return Call(_ADD, (array, array, 1), (array,))
-
-    def _updates(self, graph: Graph, found: Sequence[Lookup]) -> tuple[dict[int, Call], list[int]]:
-        """Of the optimizer's tasks on tables: those that stay, with other calls; those that go."""
+    def _groups(self, graph: Graph) -> list[Group]:
+        """All tables together, in one array; none where no table is large enough."""
+        found = chosen(graph, self.rows)
         if not found:
-            return {}, []
-        tables = [spec.shape for spec in weights_of(found).values()]
-        shapes, numbers = sorted(set(tables)), self._numbers(found)
-        kept = {
-            task: with_array(graph.calls[graph.tasks.call[task]], shapes, numbers)
-            for task in list_updates(graph, shapes)
-        }
-        removed: list[int] = []
-        for shape, tasks in updates(graph, shapes).items():
-            # Tables of one shape are updated one after the other, alike.
-            own = len(tasks) // tables.count(shape) if shape == tables[0] else 0
-            for task in tasks[:own]:
-                kept[task] = with_array(graph.calls[graph.tasks.call[task]], [shape], numbers)
-            removed += tasks[own:]
-        return kept, removed
+            return []
+        numbers = self._numbers(found)
+        a_pass = partial(hashed_pass, numbers, self.block, self.sign)
+        return [Group(tuple(found), numbers, 4 * numbers, a_pass)]
 
     def _exchange(self, built: Built, modules: Sequence[tuple[str, Any]]) -> None:
         from torch import nn

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import tt as door
 from slipstream.techniques.embedding import tt_init
@@ -20,6 +21,7 @@ from slipstream.techniques.embedding.bags import (
     Bags,
     check_mode,
     each,
+    expect_tensor,
     normalise,
     padding_row,
     reduced,
@@ -74,7 +76,7 @@ class _TensorTrain(nn.Module):
         self.init_std = 1 / math.sqrt(3 * num_embeddings) if init_std is None else init_std
         if not 0 <= self.init_std < math.inf:
             raise InvalidArgumentError("init_std", f"{init_std} is not a standard deviation")
-        if cache_rows > num_embeddings:
+        if whole_number("cache_rows", cache_rows, 0) > num_embeddings:
             raise InvalidArgumentError(
                 "cache_rows", f"{cache_rows} rows are more than the table's {num_embeddings}"
             )
@@ -86,6 +88,11 @@ class _TensorTrain(nn.Module):
         self.reset_parameters()
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         if fused_optimizer is not None:
+            if not callable(fused_optimizer):
+                raise InvalidArgumentError(
+                    "fused_optimizer", f"{fused_optimizer!r} makes no optimizer",
+                    remedy="functools.partial(torch.optim.Adagrad, lr=0.1)",
+                )  # fmt: skip
             self._step_in_backward(fused_optimizer)
 
     @classmethod
@@ -108,6 +115,7 @@ class _TensorTrain(nn.Module):
             InvalidArgumentError: a table that is not finite or has no such shape, weights that are
                 negative.
         """
+        expect_tensor("weight", weight)
         if weight.dim() != 2:
             raise InvalidArgumentError("weight", f"has {weight.dim()} dimensions, not 2")
         rows, dim = weight.shape

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 
 LEAST_CORES, MOST_CORES = 2, 4
@@ -49,14 +50,12 @@ class TTShape:
             InvalidArgumentError: sizes or ranks below 1, a dimension that has too few factors, or
                 shapes that do not fit the table.
         """
-        for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            if value < 1:
-                raise InvalidArgumentError(name, f"{value} is less than 1")
-        ranks = (tt_ranks, tt_ranks) if isinstance(tt_ranks, int) else tuple(tt_ranks)
+        num_embeddings = whole_number("num_embeddings", num_embeddings)
+        embedding_dim = whole_number("embedding_dim", embedding_dim)
+        given = tt_ranks if isinstance(tt_ranks, list | tuple) else (tt_ranks, tt_ranks)
+        ranks = tuple(whole_number("tt_ranks", rank) for rank in given)
         if not LEAST_CORES <= len(ranks) + 1 <= MOST_CORES:
             raise InvalidArgumentError("tt_ranks", f"{len(ranks)} ranks are not 1, 2 or 3")
-        if any(rank < 1 for rank in ranks):
-            raise InvalidArgumentError("tt_ranks", f"{list(ranks)} has a rank below 1")
         if tt_shapes is None:
             if num_embeddings * embedding_dim >= _LIMIT:
                 raise InvalidArgumentError(
@@ -158,12 +157,12 @@ def _root(number: int, degree: int) -> int:
 
 
 def _given(shapes: Sequence[Sequence[int]], cores: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if len(shapes) != 2 or any(len(factors) != cores for factors in shapes):
+    lists = all(isinstance(part, list | tuple) for part in (shapes, *shapes))
+    if not lists or len(shapes) != 2 or any(len(factors) != cores for factors in shapes):
         raise InvalidArgumentError(
             "tt_shapes",
             f"must be {cores} factors of the rows and {cores} of the dimension",
             remedy="as ((200, 220, 250), (4, 4, 4)) with two ranks",
         )
-    if any(factor < 1 for factors in shapes for factor in factors):
-        raise InvalidArgumentError("tt_shapes", f"{list(map(list, shapes))} has a factor below 1")
-    return tuple(shapes[0]), tuple(shapes[1])
+    rows, columns = (tuple(whole_number("tt_shapes", one) for one in part) for part in shapes)
+    return rows, columns

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from slipstream.errors import InvalidArgumentError
 from slipstream.native import _tt_reference as reference
 from slipstream.techniques.embedding.tt_shape import TTShape
+from slipstream.techniques.embedding.weighting import row_weights_of
 
 _RIDGE = 1e-7
 _TOGETHER = 1 << 14
@@ -43,7 +43,7 @@ def tt_svd(
         InvalidArgumentError: a table or weights that are not finite, of another shape, or weights
             that are negative or all zero.
     """
-    _check(weight, row_weights)
+    row_weights_of(weight, row_weights)  # for its checks
     tensor = _by_digits(weight.detach(), shape)
     scales = None
     if row_weights is not None:
@@ -98,24 +98,6 @@ def refit(
     used = size > 0
     damped = normal[used] + ones * (ridge * size[used])[:, None, None]
     last[used] += torch.linalg.solve(damped, right[used])[..., None]
-
-
-def _check(weight: torch.Tensor, row_weights: torch.Tensor | None) -> None:
-    if weight.dim() != 2 or not weight.is_floating_point() or not weight.numel():
-        raise InvalidArgumentError(
-            "weight", f"{weight.dtype} {list(weight.shape)} is no table of floating point numbers"
-        )
-    if not bool(torch.isfinite(weight).all()):
-        raise InvalidArgumentError("weight", "has numbers that are not finite")
-    if row_weights is None:
-        return
-    if row_weights.shape != weight.shape[:1]:
-        raise InvalidArgumentError(
-            "row_weights", f"has the shape {list(row_weights.shape)}, not [{len(weight)}]"
-        )
-    fine = torch.isfinite(row_weights) & (row_weights >= 0)
-    if not bool(fine.all()) or not bool((row_weights > 0).any()):
-        raise InvalidArgumentError("row_weights", "must be finite, not negative, and not all zero")
 
 
 def _by_digits(table: torch.Tensor, shape: TTShape) -> torch.Tensor:

@@ -27,7 +27,7 @@ from slipstream.techniques.embedding.exchange import (
     weights_of,
     why_none,
 )
-from slipstream.techniques.embedding.tables import Lookup, list_updates, updates, with_array
+from slipstream.techniques.embedding.tables import Lookup, list_updates, updates, with_arrays
 from slipstream.techniques.embedding.tt_shape import LEAST_CORES, MOST_CORES, TTShape
 from slipstream.units import format_bytes
 
@@ -182,9 +182,13 @@ class TTEmbeddings(Settings):
         if not found:
             return {}, []
         shapes = [spec.shape for spec in weights_of(found).values()]
-        together = sum(self._shape(shape).numbers for shape in shapes)
+        together = (sum(self._shape(shape).numbers for shape in shapes),)
+        # In a list of tensors all cores stand in the first table's place.
+        places: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {}
+        for number, shape in enumerate(shapes):
+            places.setdefault(shape, []).append(None if number else together)
         kept = {
-            task: with_array(graph.calls[graph.tasks.call[task]], shapes, together)
+            task: with_arrays(graph.calls[graph.tasks.call[task]], places)
             for task in list_updates(graph, shapes)
         }
         added: list[tuple[int, Call]] = []
@@ -192,8 +196,8 @@ class TTEmbeddings(Settings):
             *others, largest = sorted(math.prod(core) for core in self._shape(shape).cores)
             for task in tasks:
                 call = graph.calls[graph.tasks.call[task]]
-                kept[task] = with_array(call, [shape], largest)
-                added += [(task, with_array(call, [shape], numbers)) for numbers in others]
+                kept[task] = with_arrays(call, {shape: [(largest,)]})
+                added += [(task, with_arrays(call, {shape: [(numbers,)]})) for numbers in others]
         return kept, added
 
     def _made(self, module: Any) -> Any:

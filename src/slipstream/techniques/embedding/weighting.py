@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.embedding.bags import expect_tensor
 
 
 def row_weights_of(weight: torch.Tensor, row_weights: torch.Tensor | None) -> torch.Tensor:
@@ -16,6 +17,7 @@ def row_weights_of(weight: torch.Tensor, row_weights: torch.Tensor | None) -> to
         InvalidArgumentError: `weight` is no matrix of finite numbers, or `row_weights` are of
             another number, negative, not finite or all zero.
     """
+    expect_tensor("weight", weight)
     if weight.dim() != 2 or 0 in weight.shape or not weight.is_floating_point():
         raise InvalidArgumentError(
             "weight", f"of shape {list(weight.shape)} and {weight.dtype} is no table of numbers"
@@ -25,6 +27,7 @@ def row_weights_of(weight: torch.Tensor, row_weights: torch.Tensor | None) -> to
     rows = weight.shape[0]
     if row_weights is None:
         return torch.full((rows,), 1 / rows, dtype=torch.float64, device=weight.device)
+    expect_tensor("row_weights", row_weights)
     if row_weights.shape != (rows,):
         raise InvalidArgumentError(
             "row_weights", f"has the shape {list(row_weights.shape)}, the table {rows} rows"

@@ -4,11 +4,15 @@ Two algorithms, both with 2 n (p - 1) / p numbers on the wire a rank, and every 
 computed on one rank, so that all ranks have the same bits:
 
 - ``gram``, any p: everybody sends everybody its slice, adds up scalar products of all pairs, layer
-  by layer; the sums over ranks give the weights of the whole tree; each combines its slice and
-  sends it to everybody. Two exchanges and one small all-reduce of layers * p (p + 1) / 2 doubles.
+  by layer, which give the weights of the whole tree; each combines its slice and sends it to
+  everybody. Two exchanges and one small all-reduce.
 - ``rvh``, p a power of two: recursive vector halving, distance doubling, as published. log2 p
-  exchanges of halves, each with a small all-reduce of 3 doubles a layer over the ranks that hold
-  this pair of vectors, and as many back.
+  exchanges of halves, each with a small all-reduce over the ranks that hold this pair of vectors,
+  and as many back.
+
+Most layers lie within one rank's numbers, which knows their scalar products then. Only those of the
+layers that a cut between two ranks runs through are all-reduced, at most p - 1 of them however many
+layers there are: p (p + 1) / 2 doubles each by ``gram``, 3 by ``rvh``.
 
 By nodes, ``per_node`` > 1, ranks of a node average first, each a slice, slices are combined across
 nodes by ``gram``, with the weights of whole layers, and gathered within the node: n numbers cross
@@ -108,12 +112,16 @@ def exchange(
     if algorithm == "auto":
         halves = wire.size & (wire.size - 1) == 0 and wire.size > _MOST_GRAM
         algorithm = "rvh" if halves else "gram"
-    return _rvh(flat, starts, wire) if algorithm == "rvh" else _gram(flat, starts, wire)
+    if algorithm == "rvh":
+        return _rvh(flat, starts, wire)
+    cuts = _cuts(0, flat.numel(), wire.size)
+    return _gram(flat, starts, wire, range(wire.size), _cut(starts, cuts))
 
 
 def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> bool:
     node, place = divmod(wire.rank, per_node)
-    cuts = [k * flat.numel() // per_node for k in range(per_node + 1)]
+    nodes = wire.size // per_node
+    cuts = _cuts(0, flat.numel(), per_node)
     slices = [flat[a:b] for a, b in itertools.pairwise(cuts)]
     mine = slices[place]
     neighbours = {k: node * per_node + k for k in range(per_node) if k != place}
@@ -127,8 +135,11 @@ def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> boo
     rows = [*theirs[:place], mine, *theirs[place:]]
     whole = np.array([0, mine.numel()])
     _combined(rows, whole, np.full((1, per_node), 1.0 / per_node), mine)
-    across = [k * per_node + place for k in range(wire.size // per_node)]
-    finite = _gram(mine, _piece(starts, cuts[place], cuts[place + 1]), wire, across)
+    across = [k * per_node + place for k in range(nodes)]
+    everywhere = [c for a, b in itertools.pairwise(cuts) for c in _cuts(a, b, nodes)]
+    finite = _gram(
+        mine, _piece(starts, cuts[place], cuts[place + 1]), wire, across, _cut(starts, everywhere)
+    )
     wire.swap(
         dict.fromkeys(neighbours.values(), mine),
         {rank: slices[k] for k, rank in neighbours.items()},
@@ -136,36 +147,25 @@ def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> boo
     return finite
 
 
-def _gram(flat: torch.Tensor, starts: Any, wire: Wire, ranks: Sequence[int] = ()) -> bool:
-    """Among `ranks` (all by default); scalar products are added up over all there are."""
-    ranks = ranks or range(wire.size)
+def _gram(flat: torch.Tensor, starts: Any, wire: Wire, ranks: Sequence[int], divided: Any) -> bool:
+    """Among `ranks`; scalar products of the layers `divided` are added up over all there are."""
     size, place = len(ranks), ranks.index(wire.rank)
-    cuts = [k * flat.numel() // size for k in range(size + 1)]
+    cuts = _cuts(0, flat.numel(), size)
     slices = [flat[a:b] for a, b in itertools.pairwise(cuts)]
     others = {k: rank for k, rank in enumerate(ranks) if k != place}
     mine = slices[place]
     theirs = iter(wire.buffer((size - 1) * mine.numel(), flat.dtype).view(size - 1, mine.numel()))
     rows = [next(theirs) if k in others else mine for k in range(size)]
     wire.swap({r: slices[k] for k, r in others.items()}, {r: rows[k] for k, r in others.items()})
-    piece = _piece(starts, cuts[place], cuts[place + 1])
-    upper = np.triu_indices(size)
-    ours = _products(rows, piece)[:, *upper]
-    total = np.zeros((len(starts) - 1, size, size))
-    total[:, *upper] = wire.add_up(np.ascontiguousarray(ours))
-    total = _symmetric(total)
-    found = weights(total)
-    _combined(rows, piece, np.nan_to_num(found), mine)
+    finite = _weighed(rows, _piece(starts, cuts[place], cuts[place + 1]), divided, wire, mine)
     wire.swap(dict.fromkeys(others.values(), mine), {rank: slices[k] for k, rank in others.items()})
-    return bool(np.isfinite(found).all())
-
-
-def _symmetric(upper: Any) -> Any:
-    return upper + np.triu(upper, 1).transpose(0, 2, 1)
+    return finite
 
 
 def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:
     groups = _aligned_groups(wire)
     begin, end = 0, flat.numel()
+    cuts = [begin, end]
     levels: list[tuple[int, int, int, int]] = []
     finite = True
     distance = 1
@@ -177,15 +177,11 @@ def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:
         wire.swap({peer: flat[sent[0] : sent[1]]}, {peer: theirs})
         # The left vector is first on both ranks, so that what they add up is of the same pair.
         rows = [mine, theirs] if left else [theirs, mine]
-        piece = _piece(starts, *kept)
+        cuts = sorted({*cuts, *((a + b) // 2 for a, b in itertools.pairwise(cuts))})
         inside = Wire(groups[2 * distance], 0, 2 * distance)
-        ours = _products(rows, piece).reshape(-1, 4)[:, [0, 1, 3]]
-        total = inside.add_up(np.ascontiguousarray(ours))[:, [0, 1, 1, 2]].reshape(-1, 2, 2)
-        wire.product_bytes += inside.product_bytes
-        found = weights(total)
         # The last level's products are of all ranks' numbers: all ranks answer the same.
-        finite = bool(np.isfinite(found).all())
-        _combined(rows, piece, found, mine)
+        finite = _weighed(rows, _piece(starts, *kept), _cut(starts, cuts), inside, mine)
+        wire.product_bytes += inside.product_bytes
         levels.append((peer, *sent, distance))
         begin, end = kept
         distance *= 2
@@ -195,26 +191,59 @@ def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:
     return finite
 
 
+def _weighed(
+    rows: list[torch.Tensor], piece: Any, divided: Any, wire: Wire, out: torch.Tensor
+) -> bool:
+    """Put Adasum of the rows, layer by layer, in `out`, which may be one of them.
+
+    Args:
+        rows: a vector each, its numbers of this rank.
+        piece: where layers start within them; see `_piece`.
+        divided: the layers that others of the wire have numbers of, too; ascending.
+
+    Returns:
+        Whether all numbers are finite, on all ranks of the wire.
+    """
+    here = np.flatnonzero(np.diff(piece))
+    # Layers without numbers here lie before these, behind them or between two that touch.
+    piece = np.append(piece[here], piece[-1])
+    products = _products(rows, piece)
+    upper = np.triu_indices(len(rows))
+    _, ours, of_all = np.intersect1d(here, divided, assume_unique=True, return_indices=True)
+    sums = np.zeros((len(divided), len(upper[0])))
+    sums[of_all] = products[ours][:, *upper]
+    total = wire.add_up(np.append(sums, not np.isfinite(products).all()))
+    sums = total[:-1].reshape(sums.shape)[of_all]
+    for i, j in (upper, upper[::-1]):
+        products[ours[:, None], i, j] = sums
+    _combined(rows, piece, np.nan_to_num(weights(products)), out)
+    return bool(np.isfinite(total).all()) and total[-1] == 0
+
+
 def _aligned_groups(wire: Wire) -> dict[int, Any]:
-    """By size, the contiguous groups of ranks that this one is in; made once for a group."""
-    members = dist.get_process_group_ranks(wire.group or dist.group.WORLD)
-    key = tuple(members)
-    found = _groups.get(key)
-    if found is None or found[0] is not (wire.group or dist.group.WORLD):
-        made: dict[int, Any] = {}
+    """By size, the contiguous groups of ranks that this one is in; made once for a wire."""
+    if not wire.aligned:
+        members = dist.get_process_group_ranks(wire.group or dist.group.WORLD)
         size = 2
         while size < wire.size:
             first = wire.rank // size * size
-            made[size] = dist.new_group(
-                members[first : first + size], use_local_synchronization=True
-            )
+            wire.aligned[size] = dist.new_group(
+                members[first : first + size], timeout=wire.timeout,
+                use_local_synchronization=True,
+            )  # fmt: skip
             size *= 2
-        made[wire.size] = wire.group
-        found = _groups[key] = (wire.group or dist.group.WORLD, made)
-    return found[1]
+    return {**wire.aligned, wire.size: wire.group}
 
 
-_groups: dict[tuple[int, ...], tuple[Any, dict[int, Any]]] = {}
+def _cuts(begin: int, end: int, parts: int) -> list[int]:
+    """Where `parts` slices of the numbers `begin` to `end` begin and end, [parts + 1]."""
+    return [begin + k * (end - begin) // parts for k in range(parts + 1)]
+
+
+def _cut(starts: Any, cuts: list[int]) -> Any:
+    """The layers, ascending, that cuts may run through: each's last layer that starts before it."""
+    inside = np.unique(cuts)[1:-1]
+    return np.unique(np.searchsorted(starts, inside, "right") - 1)
 
 
 def _piece(starts: Any, begin: int, end: int) -> Any:

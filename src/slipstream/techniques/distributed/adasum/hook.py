@@ -13,12 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.adasum.exchange import check, check_nodes, exchange
 from slipstream.techniques.distributed.buckets import BucketThread
-from slipstream.techniques.distributed.parameters import DTYPES
-from slipstream.techniques.distributed.ranks import CommunicationError, Ranks
-from slipstream.techniques.distributed.wire import Wire
+from slipstream.techniques.distributed.collectives.team import team_of
+from slipstream.techniques.distributed.ranks import CommunicationError, Ranks, need_processes
 
 
 class AdasumState:
@@ -34,15 +33,15 @@ class AdasumState:
 
     Raises:
         UsageError: no process group is initialised.
-        InvalidArgumentError: the algorithm is none for so many ranks.
+        InvalidArgumentError: the algorithm or `per_node` is none for so many ranks; no time to
+            wait.
     """
 
     def __init__(
         self, group: Any = None, *, algorithm: str = "auto", per_node: int = 1,
         timeout_s: float = 20.0, patience_s: float = 5.0,
     ) -> None:  # fmt: skip
-        if not (dist.is_available() and dist.is_initialized()):
-            raise UsageError("Adasum needs a process group", remedy="init_process_group('gloo')")
+        need_processes("Adasum")
         check(torch.zeros(1), None, algorithm, dist.get_world_size(group))
         check_nodes(per_node, dist.get_world_size(group), algorithm)
         self.algorithm, self.per_node = algorithm, per_node
@@ -61,12 +60,9 @@ class AdasumState:
         """
 
         def work() -> None:
-            self.ranks.need_alive()
-            try:
+            with self.ranks.named_errors("a bucket of gradients"):
                 if not exchange(flat, starts, self.wire, self.algorithm, self.per_node):
                     flat.fill_(torch.nan)
-            except RuntimeError as error:
-                raise self.ranks.explain(error, "a bucket of gradients") from error
 
         return self._thread.submit(flat, work, last)
 
@@ -98,27 +94,17 @@ def adasum_all_reduce(
 
     Raises:
         InvalidArgumentError: an argument that is none of these.
-        CommunicationError: ranks disagree on length, dtype or layers, somebody's numbers are not
-            finite (all ranks are told; their tensors then are of no use), or a rank ended.
+        UsageError: no process group is initialised.
+        CommunicationError: on every rank: they disagree on shape, dtype or settings; somebody's
+            numbers are not finite (the tensors then are of no use); or one of them ended or hung
+            (after 25 s at most).
     """
-    wire = Wire.of(group)
+    team = team_of(group)
+    wire = team.wire
     starts = check(tensor, layers, algorithm, wire.size)
     check_nodes(per_node, wire.size, algorithm)
-    flat = tensor.view(-1)
-    layout = zlib.crc32(np.ascontiguousarray(starts).tobytes())
-    ours = torch.tensor([flat.numel(), DTYPES.index(flat.dtype), layout, per_node])
-    try:
-        everybody = [torch.empty_like(ours) for _ in range(wire.size)]
-        dist.all_gather(everybody, ours, group=group)
-        other = tuple(r for r, one in enumerate(everybody) if not torch.equal(one, everybody[0]))
-        if other:
-            raise CommunicationError(
-                f"rank {', '.join(map(str, other))} gave other layers, dtype, length or nodes than "
-                "0",
-                ranks=other, remedy="the same tensor on all ranks",
-            )  # fmt: skip
-        finite = exchange(flat, starts, wire, algorithm, per_node)
-    except RuntimeError as error:
-        raise CommunicationError(f"Adasum failed: {error}") from error
-    if not finite:
+    layout = zlib.crc32(np.ascontiguousarray(starts[:-1]).tobytes())
+    team.alike("adasum_all_reduce", tensor, f"{algorithm} {per_node} {layout}")
+    flat = tensor.detach().view(-1)
+    if not team.run("adasum_all_reduce", lambda: exchange(flat, starts, wire, algorithm, per_node)):
         raise CommunicationError("a rank's numbers are not finite", remedy="skip the step")

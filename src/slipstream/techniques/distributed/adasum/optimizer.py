@@ -8,9 +8,8 @@ instead, which is the same and needs no copy of the weights.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +19,16 @@ import torch.distributed as dist
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.techniques.distributed.adasum.exchange import ALGORITHMS, check_nodes, exchange
-from slipstream.techniques.distributed.parameters import fingerprint, parameters_of
-from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.techniques.distributed.collectives.team import team_of
+from slipstream.techniques.distributed.parameters import (
+    fingerprint,
+    need_optimizer,
+    parameters_of,
+)
+from slipstream.techniques.distributed.ranks import Ranks, need_processes
 
 _KEY = "adasum"
+_WHERE = "AdasumOptimizer.step"
 # Parameters are exchanged in parts of so many bytes, as buckets of DDP: what an exchange takes
 # besides is one part's, not the model's.
 _PART_BYTES = 25 << 20
@@ -91,7 +96,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
     Raises:
         InvalidArgumentError: an argument that is none of these, or parameters that cannot be
             combined.
-        UsageError: no process group is initialised.
+        UsageError: no process group is initialised, or the optimizer exchanges something already.
         CommunicationError: ranks disagree on settings, shapes, or weights. From `step`: a rank
             ended, hung, or does something else than the others.
 
@@ -100,19 +105,15 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     # A GradScaler then leaves unscaling and skipping to `step`, which all ranks have to reach.
     _step_supports_amp_scaling = True
+    slipstream_exchanges = "is an AdasumOptimizer"
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, group: Any = None, *, algorithm: str = "auto",
         per_node: int = 1, per_layer: bool = True, timeout_s: float = 20.0,
         patience_s: float = 5.0,
     ) -> None:  # fmt: skip
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InvalidArgumentError("optimizer", f"is a {type(optimizer).__name__}")
-        if not (dist.is_available() and dist.is_initialized()):
-            raise UsageError(
-                "AdasumOptimizer needs a process group",
-                remedy="torch.distributed.init_process_group('gloo'), in processes of torchrun",
-            )
+        need_optimizer(optimizer)
+        need_processes("AdasumOptimizer")
         size = dist.get_world_size(group)
         if algorithm not in ALGORITHMS or (algorithm == "rvh" and size & (size - 1)):
             raise InvalidArgumentError(
@@ -179,23 +180,15 @@ class AdasumOptimizer(torch.optim.Optimizer):
     def _exchange(self, part: _Part, flat: torch.Tensor) -> bool:
         """Combine all workers' buffers of a part; all ranks give the same answer."""
         starts = part.starts if self.per_layer else part.starts[[0, -1]]
-        with self._named_errors():
+        with self._ranks.named_errors(_WHERE):
             return exchange(flat, starts, self._wire, self.algorithm, self.per_node)
 
     def _all_finite(self, finite: bool) -> bool:
         """Whether all workers' gradients are finite: before anybody's state has changed."""
         flag = torch.tensor([finite], dtype=torch.uint8)
-        with self._named_errors():
+        with self._ranks.named_errors(_WHERE):
             dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._wire.group)
         return bool(flag.item())
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        self._ranks.need_alive()
-        try:
-            yield
-        except RuntimeError as error:
-            raise self._ranks.explain(error, "AdasumOptimizer.step") from error
 
     def _unscaled(self) -> bool:
         """Undo a GradScaler's scale, where one calls; whether our gradients are finite."""
@@ -280,12 +273,27 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
 
 def average_buffers(module: torch.nn.Module, group: Any = None) -> None:
-    """Replace floating buffers, such as running statistics, by their means over all workers."""
-    size = dist.get_world_size(group)
-    for buffer in module.buffers():
-        if buffer.is_floating_point():
-            dist.all_reduce(buffer, group=group)
-            buffer /= size
+    """Replace floating buffers, such as running statistics, by their means over all workers.
+
+    Args:
+        module: alike on all ranks; its floating buffers contiguous on a processor.
+        group: the processes; None: all.
+
+    Raises:
+        UsageError: no process group is initialised.
+        CommunicationError: on every rank: they disagree on the buffers, and nothing was exchanged;
+            or one of them ended or hung (after 25 s at most).
+    """
+    team = team_of(group)
+    found = [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
+    shapes = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in found)
+    team.alike("average_buffers", torch.zeros(0), shapes)
+    buffers = [one for _, one in found]
+    team.run(
+        "average_buffers", lambda: [dist.all_reduce(one, group=team.wire.group) for one in buffers]
+    )
+    for buffer in buffers:
+        buffer.div_(team.wire.size)
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

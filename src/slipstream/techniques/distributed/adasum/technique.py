@@ -87,17 +87,9 @@ class Adasum(Spreads):
         Raises:
             WorkloadError: the process is not one of that many, or there is no optimizer.
         """
-        import torch.distributed as dist
-
         from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer
 
-        joined = dist.is_available() and dist.is_initialized()
-        if not joined or dist.get_world_size() != self.workers:
-            found = dist.get_world_size() if joined else 1
-            raise WorkloadError(
-                f"adasum needs {self.workers} processes, and this is one of {found}",
-                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
-            )
+        self.need_joined()
         if built.optimizer is None:
             raise WorkloadError(
                 "adasum needs the optimizer", remedy="return (model, batch, loss, optimizer)"

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.parameters import DTYPES
-from slipstream.techniques.distributed.ranks import CommunicationError, Ranks
+from slipstream.techniques.distributed.ranks import CommunicationError, Ranks, need_processes
 
 TIMEOUT_S = 20.0
 PATIENCE_S = 5.0
@@ -34,6 +34,7 @@ class Team:
 
     Raises:
         UsageError: no process group is initialised.
+        InvalidArgumentError: a time that nobody can wait.
         CommunicationError: the ranks could not be connected.
     """
 
@@ -42,9 +43,6 @@ class Team:
         name: str = "collectives",
     ) -> None:  # fmt: skip
         need_processes(name)
-        for argument, value in (("timeout_s", timeout_s), ("patience_s", patience_s)):
-            if not 0.0 < value < float("inf"):
-                raise InvalidArgumentError(argument, f"{value} is not a time to wait")
         parent = group if group is not None else dist.group.WORLD
         members = "-".join(map(str, dist.get_process_group_ranks(parent)))
         number = _made[(name, members)] = _made.get((name, members), 0) + 1
@@ -83,11 +81,8 @@ class Team:
         Raises:
             CommunicationError: a rank ended, hung, or does something else.
         """
-        self.ranks.need_alive()
-        try:
+        with self.ranks.named_errors(what):
             return work()
-        except RuntimeError as error:
-            raise self.ranks.explain(error, what) from error
 
 
 _made: dict[tuple[str, str], int] = {}
@@ -103,15 +98,6 @@ def team_of(group: Any) -> Team:
     if known is None or known[0] is not parent:
         known = _teams[members] = (parent, Team(parent))
     return known[1]
-
-
-def need_processes(name: str) -> None:
-    """Raise a `UsageError` unless a process group is initialised."""
-    if not (dist.is_available() and dist.is_initialized()):
-        raise UsageError(
-            f"{name} needs a process group",
-            remedy="torch.distributed.init_process_group('gloo'), in processes of torchrun",
-        )
 
 
 def need_dense(tensor: Any, argument: str = "tensor") -> torch.Tensor:

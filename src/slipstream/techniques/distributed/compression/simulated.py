@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -52,26 +53,35 @@ def _communicate(requests: Sequence[Reduce | Gather]) -> Sequence[torch.Tensor]:
 class SimulatedWorkers:
     """Data-parallel workers that share one model and take turns.
 
-    Each turn is a worker's backward pass, then `collect`; when all had theirs, `reduce` gives the
-    parameters the gradients that training on so many machines would have.
+    A step begins with the optimizer's ``zero_grad``. Each turn is a worker's backward pass, then
+    `collect`; when all had theirs, `reduce` gives the parameters the gradients that training on so
+    many machines would have.
 
     Args:
         model: float32 on a processor.
         compressor: settings; None for exact means.
         workers: how many.
+        delay: after how many steps a mean gradient arrives, as where nobody waits for the network;
+            before the first one does, there is none.
 
     Raises:
-        InvalidArgumentError: fewer than one worker.
+        InvalidArgumentError: fewer than one worker, or a delay below 0.
     """
 
-    def __init__(self, model: torch.nn.Module, compressor: Compressor | None, workers: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, compressor: Compressor | None, workers: int, delay: int = 0
+    ) -> None:
         if workers < 1:
             raise InvalidArgumentError("workers", f"{workers} is less than 1")
+        if delay < 0:
+            raise InvalidArgumentError("delay", f"{delay} is less than 0")
         self.compressor = compressor
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.layout = Layout.of({n: tuple(p.shape) for n, p in self.parameters.items()})
         self.memories = [Memory() for _ in range(workers)]
+        self.delay = delay
         self._turns: list[Bucket] = []
+        self._under_way: deque[dict[str, torch.Tensor]] = deque()
 
     def collect(self) -> None:
         """Take the gradients of the parameters as the next worker's, and clear them."""
@@ -88,7 +98,7 @@ class SimulatedWorkers:
         self._turns.append(Bucket(flat, self.layout, tuple(idle)))
 
     def reduce(self) -> None:
-        """Give the parameters the mean gradient, as it arrives.
+        """Give the parameters the mean gradient, as and when it arrives.
 
         Raises:
             InvalidArgumentError: not all workers had their turn.
@@ -106,8 +116,10 @@ class SimulatedWorkers:
         for memory in self.memories:
             memory.step += 1
         unused = set.intersection(*(set(bucket.idle) for bucket in turns))
-        for (name, parameter), (at, count) in zip(
-            self.parameters.items(), self.layout.spans, strict=True
-        ):
-            if name not in unused:
-                parameter.grad = turns[0].flat[at : at + count].view_as(parameter).clone()
+        spans = zip(self.parameters, self.layout.spans, strict=True)
+        flat = turns[0].flat
+        self._under_way.append({n: flat[at : at + c] for n, (at, c) in spans if n not in unused})
+        if len(self._under_way) > self.delay:
+            for name, gradient in self._under_way.popleft().items():
+                parameter = self.parameters[name]
+                parameter.grad = gradient.view_as(parameter).clone()

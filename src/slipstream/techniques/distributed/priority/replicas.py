@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Buckets:
         """
         ranks = self.ranks
         result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        try:
+        with ranks.named_errors("a bucket of gradients"):
             work = dist.all_reduce(flat.mul_(1.0 / ranks.size), group=ranks.group, async_op=True)
             self._pending.append((work, flat, result))
             if last:
@@ -36,8 +37,6 @@ class Buckets:
                 for work, of, done in pending:
                     work.wait()
                     done.set_result(of)
-        except RuntimeError as error:
-            raise ranks.explain(error, "a bucket of gradients") from error
         return result
 
 
@@ -52,10 +51,13 @@ def replicated(
         bucket_mb: None: its default.
         unused: some parameters have no gradient at times.
     """
-    made = DistributedDataParallel(
-        model, bucket_cap_mb=bucket_mb, process_group=parent, find_unused_parameters=unused,
-        init_sync=False, broadcast_buffers=False,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        # What torch names as the successor would take over rank 0's running statistics here.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        made = DistributedDataParallel(
+            model, bucket_cap_mb=bucket_mb, process_group=parent, find_unused_parameters=unused,
+            init_sync=False, broadcast_buffers=False,
+        )  # fmt: skip
     made.register_comm_hook(Buckets(ranks), _mean)
     return made
 

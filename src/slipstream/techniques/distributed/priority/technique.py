@@ -119,17 +119,9 @@ class PrioritySync(Spreads):
         Raises:
             WorkloadError: the process is not one of that many, or there is no model or optimizer.
         """
-        import torch.distributed as dist
-
         from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
 
-        joined = dist.is_available() and dist.is_initialized()
-        if not joined or dist.get_world_size() != self.workers:
-            found = dist.get_world_size() if joined else 1
-            raise WorkloadError(
-                f"priority_sync needs {self.workers} processes, and this is one of {found}",
-                remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
-            )
+        self.need_joined()
         if built.model is None or built.optimizer is None:
             raise WorkloadError(
                 "priority_sync needs the model and its optimizer",

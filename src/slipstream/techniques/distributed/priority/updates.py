@@ -28,14 +28,10 @@ class Updates:
     """Parts of an optimizer's step.
 
     Raises:
-        InvalidArgumentError: no optimizer, or one that evaluates the model itself.
+        InvalidArgumentError: an optimizer that evaluates the model itself.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InvalidArgumentError(
-                "optimizer", f"is a {type(optimizer).__name__}", remedy="a torch.optim.Optimizer"
-            )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise InvalidArgumentError(
                 "optimizer", "is LBFGS, which evaluates the model several times a step",

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.techniques.distributed.parameters import EXCHANGES, need_optimizer
 from slipstream.techniques.distributed.priority import learning, plan
 from slipstream.techniques.distributed.priority.contest import Contest
 from slipstream.techniques.distributed.priority.hooks import Hooks
@@ -32,12 +33,12 @@ from slipstream.techniques.distributed.priority.replicas import replicated
 from slipstream.techniques.distributed.priority.rounds import Rounds
 from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, Step
 from slipstream.techniques.distributed.priority.updates import Updates
-from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.techniques.distributed.ranks import Ranks, need_processes
 
 # Steps that are timed before a plan is made; of the last one the end is not seen.
 _TIMED = 4
 _LEAST_SLICE = 256
-_TAKEN = "slipstream_priority"
+_TAKEN = "slipstream_priority"  # noted at a model that is in a PriorityDDP
 _REPLACED = ("step", "zero_grad", "add_param_group")
 _numbers = itertools.count()
 
@@ -70,7 +71,7 @@ class PriorityDDP(nn.Module):
     Raises:
         InvalidArgumentError: an argument that is none of these, a compiled model, parameters that
             cannot be exchanged, an optimizer that evaluates the model itself (LBFGS).
-        UsageError: no process group is initialised, or the optimizer is taken already.
+        UsageError: no process group is initialised, or the model or the optimizer is taken already.
         CommunicationError: ranks disagree on the model or the settings. Later, from the forward
             pass, ``optimizer.step`` or `synchronize`: a rank ended, hung or failed.
 
@@ -91,10 +92,9 @@ class PriorityDDP(nn.Module):
     ) -> None:
         super().__init__()
         self._asked = _asked(slice_elems, credit, order)
-        _check(model, timeout_s, patience_s)
+        _check(model)
+        need_optimizer(optimizer)
         updates = Updates(optimizer)
-        if _TAKEN in vars(optimizer):
-            raise UsageError("the optimizer is in another PriorityDDP already")
         self.module = model
         self.plan: Plan | None = None
         self.learned: tuple[Step, Link] | None = None
@@ -157,14 +157,15 @@ class PriorityDDP(nn.Module):
         """Give the optimizer back and end the threads; the model is a plain one again."""
         self._rounds.synchronize()
         self._let_go()
-        vars(self._rounds.updates.optimizer).pop(_TAKEN, None)
+        vars(self._rounds.updates.optimizer).pop(EXCHANGES, None)
+        vars(self.module).pop(_TAKEN, None)
         self._contest = None
         self._end_ddp()
 
     @property
     def settled(self) -> bool:
-        """Whether there is a plan, and it stays."""
-        return self.plan is not None and self._contest is None
+        """Whether there is a plan, and it stays; or nothing to exchange."""
+        return self._finalizer is None or (self.plan is not None and self._contest is None)
 
     def train(self, mode: bool = True) -> Self:
         """As a module's; before evaluation, all updates are made."""
@@ -224,7 +225,8 @@ class PriorityDDP(nn.Module):
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         for function in (step, zero_grad, add_param_group):
             setattr(optimizer, function.__name__, types.MethodType(function, optimizer))
-        setattr(optimizer, _TAKEN, True)
+        setattr(optimizer, EXCHANGES, "is in a PriorityDDP")
+        vars(self.module)[_TAKEN] = True
         self._saving += [
             optimizer.register_state_dict_pre_hook(lambda *_: rounds.settle_updates()),
             optimizer.register_load_state_dict_pre_hook(lambda *_: rounds.settle_updates()),
@@ -266,15 +268,13 @@ class PriorityDDP(nn.Module):
         loss, ended = self._rounds.step(closure)
         if ended or self._through_ddp:
             self._steps, self._fresh, self._through_ddp = self._steps + 1, True, False
-            try:
+            with self._ranks.named_errors("the plan of PriorityDDP"):
                 if self._steps == 1:
                     self._learn_places()
                 elif self._steps == 1 + _TIMED:
                     self._make_plan()
                 elif self._contest is not None and self._contest.turn_over:
                     self._next_turn(self._contest)
-            except RuntimeError as error:
-                raise self._ranks.explain(error, "the plan of PriorityDDP") from error
         return loss
 
     def _learn_places(self) -> None:
@@ -362,20 +362,15 @@ class PriorityDDP(nn.Module):
         return told[0]
 
 
-def _check(model: nn.Module, timeout_s: float, patience_s: float) -> None:
+def _check(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidArgumentError("model", f"is a {type(model).__name__}, not a module")
     reason = learning.why_not_plain(model)
     if reason is not None:
         raise InvalidArgumentError("model", reason, remedy="give the plain module")
-    for name, value in (("timeout_s", timeout_s), ("patience_s", patience_s)):
-        if not 0.0 < value < float("inf"):
-            raise InvalidArgumentError(name, f"{value} is not a time to wait")
-    if not (dist.is_available() and dist.is_initialized()):
-        raise UsageError(
-            "PriorityDDP needs a process group",
-            remedy="torch.distributed.init_process_group('gloo'), in processes of torchrun",
-        )
+    if _TAKEN in vars(model):
+        raise UsageError("the model is in another PriorityDDP already", remedy="close() that one")
+    need_processes("PriorityDDP")
 
 
 def _asked(slice_elems: int | str, credit: int | str, order: str) -> Asked:

@@ -19,7 +19,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.techniques.distributed.buckets import BucketThread
 from slipstream.techniques.distributed.collectives.team import PATIENCE_S, TIMEOUT_S, Team
 from slipstream.techniques.distributed.lines import Line, gather, scatter
-from slipstream.techniques.distributed.parameters import fingerprint, parameters_of
+from slipstream.techniques.distributed.parameters import fingerprint, need_optimizer, parameters_of
 from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
 from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
@@ -53,7 +53,8 @@ class ShardedUpdate(torch.optim.Optimizer):
 
     Raises:
         InvalidArgumentError: an optimizer, parameters or model that cannot be sharded so.
-        UsageError: no process group is initialised, or the model has a hook.
+        UsageError: no process group is initialised, the model has a hook, or the optimizer
+            exchanges something already.
         CommunicationError: ranks disagree on settings, shapes or weights. From ``backward`` and
             `step`: a rank ended, hung, or does something else than the others.
 
@@ -62,6 +63,7 @@ class ShardedUpdate(torch.optim.Optimizer):
 
     # A GradScaler then leaves unscaling and skipping to `step`, which all ranks have to reach.
     _step_supports_amp_scaling = True
+    slipstream_exchanges = "is a ShardedUpdate"
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, model: DistributedDataParallel | None = None, *,
@@ -293,7 +295,11 @@ class ShardedUpdate(torch.optim.Optimizer):
         """All ranks' shares, as the unsharded optimizer's ``state_dict``; all ranks call it.
 
         It may be loaded by that optimizer, and by this one with any number of ranks.
+
+        Raises:
+            CommunicationError: after 25 s, where some ranks do not call it.
         """
+        self._team.alike("full_state_dict", torch.zeros(0))
         with self._lent():
             found = self.optimizer.state_dict()
         return checkpoint.full(found, self._grouped(), self._together)
@@ -396,8 +402,7 @@ def _as_memory(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgumentError("optimizer", f"is a {type(optimizer).__name__}")
+    need_optimizer(optimizer)
     if type(optimizer) not in _ELEMENTWISE and not isinstance(optimizer, Layerwise):
         known = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
         raise InvalidArgumentError(

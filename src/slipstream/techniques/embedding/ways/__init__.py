@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slipstream.errors import UnknownNameError
+from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.techniques.embedding.ways.codes import Int4, Int8
 from slipstream.techniques.embedding.ways.dense import Dense
 from slipstream.techniques.embedding.ways.hashed import Hash, HotHash
@@ -36,9 +36,12 @@ def ways_of(names: Iterable[str] | None) -> dict[str, Way]:
 
     Raises:
         UnknownNameError: no such way.
+        InvalidArgumentError: one string in place of several.
     """
     if names is None:
         return dict(WAYS)
+    if isinstance(names, str):
+        raise InvalidArgumentError("methods", f"'{names}' is one string", remedy=f"['{names}']")
     wanted = list(names)
     for name in wanted:
         if name not in WAYS:

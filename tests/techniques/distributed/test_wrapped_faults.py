@@ -1,0 +1,198 @@
+"""What users do by mistake, and what ranks do to each other beside the exchange of gradients."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from team import run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.techniques.distributed import (
+    AdasumOptimizer,
+    AdasumState,
+    Auto,
+    CommunicationError,
+    PriorityDDP,
+    ShardedUpdate,
+    TwoDState,
+    adasum_all_reduce,
+    adasum_hook,
+    average_buffers,
+    compress,
+    two_d_hook,
+)
+
+# What an optimizer imports, once for all forks.
+torch.optim.SGD([torch.zeros(1)], 0.1)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1)
+
+
+def said_by(act: Callable[[], Any]) -> tuple[str, tuple[int, ...]]:
+    with pytest.raises(CommunicationError) as caught:
+        act()
+    return str(caught.value), caught.value.ranks
+
+
+@pytest.mark.parametrize("what", ["adasum_all_reduce", "average_buffers"])
+def test_a_rank_that_ends_is_named_by_functions_too(what: str) -> None:
+    def act() -> None:
+        if what == "average_buffers":
+            average_buffers(nn.BatchNorm1d(3))
+        else:
+            adasum_all_reduce(torch.ones(10))
+
+    def work(rank: int) -> Any:
+        act()
+        if rank == 1:
+            os._exit(0)
+        return said_by(act)
+
+    found = run_ranks(3, work)
+    for rank in (0, 2):
+        assert found[rank][1] == (1,), found[rank]
+
+
+def test_buffers_that_differ_are_named_before_any_is_exchanged() -> None:
+    def work(rank: int) -> Any:
+        module = nn.BatchNorm1d(3 + rank)
+        said = said_by(lambda: average_buffers(module))
+        alike = nn.BatchNorm1d(3)
+        alike.running_mean += rank  # type: ignore[operator]
+        average_buffers(alike)
+        return said, alike.running_mean
+
+    for (text, ranks), mean in run_ranks(2, work):
+        assert "another settings" in text
+        assert ranks == (1,)
+        assert torch.equal(mean, torch.full((3,), 0.5))
+
+
+def test_a_rank_that_ends_before_auto_chooses_is_named() -> None:
+    def work(rank: int) -> Any:
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        made = compress(model, Auto("cast:bf16"), timeout_s=10.0, patience_s=3.0)
+        assert made.chooser is not None
+        if rank == 1:
+            made.chooser._slowest = lambda numbers: os._exit(0)  # type: ignore[method-assign]
+
+        def train() -> None:
+            for _ in range(60):
+                model(torch.ones(2, 4)).sum().backward()
+
+        return said_by(train)
+
+    found = run_ranks(2, work)[0]
+    assert found[1] == (1,)
+    assert "auto" in found[0]
+
+
+def test_sparse_gradients_are_named_by_hooks_that_cannot_send_them() -> None:
+    def work(rank: int) -> list[str]:
+        said = []
+        for hooked in ("adasum", "two_d", "sharded"):
+            table = nn.Embedding(10, 4, sparse=True)
+            model = DistributedDataParallel(table)
+            if hooked == "adasum":
+                model.register_comm_hook(AdasumState(), adasum_hook)
+            elif hooked == "two_d":
+                model.register_comm_hook(TwoDState(rows=1), two_d_hook)
+            else:
+                ShardedUpdate(sgd(table), model)
+            with pytest.raises(InvalidArgumentError, match="gradient is sparse") as caught:
+                model(torch.tensor([rank, 5])).sum().backward()
+            said.append(str(caught.value))
+        return said
+
+    for said in run_ranks(2, work):
+        assert all("sparse=False" in one for one in said)
+
+
+def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
+    wrappers: tuple[Callable[[nn.Module, torch.optim.Optimizer], Any], ...] = (
+        lambda model, optimizer: AdasumOptimizer(optimizer),
+        lambda model, optimizer: ShardedUpdate(optimizer),
+        lambda model, optimizer: PriorityDDP(model, optimizer),
+    )
+
+    def work(rank: int) -> list[str]:
+        said = []
+        for inner, outer in itertools.product(wrappers, wrappers):
+            model = nn.Linear(2, 2)
+            nn.init.ones_(model.weight)
+            nn.init.zeros_(model.bias)
+            plain = sgd(model)
+            made = inner(model, plain)
+            optimizer = plain if isinstance(made, PriorityDDP) else made
+            # Another model: what is refused is the optimizer.
+            with pytest.raises(UsageError) as caught:
+                outer(nn.Linear(2, 2), optimizer)
+            said.append(str(caught.value))
+        model = nn.Linear(2, 2)
+        first = PriorityDDP(model, sgd(model))
+        with pytest.raises(UsageError, match="the model is in another PriorityDDP"):
+            PriorityDDP(model, sgd(model))
+        first.close()
+        PriorityDDP(model, sgd(model)).close()
+        return said
+
+    for said in run_ranks(2, work):
+        names = ("AdasumOptimizer", "ShardedUpdate", "PriorityDDP")
+        for text, name in zip(said, [name for name in names for _ in range(3)], strict=True):
+            assert f"{name} already" in text
+
+
+def test_times_that_nobody_can_wait_are_named() -> None:
+    def work(rank: int) -> list[str]:
+        model = nn.Linear(2, 2)
+        said = []
+        for act in (
+            lambda: AdasumOptimizer(sgd(model), timeout_s=-1.0),
+            lambda: AdasumState(timeout_s=float("inf")),
+            lambda: AdasumState(patience_s=float("nan")),
+            lambda: TwoDState(rows=1, patience_s=0.0),
+            lambda: compress(DistributedDataParallel(model), "sign", timeout_s=0.0),
+        ):
+            with pytest.raises(InvalidArgumentError, match="not a time to wait") as caught:
+                act()
+            said.append(str(caught.value))
+        return said
+
+    for said in run_ranks(2, work):
+        for text, name in zip(
+            said, ("timeout_s", "timeout_s", "patience_s", "patience_s", "timeout_s"), strict=True
+        ):
+            assert name in text
+
+
+def test_a_full_state_that_one_rank_alone_asks_for_ends_nobody_s_process() -> None:
+    def work(rank: int) -> Any:
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 3))
+        model = DistributedDataParallel(plain)
+        optimizer = ShardedUpdate(
+            torch.optim.Adam(plain.parameters()), model, timeout_s=3.0, patience_s=3.0
+        )
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                model(torch.ones(2, 40)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        # DDP communicates by itself, without a limit of ours, until its buckets are rebuilt.
+        train(4)
+        return said_by(lambda: optimizer.full_state_dict() if rank == 0 else train(1))
+
+    found = run_ranks(2, work)
+    assert "full_state_dict" in found[0][0]
+    assert "a bucket of gradients" in found[1][0]

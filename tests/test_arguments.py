@@ -1,0 +1,33 @@
+"""Whole numbers are taken from whoever has them, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.arguments import whole_number
+from slipstream.errors import InvalidArgumentError
+
+
+@pytest.mark.parametrize("value", [3, np.int32(3), np.uint64(3)])
+def test_whole_numbers_become_ints(value: Any) -> None:
+    assert type(whole_number("rows", value)) is int
+    assert whole_number("rows", value) == 3
+    assert whole_number("rows", -3, None) == -3
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (1e6, r"rows: 1000000\.0 is not a whole number"),
+        ("3", "rows: '3' is not"),
+        (None, "rows: None is not"),
+        (True, "rows: True is not"),
+        (0, "rows: 0 is less than 1"),
+    ],
+)
+def test_all_else_is_refused_by_name(value: Any, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        whole_number("rows", value)
