@@ -178,14 +178,14 @@ class Sampler:
         and do nothing else, for tight limits; nothing where they do not fit into one of them.
 
         What one size needs differs by some percent from process to process: where an allocator
-        finds a hole is chance.
+        finds a hole is chance. Forks find those of their parent, so that these are none.
         """
         size = samples if self.facts is not None and self.facts.resizes else 0
         needs: list[int] = []
         for _ in range(processes):
             self._say(f"trying {samples} samples")
             try:
-                found = self._call(samples, "run_once", samples=size, watch=False)
+                found = self._call(samples, "run_once", fork=False, samples=size, watch=False)
             except DoesNotFitError:
                 return []
             needs.append(int(found["process_bytes"]))
@@ -260,21 +260,28 @@ class Sampler:
                         return default.value
         return 0
 
-    def _call(self, shown: int, function: str, **arguments: Any) -> Any:
-        """A function of this file in a fork, at `shown` samples; 0: the batch as it is."""
+    def _call(self, shown: int, function: str, *, fork: bool = True, **arguments: Any) -> Any:
+        """A function of this file in a process of its own, at `shown` samples; 0: the batch as it
+        is.
+
+        Args:
+            fork: whether that is a copy of one that has imported what it needs, to save time.
+        """
         workload = self._sized(shown)
+        called = f"{_HOME}:{function}"
         with kept_files(watched=workload.function is None) as keep_in:
+            arguments |= {
+                "workload": workload.to_json(), "keep_in": str(keep_in),
+                "threads": self._threads, "loads": self._loads(shown),
+            }  # fmt: skip
             try:
-                return self._warm().call(
-                    "slipstream.child:call_in_fork",
-                    timeout_s=self._timeout_s,
-                    on_message=lambda message: None,
-                    called=f"{_HOME}:{function}",
-                    arguments={
-                        "workload": workload.to_json(), "keep_in": str(keep_in),
-                        "threads": self._threads, "loads": self._loads(shown), **arguments,
-                    },
-                )  # fmt: skip
+                if fork:
+                    return self._answer(
+                        self._warm(), "slipstream.child:call_in_fork",
+                        called=called, arguments=arguments,
+                    )  # fmt: skip
+                with self._start() as child:
+                    return self._answer(child, called, **arguments)
             except SlipstreamError as error:
                 if _TOO_FEW in error.what or (shown and isinstance(error, ScriptEndedError)):
                     remedy = "smaller sizes, or more data"
@@ -289,14 +296,22 @@ class Sampler:
                     remedy="a smaller batch, or a larger --limit",
                 ) from error
 
+    def _answer(self, child: Child, function: str, **arguments: Any) -> Any:
+        return child.call(
+            function, timeout_s=self._timeout_s, on_message=lambda message: None, **arguments
+        )
+
+    def _start(self) -> Child:
+        return Child(
+            self._workload.name,
+            environment=one_pool(self._threads),
+            memory_limit_bytes=self._limit_bytes,
+        )
+
     def _warm(self) -> Child:
         """A process that has imported what steps need and never ran one: it is forked for each."""
         if self._child is None:
-            self._child = Child(
-                self._workload.name,
-                environment=one_pool(self._threads),
-                memory_limit_bytes=self._limit_bytes,
-            )
+            self._child = self._start()
             self._child.call(f"{_HOME}:warm_up", timeout_s=self._timeout_s)
         return self._child
 
@@ -315,7 +330,7 @@ def _is_memory(error: SlipstreamError) -> bool:
     return any(words in error.what for words in said)
 
 
-# What follows runs in the child, and but for `warm_up` in forks of it.
+# What follows runs in a child, most of it in forks of the one that ran `warm_up`.
 
 
 def warm_up() -> None:
