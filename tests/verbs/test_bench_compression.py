@@ -97,7 +97,7 @@ def test_a_row_of_cells_is_read_back_as_it_was_written(monkeypatch: pytest.Monke
 def test_ranks_without_cores_of_their_own_are_not_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    steps = {how: [1.0] for how in (*bench.METHODS, "auto", bench.ALONE)}
+    steps = {how: [1.0] for how in (*bench.METHODS, "auto", bench.MEETING)}
     _given(monkeypatch, steps, {how: [1.0] for how in bench.METHODS})
     monkeypatch.setattr(bench, "replay", lambda graph: SimpleNamespace(step_ns=0.6e9))
     with pytest.raises(ClusterError, match="takes 1000 ms, the recorded one 600"):

@@ -29,7 +29,7 @@ from slipstream.durations import Answer, Durations, Question
 from slipstream.graph import Call, Editor, Exchange, Graph, StepPhase, replace_tasks, replay
 from slipstream.techniques.distributed.bench_models import batch_of, model_of
 from slipstream.techniques.distributed.compression import bench
-from slipstream.techniques.distributed.compression._bench_rank import ALONE
+from slipstream.techniques.distributed.compression._bench_rank import MEETING
 from slipstream.techniques.distributed.compression.bench_ranks import run
 from slipstream.techniques.distributed.compression.timing import OP
 from slipstream.verbs._predict import Prediction, predict
@@ -40,8 +40,9 @@ METHODS = ("none", "cast:bf16", "powersgd:4,start=2", "topk:0.01", "sign")
 _MBIT = 1e6 / 8
 # A gap that a verdict is asked about.
 _CLEAR = 0.05
-# Ranks that compute for real share this machine's caches and cores, which takes them longer than
-# the recorded step took alone: predictions are for steps at that pace, up to so much longer.
+# Ranks that compute for real share this machine's caches and cores, and wait for the slower one of
+# every step, which takes them longer than the recorded step took alone: predictions are for steps at
+# the pace of ranks that only meet, up to so much longer.
 _BUSY = 1.5
 # Messages whose times say what the cables carry; the shortest shows latency alone. Sums are added
 # up as well, messages to a neighbour are not.
@@ -261,18 +262,18 @@ def cell_row(
         ClusterError: as `measured`; or the cores are busy with other programs.
     """
     model = MODELS[name]
-    others = [] if model.forward_s else [ALONE]
+    others = [] if model.forward_s else [MEETING]
     others += ["auto"] if methods is METHODS else []
     run = measured(model, megabits, [*methods, *others], ranks, rounds)
     found = run.arms
     beside = 1.0
-    if ALONE in others:
-        alone_s, recorded_s = found[ALONE]["median_s"], replay(graph).step_ns / 1e9
-        beside = alone_s / recorded_s
+    if MEETING in others:
+        meeting_s, recorded_s = found[MEETING]["median_s"], replay(graph).step_ns / 1e9
+        beside = meeting_s / recorded_s
         if beside > _BUSY:
             raise ClusterError(
-                f"the cores are busy: without any communication the ranks' step takes "
-                f"{1e3 * alone_s:.0f} ms, the recorded one {1e3 * recorded_s:.0f}"
+                "the cores are busy: without any gradients sent the ranks' step takes "
+                f"{1e3 * meeting_s:.0f} ms, the recorded one {1e3 * recorded_s:.0f}"
             )
         graph = _shared_machine(graph, ranks, beside)
     told = predicted(graph, model, run.cluster, methods, ranks)
@@ -282,8 +283,8 @@ def cell_row(
         errors.append(abs(wanted_ms / step_ms - 1.0))
         ratio = found[how]["sent"] / _interface_bytes(told[how].graph)
         said.append(f"{how} {step_ms:.1f} (predicted {wanted_ms:.1f}, {ratio:.3f} x the bytes)")
-    if ALONE in others:
-        said.append(f"computing, beside each other {beside:.2f} x the recorded step alone")
+    if MEETING in others:
+        said.append(f"computing; ranks that only meet {beside:.2f} x the recorded step alone")
     if "auto" in others:
         said.append(f"auto {found['auto']['median_s'] * 1e3:.1f} took {found['auto']['chosen']}")
     return at_most(

@@ -29,8 +29,8 @@ from slipstream.techniques.distributed.ranks import Ranks
 from slipstream.techniques.distributed.wire import Wire
 from slipstream.workload import build_from
 
-ALONE = "alone"
-"""As a way to compress: each rank by itself, and nothing is sent."""
+MEETING = "meeting"
+"""As a way to compress: no gradients are sent; ranks wait for each other after every step."""
 _TIMEOUT = timedelta(seconds=120)
 
 
@@ -73,7 +73,7 @@ class Slowly:
 
 
 def _hooked(model: nn.Module, how: str, slow_s: float = 0.0, **options: Any) -> Any:
-    if how == ALONE:
+    if how == MEETING:
         return model, None
     wrapped = DistributedDataParallel(model, **options)
     if how == "none":
@@ -223,7 +223,15 @@ def _arm(how: str, asked: dict[str, Any], rank: int) -> tuple[Callable[[], Any],
     built = build_from(
         (model, x, lambda out: out.sum(), optimizer), parse(first) if accumulates else (), 0, how
     )
-    return built.step, hook
+    return _meeting(built.step) if how == MEETING else built.step, hook
+
+
+def _meeting(step: Callable[[], Any]) -> Callable[[], None]:
+    def run() -> None:
+        step()
+        dist.barrier()
+
+    return run
 
 
 if __name__ == "__main__":
