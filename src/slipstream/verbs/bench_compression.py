@@ -40,9 +40,9 @@ METHODS = ("none", "cast:bf16", "powersgd:4,start=2", "topk:0.01", "sign")
 _MBIT = 1e6 / 8
 # A gap that a verdict is asked about.
 _CLEAR = 0.05
-# Ranks that compute for real share this machine's caches and cores, and wait for the slower one of
-# every step, which takes them longer than the recorded step took alone: predictions are for steps at
-# the pace of ranks that only meet, up to so much longer.
+# Ranks that compute for real share this machine's caches and cores, and wait for the slower one in
+# every step, which takes them longer than the recorded step took alone: predictions are for steps
+# at the pace of ranks that only meet, up to so much longer.
 _BUSY = 1.5
 # Messages whose times say what the cables carry; the shortest shows latency alone. Sums are added
 # up as well, messages to a neighbour are not.
