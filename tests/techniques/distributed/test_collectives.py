@@ -31,8 +31,8 @@ from slipstream.techniques.distributed import (
 from slipstream.techniques.distributed.collectives import grid
 from slipstream.techniques.distributed.collectives.choice import chosen, line_ns, predicted_ns
 from slipstream.techniques.distributed.collectives.scatter import cut
-from slipstream.techniques.distributed.collectives.team import Team
 from slipstream.techniques.distributed.lines import Line, gather, scatter, way
+from slipstream.techniques.distributed.team import Team
 from slipstream.techniques.distributed.wire import Wire
 from slipstream.workload import build_from
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.adasum.exchange import check, check_nodes, exchange
 from slipstream.techniques.distributed.buckets import BucketThread
-from slipstream.techniques.distributed.collectives.team import team_of
 from slipstream.techniques.distributed.ranks import CommunicationError, Ranks, need_processes
+from slipstream.techniques.distributed.team import team_of
 
 
 class AdasumState:

@@ -19,13 +19,13 @@ import torch.distributed as dist
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.techniques.distributed.adasum.exchange import ALGORITHMS, check_nodes, exchange
-from slipstream.techniques.distributed.collectives.team import team_of
 from slipstream.techniques.distributed.parameters import (
     fingerprint,
     need_optimizer,
     parameters_of,
 )
 from slipstream.techniques.distributed.ranks import Ranks, need_processes
+from slipstream.techniques.distributed.team import team_of
 
 _KEY = "adasum"
 _WHERE = "AdasumOptimizer.step"

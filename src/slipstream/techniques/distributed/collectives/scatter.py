@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.collectives.team import Team, need_dense, team_of
 from slipstream.techniques.distributed.lines import ALGORITHMS, Line, gather, scatter
+from slipstream.techniques.distributed.team import Team, need_dense, team_of
 
 
 def shares(numel: int, ranks: int) -> list[int]:

@@ -11,7 +11,7 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.buckets import BucketThread
 from slipstream.techniques.distributed.collectives import grid
 from slipstream.techniques.distributed.collectives.choice import chosen
-from slipstream.techniques.distributed.collectives.team import (
+from slipstream.techniques.distributed.team import (
     PATIENCE_S,
     TIMEOUT_S,
     Team,

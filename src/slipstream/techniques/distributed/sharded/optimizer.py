@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.techniques.distributed.buckets import BucketThread
-from slipstream.techniques.distributed.collectives.team import PATIENCE_S, TIMEOUT_S, Team
 from slipstream.techniques.distributed.lines import Line, gather, scatter
 from slipstream.techniques.distributed.parameters import fingerprint, need_optimizer, parameters_of
 from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
 from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
+from slipstream.techniques.distributed.team import PATIENCE_S, TIMEOUT_S, Team
 
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
