@@ -143,71 +143,69 @@ def _non_negative_fit(table: Floats) -> Floats:
 
 
 def device_bars(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Iterator[Bar]:
-    import torch
-
-    yield from _product_bar(options, rows)
+    of_torch = "CUDA device over torch's sparse product: dot, all rows of 20 Newsgroups"
+    yield from _device_bar(options, rows, of_torch, "inner_product", 1.0, _sparse_product)
     for metric in ("manhattan", "cosine"):
         bar = f"CUDA device over two threads: {metric}, all rows of 20 Newsgroups"
-        if not options.wants(bar):
-            continue
-        if rows is None or isinstance(rows, str) or not torch.cuda.is_available():
-            why = "no CUDA device" if not torch.cuda.is_available() else str(rows)
-            yield not_judged(bar, "x", ">= 50", why)
-            continue
-        options.progress(bar)
-        there = _on_device(rows)
-
-        def ours(there: Any = there, metric: str = metric) -> None:
-            for tile in distance_tiles(there, metric=metric, block_bytes=2**31):
-                del tile
-            torch.cuda.synchronize()
-
-        def theirs(rows: Any = rows, metric: str = metric) -> None:
-            for tile in distance_tiles(rows, metric=metric, n_jobs=2):
-                del tile
-
-        ours()
-        times = [
-            (seconds(ours, time.perf_counter), seconds(theirs, time.perf_counter))
-            for _ in range(3 if options.full else 1)
-        ]
-        timing = Paired([a for a, _ in times], [b for _, b in times])
-        detail = f"{torch.cuda.get_device_name()}, copies and row terms included; {timing.words()}"
-        yield at_least(bar, timing.ratio, 50.0, "x", n=len(times), detail=detail)
+        yield from _device_bar(options, rows, bar, metric, 50.0, _two_threads)
 
 
-def _product_bar(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Iterator[Bar]:
+def _device_bar(
+    options: BenchOptions,
+    rows: sp.csr_matrix | str | None,
+    bar: str,
+    metric: str,
+    least: float,
+    other: Callable[[sp.csr_matrix, str], tuple[Callable[[], None], str]],
+) -> Iterator[Bar]:
+    """All distances of `rows` on a device over `other`, of rows and metric; what to say of both."""
     import torch
 
-    bar = "CUDA device over torch's sparse product: dot, all rows of 20 Newsgroups"
     if not options.wants(bar):
         return
     if rows is None or isinstance(rows, str) or not torch.cuda.is_available():
         why = "no CUDA device" if not torch.cuda.is_available() else str(rows)
-        yield not_judged(bar, "x", ">= 1", why)
+        yield not_judged(bar, "x", f">= {least:g}", why)
         return
     options.progress(bar)
     there = _on_device(rows)
-    turned = there.t().to_sparse_csr()
+    theirs, said = other(rows, metric)
 
     def ours() -> None:
-        for tile in distance_tiles(there, metric="inner_product", block_bytes=2**31):
+        for tile in distance_tiles(there, metric=metric, block_bytes=2**31):
             del tile
         torch.cuda.synchronize()
 
-    def theirs() -> None:
+    ours()
+    times = [
+        (seconds(ours, time.perf_counter), seconds(theirs, time.perf_counter))
+        for _ in range(3 if options.full else 1)
+    ]
+    timing = Paired([a for a, _ in times], [b for _, b in times])
+    detail = f"{torch.cuda.get_device_name()}, {said}; {timing.words()}"
+    yield at_least(bar, timing.ratio, least, "x", n=len(times), detail=detail)
+
+
+def _two_threads(rows: sp.csr_matrix, metric: str) -> tuple[Callable[[], None], str]:
+    def run() -> None:
+        for tile in distance_tiles(rows, metric=metric, n_jobs=2):
+            del tile
+
+    return run, "copies and row terms included"
+
+
+def _sparse_product(rows: sp.csr_matrix, metric: str) -> tuple[Callable[[], None], str]:
+    import torch
+
+    there = _on_device(rows)
+    turned = there.t().to_sparse_csr()
+
+    def run() -> None:
         torch.sparse.mm(there, turned)
         torch.cuda.synchronize()
 
-    ours()
-    theirs()
-    times = [
-        (seconds(ours, time.perf_counter), seconds(theirs, time.perf_counter))
-        for _ in range(5 if options.full else 2)
-    ]
-    timing = Paired([a for a, _ in times], [b for _, b in times])
-    detail = f"{torch.cuda.get_device_name()}; ours dense, theirs sparse; {timing.words()}"
-    yield at_least(bar, timing.ratio, 1.0, "x", n=len(times), detail=detail)
+    run()
+    return run, "ours dense, theirs sparse"
 
 
 def _on_device(rows: sp.csr_matrix) -> Any:

@@ -47,17 +47,28 @@ class Group:
         return {lookup.table: lookup.weight for lookup in self.lookups}
 
 
-def hashed_pass(numbers: int, block: int, sign: bool, lookup: Lookup, backward: bool) -> Call:
-    """A look-up in a shared array, or its backward pass, as the micro-benchmark times it."""
+def module_pass(
+    modules: str, kind: str, settings: dict[str, Any], lookup: Lookup, backward: bool
+) -> Call:
+    """A look-up by another module, or its backward pass, as the micro-benchmark times it.
+
+    Args:
+        modules: where its class is.
+        kind: the class; where the look-up is of bags, the one that is called so with ``Bag``.
+        settings: what it is made with besides the table's shape and the bags' mode.
+    """
     rows, dim = lookup.weight.shape
-    settings: dict[str, Any] = {
-        "num_embeddings": rows, "embedding_dim": dim, "size": numbers, "block": block, "sign": sign,
-    }  # fmt: skip
-    kind = "Alone"
+    described = {"num_embeddings": rows, "embedding_dim": dim, **settings}
     if lookup.bags is not None:
-        kind, settings["mode"] = "AloneBag", lookup.mode
-    arguments = (f"{ALONE}:{kind}", tuple(settings.items()), lookup.input, backward)
+        kind, described["mode"] = f"{kind}Bag", lookup.mode
+    arguments = (f"{modules}:{kind}", tuple(described.items()), lookup.input, backward)
     return Call("slipstream::module_pass()", arguments, (lookup.made,))
+
+
+def hashed_pass(numbers: int, block: int, sign: bool, lookup: Lookup, backward: bool) -> Call:
+    """`module_pass` of a look-up in a shared array."""
+    settings = {"size": numbers, "block": block, "sign": sign}
+    return module_pass(ALONE, "Alone", settings, lookup, backward)
 
 
 def asked(graph: Graph, groups: Sequence[Group]) -> list[Call]:

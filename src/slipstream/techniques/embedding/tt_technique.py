@@ -27,6 +27,7 @@ from slipstream.techniques.embedding.exchange import (
     weights_of,
     why_none,
 )
+from slipstream.techniques.embedding.groups import module_pass
 from slipstream.techniques.embedding.tables import Lookup, list_updates, updates, with_arrays
 from slipstream.techniques.embedding.tt_shape import LEAST_CORES, MOST_CORES, TTShape
 from slipstream.units import format_bytes
@@ -164,16 +165,8 @@ class TTEmbeddings(Settings):
 
     def _pass(self, lookup: Lookup, backward: bool) -> Call:
         """The module's pass, as the micro-benchmark times it."""
-        rows, dim = lookup.weight.shape
-        settings: dict[str, Any] = {
-            "num_embeddings": rows, "embedding_dim": dim,
-            "tt_ranks": (self.rank,) * (self.cores - 1),
-        }  # fmt: skip
-        kind = "TTEmbedding"
-        if lookup.bags is not None:
-            kind, settings["mode"] = "TTEmbeddingBag", lookup.mode
-        arguments = (f"{_MODULES}:{kind}", tuple(settings.items()), lookup.input, backward)
-        return Call("slipstream::module_pass()", arguments, (lookup.made,))
+        settings = {"tt_ranks": (self.rank,) * (self.cores - 1)}
+        return module_pass(_MODULES, "TTEmbedding", settings, lookup, backward)
 
     def _updates(
         self, graph: Graph, found: Sequence[Lookup]
