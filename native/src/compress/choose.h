@@ -8,10 +8,18 @@ namespace slipstream {
 namespace compress {
 namespace {
 
-inline void choose(Floats& chosen, uint16_t bits, const Floats& plus, const Floats& minus) {
-  const Ints place = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
-                      1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-  chosen = ((Ints{} + bits) & place) != 0 ? plus : minus;
+// Bit l of lane l.
+SLIPSTREAM_INLINE Ints places() {
+  int32_t lanes[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = 1 << lane;
+  Ints made;
+  std::memcpy(&made, lanes, sizeof made);
+  return made;
+}
+
+SLIPSTREAM_INLINE Floats choose(uint16_t bits, const Floats& plus, const Floats& minus) {
+  const Ints found = (Ints{} + int32_t{bits}) & places();
+  return parts<Floats>([&](int p) { return found.part[p] != 0 ? plus.part[p] : minus.part[p]; });
 }
 
 }  // namespace

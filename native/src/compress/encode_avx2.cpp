@@ -8,20 +8,29 @@ namespace slipstream {
 namespace compress {
 namespace {
 
-inline __m256 low(const Floats& v) { return _mm256_loadu_ps(reinterpret_cast<const float*>(&v)); }
-inline __m256 high(const Floats& v) {
-  return _mm256_loadu_ps(reinterpret_cast<const float*>(&v) + 8);
-}
-inline uint32_t at_least(const Floats& a, const Floats& b) {
-  const int first = _mm256_movemask_ps(_mm256_cmp_ps(low(a), low(b), _CMP_GE_OQ));
-  const int second = _mm256_movemask_ps(_mm256_cmp_ps(high(a), high(b), _CMP_GE_OQ));
-  return static_cast<uint32_t>(first | second << 8);
+SLIPSTREAM_INLINE uint16_t at_least(const Floats& a, const Floats& b) {
+  const int low = _mm256_movemask_ps(_mm256_cmp_ps(a.part[0], b.part[0], _CMP_GE_OQ));
+  const int high = _mm256_movemask_ps(_mm256_cmp_ps(a.part[1], b.part[1], _CMP_GE_OQ));
+  return static_cast<uint16_t>(low | high << 8);
 }
 
-inline uint16_t bits_of(const Floats& value) {
-  return static_cast<uint16_t>(at_least(value, Floats{}));
+SLIPSTREAM_INLINE void put_bytes(const Ints& v, uint8_t* out) {
+  // What counts is the lowest byte of each; packing would saturate the rest.
+  const Ints low = v & 0xFF;
+  const __m256i pairs = _mm256_packus_epi32(reinterpret_cast<__m256i>(low.part[0]),
+                                            reinterpret_cast<__m256i>(low.part[1]));
+  // Halves of both registers alternate: 0-3, 8-11, 4-7, 12-15.
+  const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0b11011000);
+  const __m128i bytes =
+      _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
 }
-inline uint32_t above_of(const Floats& size, const Floats& least) { return at_least(size, least); }
+
+SLIPSTREAM_INLINE Ints from_bytes(const uint8_t* bytes) {
+  const __m128i whole = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+  return {{reinterpret_cast<IntPart>(_mm256_cvtepi8_epi32(whole)),
+           reinterpret_cast<IntPart>(_mm256_cvtepi8_epi32(_mm_srli_si128(whole, 8)))}};
+}
 
 }  // namespace
 }  // namespace compress

@@ -8,18 +8,22 @@ namespace slipstream {
 namespace compress {
 namespace {
 
-inline uint16_t bits_of(const Floats& value) {
-  return _mm512_cmp_ps_mask(reinterpret_cast<const __m512&>(value), _mm512_setzero_ps(),
-                            _CMP_GE_OQ);
+SLIPSTREAM_INLINE uint16_t at_least(const Floats& a, const Floats& b) {
+  return _mm512_cmp_ps_mask(a.part[0], b.part[0], _CMP_GE_OQ);
 }
-inline uint32_t above_of(const Floats& size, const Floats& least) {
-  return _mm512_cmp_ps_mask(reinterpret_cast<const __m512&>(size),
-                            reinterpret_cast<const __m512&>(least), _CMP_GE_OQ);
+
+SLIPSTREAM_INLINE Floats choose(uint16_t bits, const Floats& plus, const Floats& minus) {
+  return {{_mm512_mask_blend_ps(bits, minus.part[0], plus.part[0])}};
 }
-inline void choose(Floats& chosen, uint16_t bits, const Floats& plus, const Floats& minus) {
-  reinterpret_cast<__m512&>(chosen) =
-      _mm512_mask_blend_ps(bits, reinterpret_cast<const __m512&>(minus),
-                           reinterpret_cast<const __m512&>(plus));
+
+SLIPSTREAM_INLINE void put_bytes(const Ints& v, uint8_t* out) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                   _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(v.part[0])));
+}
+
+SLIPSTREAM_INLINE Ints from_bytes(const uint8_t* bytes) {
+  const __m128i whole = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+  return {{reinterpret_cast<IntPart>(_mm512_cvtepi8_epi32(whole))}};
 }
 
 }  // namespace

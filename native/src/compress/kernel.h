@@ -30,9 +30,9 @@ struct Kernel {
   bool (*finite)(const float* x, int64_t count);
 
   // Encodes one block and returns its scale.
-  float (*encode_signs)(const Block& block);
-  float (*encode_bytes)(const Block& block);
-  float (*encode_nibbles)(const Block& block);
+  float (*encode_signs)(Block block);
+  float (*encode_bytes)(Block block);
+  float (*encode_nibbles)(Block block);
   void (*decode_signs)(const uint8_t* codes, float scale, int64_t length, bool add, float* out);
   void (*decode_bytes)(const uint8_t* codes, float scale, int64_t length, bool add, float* out);
   void (*decode_nibbles)(const uint8_t* codes, float scale, int64_t length, bool add, float* out);

@@ -11,6 +11,8 @@ namespace compress {
 namespace {
 
 constexpr int64_t kTile = 4;  // rows, and vectors, whose sums stay in registers
+// Rows of a projection: only the widest registers hold the sums of more than one.
+constexpr int64_t kRows = kParts == 1 ? kTile : 1;
 // A vector that loses all but this share of its length depends on those before it.
 constexpr double kDependent = 1e-5;
 
@@ -20,24 +22,21 @@ inline void project_tile(const float* gradient, float* residual, int64_t rows, i
                          int64_t i, const float* q, float* p) {
   Floats sums[ROWS][VECTORS] = {};
   for (int64_t j = 0; j < columns; j += kLanes) {
-    const int64_t left = columns - j < kLanes ? columns - j : kLanes;
-    Floats vectors[VECTORS], value, more;
-    for (int k = 0; k < VECTORS; ++k)
-      left == kLanes ? load(vectors[k], q + k * columns + j)
-                     : load(vectors[k], q + k * columns + j, left);
+    const int64_t left = columns - j;
+    Floats vectors[VECTORS];
+    for (int k = 0; k < VECTORS; ++k) vectors[k] = load(q + k * columns + j, left);
     for (int row = 0; row < ROWS; ++row) {
       const int64_t at = (i + row) * columns + j;
-      left == kLanes ? load(value, residual + at) : load(value, residual + at, left);
+      Floats value = load(residual + at, left);
       if (gradient) {
-        left == kLanes ? load(more, gradient + at) : load(more, gradient + at, left);
-        value += more;
-        left == kLanes ? store(value, residual + at) : store(value, residual + at, left);
+        value += load(gradient + at, left);
+        store(value, residual + at, left);
       }
       for (int k = 0; k < VECTORS; ++k) sums[row][k] += value * vectors[k];
     }
   }
   for (int row = 0; row < ROWS; ++row)
-    for (int k = 0; k < VECTORS; ++k) p[k * rows + i + row] = sum_of<Floats, float>(sums[row][k]);
+    for (int k = 0; k < VECTORS; ++k) p[k * rows + i + row] = sum_of(sums[row][k]);
 }
 
 template <int ROWS>
@@ -53,8 +52,8 @@ inline void project_rows(const float* gradient, float* residual, int64_t rows, i
 void project(const float* gradient, float* residual, int64_t rows, int64_t columns, int32_t rank,
              const float* q, float* p) {
   int64_t i = 0;
-  for (; i + kTile <= rows; i += kTile)
-    project_rows<kTile>(gradient, residual, rows, columns, i, rank, q, p);
+  for (; i + kRows <= rows; i += kRows)
+    project_rows<kRows>(gradient, residual, rows, columns, i, rank, q, p);
   for (; i < rows; ++i) project_rows<1>(gradient, residual, rows, columns, i, rank, q, p);
 }
 
@@ -65,18 +64,14 @@ inline void back_tile(const float* residual, int64_t rows, int64_t columns, int6
   for (int row = 0; row < ROWS; ++row)
     for (int k = 0; k < VECTORS; ++k) weights[row][k] = p[k * rows + i + row];
   for (int64_t j = 0; j < columns; j += kLanes) {
-    const int64_t left = columns - j < kLanes ? columns - j : kLanes;
-    Floats sums[VECTORS], value;
-    for (int k = 0; k < VECTORS; ++k)
-      left == kLanes ? load(sums[k], q + k * columns + j) : load(sums[k], q + k * columns + j, left);
+    const int64_t left = columns - j;
+    Floats sums[VECTORS];
+    for (int k = 0; k < VECTORS; ++k) sums[k] = load(q + k * columns + j, left);
     for (int row = 0; row < ROWS; ++row) {
-      const float* at = residual + (i + row) * columns + j;
-      left == kLanes ? load(value, at) : load(value, at, left);
+      const Floats value = load(residual + (i + row) * columns + j, left);
       for (int k = 0; k < VECTORS; ++k) sums[k] += value * weights[row][k];
     }
-    for (int k = 0; k < VECTORS; ++k)
-      left == kLanes ? store(sums[k], q + k * columns + j)
-                     : store(sums[k], q + k * columns + j, left);
+    for (int k = 0; k < VECTORS; ++k) store(sums[k], q + k * columns + j, left);
   }
 }
 
@@ -106,21 +101,15 @@ inline void reconstruct_tile(const float* p, const float* q, int64_t rows, int64
   for (int row = 0; row < ROWS; ++row)
     for (int k = 0; k < VECTORS; ++k) weights[row][k] = p[k * rows + i + row];
   for (int64_t j = 0; j < columns; j += kLanes) {
-    const int64_t left = columns - j < kLanes ? columns - j : kLanes;
-    Floats vectors[VECTORS], value;
-    for (int k = 0; k < VECTORS; ++k)
-      left == kLanes ? load(vectors[k], q + k * columns + j)
-                     : load(vectors[k], q + k * columns + j, left);
+    const int64_t left = columns - j;
+    Floats vectors[VECTORS];
+    for (int k = 0; k < VECTORS; ++k) vectors[k] = load(q + k * columns + j, left);
     for (int row = 0; row < ROWS; ++row) {
       const int64_t at = (i + row) * columns + j;
-      Floats sum = {};
-      if (!first) left == kLanes ? load(sum, out + at) : load(sum, out + at, left);
+      Floats sum = first ? Floats{} : load(out + at, left);
       for (int k = 0; k < VECTORS; ++k) sum += vectors[k] * weights[row][k];
-      left == kLanes ? store(sum, out + at) : store(sum, out + at, left);
-      if (!last) continue;
-      left == kLanes ? load(value, residual + at) : load(value, residual + at, left);
-      value -= sum;
-      left == kLanes ? store(value, residual + at) : store(value, residual + at, left);
+      store(sum, out + at, left);
+      if (last) store(load(residual + at, left) - sum, residual + at, left);
     }
   }
 }
@@ -146,15 +135,14 @@ void reconstruct(const float* p, const float* q, int64_t rows, int64_t columns, 
 }
 
 inline double dot(const float* a, const float* b, int64_t count) {
-  Doubles total = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int64_t left = count - i;
-    Floats x, y;
-    left >= kLanes ? load(x, a + i) : load(x, a + i, left);
-    left >= kLanes ? load(y, b + i) : load(y, b + i, left);
-    total += __builtin_convertvector(x, Doubles) * __builtin_convertvector(y, Doubles);
-  }
-  return sum_of<Doubles, double>(total);
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      lanes[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
+  for (int64_t lane = 0; i + lane < count; ++lane)
+    lanes[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
+  return sum_of(lanes);
 }
 
 // Gram and Schmidt, each vector twice, which is enough (Giraud et al., 2005).

@@ -1,4 +1,4 @@
-// Numbers above a threshold, and whether all are finite. A level says which lanes are (`above_of`).
+// Numbers above a threshold, and whether all are finite. A level says which lanes are (`at_least`).
 
 #pragma once
 
@@ -10,14 +10,8 @@ namespace {
 
 bool finite(const float* x, int64_t count) {
   Ints most = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Floats value;
-    count - i >= kLanes ? load(value, x + i) : load(value, x + i, count - i);
-    magnitude(value);
-    Ints bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    most = bits > most ? bits : most;
-  }
+  for (int64_t i = 0; i < count; i += kLanes)
+    most = larger(bits_of(magnitude(load(x + i, count - i))), most);
   int32_t lanes[kLanes];
   std::memcpy(lanes, &most, sizeof most);
   for (int32_t lane : lanes)
@@ -27,20 +21,16 @@ bool finite(const float* x, int64_t count) {
 
 int64_t above(const float* gradient, float* residual, int64_t count, float threshold,
               int64_t capacity, int32_t* indices, float* values) {
-  const Floats least = Floats{} + threshold;
+  const Floats least = all(threshold);
   int64_t found = 0;
   for (int64_t i = 0; i < count; i += kLanes) {
     const int64_t left = count - i;
-    Floats value, more, size;
-    left >= kLanes ? load(value, residual + i) : load(value, residual + i, left);
+    Floats value = load(residual + i, left);
     if (gradient) {
-      left >= kLanes ? load(more, gradient + i) : load(more, gradient + i, left);
-      value += more;
-      left >= kLanes ? store(value, residual + i) : store(value, residual + i, left);
+      value += load(gradient + i, left);
+      store(value, residual + i, left);
     }
-    size = value;
-    magnitude(size);
-    uint32_t lanes = above_of(size, least);
+    uint32_t lanes = at_least(magnitude(value), least);
     if (left < kLanes) lanes &= (1u << left) - 1;
     for (; lanes; lanes &= lanes - 1) {
       const int lane = __builtin_ctz(lanes);
