@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from slipstream.cluster import (
 )
 from slipstream.cluster.fitting import fit, terms
 from slipstream.cluster.measuring import Operation, Rank, Sample, run_operations
+from slipstream.cluster.quantity import NOT_GIVEN
 from slipstream.errors import InvalidArgumentError
+from slipstream.provenance import Provenance
 from slipstream.techniques.distributed.collectives.choice import chosen
 
 ALPHA, SLOPE, ADD = 30e3, 8.0, 1.5
@@ -75,6 +78,37 @@ def test_on_slow_cables_adding_up_is_what_adding_takes_by_itself(seed: int) -> N
     assert found.ns_per_byte == pytest.approx(140.0, rel=0.05)
     cluster = calibration.fitted_cluster(4, "made up", True, found, samples, "gloo")
     assert {chosen(cluster, size, 4, 2) for size in (1 << 10, 1 << 19, 1 << 22)} == {"flat"}
+
+
+def test_a_message_that_waited_for_a_core_does_not_bend_the_rest() -> None:
+    samples = made_up(0.0)
+    small = min(
+        (one for one in samples if one.operation.kind == "all_reduce"),
+        key=lambda one: one.operation.nbytes,
+    )
+    waited = tuple(small.duration_ns * factor for factor in (1.0, 1.2, 4.0, 9.0, 16.0))
+    samples[samples.index(small)] = replace(
+        small, duration_ns=float(np.median(waited)), repeats_ns=waited
+    )
+    found = fit(samples)
+    assert found.ns_per_byte == pytest.approx(SLOPE, rel=1e-3)
+    assert found.reduce_ns_per_byte == pytest.approx(ADD, rel=0.02)
+
+
+def test_computing_is_timed_alone_and_beside_messages() -> None:
+    operations = calibration.computing_operations(2, 3)
+    samples, _ = run_operations([Rank(), Rank()], operations)
+    assert all(one.duration_ns > 1e6 and len(one.repeats_ns) == 3 for one in samples)
+    alone, beside = samples
+    slower = replace(beside, duration_ns=1.25 * alone.duration_ns)
+    penalty = calibration.overlap_penalty([alone, slower], "here")
+    assert penalty.value == pytest.approx(0.25)
+    assert penalty.provenance is Provenance.FITTED
+    faster = replace(beside, duration_ns=0.9 * alone.duration_ns)
+    assert calibration.overlap_penalty([alone, faster], "here").value == 0.0
+    assert calibration.overlap_penalty([alone], "here") == NOT_GIVEN
+    with pytest.raises(ClusterError, match="too few to fit"):
+        fit(samples)
 
 
 @pytest.mark.parametrize("n", [2, 4])

@@ -139,6 +139,15 @@ def test_the_machine_key_is_stable_and_depends_on_torch(monkeypatch: pytest.Monk
     assert machine_key() != before
 
 
+def test_the_machine_key_depends_on_our_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = machine_key()
+    monkeypatch.setattr("slipstream.native.build", lambda: "another one")
+    assert machine_key() != before
+    monkeypatch.undo()
+    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    assert machine_key() != before
+
+
 def corrupt(path: Path) -> None:
     path.write_bytes(b"this is no database, and long enough to be looked at as one" * 50)
 

@@ -368,7 +368,7 @@ def _describe(cluster: Cluster) -> tuple[list[Table], Mapping[str, Any]]:
     import numpy as np
 
     from slipstream.tables import Column, Table
-    from slipstream.units import format_bytes, format_duration
+    from slipstream.units import format_bytes, format_duration, format_percent
 
     topology, device, price = cluster.topology, cluster.device, cluster.price_per_hour
     counts = np.bincount(topology.link_kind, minlength=len(topology.link_kinds))
@@ -378,6 +378,7 @@ def _describe(cluster: Cluster) -> tuple[list[Table], Mapping[str, Any]]:
         ("hosts", topology.hosts, "", ""),
         _row("start-up of a message", cluster.alpha_ns, format_duration),
         _row("to add up a byte", cluster.reduce_ns_per_byte, format_duration),
+        _row("computing slows beside messages by", cluster.overlap_penalty, format_percent),
     ]
     rows += [
         (

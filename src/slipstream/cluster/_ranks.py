@@ -10,11 +10,15 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from slipstream.cluster.measuring import RANK_TIMEOUT, join
+from slipstream.cluster.measuring import COMPUTING, RANK_TIMEOUT, join
+
+# Products of square matrices, of so many numbers a side: some ten milliseconds.
+_SIDE, _PRODUCTS = 512, 12
 
 
 def main() -> None:
@@ -30,8 +34,13 @@ def main() -> None:
             if ranks not in groups:
                 # Every rank makes every group, in one order.
                 groups[ranks] = dist.new_group(list(ranks), timeout=RANK_TIMEOUT)
+    rank, operations = asked["rank"], asked["operations"]
+    # Who computes has no right of way.
+    computed = [timed(one, rank, groups) if one["kind"] in COMPUTING else [] for one in operations]
     _go_first()
-    times = [timed(operation, asked["rank"], groups) for operation in asked["operations"]]
+    times = [
+        before or timed(one, rank, groups) for one, before in zip(operations, computed, strict=True)
+    ]
     dist.barrier()
     dist.destroy_process_group()
     json.dump({"times_s": times, "torch": torch.__version__}, sys.stdout)
@@ -67,6 +76,8 @@ def timed(
     mine = [members for members in _groups_of(operation) if rank in members]
     if not mine:
         return []
+    if operation["kind"] in COMPUTING:
+        return _computed(operation, groups[mine[0]])
     count = operation.get("in_a_row", 1)
     run = _operation(operation, rank, [groups[members] for members in mine], mine, count)
     times = []
@@ -79,6 +90,44 @@ def timed(
         if repeat >= operation["warmup"]:
             times.append((before, (time.monotonic() - before) / count))
     return times
+
+
+def _computed(operation: dict[str, Any], group: Any) -> list[tuple[float, float]]:
+    """As `timed`, of computing."""
+    import torch
+    import torch.distributed as dist
+
+    matrix = torch.ones(_SIDE, _SIDE)
+    product = torch.empty_like(matrix)
+    times = []
+    for repeat in range(operation["repeats"] + operation["warmup"]):
+        done = threading.Event()
+        talk = threading.Thread(target=_talk, args=(operation["nbytes"], group, done))
+        dist.barrier(group)
+        before = time.monotonic()
+        if operation["kind"] == "beside":
+            talk.start()
+        for _ in range(_PRODUCTS):
+            torch.mm(matrix, matrix, out=product)
+        took = time.monotonic() - before
+        done.set()
+        if talk.ident is not None:
+            talk.join()
+        if repeat >= operation["warmup"]:
+            times.append((before, took))
+    return times
+
+
+def _talk(nbytes: int, group: Any, done: threading.Event) -> None:
+    """All-reduces one after the other until it is done on every rank: the first number says so."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.zeros(max(1, nbytes // 4))
+    while tensor[0] < dist.get_world_size(group):
+        tensor.zero_()
+        tensor[0] = float(done.is_set())
+        dist.all_reduce(tensor, group=group)
 
 
 def _operation(

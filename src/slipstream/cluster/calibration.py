@@ -10,9 +10,9 @@ from slipstream.cluster.cluster import Calibration, Cluster
 from slipstream.cluster.errors import ClusterError
 from slipstream.cluster.fitting import Fit, fit
 from slipstream.cluster.generators import loopback, star
-from slipstream.cluster.measuring import Operation, Rank, Sample, run_operations
+from slipstream.cluster.measuring import COMPUTING, Operation, Rank, Sample, run_operations
 from slipstream.cluster.netlab import Netlab
-from slipstream.cluster.quantity import Quantity
+from slipstream.cluster.quantity import NOT_GIVEN, Quantity
 from slipstream.cluster.topology import LinkKind
 from slipstream.errors import InvalidArgumentError
 from slipstream.measure.environment import capture, machine_id
@@ -25,6 +25,8 @@ ROUNDS = 3
 # The first shows latency alone; between it and the others a token bucket lets a message pass that
 # it has saved up for.
 SHAPED_SIZES = (2**9, 2**17, 2**18, 2**19, 2**20, 2**21)
+# Of what is sent while a rank computes.
+_TALKED = 2**17
 
 
 def cores() -> int:
@@ -37,7 +39,7 @@ def cores() -> int:
 def fitted_operations(
     ranks: int, sizes: Sequence[int], repeats: int, shaped: bool = False
 ) -> list[Operation]:
-    """What a calibration times: one to another, and all-reduces of two and of all.
+    """What a calibration times: one to another, all-reduces of two and of all, and computing.
 
     On shaped cables adding up by itself in place of the former: beside the time on such a cable it
     is too little to be told from the difference of two communications. And one way after the other
@@ -50,7 +52,21 @@ def fitted_operations(
         found = [Operation("p2p", size, (0, 1), repeats) for size in sizes]
     for count in groups:
         found += [Operation("all_reduce", size, tuple(range(count)), repeats) for size in sizes]
-    return found
+    return found + computing_operations(ranks, repeats)
+
+
+def computing_operations(ranks: int, repeats: int) -> list[Operation]:
+    """Of all ranks, for `overlap_penalty`."""
+    return [Operation(kind, _TALKED, tuple(range(ranks)), repeats) for kind in COMPUTING]
+
+
+def overlap_penalty(samples: Sequence[Sample], source: str) -> Quantity:
+    """By how much computing takes longer while its rank communicates; not given where unknown."""
+    took = {one.operation.kind: one.duration_ns for one in samples}
+    if not took.keys() >= {*COMPUTING}:
+        return NOT_GIVEN
+    alone, beside = (took[kind] for kind in COMPUTING)
+    return Quantity(max(beside / alone - 1.0, 0.0), Provenance.FITTED, source)
 
 
 def calibrate(
@@ -139,6 +155,7 @@ def fitted_cluster(
         make(ranks, link),
         alpha_ns=Quantity(found.alpha_ns, Provenance.FITTED, source),
         reduce_ns_per_byte=Quantity(found.reduce_ns_per_byte, Provenance.FITTED, source),
+        overlap_penalty=overlap_penalty(samples, source),
         calibration=calibration,
         about=f"Fitted to gloo between {ranks} ranks: {where}",
         regimes=found.regimes,

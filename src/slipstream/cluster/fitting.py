@@ -2,8 +2,9 @@
 
 A duration is a sum of three terms that are known but for their factors: messages that follow each
 other, bytes that pass the busiest link, bytes that are added up. The factors are the least squares
-of the relative errors, none of them negative; their intervals come from fitting again to samples
-drawn with replacement from the repeats.
+of the relative errors, none of them negative; a sample whose repeats differ counts for less, as
+small messages' do where they wait for a core. Intervals come from fitting again to samples drawn
+with replacement from the repeats.
 
 Where messages of different sizes go different ways, each way has a latency and a rate of its own.
 How many ways there are is found by leaving out one size after the other: another is only believed
@@ -20,7 +21,7 @@ import numpy as np
 
 from slipstream.cluster.closed_form import closed_form_ns
 from slipstream.cluster.errors import ClusterError
-from slipstream.cluster.measuring import Operation, Sample
+from slipstream.cluster.measuring import COMPUTING, Operation, Sample
 from slipstream.cluster.regimes import Regime, regime_of
 from slipstream.cluster.topology import Float64s
 
@@ -31,6 +32,8 @@ _INTERVAL = (5.0, 95.0)
 _NOISE = 0.25
 # Sizes that a regime has at least: two would always lie on its line.
 _SIZES_EACH = 3
+# What these three terms leave of a sample that is known exactly.
+_MODEL_ERROR = 0.02
 # What another regime has to take off the error of sizes left out: of it, and in all.
 _GAIN, _LEAST_GAIN = 0.1, 0.002
 
@@ -117,7 +120,7 @@ def _gloo(kind: str, size: float, n: int, algo: str = "") -> Float64s:
 
 
 def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> Fit:
-    """The factors that explain the samples.
+    """The factors that explain the samples of communications, and only those.
 
     Args:
         most_regimes: ways that messages of different sizes may go.
@@ -126,6 +129,7 @@ def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> F
         ClusterError: larger messages took less time, or the factors leave more than 30 % of the
             median sample unexplained.
     """
+    samples = [one for one in samples if one.operation.kind not in COMPUTING]
     if len(samples) < 3:
         raise ClusterError(f"{len(samples)} samples are too few to fit", remedy="more sizes")
     _check_monotone(samples)
@@ -141,8 +145,9 @@ def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> F
         )
     rng = np.random.default_rng(seed)
     repeats = [np.array(sample.repeats_ns) for sample in samples]
+    weights = _weights(samples)
     draws = np.array([
-        _solve(table, np.array([np.median(rng.choice(r, r.size)) for r in repeats]))
+        _solve(table, np.array([np.median(rng.choice(r, r.size)) for r in repeats]), weights)
         for _ in range(_DRAWS)
     ])  # fmt: skip
     low, high = np.percentile(draws, _INTERVAL, axis=0)
@@ -192,15 +197,17 @@ def _believed(samples: Sequence[Sample], most: int) -> _Lines:
 
 
 def _left_out(samples: Sequence[Sample], sizes: Sequence[int], count: int) -> float:
-    """Mean relative error of each size predicted from the others."""
+    """Mean relative error of each size predicted from the others, by what it counts for."""
     errors: list[float] = []
+    counted: list[float] = []
     for size in sizes:
         rest = [sample for sample in samples if sample.operation.nbytes != size]
         left = [sample for sample in samples if sample.operation.nbytes == size]
         lines = _lines(rest, count)
         took = np.array([sample.duration_ns for sample in left])
         errors += np.abs(_table(left, lines.starts) @ lines.factors / took - 1.0).tolist()
-    return float(np.mean(errors))
+        counted += _weights(left).tolist()
+    return float(np.average(errors, weights=counted))
 
 
 def _lines(samples: Sequence[Sample], count: int) -> _Lines:
@@ -252,8 +259,9 @@ def _cut(
 def _solved(samples: Sequence[Sample], starts: tuple[float, ...]) -> _Lines:
     durations = np.array([sample.duration_ns for sample in samples])
     table = _table(samples, starts)
-    factors = _solve(table, durations)
-    error = float(np.square(table @ factors / durations - 1.0).sum())
+    weights = _weights(samples)
+    factors = _solve(table, durations, weights)
+    error = float(np.square(weights * (table @ factors / durations - 1.0)).sum())
     return _Lines(starts, factors, error)
 
 
@@ -268,12 +276,26 @@ def _table(samples: Sequence[Sample], starts: Sequence[float]) -> Float64s:
     return table
 
 
-def _solve(table: Float64s, durations: Float64s) -> Float64s:
-    scaled = table / durations[:, None]
+def _weights(samples: Sequence[Sample]) -> Float64s:
+    """What each sample's relative error counts for: 1 where its median is known exactly.
+
+    The standard error of a median of n normal numbers is 0.93 of their interquartile range over
+    the root of n.
+    """
+    unsure = []
+    for sample in samples:
+        low, high = np.percentile(sample.repeats_ns, (25, 75))
+        unsure.append(0.93 * (high - low) / np.sqrt(len(sample.repeats_ns)) / sample.duration_ns)
+    found: Float64s = _MODEL_ERROR / np.hypot(_MODEL_ERROR, unsure)
+    return found
+
+
+def _solve(table: Float64s, durations: Float64s, weights: Float64s) -> Float64s:
+    scaled = table * (weights / durations)[:, None]
     scale = np.maximum(np.abs(scaled).max(axis=0), 1e-300)
     from scipy.optimize import nnls  # heavy; whoever only looks for techniques comes by here
 
-    found: Float64s = nnls(scaled / scale, np.ones(durations.size))[0] / scale
+    found: Float64s = nnls(scaled / scale, weights)[0] / scale
     return found
 
 

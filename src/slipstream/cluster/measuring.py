@@ -24,6 +24,7 @@ from slipstream.measure.wire import Interface
 
 _LIMIT_S = 300.0
 WARMUP = 2
+COMPUTING = ("alone", "beside")
 _PR_SET_PDEATHSIG = 1
 RANK_TIMEOUT = timedelta(seconds=60)
 
@@ -35,7 +36,8 @@ class Operation:
     Attributes:
         kind: ``p2p`` (there and back), ``all_reduce``, ``all_gather``, ``reduce_scatter``,
             ``2d``: over two rows of ranks; or ``add``: every rank adds up that many bytes, and
-            nothing is sent.
+            nothing is sent. Of `COMPUTING` the time of some products of matrices is told, which
+            all ranks compute ``alone``, or ``beside`` all-reduces of that many bytes.
         nbytes: S, as `Collective.nbytes`.
         ranks: who takes part.
         repeats: timed, after `WARMUP` that are not.

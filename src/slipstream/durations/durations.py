@@ -354,7 +354,10 @@ def machine_key() -> str:
     """What must be equal for a micro-benchmark to be reused: processor and library builds."""
     from importlib.metadata import version
 
+    from slipstream.native import build
+
     facts = {
+        "native": build(),
         "cpu": _cpu_model(),
         "torch": version("torch"),
         "cores": os.cpu_count(),

@@ -6,7 +6,7 @@ Everything here works without the compiled library too, with the same results, o
 from slipstream.native._families import family_kernels
 from slipstream.native._heap import changes_in_turn, heap_growth
 from slipstream.native._instruction_set import CpuFeatures, InstructionSet, cpu_features
-from slipstream.native._library import library, why_no_library
+from slipstream.native._library import build, library, why_no_library
 from slipstream.native._memory import MemoryTimeline, memory_timeline
 from slipstream.native._program import (
     CycleError,
@@ -47,6 +47,7 @@ __all__ = [
     "Resources",
     "Schedule",
     "Tensors",
+    "build",
     "changes_in_turn",
     "cpu_features",
     "family_kernels",

@@ -21,9 +21,9 @@ import numpy as np
 
 from slipstream.bars import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream.cluster import Cluster, ClusterError, why_no_netlab
-from slipstream.cluster.calibration import cores, fitted_cluster
+from slipstream.cluster.calibration import computing_operations, cores, fitted_cluster
 from slipstream.cluster.fitting import fit
-from slipstream.cluster.measuring import Operation, sample_of
+from slipstream.cluster.measuring import COMPUTING, Operation, sample_of
 from slipstream.cluster.places import HEADERS
 from slipstream.durations import Answer, Durations, Question
 from slipstream.graph import Call, Editor, Exchange, Graph, StepPhase, replace_tasks, replay
@@ -45,9 +45,10 @@ _CLEAR = 0.05
 # at the pace of ranks that only meet, up to so much longer.
 _BUSY = 1.5
 # Messages whose times say what the cables carry; the shortest shows latency alone. Sums are added
-# up as well, messages to a neighbour are not.
+# up as well, which is timed without any message, too; messages to a neighbour are not.
 _REDUCED = (1 << 9, 1 << 17, 1 << 19, 1 << 20)
-_SHIFTED = (1 << 9, 1 << 16, 1 << 18)
+_SHIFTED = (1 << 9, 1 << 16, 1 << 18, 1 << 19)
+_ADDED = 1 << 20
 # An acknowledgement for every two packets, of 66 bytes.
 _ACKNOWLEDGED = 33 / 1448
 # Around every message gloo's two sides tell each other what they want and have, and acknowledge it:
@@ -192,12 +193,14 @@ def measured(
     everybody = tuple(range(ranks))
     operations = [Operation("all_reduce", size, everybody, rounds) for size in _REDUCED]
     operations += [Operation("p2p", size, everybody, rounds) for size in _SHIFTED]
+    operations.append(Operation("add", _ADDED, everybody, rounds))
+    operations += computing_operations(ranks, rounds)
     asked = {
         "what": "steps", "methods": methods, "model": model.spec(), "bucket_mb": model.bucket_mb,
         "warm": 5, "turn": 2, "rounds": rounds, "decide": _DECIDES_AFTER, "slow_s": slow_s,
         "operations": [
             {"kind": one.kind, "nbytes": one.nbytes, "ranks": everybody,
-             "repeats": 1 if one.nbytes > _REDUCED[0] else 5, "warmup": 0, "pause_s": 0.0}
+             "repeats": _repeats(one), "warmup": 0, "pause_s": 0.0}
             for one in operations
         ],
     }  # fmt: skip
@@ -210,6 +213,13 @@ def measured(
     samples = [sample_of(one, number, links) for number, one in enumerate(operations)]
     where = f"network lab, cables of {megabits:g} Mbit/s"
     return Measured(arms, fitted_cluster(ranks, where, True, fit(samples), samples, "gloo"))
+
+
+def _repeats(operation: Operation) -> int:
+    """In one turn: what is short scatters."""
+    if operation.kind in COMPUTING:
+        return 3
+    return 1 if operation.nbytes > _REDUCED[0] else 5
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
