@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slipstream.bars import Bar, BenchOptions
-from slipstream.cluster import ClusterError
+from slipstream.cluster import Cluster, ClusterError, Collective
+from slipstream.cluster.quantity import Quantity
 from slipstream.graph import replay
 from slipstream.techniques.distributed import bench_models
 from slipstream.verbs import bench_compression as bench
@@ -98,10 +99,33 @@ def test_ranks_without_cores_of_their_own_are_not_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = {how: [1.0] for how in (*bench.METHODS, "auto", bench.MEETING)}
-    _given(monkeypatch, steps, {how: [1.0] for how in bench.METHODS})
-    monkeypatch.setattr(bench, "replay", lambda graph: SimpleNamespace(step_ns=0.6e9))
-    with pytest.raises(ClusterError, match="takes 1000 ms, the recorded one 600"):
+    _given(monkeypatch, steps, {how: [0.6] for how in bench.METHODS})
+    monkeypatch.setattr(bench, "_without_bytes", lambda cluster: cluster)
+    monkeypatch.setattr(bench, "_shared_machine", lambda graph, ranks, slower: graph)
+    with pytest.raises(ClusterError, match="takes 1000 ms, as recorded it would 600"):
         bench.cell_row("steps", None, "computing", 60, 2, 1)  # type: ignore[arg-type]
+
+
+def test_ranks_that_compute_are_predicted_at_the_pace_of_ranks_that_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = {how: [1.0] for how in (*bench.METHODS, "auto", bench.MEETING)}
+    _given(monkeypatch, steps, {how: [0.8] for how in bench.METHODS})
+    paces: list[float] = []
+    monkeypatch.setattr(bench, "_without_bytes", lambda cluster: cluster)
+    monkeypatch.setattr(bench, "_shared_machine", lambda graph, ranks, slower: paces.append(slower))
+    row = bench.cell_row("steps", None, "computing", 60, 2, 1)  # type: ignore[arg-type]
+    assert paces == [1.0, pytest.approx(1.25)]
+    assert "takes 1.25 x the recorded step" in row.detail
+
+
+def test_links_without_bytes_leave_a_message_its_start() -> None:
+    cluster = Cluster.load("workers=2,link=10mbit,latency=0us")
+    link = bench._without_bytes(replace(cluster, alpha_ns=Quantity(3e5)))
+    for size in (8, 1 << 24):
+        assert link.cost(Collective("all_gather", size, link.all())).duration_ns == pytest.approx(
+            3e5, rel=0.01
+        )
 
 
 def test_a_crossover_lies_where_the_ratio_passes_one(monkeypatch: pytest.MonkeyPatch) -> None:

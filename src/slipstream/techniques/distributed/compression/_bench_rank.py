@@ -10,8 +10,9 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -23,14 +24,19 @@ from slipstream.cluster.measuring import answer, join, own_interface
 from slipstream.technique import parse
 from slipstream.techniques.distributed.bench_models import Tied, batch_of, model_of
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
-from slipstream.techniques.distributed.compression.compressor import Compressor, Exchange, mean
+from slipstream.techniques.distributed.compression.compressor import (
+    Compressor,
+    Exchange,
+    Reduce,
+    mean,
+)
 from slipstream.techniques.distributed.compression.hook import compress, settings_of
 from slipstream.techniques.distributed.ranks import Ranks
 from slipstream.techniques.distributed.wire import Wire
 from slipstream.workload import build_from
 
 MEETING = "meeting"
-"""As a way to compress: no gradients are sent; ranks wait for each other after every step."""
+"""As a way to compress: of every bucket one number is sent, so that ranks wait for each other."""
 _TIMEOUT = timedelta(seconds=120)
 
 
@@ -72,10 +78,23 @@ class Slowly:
         return self.inner.exchange(bucket, memory, workers, sound)
 
 
+@dataclass(frozen=True)
+class Meeting(Compressor):
+    """`MEETING`: what the ranks' threads cost each other where they share cores, and no bytes."""
+
+    name: ClassVar[str] = MEETING
+    keeps: ClassVar[bool] = False
+
+    def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
+        """Gradients stay as they are."""
+        yield Reduce(torch.zeros(1))
+        return True
+
+
 def _hooked(model: nn.Module, how: str, slow_s: float = 0.0, **options: Any) -> Any:
-    if how == MEETING:
-        return model, None
     wrapped = DistributedDataParallel(model, **options)
+    if how == MEETING:
+        return wrapped, compress(wrapped, Meeting())
     if how == "none":
         return wrapped, None
     settings: Any = settings_of(how)
@@ -223,15 +242,7 @@ def _arm(how: str, asked: dict[str, Any], rank: int) -> tuple[Callable[[], Any],
     built = build_from(
         (model, x, lambda out: out.sum(), optimizer), parse(first) if accumulates else (), 0, how
     )
-    return _meeting(built.step) if how == MEETING else built.step, hook
-
-
-def _meeting(step: Callable[[], Any]) -> Callable[[], None]:
-    def run() -> None:
-        step()
-        dist.barrier()
-
-    return run
+    return built.step, hook
 
 
 if __name__ == "__main__":
