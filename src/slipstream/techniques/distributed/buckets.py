@@ -16,24 +16,35 @@ from slipstream.errors import InvalidArgumentError
 
 
 class BucketThread:
-    """The thread, and the buckets of this step that it was given."""
+    """The thread, and the buckets of this step that it was given.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the thread.
+        sparse: whether buckets may be sparse.
+    """
+
+    def __init__(self, name: str, *, sparse: bool = False) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"slipstream-{name}")
+        self._sparse = sparse
         self._pending: list[Future[None]] = []
 
+    @property
+    def begun(self) -> bool:
+        """Whether it was given a bucket of this step already."""
+        return bool(self._pending)
+
     def submit(
-        self, flat: torch.Tensor, work: Callable[[], None], last: bool
+        self, flat: torch.Tensor, work: Callable[[], object], last: bool
     ) -> torch.futures.Future[torch.Tensor]:
-        """Do `work` on a bucket's buffer after all before it; with the last one, wait for all.
+        """Do `work` on a bucket's buffer after all before it; with the last one, `wait`.
 
         Returns:
             What a hook returns: `flat`, once it is done.
 
         Raises:
-            InvalidArgumentError: gradients are sparse. Else what failed.
+            InvalidArgumentError: gradients are sparse, and may not be. Else what failed.
         """
-        if flat.layout != torch.strided:
+        if flat.layout != torch.strided and not self._sparse:
             raise InvalidArgumentError(
                 "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
             )
@@ -45,9 +56,17 @@ class BucketThread:
 
         self._pending.append(self._thread.submit(task))
         if last:
-            pending, self._pending = self._pending, []
-            errors = [one.exception() for one in pending]
-            for error in errors:
-                if error is not None:
-                    raise error
+            self.wait()
         return result
+
+    def wait(self) -> None:
+        """Until all buckets of the step are done.
+
+        Raises:
+            What failed first.
+        """
+        pending, self._pending = self._pending, []
+        errors = [one.exception() for one in pending]
+        for error in errors:
+            if error is not None:
+                raise error
