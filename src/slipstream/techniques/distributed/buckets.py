@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import UsageError
+from slipstream.techniques.distributed.parameters import need_dense_gradient
 
 
 class BucketThread:
@@ -44,10 +47,8 @@ class BucketThread:
         Raises:
             InvalidArgumentError: gradients are sparse, and may not be. Else what failed.
         """
-        if flat.layout != torch.strided and not self._sparse:
-            raise InvalidArgumentError(
-                "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
-            )
+        if not self._sparse:
+            need_dense_gradient(flat)
         result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def task() -> None:
@@ -70,3 +71,21 @@ class BucketThread:
         for error in errors:
             if error is not None:
                 raise error
+
+
+def need_no_hook(model: DistributedDataParallel) -> None:
+    """Raise a `UsageError` where the one hook that DDP takes is on the model already."""
+    if getattr(model, "_comm_hooks", None):
+        raise UsageError(
+            "the model has a communication hook already, and DDP takes one",
+            remedy="wrap the module in a new DistributedDataParallel",
+        )
+
+
+def put_hook(
+    model: DistributedDataParallel,
+    on_bucket: Callable[[Any], torch.futures.Future[torch.Tensor]],
+) -> None:
+    """Let DDP call `on_bucket` for every bucket."""
+    # It compares annotations with types, and ours are text: a lambda has none.
+    model.register_comm_hook(None, lambda state, bucket: on_bucket(bucket))

@@ -16,23 +16,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.technique import parse
-from slipstream.techniques.distributed.buckets import BucketThread
+from slipstream.techniques.distributed.buckets import BucketThread, need_no_hook, put_hook
 from slipstream.techniques.distributed.compression.auto import Auto, Chooser
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 from slipstream.techniques.distributed.compression.compressor import Compressor, dense, mean
 from slipstream.techniques.distributed.compression.technique import NAMES
-from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.techniques.distributed.ranks import PATIENCE_S, TIMEOUT_S, Ranks
 
 _FORMAT = 2
-_made = 0
 
 
 def compress(
     model: DistributedDataParallel,
     how: str | Compressor | Auto = "auto",
     *,
-    timeout_s: float = 20.0,
-    patience_s: float = 5.0,
+    timeout_s: float = TIMEOUT_S,
+    patience_s: float = PATIENCE_S,
 ) -> Compression:
     """Exchange the model's gradients compressed, from its next backward pass on.
 
@@ -69,14 +68,9 @@ def compress(
             "model", f"its parameters are on {', '.join(sorted(devices))}; encoders run on "
             "processors only", remedy="torch's own hooks: torch.distributed.algorithms",
         )  # fmt: skip
-    if getattr(model, "_comm_hooks", None):
-        raise UsageError(
-            "the model has a communication hook already, and DDP takes one",
-            remedy="wrap the module in a new DistributedDataParallel",
-        )
+    need_no_hook(model)
     hook = Compression(model, settings, timeout_s, patience_s)
-    # DDP compares annotations with types, and ours are text: a lambda has none.
-    model.register_comm_hook(None, lambda state, bucket: hook.on_bucket(bucket))
+    put_hook(model, hook.on_bucket)
     return hook
 
 
@@ -113,8 +107,6 @@ class Compression:
         self, model: DistributedDataParallel, settings: Compressor | Auto, timeout_s: float,
         patience_s: float,
     ) -> None:  # fmt: skip
-        global _made
-        _made += 1
         self.settings = settings
         self.memory = Memory()
         self.dense_buckets = 0
@@ -126,7 +118,7 @@ class Compression:
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._resumed: Resumed | None = None
         self._thread = BucketThread("compression", sparse=True)
-        self.ranks = Ranks(model.process_group, timeout_s, patience_s, f"compression{_made}")
+        self.ranks = Ranks(model.process_group, timeout_s, patience_s, "compression")
         self.chooser = Chooser(settings, self.ranks) if isinstance(settings, Auto) else None
         shapes = ", ".join(f"{n}{list(p.shape)}" for n, p in named.items())
         self.ranks.agree(str(settings), "compression")

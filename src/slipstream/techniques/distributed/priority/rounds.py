@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, SlipstreamWarning, UsageError
+from slipstream.errors import SlipstreamWarning, UsageError
+from slipstream.techniques.distributed.parameters import need_dense_gradient
 from slipstream.techniques.distributed.priority.channel import Channel
 from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Clock, Kind
@@ -105,11 +106,8 @@ class Rounds:
             view.zero_()
         elif gradient is guard or gradient is view:
             view.mul_(share)
-        elif gradient.layout != torch.strided:
-            raise InvalidArgumentError(
-                "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
-            )
         else:
+            need_dense_gradient(gradient)
             torch.mul(gradient, share, out=view)
         unit.flags[k] = gradient is not None
         unit.handed[k] = True
