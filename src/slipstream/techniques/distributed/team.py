@@ -35,6 +35,7 @@ class Team:
         group: whose ranks; None: all. A group of gloo is made beside it.
         timeout_s: how long a rank waits for the others in one communication.
         patience_s: how long, after a failure, all are given to say that they live.
+        name: as of `Ranks`.
 
     Raises:
         UsageError: no process group is initialised.

@@ -1,13 +1,15 @@
-"""What optimizers around another one have in common: they lend it their groups and their state."""
+"""What optimizers around another one have in common: they share its groups and its state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from slipstream.errors import UsageError
+
+_T = TypeVar("_T")
 
 
 class WrappingOptimizer(torch.optim.Optimizer):
@@ -54,7 +56,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
                     p.grad.div_(scale.to(p.grad.dtype))
 
 
-def loss_of(closure: Callable[[], float] | None) -> float | None:
+def loss_of(closure: Callable[[], _T] | None) -> _T | None:
     """What a closure returns, with gradients; None without one."""
     if closure is None:
         return None

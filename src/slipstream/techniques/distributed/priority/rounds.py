@@ -22,6 +22,7 @@ from slipstream.techniques.distributed.priority.channel import Channel
 from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Clock, Kind
 from slipstream.techniques.distributed.priority.updates import Settings, Updates
+from slipstream.techniques.distributed.wrapping import loss_of
 
 
 class Rounds:
@@ -222,10 +223,7 @@ class Rounds:
         Raises:
             UsageError: in a backward pass, or after one that failed.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         # What a scheduler that was made before us would have noted.
         self.updates.optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._open:
