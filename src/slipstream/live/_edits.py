@@ -56,18 +56,35 @@ def _edited(target: str, change: dict[str, Any], digest: str | None) -> tuple[So
         _need(source.original, digest, workload.path)
     where = locate(source, workload.function)
     if "batch" in change:
-        edited = find_batch_size(where).set(int(change["batch"]))
-        return source, edited, ""
+        return source, find_batch_size(where).set(int(change["batch"])), ""
+    edited, note = with_techniques(source, workload, str(change["technique"]), saved=True)
+    return source, edited, note
+
+
+def with_techniques(
+    source: Source, workload: Workload, name: str, *, saved: bool
+) -> tuple[Source, str]:
+    """`source` with what does the same as a technique, or a combination; and what to know of it.
+
+    Args:
+        source: the workload's file, or its text as an editor holds it.
+        saved: it is the file as saved: what has no place there is refused with the lines to write
+            by hand.
+
+    Raises:
+        UsageError: it is not in the grammar.
+        NotPlacedError, AlreadyThereError: it has no certain place in the text, or is there.
+        WorkloadError: it has no edit.
+    """
     notes = []
-    edited = source
-    for one in technique.parse(str(change["technique"])):
+    for one in technique.parse(name):
         code = one.code(workload)
-        if code is None or code.edit is None or not code.diff:
+        if code is None or code.edit is None or (saved and not code.diff):
             reason = code.note if code is not None and code.note else "it has no edit of a file"
             raise WorkloadError(f"{one}: {reason}", where=str(workload.path))
-        edited = code.edit(locate(edited, workload.function)).settled()
+        source = code.edit(locate(source, workload.function)).settled()
         notes.append(code.note)
-    return source, edited, "\n".join(note for note in notes if note)
+    return source, "\n".join(filter(None, notes))
 
 
 def _need(content: bytes, digest: str, path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,3 +58,21 @@ def test_everybody_has_the_same_sum_and_everybody_s_bytes(size: int, dtype: torc
     total = 1.5 * sum(range(1, size + 1))
     wanted = [total] * 4, [[rank, 7] for rank in range(size)]
     assert run_ranks(size, work) == [wanted] * size
+
+
+def test_who_failed_before_is_not_taken_to_live_now() -> None:
+    """Of two groups of the same ranks and name, the second one's roll is its own."""
+
+    def work(rank: int) -> tuple[int, ...] | None:
+        for turn in range(2):
+            ranks = Ranks(dist.group.WORLD, 20.0, 2.0, "again")
+            dist.barrier()
+            if turn and rank == 1:
+                time.sleep(5.0)
+                return None
+            found = ranks.explain(RuntimeError("as if"), "a test")
+            if not turn:
+                dist.barrier()
+        return found.ranks
+
+    assert run_ranks(3, work) == [(1,), None, (1,)]

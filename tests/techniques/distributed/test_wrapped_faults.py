@@ -151,6 +151,22 @@ def test_what_is_exchanged_already_is_not_exchanged_again() -> None:
             assert f"{name} already" in text
 
 
+def test_optimizers_that_ranks_agreed_on_take_no_more_parameters() -> None:
+    def work(rank: int) -> list[str]:
+        said = []
+        for wrap in (AdasumOptimizer, ShardedUpdate):
+            made = wrap(torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1))
+            with pytest.raises(UsageError, match="no more parameters") as caught:
+                made.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+            assert len(made.param_groups) == len(made.optimizer.param_groups) == 1
+            said.append(str(caught.value))
+        return said
+
+    for said in run_ranks(2, work):
+        assert "AdasumOptimizer" in said[0]
+        assert "ShardedUpdate" in said[1]
+
+
 def test_times_that_nobody_can_wait_are_named() -> None:
     def work(rank: int) -> list[str]:
         model = nn.Linear(2, 2)

@@ -1,12 +1,12 @@
-"""Edits of a file as the editor holds it: the same as `slipstream.live._edits`, of its text."""
+"""Edits of a file as the editor holds it: the same as the page's, of its text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream import technique
-from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.errors import InvalidArgumentError
+from slipstream.live._edits import with_techniques
 from slipstream.source import BatchSize, Source, find_batch_size, locate
 from slipstream.workload import Workload
 
@@ -59,15 +59,8 @@ def with_technique(text: str, workload: Workload, name: str) -> Edited:
         NotPlacedError, AlreadyThereError: it has no certain place in the text, or is there.
         WorkloadError: it has no edit at all, or the text is no Python.
     """
-    source, notes = _source(text, workload), []
-    for one in technique.parse(name):
-        code = one.code(workload)
-        if code is None or code.edit is None:
-            reason = code.note if code is not None and code.note else "it has no edit of a file"
-            raise WorkloadError(f"{one}: {reason}", where=str(workload.path))
-        source = code.edit(locate(source, workload.function)).settled()
-        notes.append(code.note)
-    return Edited(text, source.text, name, "\n".join(filter(None, notes)))
+    source, note = with_techniques(_source(text, workload), workload, name, saved=False)
+    return Edited(text, source.text, name, note)
 
 
 def _source(text: str, workload: Workload) -> Source:

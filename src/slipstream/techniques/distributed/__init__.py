@@ -5,11 +5,14 @@ import slipstream as ss
 model = DistributedDataParallel(model)
 ss.distributed.compress(model, "powersgd:rank=4")
 
-optimizer = ss.distributed.AdasumOptimizer(optimizer)  # instead: the learning rate may stay
+# Instead: the learning rate of one worker may stay.
+optimizer = ss.distributed.AdasumOptimizer(optimizer)
 
-optimizer = ss.distributed.ShardedUpdate(optimizer, model)  # instead: each rank updates its share
+# Instead: each rank updates its share.
+optimizer = ss.distributed.ShardedUpdate(optimizer, model)
 
-model = ss.distributed.PriorityDDP(model, optimizer)  # instead: layers wait for their own weights
+# Instead: layers wait for their own weights.
+model = ss.distributed.PriorityDDP(model, optimizer)
 """
 
 from __future__ import annotations

@@ -9,34 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import UsageError
+from slipstream.techniques.distributed.parameters import need_dense_gradient
 
 
 class BucketThread:
-    """The thread, and the buckets of this step that it was given."""
+    """The thread, and the buckets of this step that it was given.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the thread.
+        sparse: whether buckets may be sparse.
+    """
+
+    def __init__(self, name: str, *, sparse: bool = False) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"slipstream-{name}")
+        self._sparse = sparse
         self._pending: list[Future[None]] = []
 
+    @property
+    def begun(self) -> bool:
+        """Whether it was given a bucket of this step already."""
+        return bool(self._pending)
+
     def submit(
-        self, flat: torch.Tensor, work: Callable[[], None], last: bool
+        self, flat: torch.Tensor, work: Callable[[], object], last: bool
     ) -> torch.futures.Future[torch.Tensor]:
-        """Do `work` on a bucket's buffer after all before it; with the last one, wait for all.
+        """Do `work` on a bucket's buffer after all before it; with the last one, `wait`.
 
         Returns:
             What a hook returns: `flat`, once it is done.
 
         Raises:
-            InvalidArgumentError: gradients are sparse. Else what failed.
+            InvalidArgumentError: gradients are sparse, and may not be. Else what failed.
         """
-        if flat.layout != torch.strided:
-            raise InvalidArgumentError(
-                "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
-            )
+        if not self._sparse:
+            need_dense_gradient(flat)
         result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def task() -> None:
@@ -45,9 +57,35 @@ class BucketThread:
 
         self._pending.append(self._thread.submit(task))
         if last:
-            pending, self._pending = self._pending, []
-            errors = [one.exception() for one in pending]
-            for error in errors:
-                if error is not None:
-                    raise error
+            self.wait()
         return result
+
+    def wait(self) -> None:
+        """Until all buckets of the step are done.
+
+        Raises:
+            What failed first.
+        """
+        pending, self._pending = self._pending, []
+        errors = [one.exception() for one in pending]
+        for error in errors:
+            if error is not None:
+                raise error
+
+
+def need_no_hook(model: DistributedDataParallel) -> None:
+    """Raise a `UsageError` where the one hook that DDP takes is on the model already."""
+    if getattr(model, "_comm_hooks", None):
+        raise UsageError(
+            "the model has a communication hook already, and DDP takes one",
+            remedy="wrap the module in a new DistributedDataParallel",
+        )
+
+
+def put_hook(
+    model: DistributedDataParallel,
+    on_bucket: Callable[[Any], torch.futures.Future[torch.Tensor]],
+) -> None:
+    """Let DDP call `on_bucket` for every bucket."""
+    # It compares annotations with types, and ours are text: a lambda has none.
+    model.register_comm_hook(None, lambda state, bucket: on_bucket(bucket))

@@ -1,4 +1,4 @@
-"""Optimizers that may be wrapped, their parameters, and whether two ranks start from the same."""
+"""What of a training can be exchanged: optimizers, their parameters and gradients, their start."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from slipstream.errors import InvalidArgumentError, UsageError
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """What can be exchanged."""
+ELEMENTWISE = (
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
+    torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop,
+)  # fmt: skip
+"""Optimizers that look at one number at a time, so that a slice is updated as the whole would be.
+Subclasses may not be."""
 EXCHANGES = "slipstream_exchanges"
 """Attribute of an optimizer whose steps exchange something between ranks already: how it does."""
 
@@ -52,6 +58,14 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     if not found:
         raise InvalidArgumentError("optimizer", "it has no parameter that takes a gradient")
     return found
+
+
+def need_dense_gradient(gradient: torch.Tensor) -> None:
+    """Raise an `InvalidArgumentError` where a gradient is sparse."""
+    if gradient.layout != torch.strided:
+        raise InvalidArgumentError(
+            "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
+        )
 
 
 def fingerprint(parameters: list[torch.Tensor]) -> str:

@@ -1,8 +1,9 @@
-"""Exchanges between real processes, in an order that is the same on all of them.
+"""Process groups of our own, with a limit on every wait: who fails is named on all that live.
 
-Everything is communicated by one thread, bucket after bucket, in a process group of its own. Were
-a bucket's second collective started when its first is done, as a future's callback, it could
-overtake the next bucket's first on one rank and not on another, and the two would be added up.
+Collectives are begun in an order that is the same on all ranks: those of buckets by one thread,
+bucket after bucket. Were a bucket's second collective started when its first is done, as a future's
+callback, it could overtake the next bucket's first on one rank and not on another, and the two
+would be added up.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ from slipstream.techniques.distributed.compression.compressor import Exchange, G
 from slipstream.techniques.distributed.lines import Line, gather
 from slipstream.techniques.distributed.wire import Wire
 
+TIMEOUT_S = 20.0
+"""How long a rank waits for the others in one communication, unless told otherwise."""
+PATIENCE_S = 5.0
+"""How long, after a failure, all are given to say that they live, unless told otherwise."""
 _POLL_S = 0.05
 # In the place of a group that was left; None would be that of all processes.
 _LEFT = object()
+# How often groups of a name were made of the same ranks: as often on each of them.
+_made: dict[tuple[str, str], int] = {}
 
 
 class CommunicationError(SlipstreamError):
@@ -59,9 +66,10 @@ class Ranks:
         wire: the group, for messages from one to another.
 
     Args:
-        parent: whose ranks.
+        parent: whose ranks; None: all.
         timeout_s: after which a collective that somebody has not joined fails.
         patience_s: how long, after a failure, everybody is given to say that they live.
+        name: of what they are for. There may be several groups of one name.
 
     Raises:
         InvalidArgumentError: a time that nobody can wait.
@@ -75,7 +83,11 @@ class Ranks:
         members = dist.get_process_group_ranks(parent)
         self.rank, self.size = dist.get_rank(parent), len(members)
         self.patience_s = patience_s
-        self._members, self._name = members, name
+        self._members = members
+        together = "-".join(map(str, members))
+        number = _made[name, together] = _made.get((name, together), 0) + 1
+        # In the store: what members of another group have said there is not for this one.
+        self._name = f"{name}{number}/{together}"
         self._store = dist.distributed_c10d._get_default_store()
         self._failed: CommunicationError | None = None
         self.group: Any = self._connected(timeout_s)

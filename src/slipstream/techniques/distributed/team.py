@@ -16,10 +16,14 @@ import torch.distributed as dist
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.parameters import DTYPES
-from slipstream.techniques.distributed.ranks import CommunicationError, Ranks, need_processes
+from slipstream.techniques.distributed.ranks import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    CommunicationError,
+    Ranks,
+    need_processes,
+)
 
-TIMEOUT_S = 20.0
-PATIENCE_S = 5.0
 _SAID = ("collective", "dtype", "settings", "shape", "length")
 _T = TypeVar("_T")
 
@@ -31,6 +35,7 @@ class Team:
         group: whose ranks; None: all. A group of gloo is made beside it.
         timeout_s: how long a rank waits for the others in one communication.
         patience_s: how long, after a failure, all are given to say that they live.
+        name: as of `Ranks`.
 
     Raises:
         UsageError: no process group is initialised.
@@ -43,10 +48,7 @@ class Team:
         name: str = "collectives",
     ) -> None:  # fmt: skip
         need_processes(name)
-        parent = group if group is not None else dist.group.WORLD
-        members = "-".join(map(str, dist.get_process_group_ranks(parent)))
-        number = _made[(name, members)] = _made.get((name, members), 0) + 1
-        self.ranks = Ranks(parent, timeout_s, patience_s, f"{name}{number}/{members}")
+        self.ranks = Ranks(group, timeout_s, patience_s, name)
         self.wire = self.ranks.wire
 
     def alike(self, what: str, tensor: torch.Tensor, settings: str = "") -> None:
@@ -85,7 +87,6 @@ class Team:
             return work()
 
 
-_made: dict[tuple[str, str], int] = {}
 _teams: dict[tuple[int, ...], tuple[Any, Team]] = {}
 
 

@@ -89,8 +89,11 @@ def has_update(graph: Graph) -> bool:
     return bool((graph.tasks.phase == StepPhase.OPTIMIZER).any())
 
 
-def need_hookless(built: Built, name: str) -> Any:
-    """The model, in DistributedDataParallel and without a communication hook.
+def need_ddp(built: Built, name: str, written: str) -> Any:
+    """The model, in DistributedDataParallel.
+
+    Args:
+        written: the technique with its settings.
 
     Raises:
         WorkloadError: it is not.
@@ -100,14 +103,24 @@ def need_hookless(built: Built, name: str) -> Any:
     if not isinstance(built.model, DistributedDataParallel):
         raise WorkloadError(
             f"{name} needs a model in DistributedDataParallel",
-            remedy=f"ddp:workers=2+{name}, in as many processes",
+            remedy=f"ddp:workers=2+{written}, in as many processes",
         )
-    if getattr(built.model, "_comm_hooks", None):
+    return built.model
+
+
+def need_hookless(built: Built, name: str) -> Any:
+    """The model, in DistributedDataParallel and without a communication hook.
+
+    Raises:
+        WorkloadError: it is not.
+    """
+    model = need_ddp(built, name, name)
+    if getattr(model, "_comm_hooks", None):
         raise WorkloadError(
             f"{name} needs the model's communication hook, which is taken",
             remedy="one technique that changes how gradients are exchanged",
         )
-    return built.model
+    return model
 
 
 def need_workers(name: str, workers: int) -> None:

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import weights
+from slipstream.techniques.distributed.collectives.scatter import cut, shares
 from slipstream.techniques.distributed.parameters import DTYPES
 from slipstream.techniques.distributed.wire import Wire
 
@@ -60,14 +61,7 @@ def check(flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size
         )  # fmt: skip
     if flat.device.type != "cpu" or not flat.is_contiguous():
         raise InvalidArgumentError("tensor", "it is not contiguous on a processor")
-    if algorithm not in ALGORITHMS:
-        raise InvalidArgumentError(
-            "algorithm", f"'{algorithm}' is none", remedy=" or ".join(ALGORITHMS)
-        )
-    if algorithm == "rvh" and size & (size - 1):
-        raise InvalidArgumentError(
-            "algorithm", f"rvh takes a power of two of ranks, not {size}", remedy="gram, or auto"
-        )
+    check_algorithm(algorithm, size)
     starts = np.array([0] if layers is None else layers, np.int64)
     ordered = starts.ndim == 1 and len(starts) and starts[0] == 0 and (np.diff(starts) >= 0).all()
     if not ordered or starts[-1] > flat.numel():
@@ -76,6 +70,18 @@ def check(flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size
             f"{list(layers or [])[:8]} are not offsets from 0 to {flat.numel()}, ascending",
         )
     return np.append(starts, flat.numel())
+
+
+def check_algorithm(algorithm: str, size: int) -> None:
+    """Raise an `InvalidArgumentError` where there is none of that name for so many ranks."""
+    if algorithm not in ALGORITHMS:
+        raise InvalidArgumentError(
+            "algorithm", f"'{algorithm}' is none", remedy=" or ".join(ALGORITHMS)
+        )
+    if algorithm == "rvh" and size & (size - 1):
+        raise InvalidArgumentError(
+            "algorithm", f"rvh takes a power of two of ranks, not {size}", remedy="gram, or auto"
+        )
 
 
 def check_nodes(per_node: int, size: int, algorithm: str) -> None:
@@ -115,14 +121,14 @@ def exchange(
     if algorithm == "rvh":
         return _rvh(flat, starts, wire)
     cuts = _cuts(0, flat.numel(), wire.size)
-    return _gram(flat, starts, wire, range(wire.size), _cut(starts, cuts))
+    return _gram(flat, starts, wire, range(wire.size), _divided(starts, cuts))
 
 
 def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> bool:
     node, place = divmod(wire.rank, per_node)
     nodes = wire.size // per_node
     cuts = _cuts(0, flat.numel(), per_node)
-    slices = [flat[a:b] for a, b in itertools.pairwise(cuts)]
+    slices = cut(flat, cuts)
     mine = slices[place]
     neighbours = {k: node * per_node + k for k in range(per_node) if k != place}
     theirs = wire.buffer(len(neighbours) * mine.numel(), flat.dtype)
@@ -137,9 +143,8 @@ def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> boo
     _combined(rows, whole, np.full((1, per_node), 1.0 / per_node), mine)
     across = [k * per_node + place for k in range(nodes)]
     everywhere = [c for a, b in itertools.pairwise(cuts) for c in _cuts(a, b, nodes)]
-    finite = _gram(
-        mine, _piece(starts, cuts[place], cuts[place + 1]), wire, across, _cut(starts, everywhere)
-    )
+    piece = _piece(starts, cuts[place], cuts[place + 1])
+    finite = _gram(mine, piece, wire, across, _divided(starts, everywhere))
     wire.swap(
         dict.fromkeys(neighbours.values(), mine),
         {rank: slices[k] for k, rank in neighbours.items()},
@@ -151,7 +156,7 @@ def _gram(flat: torch.Tensor, starts: Any, wire: Wire, ranks: Sequence[int], div
     """Among `ranks`; scalar products of the layers `divided` are added up over all there are."""
     size, place = len(ranks), ranks.index(wire.rank)
     cuts = _cuts(0, flat.numel(), size)
-    slices = [flat[a:b] for a, b in itertools.pairwise(cuts)]
+    slices = cut(flat, cuts)
     others = {k: rank for k, rank in enumerate(ranks) if k != place}
     mine = slices[place]
     theirs = iter(wire.buffer((size - 1) * mine.numel(), flat.dtype).view(size - 1, mine.numel()))
@@ -180,7 +185,7 @@ def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:
         cuts = sorted({*cuts, *((a + b) // 2 for a, b in itertools.pairwise(cuts))})
         inside = Wire(groups[2 * distance], 0, 2 * distance)
         # The last level's products are of all ranks' numbers: all ranks answer the same.
-        finite = _weighed(rows, _piece(starts, *kept), _cut(starts, cuts), inside, mine)
+        finite = _weighed(rows, _piece(starts, *kept), _divided(starts, cuts), inside, mine)
         wire.product_bytes += inside.product_bytes
         levels.append((peer, *sent, distance))
         begin, end = kept
@@ -237,10 +242,10 @@ def _aligned_groups(wire: Wire) -> dict[int, Any]:
 
 def _cuts(begin: int, end: int, parts: int) -> list[int]:
     """Where `parts` slices of the numbers `begin` to `end` begin and end, [parts + 1]."""
-    return [begin + k * (end - begin) // parts for k in range(parts + 1)]
+    return [begin + start for start in shares(end - begin, parts)]
 
 
-def _cut(starts: Any, cuts: list[int]) -> Any:
+def _divided(starts: Any, cuts: list[int]) -> Any:
     """The layers, ascending, that cuts may run through: each's last layer that starts before it."""
     inside = np.unique(cuts)[1:-1]
     return np.unique(np.searchsorted(starts, inside, "right") - 1)

@@ -14,9 +14,20 @@ import torch
 import torch.distributed as dist
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.adasum.exchange import check, check_nodes, exchange
+from slipstream.techniques.distributed.adasum.exchange import (
+    check,
+    check_algorithm,
+    check_nodes,
+    exchange,
+)
 from slipstream.techniques.distributed.buckets import BucketThread
-from slipstream.techniques.distributed.ranks import CommunicationError, Ranks, need_processes
+from slipstream.techniques.distributed.ranks import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    CommunicationError,
+    Ranks,
+    need_processes,
+)
 from slipstream.techniques.distributed.team import team_of
 
 
@@ -39,25 +50,20 @@ class AdasumState:
 
     def __init__(
         self, group: Any = None, *, algorithm: str = "auto", per_node: int = 1,
-        timeout_s: float = 20.0, patience_s: float = 5.0,
+        timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
         need_processes("Adasum")
-        check(torch.zeros(1), None, algorithm, dist.get_world_size(group))
-        check_nodes(per_node, dist.get_world_size(group), algorithm)
+        size = dist.get_world_size(group)
+        check_algorithm(algorithm, size)
+        check_nodes(per_node, size, algorithm)
         self.algorithm, self.per_node = algorithm, per_node
-        parent = group if group is not None else dist.group.WORLD
-        self.ranks = Ranks(parent, timeout_s, patience_s, "adasum_hook")
+        self.ranks = Ranks(group, timeout_s, patience_s, "adasum_hook")
         self.wire = self.ranks.wire
         self.ranks.agree(f"{algorithm} {per_node}", "setting of Adasum")
         self._thread = BucketThread("adasum")
 
     def submit(self, flat: torch.Tensor, starts: Any, last: bool) -> Any:
-        """Exchange a bucket on one thread, in order; at the last one, wait for all.
-
-        Raises what failed.
-
-        A bucket with numbers that are not finite becomes NaN on all ranks.
-        """
+        """Combine a bucket over all ranks; one with numbers that are not finite becomes NaN."""
 
         def work() -> None:
             with self.ranks.named_errors("a bucket of gradients"):

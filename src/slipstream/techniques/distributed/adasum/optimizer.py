@@ -8,7 +8,6 @@ instead, which is the same and needs no copy of the weights.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +16,27 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slipstream.errors import InvalidArgumentError, UsageError
-from slipstream.techniques.distributed.adasum.exchange import ALGORITHMS, check_nodes, exchange
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.adasum.exchange import check_algorithm, check_nodes, exchange
 from slipstream.techniques.distributed.parameters import (
     fingerprint,
     need_optimizer,
     parameters_of,
 )
-from slipstream.techniques.distributed.ranks import Ranks, need_processes
+from slipstream.techniques.distributed.ranks import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    Ranks,
+    need_processes,
+)
 from slipstream.techniques.distributed.team import team_of
+from slipstream.techniques.distributed.wrapping import WrappingOptimizer, loss_of
 
 _KEY = "adasum"
 _WHERE = "AdasumOptimizer.step"
 # Parameters are exchanged in parts of so many bytes, as buckets of DDP: what an exchange takes
 # besides is one part's, not the model's.
 _PART_BYTES = 25 << 20
-_numbers = itertools.count()
 
 
 @dataclass
@@ -71,7 +75,7 @@ class _Part:
         return [flat[int(a) : int(b)].view(p.shape) for a, b, p in pairs]
 
 
-class AdasumOptimizer(torch.optim.Optimizer):
+class AdasumOptimizer(WrappingOptimizer):
     """An optimizer whose updates are combined over workers, instead of gradients averaged.
 
     The model is the plain one, not in ``DistributedDataParallel``; all ranks start from the same
@@ -103,31 +107,23 @@ class AdasumOptimizer(torch.optim.Optimizer):
     Source: Maleki et al., MLSys 2021, 2006.02924.
     """
 
-    # A GradScaler then leaves unscaling and skipping to `step`, which all ranks have to reach.
-    _step_supports_amp_scaling = True
     slipstream_exchanges = "is an AdasumOptimizer"
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, group: Any = None, *, algorithm: str = "auto",
-        per_node: int = 1, per_layer: bool = True, timeout_s: float = 20.0,
-        patience_s: float = 5.0,
+        per_node: int = 1, per_layer: bool = True, timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
         need_optimizer(optimizer)
         need_processes("AdasumOptimizer")
         size = dist.get_world_size(group)
-        if algorithm not in ALGORITHMS or (algorithm == "rvh" and size & (size - 1)):
-            raise InvalidArgumentError(
-                "algorithm", f"'{algorithm}' is none for {size} ranks", remedy="gram, or auto"
-            )
+        check_algorithm(algorithm, size)
         check_nodes(per_node, size, algorithm)
-        self.optimizer, self.algorithm = optimizer, algorithm
-        self.per_node, self.per_layer = per_node, per_layer
+        super().__init__(optimizer)
+        self.algorithm, self.per_node, self.per_layer = algorithm, per_node, per_layer
         self.skipped = 0
         """Steps that were skipped because of gradients that were not finite."""
-        super().__init__(optimizer.param_groups, dict(optimizer.defaults))
-        self._share()
-        parent = group if group is not None else dist.group.WORLD
-        self._ranks = Ranks(parent, timeout_s, patience_s, f"adasum{next(_numbers)}")
+        self._ranks = Ranks(group, timeout_s, patience_s, "adasum")
         self._wire = self._ranks.wire
         self._parts = self._made_parts()
         shapes = [f"{p.dtype} {list(p.shape)}" for p in self._all()]
@@ -141,12 +137,10 @@ class AdasumOptimizer(torch.optim.Optimizer):
         Returns:
             What the closure returns.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         with torch.no_grad():
-            finite = self._all_finite(self._unscaled())
+            self._unscale(self._all())
+            finite = self._all_finite(self._finite())
             if not (finite and (self._step_gradients() if self._stateless() else self._step())):
                 self.skipped += 1
         return loss
@@ -190,16 +184,12 @@ class AdasumOptimizer(torch.optim.Optimizer):
             dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._wire.group)
         return bool(flag.item())
 
-    def _unscaled(self) -> bool:
-        """Undo a GradScaler's scale, where one calls; whether our gradients are finite."""
+    def _finite(self) -> bool:
+        """Whether our gradients are finite; a GradScaler, where one calls, has found out."""
         found = getattr(self, "found_inf", None)
-        scale = getattr(self, "grad_scale", None)
-        gradients = [p.grad for p in self._all() if p.grad is not None]
-        if scale is not None:
-            for gradient in gradients:
-                gradient.div_(scale.to(gradient.dtype))
         if found is not None:
             return not bool(found.item())
+        gradients = [p.grad for p in self._all() if p.grad is not None]
         return all(bool(_values(gradient).isfinite().all()) for gradient in gradients)
 
     def _stateless(self) -> bool:
@@ -209,10 +199,6 @@ class AdasumOptimizer(torch.optim.Optimizer):
             and all(g["momentum"] == 0 and g["weight_decay"] == 0 for g in self.param_groups)
             and all(p.grad is None or p.grad.layout == torch.strided for p in self._all())
         )
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's."""
-        self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this worker's optimizer. It differs from the others': save every rank's."""
@@ -240,19 +226,6 @@ class AdasumOptimizer(torch.optim.Optimizer):
         self.optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
         self.skipped = saved["skipped"]
         self._share()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after the start: ranks would have to agree again."""
-        if hasattr(self, "_parts"):
-            raise UsageError(
-                "AdasumOptimizer takes no more parameters", remedy="wrap the optimizer last"
-            )
-        super().add_param_group(param_group)
-
-    def _share(self) -> None:
-        """One list of groups, so that schedulers change the optimizer's own learning rate."""
-        self.param_groups = self.optimizer.param_groups
-        self.state = self.optimizer.state
 
     def _all(self) -> list[torch.Tensor]:
         return [parameter for part in self._parts for parameter in part.parameters]

@@ -5,7 +5,7 @@ are combined (``adasum``: `AdasumOptimizer`), or gradients are combined and ther
 (``adasum_hook``: `adasum_hook` before SGD); of means it is the same. All workers'
 gradients are computed at once (``torch.func.vmap``), so that 64 workers take seconds; for means one
 gradient of everybody's samples does. A sum is the mean at as many times the learning rate as there
-are workers.
+are workers. (`SimulatedWorkers` are for the code that ranks run: they take turns in one model.)
 
 Settings are chosen by samples of their own, and what is reported is of others.
 """

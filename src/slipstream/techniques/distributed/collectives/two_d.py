@@ -11,13 +11,8 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.buckets import BucketThread
 from slipstream.techniques.distributed.collectives import grid
 from slipstream.techniques.distributed.collectives.choice import chosen
-from slipstream.techniques.distributed.team import (
-    PATIENCE_S,
-    TIMEOUT_S,
-    Team,
-    need_dense,
-    team_of,
-)
+from slipstream.techniques.distributed.ranks import PATIENCE_S, TIMEOUT_S
+from slipstream.techniques.distributed.team import Team, need_dense, team_of
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster

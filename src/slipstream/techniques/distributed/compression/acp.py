@@ -18,7 +18,7 @@ from slipstream.techniques.distributed.compression.compressor import (
     Reduce,
     sections,
 )
-from slipstream.techniques.distributed.compression.powersgd import LowRank, Matrix
+from slipstream.techniques.distributed.compression.powersgd import LowRank, Matrix, as_they_are
 
 if TYPE_CHECKING:
     import torch
@@ -68,10 +68,8 @@ class ACP(LowRank):
                 else:
                     kept += matrix.of(bucket.flat)
                     kernels.project_back(kept, basis, matrix.thin(factor))
-            for part, (at, count) in zip(
-                sections(rest, [count for _, count in plain]), plain, strict=True
-            ):
-                part.copy_(bucket.flat[at : at + count])
+            for part, there in as_they_are(rest, plain, bucket.flat):
+                part.copy_(there)
         else:
             sent.fill_(math.nan)
         sent = (yield Reduce(sent)).div_(workers)
@@ -85,10 +83,8 @@ class ACP(LowRank):
             p, q = (found, basis) if left else (basis, found)
             kernels.reconstruct(p, q, matrix.of(residual), matrix.of(bucket.flat))
             memory.vectors[matrix.name] = found
-        for part, (at, count) in zip(
-            sections(rest, [count for _, count in plain]), plain, strict=True
-        ):
-            bucket.flat[at : at + count] = part
+        for part, there in as_they_are(rest, plain, bucket.flat):
+            there.copy_(part)
         return True
 
     def _basis(self, matrix: Matrix, memory: Memory, left: bool) -> torch.Tensor:

@@ -1,15 +1,14 @@
 """`compress`: gradients of a ``DistributedDataParallel`` model, exchanged in fewer bytes.
 
-The hook hands every bucket to one thread that encodes, communicates and decodes, while the backward
-pass goes on. At the last bucket it waits for all of them, so that a failure is raised by
-``backward`` itself, as what it is.
+The hook hands every bucket to one thread (`BucketThread`) that encodes, communicates and decodes,
+while the backward pass goes on.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,22 +16,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.technique import parse
+from slipstream.techniques.distributed.buckets import BucketThread, need_no_hook, put_hook
 from slipstream.techniques.distributed.compression.auto import Auto, Chooser
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 from slipstream.techniques.distributed.compression.compressor import Compressor, dense, mean
 from slipstream.techniques.distributed.compression.technique import NAMES
-from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.techniques.distributed.ranks import PATIENCE_S, TIMEOUT_S, Ranks
 
 _FORMAT = 2
-_made = 0
 
 
 def compress(
     model: DistributedDataParallel,
     how: str | Compressor | Auto = "auto",
     *,
-    timeout_s: float = 20.0,
-    patience_s: float = 5.0,
+    timeout_s: float = TIMEOUT_S,
+    patience_s: float = PATIENCE_S,
 ) -> Compression:
     """Exchange the model's gradients compressed, from its next backward pass on.
 
@@ -69,14 +68,9 @@ def compress(
             "model", f"its parameters are on {', '.join(sorted(devices))}; encoders run on "
             "processors only", remedy="torch's own hooks: torch.distributed.algorithms",
         )  # fmt: skip
-    if getattr(model, "_comm_hooks", None):
-        raise UsageError(
-            "the model has a communication hook already, and DDP takes one",
-            remedy="wrap the module in a new DistributedDataParallel",
-        )
+    need_no_hook(model)
     hook = Compression(model, settings, timeout_s, patience_s)
-    # DDP compares annotations with types, and ours are text: a lambda has none.
-    model.register_comm_hook(None, lambda state, bucket: hook.on_bucket(bucket))
+    put_hook(model, hook.on_bucket)
     return hook
 
 
@@ -113,8 +107,6 @@ class Compression:
         self, model: DistributedDataParallel, settings: Compressor | Auto, timeout_s: float,
         patience_s: float,
     ) -> None:  # fmt: skip
-        global _made
-        _made += 1
         self.settings = settings
         self.memory = Memory()
         self.dense_buckets = 0
@@ -125,9 +117,8 @@ class Compression:
         self._may_idle = bool(model.find_unused_parameters or model.static_graph)
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._resumed: Resumed | None = None
-        self._pending: list[Future[Any]] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipstream-compression")
-        self.ranks = Ranks(model.process_group, timeout_s, patience_s, f"compression{_made}")
+        self._thread = BucketThread("compression", sparse=True)
+        self.ranks = Ranks(model.process_group, timeout_s, patience_s, "compression")
         self.chooser = Chooser(settings, self.ranks) if isinstance(settings, Auto) else None
         shapes = ", ".join(f"{n}{list(p.shape)}" for n, p in named.items())
         self.ranks.agree(str(settings), "compression")
@@ -135,35 +126,31 @@ class Compression:
 
     def on_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Exchange one bucket; DDP calls it in the same order on all ranks."""
-        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        flat = bucket.buffer()
-        first = not self._pending
-        if first and self.chooser is not None:
+        flat, resumed = bucket.buffer(), self._resumed
+        if self.chooser is not None and not self._thread.begun:
             self.chooser.step_begins(time.perf_counter())
         where = f"step {self.memory.step}, bucket {bucket.index()}"
-        if self._resumed is not None and _compressible(flat):
-            self._resumed.hold(self._layout(bucket), bucket.gradients())
+        works: list[Callable[[str], object]] = []
+        if resumed is not None and _compressible(flat):
+            resumed.hold(self._layout(bucket), bucket.gradients())
         else:
-            self._submit(self._work(bucket, flat), where)
-        if bucket.is_last() and self._resumed is not None:
-            self._as_saved(self._resumed, where)
-        self._pending.append(self._thread.submit(result.set_result, flat))
+            works.append(self._work(bucket, flat))
+        if resumed is not None and bucket.is_last():
+            self._resumed = None
+            works.append(partial(self._as_saved, resumed))
+        result = self._thread.submit(flat, lambda: [work(where) for work in works], last=False)
         if bucket.is_last():
             self._finish()
         return result
 
-    def _submit(self, work: Callable[[str], object], where: str) -> None:
-        self._pending.append(self._thread.submit(work, where))
-
     def _as_saved(self, resumed: Resumed, where: str) -> None:
         """Exchange all gradients of this step in the buckets that were saved."""
-        self._resumed = None
         for layout, flat, gradients in resumed.buckets():
-            self._submit(self._exchange(flat, layout, gradients), where)
-            self._submit(resumed.give_back(layout, flat), where)
+            self._exchange(flat, layout, gradients)(where)
+            resumed.give_back(layout, flat)
 
     def _work(self, bucket: Any, flat: torch.Tensor) -> Callable[[str], object]:
-        """What the thread is to do with a bucket."""
+        """What the thread is to do with a bucket, given where that is."""
         if flat.numel() == 0:
             return lambda where: None
         if not _compressible(flat):
@@ -232,14 +219,11 @@ class Compression:
 
     def _finish(self) -> None:
         """Wait for all buckets of the step; raise what failed."""
-        waited = time.perf_counter()
-        pending, self._pending = self._pending, []
-        failures = [error for one in pending if (error := one.exception()) is not None]
-        if failures:
-            raise failures[0]
+        began = time.perf_counter()
+        self._thread.wait()
         self.memory.step += 1
         if self.chooser is not None:
-            self.chooser.step_ends(time.perf_counter() - waited)
+            self.chooser.step_ends(time.perf_counter() - began)
 
     def state_dict(self) -> dict[str, Any]:
         """Of this rank: save it beside the model, one file per rank."""
@@ -301,15 +285,11 @@ class Resumed:
                 flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
                 yield Layout.of(shapes), flat, gradients
 
-    def give_back(self, layout: Layout, flat: torch.Tensor) -> Callable[[str], None]:
-        """What puts the numbers of a bucket to where DDP looks for them."""
-
-        def put(where: str) -> None:
-            for name, (at, count) in zip(layout.names, layout.spans, strict=True):
-                gradient = self._gradients[name]
-                gradient.copy_(flat[at : at + count].view(gradient.shape))
-
-        return put
+    def give_back(self, layout: Layout, flat: torch.Tensor) -> None:
+        """Put the numbers of a bucket to where DDP looks for them."""
+        for name, (at, count) in zip(layout.names, layout.spans, strict=True):
+            gradient = self._gradients[name]
+            gradient.copy_(flat[at : at + count].view(gradient.shape))
 
 
 def _compressible(flat: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -101,6 +102,20 @@ class LowRank(CompressionTechnique):
         return fresh if known is None else torch.where(lost[:, None], fresh, known)
 
 
+def as_they_are(
+    rest: torch.Tensor, plain: Sequence[tuple[int, int]], flat: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of what is not compressed: of each part in the message, and in the bucket.
+
+    Args:
+        rest: of the message, [numbers that are not compressed].
+        plain: offset and length of each part in the bucket.
+        flat: the bucket.
+    """
+    for part, (at, count) in zip(sections(rest, [n for _, n in plain]), plain, strict=True):
+        yield part, flat[at : at + count]
+
+
 @dataclass(frozen=True)
 class PowerSGD(LowRank):
     """P = M Q, added up; its columns made orthonormal; Q = M^T P, added up; the mean is P Q^T.
@@ -139,9 +154,8 @@ class PowerSGD(LowRank):
             for matrix, p in zip(matrices, factors, strict=True):
                 q = self.kept(matrix, memory, matrix.columns)
                 kernels.project(matrix.of(bucket.flat), matrix.of(residual), q, matrix.thin(p))
-            parts = sections(rest, [count for _, count in plain])
-            for part, (at, count) in zip(parts, plain, strict=True):
-                part.copy_(bucket.flat[at : at + count])
+            for part, there in as_they_are(rest, plain, bucket.flat):
+                part.copy_(there)
         else:
             first.fill_(math.nan)
         first = yield Reduce(first)
@@ -152,9 +166,8 @@ class PowerSGD(LowRank):
             return False
         if matrices:
             yield from self._second(bucket, memory, workers, matrices, factors)
-        parts = sections(rest, [count for _, count in plain])
-        for part, (at, count) in zip(parts, plain, strict=True):
-            torch.div(part, workers, out=bucket.flat[at : at + count])
+        for part, there in as_they_are(rest, plain, bucket.flat):
+            torch.div(part, workers, out=there)
         return True
 
     def _second(

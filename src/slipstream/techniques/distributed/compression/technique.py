@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from slipstream.errors import WorkloadError
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage
 from slipstream.techniques.distributed.compression import prediction
 from slipstream.techniques.distributed.compression.compressor import Compressor
+from slipstream.techniques.distributed.workers import need_ddp
 
 if TYPE_CHECKING:
     from slipstream.durations import Question
@@ -58,17 +58,11 @@ class CompressionTechnique(Compressor):
 
         Raises:
             WorkloadError: it is not.
+            UsageError: it has a hook.
         """
-        from torch.nn.parallel import DistributedDataParallel
-
         from slipstream.techniques.distributed.compression.hook import compress
 
-        if not isinstance(built.model, DistributedDataParallel):
-            raise WorkloadError(
-                f"{self.name} needs a model in DistributedDataParallel",
-                remedy=f"ddp:workers=2+{self}, in as many processes",
-            )
-        compress(built.model, self)
+        compress(need_ddp(built, self.name, str(self)), self)
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """Another sequence of updates; see the card for accuracy at equal steps."""

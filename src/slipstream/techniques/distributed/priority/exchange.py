@@ -8,12 +8,13 @@ all-reduce, and every sum is computed on one rank: all have the same bits, whate
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from slipstream.techniques.distributed.collectives.scatter import cut, shares
 
 
 @dataclass
@@ -36,9 +37,7 @@ class Halves:
     @functools.cached_property
     def parts(self) -> list[torch.Tensor]:
         """By rank, what that rank adds up."""
-        count = self.flat.numel()
-        cuts = [k * count // self.size for k in range(self.size + 1)]
-        return [self.flat[a:b] for a, b in itertools.pairwise(cuts)]
+        return cut(self.flat, shares(self.flat.numel(), self.size))
 
     def start_scatter(self) -> None:
         """Send everybody their part."""

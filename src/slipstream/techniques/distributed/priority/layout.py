@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.parameters import DTYPES
 from slipstream.techniques.distributed.priority.guard import InFlight
-
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def replicated(
 
     Args:
         ranks: communicate buckets.
-        parent: their group, for what DistributedDataParallel says besides.
+        parent: their group, None for all, for what DistributedDataParallel says besides.
         bucket_mb: None: its default.
         unused: some parameters have no gradient at times.
     """

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, SlipstreamWarning, UsageError
+from slipstream.errors import SlipstreamWarning, UsageError
+from slipstream.techniques.distributed.parameters import need_dense_gradient
 from slipstream.techniques.distributed.priority.channel import Channel
 from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Clock, Kind
 from slipstream.techniques.distributed.priority.updates import Settings, Updates
+from slipstream.techniques.distributed.wrapping import loss_of
 
 
 class Rounds:
@@ -105,11 +107,8 @@ class Rounds:
             view.zero_()
         elif gradient is guard or gradient is view:
             view.mul_(share)
-        elif gradient.layout != torch.strided:
-            raise InvalidArgumentError(
-                "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
-            )
         else:
+            need_dense_gradient(gradient)
             torch.mul(gradient, share, out=view)
         unit.flags[k] = gradient is not None
         unit.handed[k] = True
@@ -224,10 +223,7 @@ class Rounds:
         Raises:
             UsageError: in a backward pass, or after one that failed.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         # What a scheduler that was made before us would have noted.
         self.updates.optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._open:

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.parameters import ELEMENTWISE
 
 # Optimizers that look at one parameter at a time.
 _SEPARABLE = frozenset({
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
-    torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop,
-    torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adafactor,
+    *ELEMENTWISE, torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adafactor
 })  # fmt: skip
 Settings = list[dict[str, Any]]
 

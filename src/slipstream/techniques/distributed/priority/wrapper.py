@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -33,14 +32,18 @@ from slipstream.techniques.distributed.priority.replicas import replicated
 from slipstream.techniques.distributed.priority.rounds import Rounds
 from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, Step
 from slipstream.techniques.distributed.priority.updates import Updates
-from slipstream.techniques.distributed.ranks import Ranks, need_processes
+from slipstream.techniques.distributed.ranks import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    Ranks,
+    need_processes,
+)
 
 # Steps that are timed before a plan is made; of the last one the end is not seen.
 _TIMED = 4
 _LEAST_SLICE = 256
 _TAKEN = "slipstream_priority"  # noted at a model that is in a PriorityDDP
 _REPLACED = ("step", "zero_grad", "add_param_group")
-_numbers = itertools.count()
 
 
 class PriorityDDP(nn.Module):
@@ -87,8 +90,8 @@ class PriorityDDP(nn.Module):
         credit: int | str = "auto",
         order: str = "auto",
         process_group: Any = None,
-        timeout_s: float = 20.0,
-        patience_s: float = 5.0,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         super().__init__()
         self._asked = _asked(slice_elems, credit, order)
@@ -98,8 +101,8 @@ class PriorityDDP(nn.Module):
         self.module = model
         self.plan: Plan | None = None
         self.learned: tuple[Step, Link] | None = None
-        self._parent = process_group if process_group is not None else dist.group.WORLD
-        self._ranks = Ranks(self._parent, timeout_s, patience_s, f"priority{next(_numbers)}")
+        self._parent = process_group
+        self._ranks = Ranks(process_group, timeout_s, patience_s, "priority")
         self._trained = [one for one in model.parameters() if one.requires_grad]
         self._rounds = Rounds(self._trained, self._ranks.size, updates)
         self._hooks = Hooks(self._rounds)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.distributed.wrapping import loss_of
 
 
 def _alone(squares: torch.Tensor) -> torch.Tensor:
@@ -40,10 +41,7 @@ class Layerwise(torch.optim.Optimizer):
         Returns:
             What the closure returns.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         layers = [
             (group, p) for group in self.param_groups for p in group["params"] if p.grad is not None
         ]

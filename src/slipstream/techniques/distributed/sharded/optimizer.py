@@ -16,23 +16,23 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
-from slipstream.techniques.distributed.buckets import BucketThread
+from slipstream.techniques.distributed.buckets import BucketThread, need_no_hook, put_hook
 from slipstream.techniques.distributed.lines import Line, gather, scatter
-from slipstream.techniques.distributed.parameters import fingerprint, need_optimizer, parameters_of
+from slipstream.techniques.distributed.parameters import (
+    ELEMENTWISE,
+    fingerprint,
+    need_optimizer,
+    parameters_of,
+)
+from slipstream.techniques.distributed.ranks import PATIENCE_S, TIMEOUT_S
 from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
 from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
-from slipstream.techniques.distributed.team import PATIENCE_S, TIMEOUT_S, Team
-
-_ELEMENTWISE = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
-    torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop,
-)  # fmt: skip
-"""Optimizers that look at one number at a time, so that a slice is updated as the whole would be.
-Subclasses may not be."""
+from slipstream.techniques.distributed.team import Team
+from slipstream.techniques.distributed.wrapping import WrappingOptimizer, loss_of
 
 
-class ShardedUpdate(torch.optim.Optimizer):
+class ShardedUpdate(WrappingOptimizer):
     """An optimizer that updates a share of the parameters on each rank: ZeRO-1.
 
     The parameters are those of the unsharded optimizer to rounding, its state takes 1 / ranks of
@@ -61,8 +61,6 @@ class ShardedUpdate(torch.optim.Optimizer):
     Source: Xu et al., 2020, arXiv 2004.13336; Rajbhandari et al., SC 2020, arXiv 1910.02054.
     """
 
-    # A GradScaler then leaves unscaling and skipping to `step`, which all ranks have to reach.
-    _step_supports_amp_scaling = True
     slipstream_exchanges = "is a ShardedUpdate"
 
     def __init__(
@@ -75,7 +73,7 @@ class ShardedUpdate(torch.optim.Optimizer):
         if model is not None:
             _check_model(model, parameters)
             group = model.process_group if group is None else group
-        self.optimizer = optimizer
+        super().__init__(optimizer)
         self.skipped = 0
         """Steps that were skipped because of an overflow that a ``GradScaler`` found."""
         self._team = Team(group, timeout_s, patience_s, "sharded_update")
@@ -87,8 +85,6 @@ class ShardedUpdate(torch.optim.Optimizer):
         self._of = {id(p): shards for shards in self._shards for p in shards.parameters}
         self._pieces = {id(p): self._slice(p, p) for p in parameters}
         self._agree(parameters)
-        super().__init__(optimizer.param_groups, dict(optimizer.defaults))
-        self._share()
         checkpoint.shard_state(self.state, self._pieces, parameters, self._slice)
         if isinstance(optimizer, Layerwise):
             optimizer.sum_squares = self._sum_over_ranks
@@ -144,8 +140,7 @@ class ShardedUpdate(torch.optim.Optimizer):
     def _hook_on(self, model: DistributedDataParallel | None) -> None:
         self._thread = BucketThread("sharded-update")
         if model is not None:
-            # DDP compares annotations with types, and ours are text: a lambda has none.
-            model.register_comm_hook(None, lambda state, bucket: self._on_bucket(bucket))
+            put_hook(model, self._on_bucket)
 
     def _on_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         if self._reduced:
@@ -205,12 +200,9 @@ class ShardedUpdate(torch.optim.Optimizer):
         Returns:
             What the closure returns.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         with torch.no_grad():
-            self._unscale()
+            self._unscale(self._all())
             self.reduce_gradients()
             self._reduced = False
             if self._overflowed():
@@ -220,14 +212,6 @@ class ShardedUpdate(torch.optim.Optimizer):
             for shards in self._shards:
                 self._gather(shards)
         return loss
-
-    def _unscale(self) -> None:
-        """Undo a GradScaler's scale, where one calls, before ranks' gradients are added up."""
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            for p in self._all():
-                if p.grad is not None:
-                    p.grad.div_(scale.to(p.grad.dtype))
 
     def _update(self) -> None:
         for p in self._all():
@@ -274,7 +258,7 @@ class ShardedUpdate(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's."""
         self._reduced = False
-        self.optimizer.zero_grad(set_to_none)
+        super().zero_grad(set_to_none)
 
     # ---- state -------------------------------------------------------------------------------
 
@@ -331,12 +315,6 @@ class ShardedUpdate(torch.optim.Optimizer):
                 raise InvalidArgumentError("state_dict", str(error)) from error
         self._reduced = False
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after the start: ranks would have to agree again."""
-        if hasattr(self, "_thread"):
-            raise UsageError("ShardedUpdate takes no more parameters", remedy="wrap it last")
-        super().add_param_group(param_group)
-
     @contextlib.contextmanager
     def _lent(self) -> Iterator[None]:
         """The optimizer's groups with our slices in the place of the parameters."""
@@ -349,11 +327,6 @@ class ShardedUpdate(torch.optim.Optimizer):
             for group, params in zip(self.optimizer.param_groups, kept, strict=True):
                 group["params"] = params
             self._share()
-
-    def _share(self) -> None:
-        """One list of groups, so that schedulers change the optimizer's own learning rate."""
-        self.param_groups = self.optimizer.param_groups
-        self.state = self.optimizer.state
 
     # ---- the parameters ----------------------------------------------------------------------
 
@@ -403,8 +376,8 @@ def _as_memory(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 def _check_optimizer(optimizer: Any) -> None:
     need_optimizer(optimizer)
-    if type(optimizer) not in _ELEMENTWISE and not isinstance(optimizer, Layerwise):
-        known = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
+    if type(optimizer) not in ELEMENTWISE and not isinstance(optimizer, Layerwise):
+        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise InvalidArgumentError(
             "optimizer", f"{type(optimizer).__name__} may look at more than one number at a time",
             remedy=f"one of {known}, or Lars, Lamb of slipstream.distributed",
@@ -432,11 +405,7 @@ def _check_model(model: Any, parameters: list[torch.Tensor]) -> None:
             "model", f"is a {type(model).__name__}, not a DistributedDataParallel",
             remedy="leave it out for a plain model",
         )  # fmt: skip
-    if getattr(model, "_comm_hooks", None):
-        raise UsageError(
-            "the model has a communication hook already, and DDP takes one",
-            remedy="wrap the module in a new DistributedDataParallel",
-        )
+    need_no_hook(model)
     ours = {id(p) for p in parameters}
     named = {n: p for n, p in model.module.named_parameters() if p.requires_grad}
     left_out = [name for name, p in named.items() if id(p) not in ours]

@@ -1,0 +1,55 @@
+"""Edits that the page asks for, without a page: shown, written, taken back, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from live_workloads import TRAIN
+
+from slipstream.errors import WorkloadError
+from slipstream.live import _edits
+from slipstream.live.editor.edits import with_technique
+from slipstream.source import AlreadyThereError, NotPlacedError
+from slipstream.workload import Workload
+
+_FUSED = {"technique": "fused_optimizer:fused"}
+
+
+def test_the_page_and_the_editor_write_the_same(train: Path) -> None:
+    target = f"{train}:make_workload"
+    shown = _edits.preview(target, _FUSED)
+    in_editor = with_technique(TRAIN, Workload(target), _FUSED["technique"])
+    digests = _edits.save(target, _FUSED, shown["digest"])
+    assert train.read_text() == in_editor.after != TRAIN
+    assert shown["note"] == in_editor.note
+    assert "+" in shown["diff"]
+    assert _edits.take_back(target, digests["after"])["after"] == shown["digest"]
+    assert train.read_text() == TRAIN
+
+
+def test_what_is_there_is_refused_by_both(train: Path) -> None:
+    target = f"{train}:make_workload"
+    _edits.save(target, _FUSED, _edits.preview(target, _FUSED)["digest"])
+    with pytest.raises(WorkloadError, match="already so"):
+        _edits.preview(target, _FUSED)
+    with pytest.raises(AlreadyThereError):
+        with_technique(train.read_text(), Workload(target), _FUSED["technique"])
+
+
+def test_the_page_says_what_to_write_by_hand_where_there_is_no_place(train: Path) -> None:
+    text = "def make_workload():\n    return None\n"
+    train.write_text(text)
+    with pytest.raises(WorkloadError, match="by hand") as caught:
+        _edits.preview(f"{train}:make_workload", _FUSED)
+    assert "fused" in str(caught.value)
+    with pytest.raises(NotPlacedError):
+        with_technique(text, Workload(f"{train}:make_workload"), _FUSED["technique"])
+
+
+def test_what_has_no_edit_is_refused_by_both(train: Path) -> None:
+    target = f"{train}:make_workload"
+    with pytest.raises(WorkloadError, match="torchrun"):
+        _edits.preview(target, {"technique": "ddp:2"})
+    with pytest.raises(WorkloadError, match="torchrun"):
+        with_technique(TRAIN, Workload(target), "ddp:2")
