@@ -76,3 +76,18 @@ def test_who_failed_before_is_not_taken_to_live_now() -> None:
         return found.ranks
 
     assert run_ranks(3, work) == [(1,), None, (1,)]
+
+
+def test_groups_that_only_some_ranks_made_before_are_in_nobody_s_way() -> None:
+    def work(rank: int) -> list[float]:
+        pair = dist.new_group([0, 1])
+        found = []
+        for turn in range(2):
+            for parent in (pair, dist.group.WORLD) if rank < 2 else (dist.group.WORLD,):
+                ranks = Ranks(parent, 10.0, 0.2, "exchanges")
+                sum_ = torch.full((1,), float(rank + turn))
+                dist.all_reduce(sum_, group=ranks.group)
+                found.append(sum_.item())
+        return found
+
+    assert run_ranks(3, work) == [[1.0, 3.0, 3.0, 6.0], [1.0, 3.0, 3.0, 6.0], [3.0, 6.0]]

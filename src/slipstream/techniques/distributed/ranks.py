@@ -94,11 +94,12 @@ class Ranks:
         self.wire = Wire(self.group, self.rank, self.size, timeout=timedelta(seconds=timeout_s))
 
     def _connected(self, timeout_s: float) -> Any:
+        limit = timedelta(seconds=timeout_s)
         try:
+            self._have_as_many_groups(limit)
             return dist.new_group(
-                self._members, timeout=timedelta(seconds=timeout_s), backend="gloo",
-                use_local_synchronization=True,
-            )  # fmt: skip
+                self._members, timeout=limit, backend="gloo", use_local_synchronization=True
+            )
         except RuntimeError as error:
             said = str(error).strip().splitlines() or [""]
             raise CommunicationError(
@@ -106,6 +107,17 @@ class Ranks:
                 f"{said[0]}",
                 remedy="do all of them make it? a longer timeout_s where they start slowly",
             ) from error
+
+    def _have_as_many_groups(self, limit: timedelta) -> None:
+        """torch names a group by how many its process has: one that some ranks made without the
+        others would have them wait for each other under two names."""
+        known = dist.distributed_c10d._world.pg_names
+        keys = [f"slipstream/{self._name}/groups/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], str(len(known)))
+        self._store.wait(keys, limit)
+        most = max(int(self._store.get(key)) for key in keys)
+        while len(known) < most:
+            _group_alone()
 
     def need_alive(self) -> None:
         """Raise what an earlier exchange failed with: the ranks cannot go on."""
@@ -227,10 +239,9 @@ class Ranks:
         del parts
         with contextlib.suppress(Exception):
             dist.destroy_process_group(group)
-            # torch names groups by how many there are: the next one of these ranks would have this
-            # one's name, and find the addresses of connections that are closed. So another takes
-            # its place, of this process alone.
-            dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+            # The next one of these ranks would have this one's name, and find the addresses of
+            # connections that are closed.
+            _group_alone()
         del group
         gc.collect()
 
@@ -251,3 +262,8 @@ class Ranks:
                 f"{said[0][:200]}",
                 ranks=other, remedy="start all ranks with the same script and settings",
             )  # fmt: skip
+
+
+def _group_alone() -> None:
+    """One group more, of this process: it counts where torch names groups by their number."""
+    dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
