@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.cluster._ranks import timed
 from slipstream.cluster.measuring import answer, join, own_interface
+from slipstream.cluster.operations import timed
 from slipstream.technique import parse
 from slipstream.techniques.distributed.bench_models import Tied, batch_of, model_of
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
