@@ -22,6 +22,7 @@ from slipstream.techniques.distributed.compression.bucket import Bucket, Layout,
 from slipstream.techniques.distributed.compression.compressor import Compressor, dense, mean
 from slipstream.techniques.distributed.compression.technique import NAMES
 from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.techniques.distributed.waits import put_hook
 
 _FORMAT = 2
 _made = 0
@@ -75,8 +76,7 @@ def compress(
             remedy="wrap the module in a new DistributedDataParallel",
         )
     hook = Compression(model, settings, timeout_s, patience_s)
-    # DDP compares annotations with types, and ours are text: a lambda has none.
-    model.register_comm_hook(None, lambda state, bucket: hook.on_bucket(bucket))
+    put_hook(model, hook.on_bucket)
     return hook
 
 

@@ -8,6 +8,7 @@ of the parameters is computed on one rank, so that all have the same bits.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
 from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
 from slipstream.techniques.distributed.team import PATIENCE_S, TIMEOUT_S, Team
+from slipstream.techniques.distributed.waits import Waits, put_hook
 
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
@@ -93,6 +95,7 @@ class ShardedUpdate(torch.optim.Optimizer):
         if isinstance(optimizer, Layerwise):
             optimizer.sum_squares = self._sum_over_ranks
         self._reduced, self._finite = False, True
+        self._waits: Waits | None = None
         self._hook_on(model)
 
     # ---- gradients ---------------------------------------------------------------------------
@@ -144,8 +147,7 @@ class ShardedUpdate(torch.optim.Optimizer):
     def _hook_on(self, model: DistributedDataParallel | None) -> None:
         self._thread = BucketThread("sharded-update")
         if model is not None:
-            # DDP compares annotations with types, and ours are text: a lambda has none.
-            model.register_comm_hook(None, lambda state, bucket: self._on_bucket(bucket))
+            put_hook(model, self._on_bucket)
 
     def _on_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         if self._reduced:
@@ -217,9 +219,16 @@ class ShardedUpdate(torch.optim.Optimizer):
                 self.skipped += 1
                 return loss
             self._update()
+            began = time.perf_counter()
             for shards in self._shards:
                 self._gather(shards)
+            if self._waits is not None:
+                self._waits.add(began, time.perf_counter(), (), "all_gather of parameters")
         return loss
+
+    def watch(self, waits: Waits | None) -> None:
+        """Tell `waits` of every wait for new parameters from now on; None: nobody."""
+        self._waits = waits
 
     def _unscale(self) -> None:
         """Undo a GradScaler's scale, where one calls, before ranks' gradients are added up."""
