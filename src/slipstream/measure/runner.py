@@ -530,9 +530,12 @@ class _Run:
     def _look_afterwards(self) -> None:
         """What else the arms have to show, which timing it would have disturbed."""
         for name in self.living:
+            arm = self.arms[name]
+            if type(arm).afterwards is Arm.afterwards:
+                continue
             self._say("afterwards")
             try:
-                found = self.arms[name].afterwards(self.plan.timeout_s)
+                found = arm.afterwards(self.plan.timeout_s)
             except SlipstreamError as error:
                 self._event("note", {"arm": name, "what": f"{name}, after the run: {error.what}"})
                 continue
