@@ -5,8 +5,9 @@
 
 What a rank's training thread waits for is told by whoever makes it wait: hooks of
 ``DistributedDataParallel`` say when each bucket has arrived, `PriorityDDP` what a layer's gate
-waited for. A stretch is counted for what arrives at its end, as in `slipstream.graph.standstill`,
-which predicts the same. Nobody is told anything, and nothing is timed, unless somebody watches.
+waited for. A stretch is counted for what arrives at its end, or for the layer at whose gate
+training stands, as in `slipstream.graph.standstill`, which predicts the same. Nobody is told
+anything, and nothing is timed, unless somebody watches.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Waits:
 class Watched(Protocol):
     """A model or an optimizer that tells what training waits for."""
 
-    def watch(self, waits: Waits | None) -> None:
+    def tell_waits(self, waits: Waits | None) -> None:
         """Tell `waits` from now on; None: nobody."""
 
 
@@ -81,7 +82,7 @@ def watch(built: Built, waits: Waits | None) -> bool:
         if isinstance(one, DistributedDataParallel):
             told |= watch_buckets(one, waits)
         elif isinstance(one, Watched):
-            one.watch(waits)
+            one.tell_waits(waits)
             told = True
     return told
 
@@ -181,8 +182,9 @@ class Layers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        wrapped = getattr(model, "module", None)
-        self._model = wrapped if isinstance(wrapped, nn.Module) else model
+        wraps = isinstance(model, DistributedDataParallel | Watched)
+        inner = getattr(model, "module", None) if wraps else None
+        self._model = inner if isinstance(inner, nn.Module) else model
         self._called: list[str] = []
         self.order: list[str] = []
         self._of: dict[int, str] = {}

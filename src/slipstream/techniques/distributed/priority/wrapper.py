@@ -168,7 +168,7 @@ class PriorityDDP(nn.Module):
         """Whether there is a plan, and it stays; or nothing to exchange."""
         return self._finalizer is None or (self.plan is not None and self._contest is None)
 
-    def watch(self, waits: Waits | None) -> None:
+    def tell_waits(self, waits: Waits | None) -> None:
         """Tell `waits` of every stretch in which training waits, from now on; None: nobody."""
         self._rounds.waits = waits
         for one in self._ddp:
@@ -355,7 +355,7 @@ class PriorityDDP(nn.Module):
         if not stays:
             cap = None if chosen.bucket_mb == plan.DEFAULT_MB else chosen.bucket_mb
             self._ddp.append(replicated(self.module, self._ranks, self._parent, cap, self._unused))
-            self.watch(self._rounds.waits)
+            self.tell_waits(self._rounds.waits)
 
     def _end_ddp(self) -> None:
         if self._ddp:

@@ -226,7 +226,7 @@ class ShardedUpdate(torch.optim.Optimizer):
                 self._waits.add(began, time.perf_counter(), (), "all_gather of parameters")
         return loss
 
-    def watch(self, waits: Waits | None) -> None:
+    def tell_waits(self, waits: Waits | None) -> None:
         """Tell `waits` of every wait for new parameters from now on; None: nobody."""
         self._waits = waits
 
