@@ -24,6 +24,7 @@ from slipstream.technique import Stage
 from slipstream.techniques.distributed.waits import (
     Layers,
     Waits,
+    Watched,
     step_by_step,
     typical,
     watch,
@@ -188,8 +189,7 @@ def _watched(
     return {
         "layers_s": typical(step_by_step(waits, layers, stamps)) if told else None,
         "order": layers.order,
-        # Of a model that has chosen between several ways.
-        "how": getattr(getattr(built.model, "plan", None), "name", ""),
+        "how": _chosen(built.model),
         "steps": steps,
         "step_s": (stamps[-1] - stamps[0]) / steps,
         "link": {
@@ -199,6 +199,12 @@ def _watched(
         "drawn": _drawn(waits, samples, stamps[: _DRAWN + 1]),
         "digest": digest(built),
     }
+
+
+def _chosen(model: Any) -> str:
+    """What a model that chooses between several ways trains by; empty of any other."""
+    plan = getattr(model, "plan", None) if isinstance(model, Watched) else None
+    return "" if plan is None else str(plan.name)
 
 
 def _drawn(waits: Waits, samples: Samples, stamps: Sequence[float]) -> dict[str, Any]:
