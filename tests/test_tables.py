@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.tables import Column, Table, json_values, to_json
+from slipstream.tables import Column, Table, json_values, sparkline, to_json
 
 
 def _printed(table: Table, monkeypatch: pytest.MonkeyPatch, width: int) -> str:
@@ -187,3 +187,10 @@ def test_what_json_has_comes_back_as_it_was(value: object) -> None:
 @given(st.sampled_from([math.nan, math.inf, -math.inf, np.float64("nan"), np.float32("inf")]))
 def test_what_json_lacks_is_null(value: float) -> None:
     assert json_values([value]) == [None]
+
+
+def test_values_are_blocks_of_proportional_height() -> None:
+    assert sparkline([1.0]) == ""
+    assert sparkline([0.0, 0.0]) == "▁▁"
+    assert sparkline([0.0, 1.0, 2.0, 7.0]) == "▁▂▃█"
+    assert sparkline([-1.0, 7.0, 20.0], 14.0) == "▁▅█"

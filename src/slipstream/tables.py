@@ -27,7 +27,22 @@ _WORDS = re.compile(r"[^\s+]+(?:\s[^\w\s+](?=\s|$))?|\+[^\s+]*(?:\s[^\w\s+](?=\s
 # What is piped or logged has no width of its own; wide enough for every column of ours.
 _PIPED_WIDTH = 160
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
 Align = Literal["left", "right"]
+
+
+def sparkline(values: Sequence[float], most: float | None = None) -> str:
+    """Values as blocks whose heights are proportional to them; empty for less than two.
+
+    Args:
+        most: what the highest block stands for; None: the largest of them.
+    """
+    if len(values) < 2:
+        return ""
+    full = most or max(values) or 1.0
+    shares = (min(max(value / full, 0.0), 1.0) for value in values)
+    return "".join(_BLOCKS[round((len(_BLOCKS) - 1) * share)] for share in shares)
 
 
 def console_for(file: IO[str], *, soft_wrap: bool = False) -> Console:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -170,11 +171,12 @@ def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> Non
         "prove", "train.py:make_workload", "--cluster", "workers=2,link=1gbit,latency=50us",
         "-t", "ddp:workers=2", "-t", "ddp:workers=2+cast:bf16",
         "-t", "ddp:workers=2+accumulation:3", "--budget", "2s", "--steps", 3,
-        "--quality-budget", "0.1s",
+        "--quality-budget", "0.1s", "--svg", "link.svg",
     )  # fmt: skip
     run = slipstream(*asked, "--json")
     assert run.returncode == 0, run.stderr
-    plain, cast, several = json.loads(run.stdout)["ranks"]
+    told = json.loads(run.stdout)
+    plain, cast, several = told["ranks"]
     assert (plain["technique"], cast["technique"]) == ("ddp:2", "ddp:2+cast:bf16")
     assert (plain["against"], cast["against"]) == (None, "ddp:2")
     assert plain["ratio"] is None
@@ -189,6 +191,20 @@ def test_ranks_are_shown_with_what_was_predicted_of_them(slipstream: Any) -> Non
     assert cast["predicted_sent_bytes"] == plain["predicted_sent_bytes"] / 2
     assert several["technique"] == "accumulation:3+ddp:2"
     assert several["predicted_sent_bytes"] == plain["predicted_sent_bytes"]
+    assert [one["technique"] for one in told["exposed"]] == [
+        row["technique"] for row in told["ranks"]
+    ]
+    for one in told["exposed"]:
+        assert 0 < one["measured_ns"] < one["step_ns"]
+        assert one["predicted_ns"] > 0
+        for which in ("measured_ns", "predicted_ns"):
+            assert sum(layer[which] for layer in one["layers"]) == pytest.approx(one[which])
+        # The same names from a recorded step and from the ranks' own.
+        assert all(layer["measured_ns"] and layer["predicted_ns"] for layer in one["layers"])
+        assert one["link"]["line_bytes_per_s"] is None
+    assert "afterwards" not in json.dumps(told["warnings"])
+    drawn = ElementTree.parse(slipstream.folder / "link.svg").getroot()
+    assert "ddp:2+cast:bf16" in "".join(drawn.itertext())
     shown = slipstream.briefly("results", "show", "last", "--json")
     assert "through this machine's memory" in shown.stdout
     assert not slipstream.processes()

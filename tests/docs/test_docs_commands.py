@@ -82,6 +82,8 @@ NOT_RUN = {
             ("ddp:2", "accumulation:4+ddp:2"),
         )
     },
+    "slipstream prove train.py:make --cluster workers=2,link=40mbit,latency=50us -t ddp:2 -t "
+    "priority_sync:2 --svg link.svg": "starts ranks; tests/cli/test_cli_prove.py draws theirs",
     "slipstream live train.py:make_workload": "until Ctrl-C; tests/cli/test_cli_live.py runs it",
     "slipstream live train.py --no-browser -- --epochs 1": (
         "until Ctrl-C; tests/cli/test_cli_live.py runs it"

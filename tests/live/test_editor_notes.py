@@ -11,7 +11,7 @@ from slipstream.live.analysis import Analysis
 from slipstream.live.costs import Costs, LineCost, ModuleCost
 from slipstream.live.editor import make_server
 from slipstream.live.editor.answers import actions
-from slipstream.live.editor.notes import History, make_notes, sparkline, summary
+from slipstream.live.editor.notes import History, make_notes, summary
 from slipstream.live.editor.watch import Watch
 from slipstream.workload import Workload
 
@@ -69,8 +69,6 @@ def test_another_file_and_broken_text_have_no_notes() -> None:
 
 
 def test_small_words() -> None:
-    assert sparkline([1.0]) == ""
-    assert sparkline([0.0, 0.0]) == "▁▁"
     assert summary(costs("")) == "100 ms per step · 8 samples · 80 samples/s · 4.00 MiB at most"
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from slipstream.measure import runner
 from slipstream.measure.arms import Arm, ArmEndedError, CallableArm, WorkerArm
 from slipstream.measure.claims import claims
 from slipstream.measure.gate import Gate, Level, Reading
-from slipstream.measure.records import Environment, Phase, Settings, Verdict
+from slipstream.measure.records import AFTERWARDS, Environment, Phase, Settings, Verdict
+from slipstream.measure.render import rows_payload
 from slipstream.measure.runner import ArmFailedError, Plan, run
 from slipstream.measure.store import Store
 
@@ -356,7 +358,7 @@ def test_a_stored_claim_is_recomputed_to_the_last_digit(tmp_path):
 _KILLED = """
 import sys, time
 from slipstream.measure.arms import CallableArm
-from slipstream.measure.records import Environment, Settings
+from slipstream.measure.records import AFTERWARDS, Environment, Settings
 from slipstream.measure.runner import Plan, run
 from slipstream.measure.store import Store
 
@@ -424,3 +426,44 @@ def test_more_seconds_than_the_budget_are_left_only_where_it_is_said_why(monkeyp
     assert len(left) == 3
     for now in left:
         assert (now.seconds_left > 5.0) == bool(now.widened) == (level is Level.RED)
+
+
+class Showing(FakeArm):
+    """An arm with something to show, or a failure, once nothing is timed any more."""
+
+    def __init__(self, name, values, shown):
+        super().__init__(name, values)
+        self.shown = shown
+
+    def afterwards(self, timeout_s):
+        assert self.open_now
+        if isinstance(self.shown, BaseException):
+            raise self.shown
+        return self.shown
+
+
+def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path):
+    arms = [
+        FakeArm("a", lognormal(1e6)),
+        Showing("b", lognormal(1e6, 1), {"found": [1.5, None]}),
+        Showing("c", lognormal(1e6, 2), MeasurementError("it could not be seen")),
+    ]
+    settings = Settings(baseline="a", budget_s=20.0)
+    with Store(tmp_path / "results.db") as store:
+        found = run(
+            arms, settings, environment=ENVIRONMENT, plan=replace(QUICK, maximum_blocks=4),
+            sink=store.sink(),
+        )  # fmt: skip
+        kept = store.load("last")
+    for experiment in (found, kept):
+        (shown,) = [event for event in experiment.events if event.kind == AFTERWARDS]
+        assert dict(shown.detail) == {"arm": "b", "found": [1.5, None]}
+        assert any(
+            event.detail == {"arm": "c", "what": "c, after the run: it could not be seen"}
+            for event in experiment.events
+            if event.kind == "note"
+        )
+        assert experiment.status == "complete"
+    assert not any(arm.open_now for arm in arms)
+    payload = rows_payload(found, (), ())
+    assert not any(one["kind"] == AFTERWARDS for one in payload["warnings"])

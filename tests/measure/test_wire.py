@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,28 @@ def test_an_interface_counts_what_passes():
     assert loopback.received_bytes >= 10_000
     with pytest.raises(UnknownNameError, match="network interface 'nope0'"):
         wire.Interface("nope0")
+
+
+def test_an_interface_is_read_while_it_carries_something() -> None:
+    interface = wire.Interface("lo")
+    with wire.sampled(interface, 0.002) as samples, socket.socket(type=socket.SOCK_DGRAM) as out:
+        began = time.perf_counter()
+        while len(samples.times_s) < 20 and time.perf_counter() - began < 20:
+            out.sendto(bytes(1000), ("127.0.0.1", 9))
+            time.sleep(0.001)
+    assert len(samples.times_s) == len(samples.sent) == len(samples.received) >= 20
+    assert samples.times_s == sorted(samples.times_s)
+    assert samples.sent == sorted(samples.sent)
+    assert samples.sent[0] == 0
+    # What leaves a loopback interface comes in.
+    assert samples.sent[-1] >= 20_000
+    assert samples.received[-1] == samples.sent[-1]
+    assert not [one for one in threading.enumerate() if one.name == "slipstream-interface"]
+
+
+def test_a_rate_over_a_step_is_the_mean_of_its_phases() -> None:
+    # Steps of 1 s and of 2 s, whose second halves carry 100 and 300 bytes.
+    times, carried = [0.0, 0.5, 1.0, 2.0, 3.0], [0, 0, 100, 100, 400]
+    found = wire.by_phase(times, carried, [0.0, 1.0, 3.0], bins=4)
+    assert found == pytest.approx([0.0, 0.0, 400 / 1.5, 400 / 1.5])
+    assert sum(found) / len(found) * 3.0 == pytest.approx(400)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from slipstream.errors import (
     WorkloadError,
 )
 from slipstream.measure.checks import QualityStatus
-from slipstream.measure.records import Phase
+from slipstream.measure.records import AFTERWARDS, Phase
 from slipstream.verbs import _ranks
 from slipstream.verbs._prove import prove
 from slipstream.verbs._rank import Join, digest
@@ -61,6 +62,31 @@ def make(what="works"):
     trained = [p for p in model.parameters() if p.requires_grad]
     return model, batch, nn.functional.mse_loss, torch.optim.SGD(trained, lr=0.1)
 """
+# A tied parameter, one of no module's own, and one that nobody trains.
+_TANGLED = """\
+import torch
+from torch import nn
+
+class Tangled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(40, 16)
+        self.scale = nn.Parameter(torch.ones(16))
+        self.inner = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.head = nn.Linear(16, 40)
+        self.head.weight = self.table.weight
+        self.still = nn.Linear(16, 16).requires_grad_(False)
+
+    def forward(self, ids):
+        return self.head(self.still(self.inner(self.table(ids) * self.scale))).flatten(0, 1)
+
+def make():
+    model = Tangled()
+    batch = torch.randint(0, 40, (4, 6)), torch.randint(0, 40, (24,))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, batch, nn.functional.cross_entropy, torch.optim.SGD(trained, lr=0.1)
+"""
+LAYERS = {"model", "model.table", "model.inner.0", "model.inner.2", "model.head"}
 CLUSTER = "workers=2,link=1gbit,latency=50us"
 LIMIT_S = 300.0
 
@@ -105,6 +131,11 @@ def test_ranks_are_measured_beside_one_process(train: Path) -> None:
         check = found.quality[arm]
         assert check.status is QualityStatus.OPEN
         assert len(check.candidate) == len(check.seeds) >= 2
+    shown = [one.detail for one in experiment.events if one.kind == AFTERWARDS]
+    assert [one["arm"] for one in shown] == ["ddp:2", "ddp:2+topk:0.1"]
+    for one in shown:
+        assert set(one["layers_s"]) == {"model.net.0", "model.net.2"}
+        assert 0 < sum(one["layers_s"].values()) < one["step_s"]
     notes = [event.detail["what"] for event in experiment.events if event.kind == "note"]
     assert any("through this machine's memory: a network lab needs root" in one for one in notes)
     assert any("other programs' too" in one for one in notes)
@@ -184,6 +215,45 @@ def test_ctrl_c_while_ranks_work_leaves_none(train: Path, monkeypatch: pytest.Mo
             side.sample(1, LIMIT_S)
         side.close()
     assert psutil.Process().children(recursive=True) == before
+
+
+@pytest.mark.usefixtures("no_root")
+@pytest.mark.parametrize(
+    ("text", "besides"),
+    [
+        ("ddp:2+sharded_update", {"(all_gather of parameters)"}),
+        ("priority_sync:2", set()),
+    ],
+)
+def test_ranks_tell_what_they_wait_for_and_what_their_link_carries(
+    text: str, besides: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / "tangled.py").write_text(_TANGLED)
+    recipe = Workload.parse(f"{tmp_path / 'tangled.py'}:make")
+    with places(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+        side = team(recipe, text, where, keep_in)
+        try:
+            side.open(LIMIT_S)
+            side.sample(1, LIMIT_S)
+            found = side.afterwards(LIMIT_S)
+            # It goes on as before.
+            assert side.sample(1, LIMIT_S)["wall"] > 0
+        finally:
+            side.close()
+    assert json.loads(json.dumps(found)) == found
+    assert set(found["layers_s"]) == LAYERS | besides
+    assert 0 < sum(found["layers_s"].values()) < found["step_s"]
+    called = [layer for layer in found["order"] if layer in LAYERS]
+    assert called == ["model", "model.table", "model.inner.0", "model.inner.2", "model.head"]
+    assert found["steps"] >= 4
+    assert found["sharing"] == 2
+    assert len(found["link"]["sent"]) == len(found["link"]["received"]) == 48
+    # Both ranks' gradients, there and back.
+    assert sum(found["link"]["sent"]) / 48 * found["step_s"] > 300
+    drawn = found["drawn"]
+    assert len(drawn["stamps_s"]) == 5
+    assert all(began < drawn["stamps_s"][-1] for began, _ in drawn["waits_s"])
+    assert len(drawn["times_s"]) == len(drawn["sent"]) == len(drawn["received"]) >= 2
 
 
 @pytest.mark.parametrize(("text", "batches"), [("ddp:2", 1), ("accumulation:3+ddp:2", 3)])

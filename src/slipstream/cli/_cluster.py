@@ -129,12 +129,15 @@ def shared_table(
 ) -> Table:
     """One row a prediction that spreads the step: communication, what is sent, cost, the walls."""
     from slipstream.units import format_bytes, format_duration
+    from slipstream.verbs._walls import no_longer_exposed
 
     rows, notes = [], list(words)
+    first: Prediction | None = None
     for p in predictions:
         if p.shared is None:
             continue
         one = p.shared
+        first = first or p
         money = one.dollars(p.step_ns)
         samples = p.samples[1]
         rows.append(
@@ -150,6 +153,11 @@ def shared_table(
                 one.next_wall or "-",
             )
         )
+        if first.shared is not None and p is not first:
+            gone = no_longer_exposed(
+                first.technique, first.shared.exposed_by_layer, p.technique, one.exposed_by_layer
+            )
+            notes += [gone] * bool(gone)
         if one.fits is False:
             notes.append(
                 f"{p.technique}: {format_bytes(p.memory[1])} do not fit into the memory of a device"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from slipstream.cli._exposed import exposed_table, link_table
 from slipstream.cli._output import Say, emit
 from slipstream.cli._ranks import ranks_table
 from slipstream.units import format_reach
@@ -59,6 +60,7 @@ def emit_comparison(
     as_json: bool,
     before: Sequence[Score] = (),
     ranks: Sequence[dict[str, Any]] = (),
+    exposed: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Print the result: a table, or everything as JSON.
 
@@ -66,6 +68,7 @@ def emit_comparison(
         before: scores of what a person was shown before the measurement, by another prediction
             than the one in the table.
         ranks: rows of sides that several processes took together.
+        exposed: what their steps stand still for, and what their links carry.
     """
     from slipstream.measure.render import comparison_rows, rows_payload
 
@@ -88,7 +91,9 @@ def emit_comparison(
         emit(told, payload, as_json=as_json)
         return
     payload["ranks"] = list(ranks)
-    emit([told, ranks_table(ranks)], payload, as_json=as_json)
+    payload["exposed"] = list(exposed)
+    more = [exposed_table(exposed), link_table(exposed)] if exposed else []
+    emit([told, ranks_table(ranks), *more], payload, as_json=as_json)
 
 
 def shown_before(score: Score) -> str:

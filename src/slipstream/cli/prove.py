@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -65,6 +66,13 @@ def command(
     timeout: Timeout = "5min",
     cluster: OnCluster = None,
     cluster_sizes: ClusterSizes = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw what the links of real ranks carry over time, each way, into an SVG file.",
+        ),
+    ] = None,
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +88,8 @@ def command(
     from several seeds; what becomes of the loss stands beside the speed.
 
     Techniques that spread the step over workers start the real ranks, on links like the
-    cluster's where this machine can make them (root), else on its loopback interface.
+    cluster's where this machine can make them (root), else on its loopback interface. Once all
+    sides are timed, some more steps show which layers each waits for, and what the link carries.
 
         slipstream prove train.py:make_workload --technique amp:bf16
 
@@ -89,7 +98,8 @@ def command(
     """
     from slipstream import technique as techniques
     from slipstream.cli._cluster import cluster_of
-    from slipstream.cli._output import note, progress
+    from slipstream.cli._exposed import exposed_rows
+    from slipstream.cli._output import need_place, note, progress
     from slipstream.cli._ranks import ranks_rows
     from slipstream.cli._workload import graph_of, history, needs_of, workload_of
     from slipstream.units import parse_duration_ns
@@ -110,6 +120,8 @@ def command(
     if workers and not threads:
         # So many of them share this machine's cores; and the step is recorded as they run it.
         threads = 1
+    if svg is not None:
+        need_place(svg, ".svg")
     timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
     if not parse_duration_ns(budget, "--budget"):
         raise InvalidArgumentError("--budget", "no time to measure in", remedy="as 60s, 5min")
@@ -147,7 +159,23 @@ def command(
             say=say,
         )
         before = past.shown_before(result.experiment.experiment_id)
-    emit_comparison(result, as_json=as_json, before=before, ranks=ranks_rows(result, workers))
+    exposed = exposed_rows(result)
+    if svg is not None:
+        _draw(svg, recipe.name, exposed)
+    emit_comparison(
+        result, as_json=as_json, before=before, ranks=ranks_rows(result, workers), exposed=exposed
+    )
     for p in predicted:
         if p.why_not is not None:
             note(f"{p.technique} was measured though it should not apply: {p.why_not}")
+
+
+def _draw(path: Path, workload: str, exposed: list[dict[str, Any]]) -> None:
+    from slipstream.cli._output import note
+    from slipstream.report._curve import write_curve
+    from slipstream.report._network import network_svg
+
+    if not exposed:
+        note(f"{path} was not drawn: no ranks exchanged anything")
+        return
+    write_curve(path, network_svg(f"{workload}: the link of rank 0", exposed))

@@ -28,6 +28,7 @@ class Places:
         private: whether nothing else sends through these interfaces.
         shaped: whether the links are those of the cluster.
         sharing: how many ranks one interface's counter counts together.
+        bytes_per_s: what a rank's cable carries each way, headers included; 0: it has none.
     """
 
     ranks: tuple[Rank, ...]
@@ -35,6 +36,7 @@ class Places:
     private: bool
     shaped: bool
     sharing: int
+    bytes_per_s: float = 0.0
     _lab: Netlab | None = field(default=None, repr=False, compare=False)
 
     @contextlib.contextmanager
@@ -68,7 +70,7 @@ def places(cluster: Cluster, ranks: int) -> Iterator[Places]:
                 f"{ranks} ranks on hosts of a network lab, cables of {rate * 8 / 1e6:.0f} Mbit/s "
                 "with headers, as the cluster says"
             )
-            yield Places(tuple(lab.ranks()), (said, *noise), True, True, 1, lab)
+            yield Places(tuple(lab.ranks()), (said, *noise), True, True, 1, rate, lab)
             return
         why = rate if isinstance(rate, str) else reason
         said = f"{ranks} ranks communicate through this machine's memory: {why}"
@@ -76,7 +78,7 @@ def places(cluster: Cluster, ranks: int) -> Iterator[Places]:
             # A host of its own, so that its counters count nothing else.
             lab = stack.enter_context(Netlab(1, _HOST_RATE))
             inside = Rank(lab.prefix(0), "lo")
-            yield Places((inside,) * ranks, (said, *noise), True, False, ranks, lab)
+            yield Places((inside,) * ranks, (said, *noise), True, False, ranks, _lab=lab)
             return
         shared = "bytes are all that passed the loopback interface meanwhile, other programs' too"
         yield Places((Rank(),) * ranks, (said, shared, *noise), False, False, ranks)

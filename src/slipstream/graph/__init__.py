@@ -38,6 +38,7 @@ from slipstream.graph.perfetto import to_perfetto, write_perfetto
 from slipstream.graph.replicate import replicate
 from slipstream.graph.scheduling import schedule
 from slipstream.graph.select import Selection
+from slipstream.graph.standstill import Standstill, standstill_by_module, standstills
 from slipstream.graph.statistics import (
     MOST_IDS,
     GradientNoise,
@@ -78,6 +79,7 @@ __all__ = [
     "Role",
     "Selection",
     "Spectrum",
+    "Standstill",
     "Statistics",
     "StepPhase",
     "StringTable",
@@ -107,6 +109,8 @@ __all__ = [
     "replicate",
     "save",
     "schedule",
+    "standstill_by_module",
+    "standstills",
     "to_perfetto",
     "virtual_speedups",
     "with_overlap",

@@ -74,6 +74,7 @@ def insert_exchange(
     lag: int = 0,
     ready_lag: int = 0,
     tensors: tuple[TensorSpec, ...] = (),
+    modules: tuple[str, ...] = (),
     name: str = "",
     duration_ns: float | None = None,
 ) -> int:
@@ -85,6 +86,7 @@ def insert_exchange(
         awaited: the task that waits for it; -1: none.
         lag: 1 when `awaited` belongs to the next step.
         ready_lag: 1 when `ready` belongs to the step before.
+        modules: of each of `tensors`, whose gradient it is.
         duration_ns: what it takes, of who knows better than the cluster's closed form.
 
     Returns:
@@ -111,7 +113,7 @@ def insert_exchange(
     edit.exchange(
         Exchange(
             handle, ready, awaited, replace(collective, group=group), tensors, cost.latency_ns,
-            cost.bytes_per_rank, cost.bottleneck, lag,
+            cost.bytes_per_rank, cost.bottleneck, lag, modules,
         )
     )  # fmt: skip
     return handle
@@ -199,6 +201,7 @@ def _transfer(
             awaited=awaited if last else -1,
             lag=row.lag if last and awaited >= 0 else 0,
             tensors=row.tensors if last else (),
+            modules=row.modules if last else (),
             name=f"{name}{collective.kind}",
             duration_ns=duration_ns,
         )

@@ -214,8 +214,8 @@ def _covered(timeline: Timeline, chosen: NDArray[np.bool_]) -> float:
     return float(np.maximum(end - np.maximum(start, reached), 0.0).sum())
 
 
-class _Walk:
-    """From the last end backwards, always to what the task waited for."""
+class Causes:
+    """What gates the start of each task of a timeline."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -243,6 +243,42 @@ class _Walk:
         self.wrapped = np.zeros(n, np.bool_)
         self.wrapped[firsts] = True
         self.before[firsts] = lasts
+
+    def free_ns(self, step: int) -> Floats:
+        """float64 [n], when each task's lane has nothing else to do before it, gaps included."""
+        end = self.schedule.end_ns
+        last = end[step - 1] if step else np.zeros(self.n)
+        ended = np.where(self.wrapped, last[self.before], end[step][self.before])
+        gap = np.where(self.wrapped & (step == 0), 0.0, self.gap[self.before])
+        found: Floats = ended + gap
+        return found
+
+    def of(self, step: int, task: int) -> tuple[int, tuple[int, int] | None, float]:
+        """What gated the start of `task`: the kind, (step, task), and when that ended."""
+        edges = self.timeline.graph.edges
+        end = self.schedule.end_ns
+        order = int(self.order[task])
+        before = int(self.before[task])
+        its_step = step - int(self.wrapped[task])
+        best: tuple[float, int, tuple[int, int] | None, float] = (-1.0, order, None, 0.0)
+        if its_step >= 0:
+            ended = float(end[its_step, before])
+            best = (ended + float(self.gap[before]), order, (its_step, before), ended)
+        for at in range(self.into_start[task], self.into_start[task + 1]):
+            edge = int(self.into[at])
+            its_step = step - int(edges.lag[edge])
+            if its_step < 0:
+                continue
+            source = int(edges.source[edge])
+            ended = float(end[its_step, source])
+            gate = ended + float(self.delay[edge])
+            if gate > best[0]:
+                best = (gate, int(edges.kind[edge]), (its_step, source), ended)
+        return best[1], best[2], best[3]
+
+
+class _Walk(Causes):
+    """From the last end backwards, always to what the task waited for."""
 
     def path(self) -> CriticalPath:
         """The path, first task first."""
@@ -279,35 +315,12 @@ class _Walk:
         start = float(self.schedule.start_ns[step, task])
         end = float(self.schedule.end_ns[step, task])
         busy = end - max(start, begin_ns)
-        via, cause, caused = self._cause(step, task)
+        via, cause, caused = self.of(step, task)
         if start <= begin_ns:
             return (task, start, end, via, 0.0, busy), None
         waited = start - max(caused, begin_ns)
         following = cause if cause is not None and caused > begin_ns else None
         return (task, start, end, via, waited, busy), following
-
-    def _cause(self, step: int, task: int) -> tuple[int, tuple[int, int] | None, float]:
-        """What gated the start of `task`: the kind, (step, task), and when that ended."""
-        edges = self.timeline.graph.edges
-        end = self.schedule.end_ns
-        order = int(self.order[task])
-        before = int(self.before[task])
-        its_step = step - int(self.wrapped[task])
-        best: tuple[float, int, tuple[int, int] | None, float] = (-1.0, order, None, 0.0)
-        if its_step >= 0:
-            ended = float(end[its_step, before])
-            best = (ended + float(self.gap[before]), order, (its_step, before), ended)
-        for at in range(self.into_start[task], self.into_start[task + 1]):
-            edge = int(self.into[at])
-            its_step = step - int(edges.lag[edge])
-            if its_step < 0:
-                continue
-            source = int(edges.source[edge])
-            ended = float(end[its_step, source])
-            gate = ended + float(self.delay[edge])
-            if gate > best[0]:
-                best = (gate, int(edges.kind[edge]), (its_step, source), ended)
-        return best[1], best[2], best[3]
 
 
 def slack(timeline: Timeline) -> Floats:

@@ -33,6 +33,8 @@ class Exchange:
         sent_bytes: by the busiest rank.
         bottleneck: the link that takes longest.
         lag: 1 when `awaited` belongs to the next step.
+        modules: of each of `tensors`: the qualified name of the module whose gradient it is; empty
+            where that is not known.
     """
 
     task: int
@@ -44,6 +46,7 @@ class Exchange:
     sent_bytes: float = 0.0
     bottleneck: str = ""
     lag: int = 0
+    modules: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -61,7 +64,7 @@ class Exchange:
             "shape": None if group is None else list(group.shape),
             "tensors": encode(self.tensors),
             "latency_ns": self.latency_ns, "sent_bytes": self.sent_bytes,
-            "bottleneck": self.bottleneck, "lag": self.lag,
+            "bottleneck": self.bottleneck, "lag": self.lag, "modules": list(self.modules),
         }  # fmt: skip
 
     @classmethod
@@ -90,7 +93,7 @@ class Exchange:
         return cls(
             task, ready, awaited, collective, tuple(decode(value["tensors"])),
             float(value["latency_ns"]), float(value["sent_bytes"]), str(value["bottleneck"]),
-            int(value["lag"]),
+            int(value["lag"]), _modules(value),
         )  # fmt: skip
 
     def check(self, tasks: int) -> None:
@@ -99,3 +102,11 @@ class Exchange:
             -1 <= other < tasks for other in (self.ready, self.awaited)
         ):
             raise GraphError(f"an exchange names task {self.task}, of {tasks}")
+
+
+def _modules(value: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of each tensor, its module; none in files from before they were written."""
+    modules = tuple(map(str, value.get("modules", ())))
+    if modules and len(modules) != len(value["tensors"]):
+        raise ValueError(f"{len(modules)} modules of {len(value['tensors'])} tensors")
+    return modules

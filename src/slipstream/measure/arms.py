@@ -79,6 +79,17 @@ class Arm(ABC):
             ArmEndedError: it has no more samples; what was measured counts.
         """
 
+    def afterwards(self, timeout_s: float | None) -> Mapping[str, Any]:
+        """What else is to be seen of it, once nothing is timed any more; kept as an event.
+
+        Returns:
+            The event's details (JSON); empty: nothing.
+
+        Raises:
+            SlipstreamError: it could not be seen; what was measured counts.
+        """
+        return {}
+
     def close(self) -> None:  # noqa: B027
         """Give back what `open` took; may be called twice."""
 

@@ -25,6 +25,8 @@ All values are per call: a sample of `ArmRecord.inner` calls is divided by it.
 AUTO: Metric = "auto"
 """As `Settings.primary`: wall or CPU, whichever the data show to be the honest one."""
 
+AFTERWARDS = "afterwards"
+"""The kind of the event that holds what an arm had to show once nothing was timed any more."""
 RUN_DELAY: Metric = "run_delay"
 """Nanoseconds an arm was ready to run and had no core: what contention added to its wall time."""
 

@@ -22,6 +22,7 @@ from slipstream.measure.environment import differences
 from slipstream.measure.gate import Level
 from slipstream.measure.quality import QualityRow
 from slipstream.measure.records import (
+    AFTERWARDS,
     DIAGNOSTICS,
     Claim,
     Experiment,
@@ -236,7 +237,7 @@ def rows_payload(
         "warnings": [
             asdict(event)
             for event in experiment.events
-            if event.kind not in ("gate", "quality", "note")
+            if event.kind not in ("gate", "quality", "note", AFTERWARDS)
         ],
     }
 

@@ -31,6 +31,7 @@ from slipstream.measure.arms import (
 from slipstream.measure.claims import claims, headline
 from slipstream.measure.gate import Gate, Level
 from slipstream.measure.records import (
+    AFTERWARDS,
     RUN_DELAY,
     ArmRecord,
     BlockRows,
@@ -304,6 +305,7 @@ class _Run:
             self._event("stop", {"reason": reason})
             if self.plan.peak_memory:
                 self._take_memory()
+            self._look_afterwards()
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             self._event("stop", {"reason": "interrupted" if interrupted else "failed"})
@@ -524,6 +526,21 @@ class _Run:
                 values[arm.name, "peak_memory"] = float(peak)
             self._commit(Phase.MEASURE, self.block, values)
             self.block += 1
+
+    def _look_afterwards(self) -> None:
+        """What else the arms have to show, which timing it would have disturbed."""
+        for name in self.living:
+            arm = self.arms[name]
+            if type(arm).afterwards is Arm.afterwards:
+                continue
+            self._say("afterwards")
+            try:
+                found = arm.afterwards(self.plan.timeout_s)
+            except SlipstreamError as error:
+                self._event("note", {"arm": name, "what": f"{name}, after the run: {error.what}"})
+                continue
+            if found:
+                self._event(AFTERWARDS, {"arm": name, **found})
 
     # One sample, and what becomes of it.
 

@@ -117,7 +117,9 @@ def prove(
 
     Techniques that spread the step run in as many processes, on links like those of `cluster`
     where this machine can make them (see `slipstream.cluster.places`), each rank on one thread
-    unless `threads` says otherwise, with a seed of its own.
+    unless `threads` says otherwise, with a seed of its own. Once everything is timed, they take
+    some steps more and tell what these wait for, and what the link carries: events of the kind
+    `slipstream.measure.records.AFTERWARDS`.
 
     Args:
         techniques: alternatives: names in the grammar, or techniques.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,12 +19,22 @@ from typing import Any, ClassVar
 
 from slipstream.child import channel, end_descendants
 from slipstream.errors import WorkloadError
-from slipstream.measure.wire import Interface
+from slipstream.measure.wire import Interface, Samples, by_phase, sampled
 from slipstream.technique import Stage
+from slipstream.techniques.distributed.waits import (
+    Layers,
+    Waits,
+    Watched,
+    step_by_step,
+    typical,
+    watch,
+)
 from slipstream.verbs._apply import _number
 from slipstream.verbs._children import leave, workload_of
 from slipstream.workload import Built, drive
 
+# Steps that are kept from moment to moment, to be drawn, and the shortest wait among them.
+_DRAWN, _SEEN_S = 4, 2e-4
 _PARTS = "return (model, batch, loss, optimizer)"
 
 
@@ -132,6 +142,9 @@ def serve(workload: dict[str, Any], keep_in: str, join: dict[str, Any], interfac
                 os._exit(0)
             assert message is not None
             asked = message["arguments"]
+            if "every_s" in asked:
+                talk.send({"result": (yield from _watched(built, interface, **asked))})
+                continue
             built.settle()
             dist.barrier()
             sent = counter.sent_bytes
@@ -149,6 +162,71 @@ def serve(workload: dict[str, Any], keep_in: str, join: dict[str, Any], interfac
             talk.send({"result": {"wall": wall, "sent": sent, "digest": digest(built)}})
 
     return _run(workload, keep_in, join, 0, program)
+
+
+def _watched(
+    built: Built, interface: str, steps: int, every_s: float
+) -> Generator[None, Any, dict[str, Any]]:
+    """Some steps in which it is noted what training waits for, and what the interface carries."""
+    import torch.distributed as dist
+
+    waits, layers = Waits(), Layers(built.model)
+    built.settle()
+    dist.barrier()
+    told = watch(built, waits)
+    with layers.watching():
+        yield
+    yield
+    # From where a step begins to compute to where a later one does.
+    with sampled(Interface(interface), every_s) as samples:
+        stamps = [time.perf_counter()]
+        for _ in range(steps):
+            yield
+            stamps.append(time.perf_counter())
+    watch(built, None)
+    built.settle()
+    dist.barrier()
+    return {
+        "layers_s": typical(step_by_step(waits, layers, stamps)) if told else None,
+        "order": layers.order,
+        "how": _chosen(built.model),
+        "steps": steps,
+        "step_s": (stamps[-1] - stamps[0]) / steps,
+        "link": {
+            "sent": by_phase(samples.times_s, samples.sent, stamps),
+            "received": by_phase(samples.times_s, samples.received, stamps),
+        },
+        "drawn": _drawn(waits, samples, stamps[: _DRAWN + 1]),
+        "digest": digest(built),
+    }
+
+
+def _chosen(model: Any) -> str:
+    """What a model that chooses between several ways trains by; empty of any other."""
+    plan = getattr(model, "plan", None) if isinstance(model, Watched) else None
+    return "" if plan is None else str(plan.name)
+
+
+def _drawn(waits: Waits, samples: Samples, stamps: Sequence[float]) -> dict[str, Any]:
+    """The first steps from moment to moment; seconds from the begin of the first of them."""
+    began, ended = stamps[0], stamps[-1]
+    inside = sum(moment <= ended for moment in samples.times_s) + 1
+    return {
+        "stamps_s": [stamp - began for stamp in stamps],
+        "waits_s": [
+            [one.began_s - began, one.ended_s - began]
+            for one in waits.found
+            if began <= one.began_s < ended and one.ended_s - one.began_s > _SEEN_S
+        ],
+        "times_s": [moment - began for moment in samples.times_s[:inside]],
+        "sent": samples.sent[:inside],
+        "received": samples.received[:inside],
+    }
+
+
+def watched_steps(steps: int, every_s: float) -> Any:
+    """As `some_steps`, of steps that are watched instead of timed."""
+    return some_steps(0, steps)
 
 
 def some_steps(warm: int, steps: int) -> Any:

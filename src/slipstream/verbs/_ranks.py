@@ -42,6 +42,10 @@ _TO_SETTLE = 4
 # How long ranks may take to fail after the first one did, before they are ended.
 _GRACE_S = 3.0
 _SHORTEST_COLLECTIVE_S = 20.0
+# Steps that are watched, once nothing is timed any more: about so long, and so many.
+_WATCHED_S, _FEWEST_WATCHED, _MOST_WATCHED = 1.5, 4, 40
+# Readings of the interface's counters in a step, and the seconds between two.
+_READINGS, _OFTEN_S, _SELDOM_S = 60, 0.001, 0.02
 
 
 def ranks_of(techniques: Sequence[Technique]) -> int:
@@ -213,6 +217,33 @@ class RanksArm(Arm):
             return Trial(seed, steps)
         means = (statistics.fmean(map(float, step)) for step in zip(*of_ranks, strict=True))
         return Trial(seed, steps, tuple(means))
+
+    def afterwards(self, timeout_s: float | None) -> dict[str, Any]:
+        """How long a step stands still for each layer, and what the link carries meanwhile.
+
+        Means over ranks; the link's bytes and the times beside them are rank 0's.
+        """
+        step_s = max(self._step_s, 1e-4)
+        steps = max(_FEWEST_WATCHED, min(_MOST_WATCHED, round(_WATCHED_S / step_s)))
+        every_s = min(max(step_s / _READINGS, _OFTEN_S), _SELDOM_S)
+        asked = {"steps": steps, "every_s": every_s}
+        answers = self._team.call("watched_steps", timeout_s, lambda rank: asked)
+        self._check_replicas(answers)
+        of_ranks = [one["layers_s"] for one in answers]
+        mean = None
+        if None not in of_ranks:
+            layers = dict.fromkeys(layer for one in of_ranks for layer in one)
+            mean = {
+                layer: statistics.fmean(one.get(layer, 0.0) for one in of_ranks) for layer in layers
+            }
+        kept = ("order", "how", "steps", "step_s", "link", "drawn")
+        first = {name: answers[0][name] for name in kept}
+        return {
+            "layers_s": mean,
+            "line_bytes_per_s": self.places.bytes_per_s,
+            "sharing": min(self.places.sharing, self.ranks),
+            **first,
+        }
 
     def close(self) -> None:
         """End all ranks."""

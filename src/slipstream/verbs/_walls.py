@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,14 @@ from slipstream.graph import (
     communication,
     replace_tasks,
     replay,
+    standstill_by_module,
 )
 
 _HOURS = 3600e9
+# Of the step's whole standstill: what is no wait worth a word; and of a layer's: what is left of
+# one that has gone.
+_NO_WAIT, _GONE = 0.01, 0.05
+_NAMED = 6
 # The middle half of a normal distribution reaches so many standard deviations to each side.
 _MIDDLE_HALF = 0.674
 _MOST_OFF = 0.9
@@ -46,14 +51,16 @@ class Shared:
     Attributes:
         cluster: its name.
         workers: how many.
-        exposed_ns: time of communication that no computation of the worker hides.
-        hidden_ns: the rest of it.
+        exposed_ns: how long the step stands still for communication, and what is done for it
+            meanwhile; see `slipstream.graph.standstill`.
+        hidden_ns: how much more all communication takes.
         sent_bytes: what the busiest worker sends in a step.
         bottleneck: the link that communication waits for most; "" where there is none.
         walls: what the step's time goes to, the most first.
         next_wall: what would be the first of them, were the first one gone.
         dollars_per_hour: of the workers' devices; None where no price is known.
         fits: whether the step's memory fits into a device; None where either is not known.
+        exposed_by_layer: nanoseconds of `exposed_ns` by the module whose gradients are awaited.
     """
 
     cluster: str
@@ -66,6 +73,7 @@ class Shared:
     next_wall: str
     dollars_per_hour: float | None
     fits: bool | None
+    exposed_by_layer: Mapping[str, float] = field(default_factory=dict)
 
     def dollars(self, duration_ns: float) -> float | None:
         """What all workers cost for so long."""
@@ -77,6 +85,7 @@ class Shared:
         """As the ledger keeps it: what a measurement can be held against."""
         return {
             "cluster": self.cluster, "workers": self.workers, "sent_bytes": self.sent_bytes,
+            "exposed_by_layer": dict(self.exposed_by_layer),
         }  # fmt: skip
 
     def to_json(self, step_ns: float) -> dict[str, Any]:
@@ -93,13 +102,16 @@ class Shared:
             "dollars_per_hour": self.dollars_per_hour,
             "dollars_per_step": self.dollars(step_ns),
             "fits": self.fits,
+            "exposed_by_layer": dict(self.exposed_by_layer),
         }
 
 
 def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
     """What is to be said of a simulated step that was edited to be shared."""
     graph = timeline.graph
-    talk = communication(timeline)
+    talks_ns = communication(timeline).total_ns
+    by_layer = standstill_by_module(timeline)
+    exposed_ns = sum(by_layer.values())
     found = walls(timeline)
     held: dict[str, float] = {}
     for row in graph.exchanges:
@@ -111,15 +123,32 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
     return Shared(
         cluster.name,
         graph.workers,
-        talk.exposed_ns,
-        talk.total_ns - talk.exposed_ns,
+        exposed_ns,
+        max(talks_ns - exposed_ns, 0.0),
         sum(row.sent_bytes for row in graph.exchanges),
         max(held, key=lambda link: held[link], default=""),
         found,
         _next(timeline, found),
         None if price is None else price / cluster.devices * graph.workers,
         None if memory is None or not peak else peak <= memory.value,
+        by_layer,
     )
+
+
+def no_longer_exposed(
+    name: str, before_ns: Mapping[str, float], other: str, after_ns: Mapping[str, float]
+) -> str:
+    """Which layers the step of `name` waits for and that of `other` does not, in a sentence.
+
+    Empty where there is none. Of the first, waits below a hundredth of all do not count.
+    """
+    least = _NO_WAIT * sum(before_ns.values())
+    waited = [layer for layer, spent in before_ns.items() if spent > least]
+    gone = [one for one in waited if after_ns.get(one, 0.0) <= _GONE * before_ns[one]]
+    if not gone:
+        return ""
+    named = ", ".join(gone[:_NAMED]) + (", ..." if len(gone) > _NAMED else "")
+    return f"of {len(waited)} layers that {name} waits for, {other} hides {len(gone)}: {named}"
 
 
 def network_error_ns(graph: Graph) -> float:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from slipstream.live.costs import Costs, LineCost, ModuleCost
 from slipstream.live.editor.text import lines_of
+from slipstream.tables import sparkline
 from slipstream.units import format_bytes, format_duration, format_percent
 
 # Of the step: what is not worth a note of its own.
 _LEAST = 0.005
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _SHOWN = 24
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -65,14 +65,6 @@ class History:
     def sparkline(self, path: str, text: str) -> str:
         """The times of a line, oldest first; empty where there is one or none."""
         return sparkline(self._times.get((path, text.strip()), ())[-_SHOWN:])
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Values as blocks whose heights are proportional to them; empty for less than two."""
-    if len(values) < 2:
-        return ""
-    most = max(values) or 1.0
-    return "".join(_BLOCKS[round((len(_BLOCKS) - 1) * max(v, 0.0) / most)] for v in values)
 
 
 def make_notes(path: str, text: str, costs: Costs, history: History) -> Notes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -80,12 +79,3 @@ def need_no_hook(model: DistributedDataParallel) -> None:
             "the model has a communication hook already, and DDP takes one",
             remedy="wrap the module in a new DistributedDataParallel",
         )
-
-
-def put_hook(
-    model: DistributedDataParallel,
-    on_bucket: Callable[[Any], torch.futures.Future[torch.Tensor]],
-) -> None:
-    """Let DDP call `on_bucket` for every bucket."""
-    # It compares annotations with types, and ours are text: a lambda has none.
-    model.register_comm_hook(None, lambda state, bucket: on_bucket(bucket))

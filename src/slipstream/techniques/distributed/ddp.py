@@ -97,6 +97,7 @@ class DDP(Spreads):
                 ready=copies[-1],
                 awaited=back[0],
                 tensors=tuple(one.spec for one in bucket),
+                modules=tuple(one.module for one in bucket),
                 name="all_reduce of gradients",
             )
         if len(graph.memory):

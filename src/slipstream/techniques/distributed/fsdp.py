@@ -145,7 +145,8 @@ class FSDP(Spreads):
         insert_exchange(
             edit, cluster, Collective("reduce_scatter", _nbytes(unit), group),
             beside=last, ready=copies[-1], awaited=awaited, lag=lag,
-            tensors=tuple(one.spec for one in unit), name="reduce_scatter of gradients",
+            tensors=tuple(one.spec for one in unit), modules=tuple(one.module for one in unit),
+            name="reduce_scatter of gradients",
         )  # fmt: skip
 
     def apply(self, built: Built) -> None:

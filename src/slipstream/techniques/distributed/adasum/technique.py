@@ -59,7 +59,8 @@ class Adasum(Spreads):
         cluster = need_cluster(context, self.name)
         edit = Editor(graph, str(self))
         last = int(np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)[-1])
-        specs = [one.spec for one in gradients(graph)]
+        found = gradients(graph)
+        specs = [one.spec for one in found]
         nodes = (_IN_NODE,) if self.per_node > 1 else ()
         made = {
             what: [put_copy(edit, context, spec, last, what) for spec in specs]
@@ -74,6 +75,7 @@ class Adasum(Spreads):
             ready=made[nodes[0] if nodes else _BEFORE[-1]][-1],
             awaited=made[_AFTER[0]][0],
             tensors=tuple(specs),
+            modules=tuple(one.module for one in found),
             name="adasum of updates",
         )
         if len(graph.memory):

@@ -7,6 +7,7 @@ grows with x + y instead of x y. Source: Kumar et al., MLSys 2021, arXiv 2011.03
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -84,6 +85,7 @@ class TwoDAllReduce(OnReplicas):
             InvalidArgumentError: the processes do not make so many rows.
         """
         from slipstream.techniques.distributed.collectives.two_d import TwoDState, two_d_hook
+        from slipstream.techniques.distributed.waits import put_hook
 
         model = need_hookless(built, self.name)
         if not self.rows:
@@ -91,7 +93,7 @@ class TwoDAllReduce(OnReplicas):
                 "two_d_allreduce:rows is not given, and processes do not say how they are joined",
                 remedy="the number of hosts or racks, as two_d_allreduce:2",
             )
-        model.register_comm_hook(TwoDState(self.rows), two_d_hook)
+        put_hook(model, functools.partial(two_d_hook, TwoDState(self.rows)))
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """Rounding: sums in another order."""

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.techniques.distributed.waits import put_hook
 
 
 class Buckets:
@@ -58,9 +59,6 @@ def replicated(
             model, bucket_cap_mb=bucket_mb, process_group=parent, find_unused_parameters=unused,
             init_sync=False, broadcast_buffers=False,
         )  # fmt: skip
-    made.register_comm_hook(Buckets(ranks), _mean)
+    buckets = Buckets(ranks)
+    put_hook(made, lambda bucket: buckets.submit(bucket.buffer(), bucket.is_last()))
     return made
-
-
-def _mean(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with types
-    return state.submit(bucket.buffer(), bucket.is_last())

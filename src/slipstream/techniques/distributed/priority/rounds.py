@@ -22,6 +22,7 @@ from slipstream.techniques.distributed.priority.channel import Channel
 from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Clock, Kind
 from slipstream.techniques.distributed.priority.updates import Settings, Updates
+from slipstream.techniques.distributed.waits import Waits
 from slipstream.techniques.distributed.wrapping import loss_of
 
 
@@ -34,6 +35,7 @@ class Rounds:
         exchanging: False while gradients only accumulate.
         in_parts: updates may wait for the next forward pass; False: `step` makes them.
         clock: notes when units are needed and ready, while somebody wants to know.
+        waits: is told what training waits for, while somebody wants to know.
         idle: some parameter had no gradient in a round.
         update_s: seconds of whole updates.
     """
@@ -44,6 +46,7 @@ class Rounds:
         self.channel: Channel | None = None
         self.exchanging, self.in_parts, self.idle = True, False, False
         self.clock: Clock | None = None
+        self.waits: Waits | None = None
         self.update_s: list[float] = []
         self.at: dict[int, tuple[Unit, int]] = {}
         self._held: list[Unit] = []
@@ -165,8 +168,10 @@ class Rounds:
     def _wait(self) -> float:
         """Wait for all gradients of the round and show them; the seconds it took."""
         assert self.channel is not None
+        awaited = [unit for unit in self.units if unit.left]
         began = time.perf_counter()
         self.channel.wait_for(self.units)
+        self._waited(began, awaited)
         for unit in self.units:
             unit.show()
         self._shown = True
@@ -177,15 +182,15 @@ class Rounds:
         if self.clock is not None:
             for unit in units:
                 self.clock.mark(Kind.NEEDED, unit.number)
-        while self.due and any(unit.due for unit in units):
-            self._update_some()
+        while self.due and (awaited := [unit for unit in units if unit.due]):
+            self._update_some(awaited)
 
     def synchronize(self) -> None:
         """Wait for all that is on its way; make all updates that are due."""
         if self._sent and not self._shown:
             self._wait()
         while self.due:
-            self._update_some()
+            self._update_some([unit for unit in self.units if unit.due])
 
     def idle_now(self) -> bool:
         """Whether this rank had no gradient of some parameter in the last round."""
@@ -196,10 +201,16 @@ class Rounds:
         if self.due:
             self.synchronize()
 
-    def _update_some(self) -> None:
-        """Update what has arrived; where nothing has, wait for what arrives next."""
+    def _update_some(self, awaited: Sequence[Unit]) -> None:
+        """Update what has arrived; where nothing has, wait for what arrives next.
+
+        Args:
+            awaited: for whose sake training waits.
+        """
         assert self.channel is not None
+        began = time.perf_counter()
         units = self.channel.wait_for_some([unit for unit in self.units if unit.due])
+        self._waited(began, awaited)
         self.updates.apply(
             self._settings,
             [
@@ -214,6 +225,11 @@ class Rounds:
             unit.due = False
             unit.show()
         self.due = any(unit.due for unit in self.units)
+
+    def _waited(self, began_s: float, units: Sequence[Unit]) -> None:
+        if self.waits is not None:
+            parameters = [one for unit in units for one in unit.parameters]
+            self.waits.add(began_s, time.perf_counter(), parameters)
 
     # The step.
 

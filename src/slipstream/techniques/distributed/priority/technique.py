@@ -103,6 +103,7 @@ class PrioritySync(Spreads):
                 awaited=gates[number],
                 lag=1,
                 tensors=(found[number].spec,),
+                modules=(found[number].module,),
                 name="all_reduce of a slice",
             )
         for task in update.tolist():

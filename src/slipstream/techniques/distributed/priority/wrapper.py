@@ -38,6 +38,7 @@ from slipstream.techniques.distributed.ranks import (
     Ranks,
     need_processes,
 )
+from slipstream.techniques.distributed.waits import Waits, watch_buckets
 
 # Steps that are timed before a plan is made; of the last one the end is not seen.
 _TIMED = 4
@@ -169,6 +170,12 @@ class PriorityDDP(nn.Module):
     def settled(self) -> bool:
         """Whether there is a plan, and it stays; or nothing to exchange."""
         return self._finalizer is None or (self.plan is not None and self._contest is None)
+
+    def tell_waits(self, waits: Waits | None) -> None:
+        """Tell `waits` of every stretch in which training waits, from now on; None: nobody."""
+        self._rounds.waits = waits
+        for one in self._ddp:
+            watch_buckets(one, waits)
 
     def train(self, mode: bool = True) -> Self:
         """As a module's; before evaluation, all updates are made."""
@@ -351,6 +358,7 @@ class PriorityDDP(nn.Module):
         if not stays:
             cap = None if chosen.bucket_mb == plan.DEFAULT_MB else chosen.bucket_mb
             self._ddp.append(replicated(self.module, self._ranks, self._parent, cap, self._unused))
+            self.tell_waits(self._rounds.waits)
 
     def _end_ddp(self) -> None:
         if self._ddp:

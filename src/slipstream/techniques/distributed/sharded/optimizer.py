@@ -8,6 +8,7 @@ of the parameters is computed on one rank, so that all have the same bits.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
-from slipstream.techniques.distributed.buckets import BucketThread, need_no_hook, put_hook
+from slipstream.techniques.distributed.buckets import BucketThread, need_no_hook
 from slipstream.techniques.distributed.lines import Line, gather, scatter
 from slipstream.techniques.distributed.parameters import (
     ELEMENTWISE,
@@ -29,6 +30,7 @@ from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
 from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
 from slipstream.techniques.distributed.team import Team
+from slipstream.techniques.distributed.waits import Waits, put_hook
 from slipstream.techniques.distributed.wrapping import WrappingOptimizer, loss_of
 
 
@@ -89,6 +91,7 @@ class ShardedUpdate(WrappingOptimizer):
         if isinstance(optimizer, Layerwise):
             optimizer.sum_squares = self._sum_over_ranks
         self._reduced, self._finite = False, True
+        self._waits: Waits | None = None
         self._hook_on(model)
 
     # ---- gradients ---------------------------------------------------------------------------
@@ -209,9 +212,16 @@ class ShardedUpdate(WrappingOptimizer):
                 self.skipped += 1
                 return loss
             self._update()
+            began = time.perf_counter()
             for shards in self._shards:
                 self._gather(shards)
+            if self._waits is not None:
+                self._waits.add(began, time.perf_counter(), (), "all_gather of parameters")
         return loss
+
+    def tell_waits(self, waits: Waits | None) -> None:
+        """Tell `waits` of every wait for new parameters from now on; None: nobody."""
+        self._waits = waits
 
     def _update(self) -> None:
         for p in self._all():

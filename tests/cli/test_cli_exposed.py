@@ -1,0 +1,140 @@
+"""What `prove` and `predict` say of communication by layer, and of the link, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from slipstream.cli._exposed import exposed_rows, exposed_table, link_table
+from slipstream.measure.comparison import Comparison
+from slipstream.measure.records import (
+    AFTERWARDS,
+    Environment,
+    Event,
+    Experiment,
+    PredictionRecord,
+    Settings,
+)
+from slipstream.report._network import network_svg
+from slipstream.verbs._walls import no_longer_exposed
+
+
+def detail(arm: str, layers_s: dict[str, float] | None, **changes: Any) -> dict[str, Any]:
+    """As a team of ranks tells it: steps of 0.1 s on a cable of 12.5 MB/s."""
+    return {
+        "arm": arm, "layers_s": layers_s, "line_bytes_per_s": 12.5e6, "sharing": 1,
+        "order": ["model.a", "model.b", "model.c"], "how": "", "steps": 4, "step_s": 0.1,
+        "link": {"sent": [0.0, 12.5e6], "received": [6.25e6, 6.25e6]},
+        "drawn": {
+            "stamps_s": [0.0, 0.1, 0.2], "waits_s": [[0.06, 0.1], [0.16, 0.2]],
+            "times_s": [0.0, 0.05, 0.1, 0.2], "sent": [0, 0, 625_000, 1_250_000],
+            "received": [0, 300_000, 625_000, 1_250_000],
+        },
+        **changes,
+    }  # fmt: skip
+
+
+def comparison(*details: dict[str, Any], **predicted: dict[str, float]) -> Comparison:
+    record = {
+        name: PredictionRecord(
+            "train", name, "wall", 1.0, 0.9, 1.1, "fitted", "2026-11-23T00:00:00Z", "env",
+            {"exposed_by_layer": layers},
+        )
+        for name, layers in predicted.items()
+    }  # fmt: skip
+    events = (Event(0, "note", {"what": "x"}), *(Event(3, AFTERWARDS, one) for one in details))
+    experiment = Experiment(
+        "train", "2026-11-23T00:00:00Z", Environment({}, "env"), Settings("as it is", budget_s=1.0),
+        (), {}, events, record,
+    )  # fmt: skip
+    return Comparison(experiment, ())
+
+
+BOTH = comparison(
+    detail("ddp", {"model.b": 0.02, "model.c": 0.03}),
+    detail("priority", {"model.b": 0.01, "model.c": 0.001}, how="static:50000"),
+    ddp={"model.c": 28e6, "model.b": 22e6},
+    priority={"model.b": 12e6},
+)
+
+
+def test_layers_are_in_the_order_of_the_forward_pass_and_add_up() -> None:
+    ddp, priority = exposed_rows(BOTH)
+    assert [one["layer"] for one in ddp["layers"]] == ["model.a", "model.b", "model.c"]
+    assert ddp["layers"][0] == {"layer": "model.a", "predicted_ns": 0.0, "measured_ns": 0.0}
+    assert (ddp["predicted_ns"], ddp["measured_ns"]) == (50e6, pytest.approx(50e6))
+    assert (priority["predicted_ns"], priority["how"]) == (12e6, "static:50000")
+    assert priority["step_ns"] == pytest.approx(100e6)
+
+
+def test_what_is_exposed_nowhere_shares_a_line() -> None:
+    table = exposed_table(exposed_rows(BOTH))
+    assert [row[0] for row in table.rows] == ["model.b", "model.c", "1 other", "the step"]
+    assert table.rows[1][1:] == ("28.0 ms, 30.0 ms", "0, 1.00 ms")
+    assert table.rows[2][1:] == ("0, 0", "0, 0")
+    said = " ".join(table.notes)
+    assert "priority trains as static:50000" in said
+    assert "predicted: of 2 layers that ddp waits for, priority hides 1: model.c" in said
+    assert "measured: of 2 layers that ddp waits for, priority hides 1: model.c" in said
+
+
+def test_many_layers_are_folded() -> None:
+    layers = {f"model.{n}": 0.001 * (n + 1) for n in range(40)}
+    table = exposed_table(exposed_rows(comparison(detail("ddp", layers, order=list(layers)))))
+    assert len(table.rows) == 14
+    assert [row[0] for row in table.rows[:2]] == ["model.28", "model.29"]
+    assert table.rows[-2] == ("28 others", f"-, {406:.0f} ms")
+    assert table.rows[-1] == ("the step", f"-, {820:.0f} ms")
+
+
+def test_what_nobody_tells_is_not_called_nothing() -> None:
+    rows = exposed_rows(comparison(detail("adasum", None), adasum={"model.a": 1e6}))
+    assert rows[0]["measured_ns"] is None
+    table = exposed_table(rows)
+    assert table.rows[0] == ("model.a", "1.00 ms, -")
+    assert table.rows[-1] == ("the step", "1.00 ms, -")
+    assert any("does not tell" in note for note in table.notes)
+
+
+def test_a_step_that_hides_everything_says_so() -> None:
+    table = exposed_table(exposed_rows(comparison(detail("ddp", {}), ddp={})))
+    assert table.rows == [("no layer", "0, 0"), ("the step", "0, 0")]
+
+
+def test_links_are_shown_each_way_against_the_cable() -> None:
+    table = link_table(exposed_rows(BOTH))
+    assert table.rows[0] == ("ddp", "sent", "50 Mbit/s", "50 %", "▁█")
+    assert table.rows[1][1:] == ("received", "50 Mbit/s", "50 %", "▅▅")
+    shared = detail("ddp", {}, line_bytes_per_s=0.0, sharing=2)
+    table = link_table(exposed_rows(comparison(shared)))
+    assert table.rows == [("ddp", "by all ranks", "50 Mbit/s", "-", "▁█")]
+    assert any("loopback" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("sharing", [1, 2])
+def test_the_picture_has_a_panel_a_side(sharing: int) -> None:
+    line = 12.5e6 if sharing == 1 else 0.0
+    sides = [detail(name, {}, sharing=sharing, line_bytes_per_s=line) for name in ("ddp", "a<b&c")]
+    drawn = network_svg("a & b", exposed_rows(comparison(*sides)))
+    root = ElementTree.fromstring(drawn)
+    said = "".join(root.itertext())
+    assert "a<b&c: 100 ms a step" in said
+    assert ("loopback" in said) is (sharing == 2)
+    names = [element.tag.rpartition("}")[2] for element in root.iter()]
+    assert names.count("path") == (4 if sharing == 1 else 2)
+    # Two waits a side, and the legend.
+    assert names.count("rect") == 4 + 3
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"x": 9.0, "y": 9.0}, ""),
+        ({"x": 9.0, "y": 0.2}, "of 2 layers that A waits for, B hides 1: y"),
+        ({}, "of 2 layers that A waits for, B hides 2: x, y"),
+    ],
+)
+def test_layers_that_stop_being_exposed_are_named(after: dict[str, float], said: str) -> None:
+    assert no_longer_exposed("A", {"x": 10.0, "y": 10.0, "tiny": 0.1}, "B", after) == said

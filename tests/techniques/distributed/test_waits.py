@@ -1,0 +1,227 @@
+"""What a rank waits for: buckets of known arrivals, layers behind a slow rank, names of layers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from team import run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.techniques.distributed import PriorityDDP, compress
+from slipstream.techniques.distributed.priority import plan
+from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
+from slipstream.techniques.distributed.waits import (
+    Layers,
+    Waits,
+    put_hook,
+    step_by_step,
+    typical,
+    watch,
+    watch_buckets,
+)
+from slipstream.workload import Built
+
+LATE_S = 0.12
+SLOW = Link(dict.fromkeys(ORDERS, 1e-9), dict.fromkeys(ORDERS, 1e-7), 1.0, 1e-7)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def two_layers() -> nn.Sequential:
+    """Two buckets of 0.1 MiB or so: the second layer's, then the first one's."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(160, 160, bias=False), nn.Linear(160, 160, bias=False))
+
+
+def arriving(delays_s: dict[int, float], *, blocking: bool = False) -> Callable[[Any], Any]:
+    """A hook whose buckets arrive so long after they were given."""
+    pending: list[Any] = []
+
+    def on_bucket(bucket: Any) -> Any:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        given = future, bucket.buffer()
+        threading.Timer(delays_s[bucket.index()], lambda: given[0].set_result(given[1])).start()
+        pending.append(future)
+        if blocking and bucket.is_last():
+            for one in pending:
+                one.wait()
+            pending.clear()
+        return future
+
+    return on_bucket
+
+
+def one_step(model: nn.Module, waits: Waits, layers: Layers) -> tuple[dict[str, float], float]:
+    """Seconds by layer of a step, and of its backward pass."""
+    loss = model(torch.ones(1, 160)).square().mean()
+    began = time.perf_counter()
+    loss.backward()
+    ended = time.perf_counter()
+    watch_buckets(model, waits)  # type: ignore[arg-type]
+    (found,) = step_by_step(waits, layers, [began, ended])
+    waits.found.clear()
+    return found, ended - began
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_wait_counts_for_the_bucket_that_ends_it(blocking: bool) -> None:
+    model = DistributedDataParallel(two_layers(), bucket_cap_mb=0.05)
+    delays = {0: LATE_S, 1: LATE_S}
+    put_hook(model, arriving(delays, blocking=blocking))
+    waits, layers = Waits(), Layers(model)
+    # Its buckets are laid out anew after the first step.
+    model(torch.ones(1, 160)).square().mean().backward()
+    assert watch(Built(model), waits)
+    found, _ = one_step(model, waits, layers)
+    assert found["model.1"] == pytest.approx(LATE_S, abs=0.06)
+    # The first layer's arrives at about the same time.
+    assert found.get("model.0", 0.0) < 0.06
+    delays[1] = 3 * LATE_S
+    found, whole = one_step(model, waits, layers)
+    assert found["model.0"] == pytest.approx(2 * LATE_S, abs=0.06)
+    assert found["model.0"] + found["model.1"] <= whole
+    # What has arrived while the backward pass goes on is hidden.
+    delays.update({0: 0.0, 1: 0.0})
+    found, _ = one_step(model, waits, layers)
+    assert sum(found.values()) < 0.06
+
+
+@pytest.mark.usefixtures("alone")
+def test_nothing_is_noted_unless_somebody_watches() -> None:
+    model = DistributedDataParallel(two_layers())
+    waits = Waits()
+    assert watch(Built(model), waits)
+    model(torch.ones(1, 160)).sum().backward()
+    # What a backward pass waited for is told when the next one begins, or at the end.
+    assert watch(Built(model), None)
+    found = list(waits.found)
+    assert {id(p) for one in found for p in one.parameters} <= {id(p) for p in model.parameters()}
+    model(torch.ones(1, 160)).sum().backward()
+    assert waits.found == found
+    strange = DistributedDataParallel(two_layers())
+    strange.register_comm_hook(None, lambda state, bucket: arriving({0: 0.0})(bucket))
+    assert not watch_buckets(strange, waits)
+    assert not watch(Built(nn.Linear(1, 1)), waits)
+
+
+def _behind(rank: int, how: str) -> Any:
+    """Three steps beside a rank that computes for longer: by layer; and the weights' bits."""
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    one: nn.Module
+    if how == "priority":
+        plan.measure_link = lambda ranks, orders, busy: SLOW
+        one = PriorityDDP(model, optimizer, order="static")
+    else:
+        one = DistributedDataParallel(model, bucket_cap_mb=0.05)
+        if how == "compressed":
+            compress(one, "cast:bf16")
+
+    def step() -> None:
+        if rank:
+            time.sleep(LATE_S)
+        optimizer.zero_grad()
+        one(torch.ones(1, 160)).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(7):
+        step()
+    waits, layers = Waits(), Layers(one)
+    assert watch(Built(one, optimizer=optimizer), waits)
+    step()
+    stamps = [time.perf_counter()]
+    for _ in range(3):
+        step()
+        stamps.append(time.perf_counter())
+    watch(Built(one, optimizer=optimizer), None)
+    if isinstance(one, PriorityDDP):
+        one.close()
+    return typical(step_by_step(waits, layers, stamps)), [p.sum().item() for p in one.parameters()]
+
+
+@pytest.mark.parametrize("how", ["plain", "compressed", "priority"])
+def test_ranks_wait_for_one_that_computes_longer(how: str) -> None:
+    answers = run_ranks(2, lambda rank: _behind(rank, how))
+    assert not any(isinstance(one, Exception) for one in answers), answers
+    (fast, bits), (slow, others) = answers
+    assert sum(fast.values()) > 0.6 * LATE_S
+    assert sum(slow.values()) < 0.5 * sum(fast.values())
+    assert set(fast) <= {"model.0", "model.1"}
+    if how == "priority":
+        # The first layer's gate is where a step stands; the last one's gradients are there then.
+        assert fast["model.0"] > 0.6 * LATE_S
+    assert bits == others
+
+
+class Tangled(nn.Module):
+    """Parameters of its own, tied ones, one that its parent reads, and ones that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 30)
+        self.table = nn.Embedding(30, 8)
+        self.head.weight = self.table.weight
+        self.scale = nn.Parameter(torch.ones(8))
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.idle = nn.Linear(2, 2)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x = self.table(ids) * self.scale
+        return self.head(self.attention(x, x, x)[0])
+
+
+def test_layers_are_named_as_in_a_recorded_step() -> None:
+    model = Tangled()
+    layers = Layers(model)
+    with layers.watching():
+        model(torch.zeros(4, 1, dtype=torch.int64))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+    def layer(parameter: nn.Parameter) -> str:
+        ((found, share),) = layers.shares([parameter]).items()
+        assert share == 1.0
+        return found
+
+    assert layer(model.table.weight) == "model.table"
+    assert layer(model.head.bias) == "model.head"
+    assert layer(model.scale) == "model"
+    assert layer(model.attention.out_proj.weight) == "model.attention"
+    # Its parent is called, and does not compute for it: nobody has a better name.
+    assert layer(model.idle.weight) == "model"
+    assert layers.order == ["model", "model.table", "model.attention", "model.head"]
+    shares = layers.shares([model.scale, model.table.weight])
+    assert shares == {"model": pytest.approx(1 / 31), "model.table": pytest.approx(30 / 31)}
+    assert layers.shares([]) == {}
+
+
+def test_steps_that_were_held_up_do_not_count() -> None:
+    steps = [{"a": 1.0, "b": 0.0}, {"a": 3.0, "b": 1.0}, {"a": 2.0}, {"a": 90.0, "b": 90.0}]
+    assert typical(steps) == {"a": 2.5, "b": 0.5}
+    assert typical(steps[:1]) == {"a": 1.0, "b": 0.0}
+
+
+def test_waits_belong_to_the_step_they_begin_in() -> None:
+    model = nn.Linear(2, 2)
+    waits, layers = Waits(), Layers(model)
+    for began, ended in ((0.5, 0.6), (1.5, 2.5), (2.5, 2.75), (9.0, 9.5)):
+        waits.add(began, ended, list(model.parameters()))
+    waits.add(2.0, 2.25, (), "new parameters")
+    waits.add(3.0, 3.0, (), "nothing")
+    assert step_by_step(waits, layers, [1.0, 2.0, 3.0]) == [
+        {"model": pytest.approx(1.0)},
+        {"model": pytest.approx(0.25), "(new parameters)": 0.25},
+    ]
