@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from slipstream.bars import BenchOptions
-from slipstream.techniques.distributed import RandomK, Sign, SimulatedWorkers
+from slipstream.techniques.distributed import Compressor, RandomK, Sign, SimulatedWorkers
 from slipstream.techniques.distributed.compression import bench_convergence as bench
 from slipstream.techniques.distributed.compression.bench_convergence import Pace, Task
+from slipstream.techniques.distributed.compression.bucket import Layout
 
 _NUMBERS = 200
 
@@ -63,6 +64,61 @@ def test_random_numbers_arrive_whole_and_unscaled() -> None:
         kept[arrived] = 0.0
         waited.append(arrived)
     assert len(set(np.concatenate(waited))) == _NUMBERS, "each has its turn"
+
+
+def _distance(rate: float, settings: Compressor | None) -> float:
+    """|v x| after 100 steps down (v x)^2 / 2 from 1, v of length 1 and no small numbers."""
+    drawn = torch.Generator().manual_seed(0)
+    direction = torch.randn(400, generator=drawn).sign() + torch.randn(400, generator=drawn) / 4
+    direction /= direction.norm()
+    model = nn.Linear(400, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(direction[None])
+    team = SimulatedWorkers(model, settings, 1)
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(direction[None]).square().sum().div(2).backward()
+        team.collect()
+        team.reduce()
+        optimizer.step()
+    return abs(model(direction[None]).item())
+
+
+@dataclass(frozen=True)
+class _Cycle(RandomK):
+    """As it would be if every number had its turn once in a cycle."""
+
+    def _drawn(self, layout: Layout, step: int) -> torch.Tensor:
+        period = round(1 / self.ratio)
+        return torch.arange(step % period, layout.numel, period)
+
+
+def test_independent_draws_bear_a_rate_that_a_cycle_does_not() -> None:
+    """Old gradients weighed as momentum does bear more than even exact ones, whose limit is 2."""
+    draws, cycle = RandomK(ratio=0.1, block=1), _Cycle(ratio=0.1, block=1)
+    assert _distance(0.3, cycle) < 0.1
+    assert _distance(0.3, draws) < 0.1
+    assert _distance(1.0, cycle) > 1.0
+    assert _distance(2.5, None) > 1.0
+    assert _distance(2.5, draws) < 0.1
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.1, 0.3, 0.7, 1.0])
+def test_one_run_is_drawn_of_each_stretch_and_all_in_it_are_as_likely(ratio: float) -> None:
+    settings, layout = RandomK(ratio=ratio, block=4), Layout.of({"a": (399,)})
+    times, steps = np.zeros(399), 2000
+    for step in range(steps):
+        found = settings._drawn(layout, step).numpy()
+        assert np.all(np.diff(found) > 0)
+        assert len(set(found // 4)) == np.ceil(ratio * 100), "whole runs, as many as are told"
+        times[found] += 1
+    share = np.ceil(ratio * 100) / 100
+    # Stretches differ by a run where they do not come out even; draws deviate by chance.
+    width = np.array([np.floor(1 / share), np.ceil(1 / share)])
+    chance = 5 * np.sqrt(share * (1 - share) / steps)
+    assert times.min() / steps >= 1 / width.max() - chance
+    assert times.max() / steps <= 1 / width.min() + chance
 
 
 @dataclass(frozen=True)
