@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 from slipstream.bars import BenchOptions
 from slipstream.techniques.distributed import Compressor, RandomK, Sign, SimulatedWorkers
 from slipstream.techniques.distributed.compression import bench_convergence as bench
-from slipstream.techniques.distributed.compression.bench_convergence import Pace, Task
+from slipstream.techniques.distributed.compression.bench_convergence import Pace, Run, Task
 from slipstream.techniques.distributed.compression.bucket import Layout
 
 _NUMBERS = 200
@@ -126,15 +127,19 @@ class Known(Task):
     """Scores by table: none is best with momentum, signs are best without."""
 
     def reached(
-        self, how: str, pace: Pace, seed: int, steps: int, examples: bench.Examples
-    ) -> float:
-        if seed >= 100:
-            assert examples is self.validation
-        else:
-            assert examples is self.held, "what is judged had no say in the pace"
+        self, how: str, runs: Sequence[Run], steps: int, examples: bench.Examples
+    ) -> list[float]:
+        tuning = {run.seed >= 100 for run in runs}
+        assert len(tuning) == 1
+        expected = self.validation if tuning == {True} else self.held
+        assert examples is expected, "what is judged had no say in the pace"
+        return [self._known(how, run) for run in runs]
+
+    @staticmethod
+    def _known(how: str, run: Run) -> float:
         if how == "sign":
-            return -np.inf if pace.momentum else 90.0 + 0.1 * (seed % 100)
-        return (97.0 if pace.momentum else 95.0) + 0.1 * (seed % 100)
+            return -np.inf if run.pace.momentum else 90.0 + 0.1 * (run.seed % 100)
+        return (97.0 if run.pace.momentum else 95.0) + 0.1 * (run.seed % 100)
 
 
 def _known() -> Known:
@@ -160,3 +165,44 @@ def test_each_is_judged_at_the_pace_that_its_own_validation_chose() -> None:
 
 def test_a_quick_run_gives_no_verdict() -> None:
     assert bench.judged("trained", _known(), BenchOptions()).holds is None
+
+
+def test_trainings_computed_together_are_those_of_a_plain_loop() -> None:
+    """Rates fall linearly to zero; what is clipped is the mean gradient that arrived."""
+    images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(64) % 10
+
+    def batch(drawn: torch.Generator) -> bench.Examples:
+        chosen = torch.randint(0, 64, (8,), generator=drawn)
+        return images[chosen], labels[chosen]
+
+    def score(out: torch.Tensor, y: torch.Tensor) -> float:
+        return -float(nn.functional.cross_entropy(out, y))
+
+    examples, steps, clip = (images, labels), 6, 0.5
+    task = Task(bench._Pictures, batch, examples, examples, (), 1, steps, score, "", clip)
+    runs = [Run(Pace(0.2), 0), Run(Pace(0.05, 0.9), 1)]
+    for how, settings in (("none", None), ("randomk:0.3", RandomK(0.3))):
+        wanted = []
+        for run in runs:
+            torch.manual_seed(run.seed)
+            model = bench._Pictures()
+            team = SimulatedWorkers(model, settings, 2)
+            drawn = torch.Generator().manual_seed(run.seed)
+            before = {p: torch.zeros_like(p) for p in model.parameters()}
+            for step in range(steps):
+                for _ in range(2):
+                    x, y = batch(drawn)
+                    torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
+                    team.collect()
+                team.reduce()
+                gradients = {p: p.grad for p in model.parameters() if p.grad is not None}
+                norm = torch.cat([one.reshape(-1) for one in gradients.values()]).norm()
+                with torch.no_grad():
+                    for p, gradient in gradients.items():
+                        clipped = gradient * min(1.0, clip / float(norm))
+                        before[p] = run.pace.momentum * before[p] + clipped
+                        p -= run.pace.lr * (1.0 - step / steps) * before[p]
+                        p.grad = None
+            wanted.append(score(model(images).detach(), labels))
+        assert task.reached(how, runs, steps, examples) == pytest.approx(wanted, abs=1e-5), how
