@@ -264,7 +264,7 @@ def _digits() -> Task:
         *(Pace(lr, 0.9) for lr in (0.005, 0.01, 0.02, 0.04)),
     )
     chosen, judged_on = ((images[part], labels[part]) for part in (validation, held))
-    return Task(_Pictures, batch, chosen, judged_on, paces, 2, 300, right, "% right")
+    return Task(_Pictures, batch, chosen, judged_on, paces, 3, 900, right, "% right")
 
 
 @functools.cache
