@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from torch import nn
 
 from slipstream.bars import BenchOptions
-from slipstream.techniques.distributed import RandomK, Sign, SimulatedWorkers
+from slipstream.techniques.distributed import Compressor, RandomK, Sign, SimulatedWorkers
 from slipstream.techniques.distributed.compression import bench_convergence as bench
-from slipstream.techniques.distributed.compression.bench_convergence import Pace, Task
+from slipstream.techniques.distributed.compression.bench_convergence import Pace, Run, Task
+from slipstream.techniques.distributed.compression.bucket import Layout
 
 _NUMBERS = 200
 
@@ -65,20 +67,79 @@ def test_random_numbers_arrive_whole_and_unscaled() -> None:
     assert len(set(np.concatenate(waited))) == _NUMBERS, "each has its turn"
 
 
+def _distance(rate: float, settings: Compressor | None) -> float:
+    """|v x| after 100 steps down (v x)^2 / 2 from 1, v of length 1 and no small numbers."""
+    drawn = torch.Generator().manual_seed(0)
+    direction = torch.randn(400, generator=drawn).sign() + torch.randn(400, generator=drawn) / 4
+    direction /= direction.norm()
+    model = nn.Linear(400, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(direction[None])
+    team = SimulatedWorkers(model, settings, 1)
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(direction[None]).square().sum().div(2).backward()
+        team.collect()
+        team.reduce()
+        optimizer.step()
+    return abs(model(direction[None]).item())
+
+
+@dataclass(frozen=True)
+class _Cycle(RandomK):
+    """As it would be if every number had its turn once in a cycle."""
+
+    def _drawn(self, layout: Layout, step: int) -> torch.Tensor:
+        period = round(1 / self.ratio)
+        return torch.arange(step % period, layout.numel, period)
+
+
+def test_independent_draws_bear_a_rate_that_a_cycle_does_not() -> None:
+    """Old gradients weighed as momentum does bear more than even exact ones, whose limit is 2."""
+    draws, cycle = RandomK(ratio=0.1, block=1), _Cycle(ratio=0.1, block=1)
+    assert _distance(0.3, cycle) < 0.1
+    assert _distance(0.3, draws) < 0.1
+    assert _distance(1.0, cycle) > 1.0
+    assert _distance(2.5, None) > 1.0
+    assert _distance(2.5, draws) < 0.1
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.1, 0.3, 0.7, 1.0])
+def test_one_run_is_drawn_of_each_stretch_and_all_in_it_are_as_likely(ratio: float) -> None:
+    settings, layout = RandomK(ratio=ratio, block=4), Layout.of({"a": (399,)})
+    times, steps = np.zeros(399), 2000
+    for step in range(steps):
+        found = settings._drawn(layout, step).numpy()
+        assert np.all(np.diff(found) > 0)
+        assert len(set(found // 4)) == np.ceil(ratio * 100), "whole runs, as many as are told"
+        times[found] += 1
+    share = np.ceil(ratio * 100) / 100
+    # Stretches differ by a run where they do not come out even; draws deviate by chance.
+    width = np.array([np.floor(1 / share), np.ceil(1 / share)])
+    chance = 5 * np.sqrt(share * (1 - share) / steps)
+    assert times.min() / steps >= 1 / width.max() - chance
+    assert times.max() / steps <= 1 / width.min() + chance
+
+
 @dataclass(frozen=True)
 class Known(Task):
     """Scores by table: none is best with momentum, signs are best without."""
 
     def reached(
-        self, how: str, pace: Pace, seed: int, steps: int, examples: bench.Examples
-    ) -> float:
-        if seed >= 100:
-            assert examples is self.validation
-        else:
-            assert examples is self.held, "what is judged had no say in the pace"
+        self, how: str, runs: Sequence[Run], steps: int, examples: bench.Examples
+    ) -> list[float]:
+        tuning = {run.seed >= 100 for run in runs}
+        assert len(tuning) == 1
+        expected = self.validation if tuning == {True} else self.held
+        assert examples is expected, "what is judged had no say in the pace"
+        return [self._known(how, run) for run in runs]
+
+    @staticmethod
+    def _known(how: str, run: Run) -> float:
         if how == "sign":
-            return -np.inf if pace.momentum else 90.0 + 0.1 * (seed % 100)
-        return (97.0 if pace.momentum else 95.0) + 0.1 * (seed % 100)
+            return -np.inf if run.pace.momentum else 90.0 + 0.1 * (run.seed % 100)
+        return (97.0 if run.pace.momentum else 95.0) + 0.1 * (run.seed % 100)
 
 
 def _known() -> Known:
@@ -104,3 +165,44 @@ def test_each_is_judged_at_the_pace_that_its_own_validation_chose() -> None:
 
 def test_a_quick_run_gives_no_verdict() -> None:
     assert bench.judged("trained", _known(), BenchOptions()).holds is None
+
+
+def test_trainings_computed_together_are_those_of_a_plain_loop() -> None:
+    """Rates fall linearly to zero; what is clipped is the mean gradient that arrived."""
+    images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(64) % 10
+
+    def batch(drawn: torch.Generator) -> bench.Examples:
+        chosen = torch.randint(0, 64, (8,), generator=drawn)
+        return images[chosen], labels[chosen]
+
+    def score(out: torch.Tensor, y: torch.Tensor) -> float:
+        return -float(nn.functional.cross_entropy(out, y))
+
+    examples, steps, clip = (images, labels), 6, 0.5
+    task = Task(bench._Pictures, batch, examples, examples, (), 1, steps, score, "", clip)
+    runs = [Run(Pace(0.2), 0), Run(Pace(0.05, 0.9), 1)]
+    for how, settings in (("none", None), ("randomk:0.3", RandomK(0.3))):
+        wanted = []
+        for run in runs:
+            torch.manual_seed(run.seed)
+            model = bench._Pictures()
+            team = SimulatedWorkers(model, settings, 2)
+            drawn = torch.Generator().manual_seed(run.seed)
+            before = {p: torch.zeros_like(p) for p in model.parameters()}
+            for step in range(steps):
+                for _ in range(2):
+                    x, y = batch(drawn)
+                    torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
+                    team.collect()
+                team.reduce()
+                gradients = {p: p.grad for p in model.parameters() if p.grad is not None}
+                norm = torch.cat([one.reshape(-1) for one in gradients.values()]).norm()
+                with torch.no_grad():
+                    for p, gradient in gradients.items():
+                        clipped = gradient * min(1.0, clip / float(norm))
+                        before[p] = run.pace.momentum * before[p] + clipped
+                        p -= run.pace.lr * (1.0 - step / steps) * before[p]
+                        p.grad = None
+            wanted.append(score(model(images).detach(), labels))
+        assert task.reached(how, runs, steps, examples) == pytest.approx(wanted, abs=1e-5), how
