@@ -90,31 +90,32 @@ SLIPSTREAM_INLINE float encode_codes(const Block block, float largest, Put put) 
   // A scale whose inverse is infinite belongs to numbers that are as good as zero.
   const float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;
   const Rounding rounding = {inverse > 0.0f ? scale : 0.0f, inverse};
+  const auto codes = [&](int64_t from) __attribute__((always_inline)) -> Ints {
+    const int64_t left = block.length - from;
+    if (left <= 0) return Ints{};
+    Floats value = load(block.residual + from, left);
+    const Ints found = rounding(value);
+    store(value, block.residual + from, left);
+    return found;
+  };
   for (int64_t i = 0; i < block.length; i += kGroup) {
-    Ints codes[2] = {};
-    for (int64_t half = 0; half < 2; ++half) {
-      const int64_t at = i + half * kLanes, left = block.length - at;
-      if (left <= 0) break;
-      Floats value = load(block.residual + at, left);
-      codes[half] = rounding(value);
-      store(value, block.residual + at, left);
-    }
-    put(i, codes);
+    const Ints low = codes(i);
+    put(i, low, codes(i + kLanes));
   }
   return rounding.scale;
 }
 
 float encode_bytes(Block block) {
-  return encode_codes(block, 127.0f, [&](int64_t i, const Ints* codes) {
-    put_bytes(codes[0], block.codes + i);
-    put_bytes(codes[1], block.codes + i + kLanes);
+  return encode_codes(block, 127.0f, [&](int64_t i, const Ints& low, const Ints& high) {
+    put_bytes(low, block.codes + i);
+    put_bytes(high, block.codes + i + kLanes);
   });
 }
 
 // Of a group, the first half in the low nibbles of its bytes, the second in the high ones.
 float encode_nibbles(Block block) {
-  return encode_codes(block, 7.0f, [&](int64_t i, const Ints* codes) {
-    put_bytes((codes[0] & 15) | (codes[1] << 4), block.codes + i / 2);
+  return encode_codes(block, 7.0f, [&](int64_t i, const Ints& low, const Ints& high) {
+    put_bytes((low & 15) | (high << 4), block.codes + i / 2);
   });
 }
 

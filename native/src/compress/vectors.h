@@ -124,11 +124,19 @@ inline float sum_of(const Floats& v) {
   return sum_of(lanes);
 }
 
-inline float largest_of(const Floats& v) {
-  float lanes[kLanes], most = 0.0f;
-  store(v, lanes);
-  for (float lane : lanes) most = lane > most ? lane : most;
-  return most;
+// In pairs, not one after the other: a small block would wait for 16 comparisons in a row.
+SLIPSTREAM_INLINE float largest_of(const Floats& v) {
+  constexpr int kWidth = kLanes / kParts;
+  FloatPart most = v.part[0];
+  for (int p = 1; p < kParts; ++p) most = v.part[p] > most ? v.part[p] : most;
+  float lanes[kWidth];
+  std::memcpy(lanes, &most, sizeof lanes);
+#pragma GCC unroll 4
+  for (int half = kWidth / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int lane = 0; lane < half; ++lane)
+      lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
+  return lanes[0];
 }
 
 }  // namespace
