@@ -16,7 +16,8 @@ constexpr int64_t kRows = kParts == 1 ? kTile : 1;
 // A vector that loses all but this share of its length depends on those before it.
 constexpr double kDependent = 1e-5;
 
-// p[k][i..] for ROWS rows from `i` on and VECTORS vectors; the first vectors' turn adds the gradient.
+// p[k][i..] for ROWS rows from `i` on and VECTORS vectors; the first vectors' turn adds the
+// gradient.
 template <int ROWS, int VECTORS>
 inline void project_tile(const float* gradient, float* residual, int64_t rows, int64_t columns,
                          int64_t i, const float* q, float* p) {
@@ -93,7 +94,8 @@ void project_back(const float* residual, int64_t rows, int64_t columns, int32_t 
   for (; i < rows; ++i) back_rows<1>(residual, rows, columns, i, rank, p, q);
 }
 
-// out's part of VECTORS vectors for ROWS rows; the last vectors' turn takes the sum off the residual.
+// out's part of VECTORS vectors for ROWS rows; the last vectors' turn takes the sum off the
+// residual.
 template <int ROWS, int VECTORS>
 inline void reconstruct_tile(const float* p, const float* q, int64_t rows, int64_t columns,
                              int64_t i, bool first, bool last, float* residual, float* out) {

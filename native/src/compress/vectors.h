@@ -69,11 +69,13 @@ SLIPSTREAM_WIDE(>>)
 
 template <typename Part>
 SLIPSTREAM_INLINE Wide<Part> larger(const Wide<Part>& a, const Wide<Part>& b) {
-  return parts<Wide<Part>>([&](int p) { return a.part[p] > b.part[p] ? a.part[p] : b.part[p]; });
+  return parts<Wide<Part>>(
+      [&](int p) { return a.part[p] > b.part[p] ? a.part[p] : b.part[p]; });
 }
 
 SLIPSTREAM_INLINE Floats load(const float* x) {
-  return parts<Floats>([&](int p) -> FloatPart { return reinterpret_cast<const Unaligned*>(x)[p]; });
+  return parts<Floats>(
+      [&](int p) -> FloatPart { return reinterpret_cast<const Unaligned*>(x)[p]; });
 }
 SLIPSTREAM_INLINE void store(const Floats& v, float* x) {
 #pragma GCC unroll 4
