@@ -241,7 +241,8 @@ def directions(casts: list[Call]) -> Counter[Any]:
         "transformer inference",
     ],
 )  # fmt: skip
-def test_the_plan_is_what_real_autocast_does(name: str) -> None:
+def test_the_plan_is_what_real_autocast_does(name: str, bf16_lstm: Callable[[str], None]) -> None:
+    bf16_lstm(name)
     real_calls, real_casts = truth(name)
     calls, casts = planned(captured(name))
     assert compute(calls) == compute(real_calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,8 @@ TRAINED = ["mlp", "transformer", "conv", "lstm"]
 
 
 @pytest.mark.parametrize("name", [*TRAINED, "mlp inference"])
-def test_outputs_are_float32_and_close(name: str) -> None:
+def test_outputs_are_float32_and_close(name: str, bf16_lstm: Callable[[str], None]) -> None:
+    bf16_lstm(name)
     plain, amp = workload(name).build(), workload(name).with_technique(Amp()).build()
     inputs = plain.batch if plain.optimizer is None else plain.batch[0]
     with torch.no_grad():
@@ -63,7 +65,10 @@ def test_outputs_are_float32_and_close(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_step_has_a_close_loss_and_close_float32_gradients(name: str) -> None:
+def test_a_step_has_a_close_loss_and_close_float32_gradients(
+    name: str, bf16_lstm: Callable[[str], None]
+) -> None:
+    bf16_lstm(name)
     plain, amp = workload(name).build(), workload(name).with_technique(Amp()).build()
     expected, found = plain.step(), amp.step()
     assert found.dtype == torch.float32

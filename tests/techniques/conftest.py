@@ -1,0 +1,20 @@
+"""What tests of techniques need of the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def bf16_lstm(require: Callable[[str, bool, str], None]) -> Callable[[str], None]:
+    """Skips the step of that name where it is an LSTM's, which oneDNN does not run in bfloat16 on
+    every processor."""
+
+    def need(name: str) -> None:
+        supported = name != "lstm" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        require("bf16", supported, "oneDNN has no LSTM in bfloat16 for this processor")
+
+    return need
