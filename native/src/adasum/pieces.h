@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "adasum/kernel.h"
+#include "products.h"
 
 namespace slipstream {
 namespace adasum {
@@ -13,19 +14,6 @@ namespace {
 
 // So many numbers of every row stay in the first-level cache while all pairs of rows pass by.
 constexpr int64_t kBlock = 1024;
-
-template <typename T>
-inline void add_products(const T* a, const T* b, int64_t count, double* sums) {
-  double lanes[kLanes];
-  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = sums[lane];
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane)
-      lanes[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
-  for (int64_t lane = 0; i + lane < count; ++lane)
-    lanes[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
-  for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] = lanes[lane];
-}
 
 inline double total(double* sums) {
   for (int64_t step = 1; step < kLanes; step *= 2)

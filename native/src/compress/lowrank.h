@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "compress/vectors.h"
+#include "products.h"
 
 namespace slipstream {
 namespace compress {
@@ -137,14 +138,9 @@ void reconstruct(const float* p, const float* q, int64_t rows, int64_t columns, 
 }
 
 inline double dot(const float* a, const float* b, int64_t count) {
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane)
-      lanes[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
-  for (int64_t lane = 0; i + lane < count; ++lane)
-    lanes[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
-  return sum_of(lanes);
+  double sums[kLanes] = {};
+  add_products(a, b, count, sums);
+  return sum_of(sums);
 }
 
 // Gram and Schmidt, each vector twice, which is enough (Giraud et al., 2005).

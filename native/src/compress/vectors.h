@@ -9,23 +9,17 @@
 #include <cstring>
 
 #include "compress/kernel.h"
+#include "registers.h"
 
 namespace slipstream {
 namespace compress {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kRegister = 64;
-#elif defined(__AVX2__)
-constexpr int kRegister = 32;
-#else
-constexpr int kRegister = 16;
-#endif
-constexpr int kParts = kLanes * 4 / kRegister;
+constexpr int kParts = kLanes * 4 / kVectorBytes;
 
-typedef float FloatPart __attribute__((vector_size(kRegister)));
-typedef int32_t IntPart __attribute__((vector_size(kRegister)));
-typedef float Unaligned __attribute__((vector_size(kRegister), aligned(4), may_alias));
+typedef float FloatPart __attribute__((vector_size(kVectorBytes)));
+typedef int32_t IntPart __attribute__((vector_size(kVectorBytes)));
+typedef float Unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
 template <typename Part>
 struct Wide {

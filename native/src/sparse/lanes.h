@@ -12,20 +12,14 @@
 #include <immintrin.h>
 #endif
 
+#include "registers.h"
+
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the "undefined" operand of its own AVX-512 intrinsics for a mistake.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-#elif defined(__AVX2__)
-constexpr int kVectorBytes = 32;
-#else
-constexpr int kVectorBytes = 16;
-#endif
 
 template <typename T>
 struct Lanes;
