@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
+
+from slipstream.techniques.precision import onednn_has_bf16
 
 
 @pytest.fixture
@@ -14,7 +15,7 @@ def bf16_lstm(require: Callable[[str, bool, str], None]) -> Callable[[str], None
     every processor."""
 
     def need(name: str) -> None:
-        supported = name != "lstm" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        supported = name != "lstm" or onednn_has_bf16()
         require("bf16", supported, "oneDNN has no LSTM in bfloat16 for this processor")
 
     return need

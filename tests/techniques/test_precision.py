@@ -18,6 +18,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import PROVENANCES, Call, Graph, StepPhase, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, QualityKind
+from slipstream.techniques import precision
 from slipstream.techniques.autocast import plan
 from slipstream.techniques.precision import Amp
 from slipstream.verbs._profile import profile
@@ -237,6 +238,16 @@ def test_its_questions_are_all_it_looks_up() -> None:
 
 def test_why_not_is_none_where_it_applies() -> None:
     assert Amp().why_not(captured("mlp")) is None
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_why_not_of_an_lstm_is_up_to_the_processor(
+    supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "onednn_has_bf16", lambda: supported)
+    said = Amp().why_not(captured("lstm"))
+    assert said is None if supported else "no LSTM in bfloat16 for this processor" in str(said)
+    assert Amp().why_not(captured("conv")) is None
 
 
 def test_fp16_says_what_to_use() -> None:

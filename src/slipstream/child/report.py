@@ -65,7 +65,7 @@ def _remedy(error: BaseException) -> str | None:
         return "the code ends the process; let it return instead, or guard it with __main__"
     if isinstance(error, SyntaxError):
         return "mend the file; Python cannot parse it"
-    return "the error is in the code above; it shows without slipstream too"
+    return "the code above raised it: see whether it does so without slipstream, too"
 
 
 def _user_line(error: BaseException) -> tuple[str | None, str]:

@@ -144,6 +144,10 @@ def command(
             for p in predicted
             if p.why_not is None
         }
+        # Before it is measured: where it fails, this says why.
+        for p in predicted:
+            if p.why_not is not None:
+                note(f"{p.technique} is measured though it should not apply: {p.why_not}")
         result = prove(
             recipe,
             names,
@@ -165,9 +169,6 @@ def command(
     emit_comparison(
         result, as_json=as_json, before=before, ranks=ranks_rows(result, workers), exposed=exposed
     )
-    for p in predicted:
-        if p.why_not is not None:
-            note(f"{p.technique} was measured though it should not apply: {p.why_not}")
 
 
 def _draw(path: Path, workload: str, exposed: list[dict[str, Any]]) -> None:

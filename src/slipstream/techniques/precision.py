@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
 # Without any of these names in a file, its model stays on the CPU.
 _MOVES = frozenset({"cuda", "device", "to", "xpu", "mps", "set_default_device"})
+# What autocast casts inputs of without asking whether the processor has it in bfloat16; layers that
+# oneDNN does not have, as convolutions, fall back on torch's own.
+_ONEDNN_RECURRENT = "aten::mkldnn_rnn_layer"
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,12 @@ class Amp(Settings):
             return "the step hides its model; return (model, batch, loss, optimizer)"
         if any(spec.dtype in _TORCH_DTYPE.values() for call in graph.calls for spec in call.inputs):
             return "the step already computes in 16 bits"
-        if not self._plan(graph).lowered:
+        found = self._plan(graph)
+        if not found.lowered:
             return "no operator of the step runs in lower precision under autocast"
+        recurrent = any(call.name == _ONEDNN_RECURRENT for call in found.changed.values())
+        if recurrent and not onednn_has_bf16():
+            return "oneDNN has no LSTM in bfloat16 for this processor, torch would fail"
         return None
 
     def questions(self, graph: Graph) -> Sequence[Call]:
@@ -200,6 +207,13 @@ def _between_operators_ns(graph: Graph) -> dict[StepPhase, float]:
 
 # Only where a cast could not be benchmarked: an ordinary core's copy rate.
 _ASSUMED_BYTES_PER_NS = 8.0
+
+
+def onednn_has_bf16() -> bool:
+    """Whether oneDNN computes in bfloat16 on this processor."""
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def under_autocast(forward: Callable[..., Any], device: str, dtype: Any) -> Callable[..., Any]:
