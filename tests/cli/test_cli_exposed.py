@@ -98,6 +98,15 @@ def test_what_nobody_tells_is_not_called_nothing() -> None:
     assert any("does not tell" in note for note in table.notes)
 
 
+def test_a_side_that_does_not_tell_hides_nothing() -> None:
+    sides = [detail("ddp", {"model.b": 0.02, "model.c": 0.03}), detail("adasum", None)]
+    for of_both in (sides, sides[::-1]):
+        table = exposed_table(exposed_rows(comparison(*of_both, ddp={"model.b": 9e6})))
+        assert not [note for note in table.notes if "hides" in note]
+        place = 1 + of_both.index(sides[1])
+        assert [row[place] for row in table.rows] == ["-, -"] * len(table.rows)
+
+
 def test_a_step_that_hides_everything_says_so() -> None:
     table = exposed_table(exposed_rows(comparison(detail("ddp", {}), ddp={})))
     assert table.rows == [("no layer", "0, 0"), ("the step", "0, 0")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,17 +66,14 @@ def exposed_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Layers as rows, sides as columns."""
     from slipstream.verbs._walls import no_longer_exposed
 
-    of = [{one["layer"]: one for one in row["layers"]} for row in rows]
-    layers = list(dict.fromkeys(layer for layers in of for layer in layers))
-    longest = {layer: max(_longest(one.get(layer, {})) for one in of) for layer in layers}
+    of = [_by_layer(row) for row in rows]
+    layers = list(dict.fromkeys(one["layer"] for row in rows for one in row["layers"]))
+    longest = {layer: max(_longest(one[layer]) for one in of) for layer in layers}
     least = _LEAST * max((_longest(row) for row in rows), default=0.0)
     most = sorted(layers, key=lambda layer: -longest[layer])[:_MOST]
     shown = [layer for layer in layers if layer in most and longest[layer] > least]
     rest = [layer for layer in layers if layer not in shown]
-    cells = [
-        (layer, *(_beside(one.get(layer, {"predicted_ns": 0.0, "measured_ns": 0.0})) for one in of))
-        for layer in shown
-    ]
+    cells = [(layer, *(_beside(one[layer]) for one in of)) for layer in shown]
     if rest:
         name = f"{len(rest)} other{'s' * (len(rest) > 1)}" if shown else "no layer"
         cells.append((name, *(_beside(_sum(one, rest)) for one in of)))
@@ -94,7 +92,7 @@ def exposed_table(rows: Sequence[dict[str, Any]]) -> Table:
             before = _times(first, which)
             notes += [
                 f"{which}: {gone}" for row in others
-                if (gone := no_longer_exposed(
+                if row[f"{which}_ns"] is not None and (gone := no_longer_exposed(
                     first["technique"], before, row["technique"], _times(row, which)
                 ))
             ]  # fmt: skip
@@ -138,14 +136,20 @@ def _times(row: Mapping[str, Any], which: str) -> dict[str, float]:
     return {one["layer"]: one[f"{which}_ns"] or 0.0 for one in row["layers"]}
 
 
+def _by_layer(row: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Of each layer what `row` says; of one that it does not have no time, where it tells any."""
+    none = {name: None if row[name] is None else 0.0 for name in ("predicted_ns", "measured_ns")}
+    return defaultdict(lambda: none, {one["layer"]: one for one in row["layers"]})
+
+
 def _longest(one: Mapping[str, Any]) -> float:
-    return max(one.get("predicted_ns") or 0.0, one.get("measured_ns") or 0.0)
+    return max(one["predicted_ns"] or 0.0, one["measured_ns"] or 0.0)
 
 
 def _sum(one: Mapping[str, Mapping[str, Any]], layers: Sequence[str]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for which in ("predicted_ns", "measured_ns"):
-        values = [one[layer][which] for layer in layers if layer in one]
+        values = [one[layer][which] for layer in layers]
         found[which] = None if None in values else sum(values)
     return found
 

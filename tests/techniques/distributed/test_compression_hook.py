@@ -131,7 +131,11 @@ def test_a_checkpoint_goes_on_to_the_bit() -> None:
             )
             answers.append((_parameters(after), drift))
             state = compression.state_dict()
-            for change in ({"rank": 5}, {"settings": "sign"}, {"residual": {"x": torch.ones(3)}}):
+            bad = {name: kept * torch.nan for name, kept in state["residual"].items()}
+            for change in (
+                {"rank": 5}, {"settings": "sign"}, {"residual": {"x": torch.ones(3)}},
+                {"residual": bad}, {"residual": {**state["residual"], "x": torch.ones(3)}},
+            ):  # fmt: skip
                 with pytest.raises(InvalidArgumentError):
                     resumed.load_state_dict({**state, **change})
         return answers

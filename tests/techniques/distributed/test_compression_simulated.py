@@ -149,6 +149,17 @@ def test_signs_without_feedback_do_not_arrive_and_with_it_they_do() -> None:
     assert distance(Sign(feedback=False, force=True)) > 0.9
 
 
+def test_signs_without_feedback_keep_nothing_of_a_step_that_is_exchanged_as_it_is() -> None:
+    team = SimulatedWorkers(nn.Linear(40, 1, bias=False), Sign(feedback=False, force=True), 2)
+    ones = torch.ones(1, 40)
+    (arrived,) = _step(team, [[ones], [ones * torch.nan]])
+    assert arrived.isnan().all()
+    # The kept part of this gradient would outweigh the next one, and turn its signs.
+    _step(team, [[100.0 * torch.linspace(-1.0, 3.0, 40)[None]], [ones * torch.inf]])
+    (arrived,) = _step(team, [[ones], [ones]])
+    assert torch.equal(arrived, ones)
+
+
 def _digits_accuracy(settings: Compressor | None, seed: int) -> float:
     from sklearn.datasets import load_digits
 

@@ -274,6 +274,22 @@ def test_one_rank_s_overflow_makes_all_skip_and_nan_arrives_as_unsharded(in_ddp:
         assert one[4].isnan().all()
 
 
+def test_gradients_in_other_strides_are_clipped_too() -> None:
+    def work(rank: int) -> torch.Tensor:
+        conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        nn.init.zeros_(conv.weight)
+        nn.init.zeros_(conv.bias)
+        optimizer = ShardedUpdate(torch.optim.SGD(conv.parameters(), 1.0))
+        for p in conv.parameters():
+            p.grad = torch.ones(p.shape)
+        optimizer.clip_grad_norm_(1e-3)
+        optimizer.step()
+        return torch.cat([p.detach().reshape(-1) for p in conv.parameters()])
+
+    for weights in run_ranks(2, work):
+        assert float(weights.norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
 @pytest.mark.parametrize("kind", [Lars, Lamb])
 def test_layerwise_updates_are_those_of_the_papers(kind: Any) -> None:
     """Written out for one layer, in float64, as the papers have them."""

@@ -101,9 +101,10 @@ class Sign(_Blocks):
     def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
                payload: torch.Tensor) -> None:  # fmt: skip
         """See `kernels.Blocks.encode`."""
-        super().encode(gradient, residual, layout, payload)
         if not self.feedback:
+            # Before, not after: what is taken back of a failed exchange relies on what is left.
             residual.zero_()
+        super().encode(gradient, residual, layout, payload)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Memory:
             sizes: how many numbers each parameter of the model has.
 
         Raises:
-            InvalidArgumentError: another model's.
+            InvalidArgumentError: another model's, or numbers that are not finite.
         """
         for name, kept in state["residual"].items():
             if sizes.get(name) != kept.numel():
@@ -114,7 +114,16 @@ class Memory:
                     "state", f"it keeps {kept.numel()} numbers of '{name}', the model has {has}",
                     remedy="load the state that was saved beside this model",
                 )  # fmt: skip
+            if not bool(kept.isfinite().all()):
+                raise InvalidArgumentError(
+                    "state", f"what it keeps of '{name}' is not finite",
+                    remedy="load an earlier checkpoint",
+                )  # fmt: skip
         self.step = int(state["step"])
         self._flat = {}
         self._kept = {name: kept.clone() for name, kept in state["residual"].items()}
-        self.vectors = {name: kept.clone() for name, kept in state["vectors"].items()}
+        # Encoders read these as they lie in memory.
+        self.vectors = {
+            name: kept.float().clone(memory_format=torch.contiguous_format)
+            for name, kept in state["vectors"].items()
+        }

@@ -228,10 +228,13 @@ class Compression:
 
     def state_dict(self) -> dict[str, Any]:
         """Of this rank: save it beside the model, one file per rank."""
+        # Loaded, and no step since: DDP's own are not yet what they will be.
+        resumed = self._resumed
+        names = [one.names for one in self.layouts_in_use()] if resumed is None else resumed.names
         return {
             "format": _FORMAT, "settings": str(self.settings), "rank": self.ranks.rank,
             "ranks": self.ranks.size, **self.memory.state_dict(),
-            "buckets": [list(layout.names) for layout in self.layouts_in_use()],
+            "buckets": [list(one) for one in names],
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -262,12 +265,12 @@ class Compression:
 class Resumed:
     """The first step's gradients after a checkpoint, put together as before it.
 
-    Args:
-        buckets: names of the parameters in each, in the order in which they were exchanged.
+    Attributes:
+        names: of the parameters in each bucket, in the order in which they were exchanged.
     """
 
-    def __init__(self, buckets: Sequence[tuple[str, ...]]) -> None:
-        self._buckets = buckets
+    def __init__(self, names: Sequence[tuple[str, ...]]) -> None:
+        self.names = names
         self._gradients: dict[str, torch.Tensor] = {}
 
     def hold(self, layout: Layout, gradients: Sequence[torch.Tensor]) -> None:
@@ -276,9 +279,9 @@ class Resumed:
 
     def buckets(self) -> Iterator[tuple[Layout, torch.Tensor, list[torch.Tensor]]]:
         """Each saved bucket with its numbers, float32 [layout.numel]; what it lacks comes last."""
-        known = {name for names in self._buckets for name in names}
+        known = {name for names in self.names for name in names}
         rest = tuple(name for name in self._gradients if name not in known)
-        for names in (*self._buckets, rest):
+        for names in (*self.names, rest):
             here = [name for name in names if name in self._gradients]
             if here:
                 gradients = [self._gradients[name] for name in here]

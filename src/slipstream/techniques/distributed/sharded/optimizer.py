@@ -186,13 +186,15 @@ class ShardedUpdate(WrappingOptimizer):
             The norm before.
         """
         self.reduce_gradients()
-        slices = [self._slice(p, p.grad) for p in self._all() if p.grad is not None]
+        gradients = [(p, p.grad) for p in self._all() if p.grad is not None]
+        slices = [self._slice(p, gradient) for p, gradient in gradients]
         total = sum((squares(one) for one in slices), torch.zeros((), dtype=torch.float64))
         norm = float(self._sum_over_ranks(total).sqrt())
         # As torch.nn.utils.clip_grad_norm_ does; not a number where the norm is none.
         factor = max_norm / (norm + 1e-6)
-        for one in slices:
-            one.mul_(1.0 if factor >= 1.0 else factor)
+        # All of it: where strides differ, a slice is a copy.
+        for _, gradient in gradients:
+            gradient.mul_(1.0 if factor >= 1.0 else factor)
         return norm
 
     # ---- the step ----------------------------------------------------------------------------
