@@ -137,6 +137,23 @@ def test_the_picture_has_a_panel_a_side(sharing: int) -> None:
     assert names.count("rect") == 4 + 3
 
 
+def test_times_below_a_short_panel_do_not_cover_each_other() -> None:
+    short = detail("fast", {})
+    short["drawn"] = {
+        **short["drawn"], "stamps_s": [0.0, 0.004, 0.008], "times_s": [0.0, 0.002, 0.004, 0.008],
+        "waits_s": [],
+    }  # fmt: skip
+    drawn = network_svg("both", exposed_rows(comparison(detail("slow", {}), short)))
+    root = ElementTree.fromstring(drawn)
+    times: dict[str, list[float]] = {}
+    for element in root.iter():
+        if element.get("text-anchor") == "middle":
+            times.setdefault(str(element.get("y")), []).append(float(str(element.get("x"))))
+    slow, fast = times.values()
+    assert (len(slow), len(fast)) == (3, 1)
+    assert max(slow) + 26 <= float(str(root.get("width")))
+
+
 @pytest.mark.parametrize(
     ("after", "said"),
     [

@@ -18,6 +18,7 @@ from slipstream.errors import MeasurementError, StoreError, UnknownNameError
 from slipstream.measure.claims import claims
 from slipstream.measure.environment import from_facts
 from slipstream.measure.records import (
+    AFTERWARDS,
     ArmRecord,
     Event,
     Experiment,
@@ -27,6 +28,7 @@ from slipstream.measure.records import (
     Settings,
 )
 from slipstream.measure.store import Store
+from slipstream.verbs._ranks import SENT, STEP
 
 
 def _experiment(ratio: float = 0.8, revision: str = "a" * 40, threads: int = 1) -> Experiment:
@@ -163,6 +165,41 @@ def test_an_interrupted_experiment_is_shown_with_what_it_has(path: Path) -> None
     assert "amp: wall" in text
     assert "interrupted" in _run("ls", "--store", path)
     assert made.title in text
+
+
+def test_a_run_of_ranks_is_shown_with_all_of_its_tables(path: Path) -> None:
+    made, name = _experiment(), "ddp:2+topk:0.01"
+    blocks = np.arange(40, dtype=np.int32)
+    told = {
+        "arm": name, "layers_s": {"model.a": 0.02}, "line_bytes_per_s": 12.5e6, "sharing": 1,
+        "order": ["model.a"], "how": "", "steps": 4, "step_s": 0.1,
+        "link": {"sent": [0.0, 12.5e6], "received": [6.25e6, 6.25e6]}, "drawn": {},
+    }  # fmt: skip
+    both = replace(
+        made,
+        arms=(ArmRecord("base"), ArmRecord(name)),
+        series={
+            ("base", "wall", Phase.MEASURE): made.series["base", "wall", Phase.MEASURE],
+            (name, "wall", Phase.MEASURE): made.series["amp", "wall", Phase.MEASURE],
+            (name, STEP, Phase.MEASURE): Series(np.full(40, 2e8), blocks),
+            (name, SENT, Phase.MEASURE): Series(np.full(40, 1e6), blocks),
+        },
+        events=(*made.events, Event(40, AFTERWARDS, told)),
+        predictions={},
+    )
+    with Store(path) as store:
+        store.save(both, claims(both))
+    text = _run("show", "last", "--store", path)
+    for title in ("200 ms", "exposed communication", "20.0 ms", "use of the link", "50 Mbit/s"):
+        assert title in text
+    markdown = _run("show", "last", "--markdown", "--store", path)
+    assert "exposed communication" in markdown
+    payload = json.loads(_run("show", "last", "--json", "--store", path))
+    assert (payload["ranks"][0]["ranks"], payload["ranks"][0]["step_ns"]) == (2, 2e8)
+    assert payload["exposed"][0]["layers"][0]["measured_ns"] == pytest.approx(2e7)
+    with Store(path) as store:
+        store.save(made, claims(made))
+    assert "ranks" not in json.loads(_run("show", "last", "--json", "--store", path))
 
 
 def test_an_unknown_id_is_named(path: Path, first: str) -> None:

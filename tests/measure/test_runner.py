@@ -467,3 +467,27 @@ def test_what_is_shown_afterwards_is_kept_and_its_failure_costs_nothing(tmp_path
     assert not any(arm.open_now for arm in arms)
     payload = rows_payload(found, (), ())
     assert not any(one["kind"] == AFTERWARDS for one in payload["warnings"])
+
+
+def test_ctrl_c_once_everything_is_measured_leaves_a_complete_run(tmp_path):
+    arms = [
+        FakeArm("a", lognormal(1e6)),
+        Showing("b", lognormal(1e6, 1), {"found": 1}),
+        Showing("c", lognormal(1e6, 2), KeyboardInterrupt()),
+    ]
+    settings = Settings(baseline="a", budget_s=20.0)
+    with Store(tmp_path / "results.db") as store:
+        with pytest.raises(KeyboardInterrupt) as error:
+            run(
+                arms, settings, environment=ENVIRONMENT, plan=replace(QUICK, maximum_blocks=4),
+                sink=store.sink(),
+            )  # fmt: skip
+        kept, stored = store.load("last"), store.claims("last")
+    told: Any = error.value
+    assert told.experiment.status == kept.status == "complete"
+    assert (stop_reason(kept), len(stored) > 0) == ("blocks", True)
+    assert [event.detail["arm"] for event in kept.events if event.kind == AFTERWARDS] == ["b"]
+    assert any(
+        "interrupted after the run" in str(event.detail.get("what")) for event in kept.events
+    )
+    assert not any(arm.open_now for arm in arms)

@@ -36,12 +36,13 @@ def emit(
         one.print()
 
 
-def need_place(output: Path, *endings: str) -> None:
+def need_place(output: Path, *endings: str, option: str = "-o") -> None:
     """Find out before the work, not after it, whether its result can be kept in `output`.
 
     Args:
         output: the file.
         endings: what its name may end in, the usual one first.
+        option: that names it on the command line.
 
     Raises:
         UsageError: another ending, no such folder, or one that cannot be written.
@@ -50,10 +51,13 @@ def need_place(output: Path, *endings: str) -> None:
 
     if output.suffix.lower() not in endings:
         raise UsageError(
-            f"'{output}' does not end in {endings[0]}", remedy=f"as -o {output.stem}{endings[0]}"
+            f"'{output}' does not end in {endings[0]}",
+            remedy=f"as {option} {output.stem}{endings[0]}",
         )
     if output.is_dir():
-        raise UsageError(f"'{output}' is a folder", remedy=f"as -o {output / 'run'}{endings[0]}")
+        raise UsageError(
+            f"'{output}' is a folder", remedy=f"as {option} {output / 'run'}{endings[0]}"
+        )
     if not output.parent.is_dir():
         raise UsageError(
             f"there is no folder '{output.parent}' to keep {output.name} in",
@@ -61,7 +65,7 @@ def need_place(output: Path, *endings: str) -> None:
         )
     if not os.access(output if output.exists() else output.parent, os.W_OK):
         raise UsageError(
-            f"'{output}' cannot be written", remedy=f"name another place: -o FILE{endings[0]}"
+            f"'{output}' cannot be written", remedy=f"name another place: {option} FILE{endings[0]}"
         )
 
 

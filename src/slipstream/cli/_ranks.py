@@ -11,6 +11,7 @@ from slipstream.tables import Column, Table
 
 if TYPE_CHECKING:
     from slipstream.measure.comparison import Comparison
+    from slipstream.measure.records import Experiment
 
 
 def ranks_rows(comparison: Comparison, workers: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -57,6 +58,24 @@ def ranks_rows(comparison: Comparison, workers: Mapping[str, int]) -> list[dict[
                 row["ratio"] = [claim.ratio, claim.low, claim.high]
         rows.append(row)
     return rows
+
+
+def workers_of(experiment: Experiment) -> dict[str, int]:
+    """By side: how many ranks took its step, of those whose samples are a team's.
+
+    A technique that is not installed any more is left out.
+    """
+    from slipstream import technique
+    from slipstream.errors import SlipstreamError
+    from slipstream.measure.records import Phase
+    from slipstream.verbs._ranks import STEP, ranks_of
+
+    found: dict[str, int] = {}
+    for arm in experiment.arms:
+        if (arm.name, STEP, Phase.MEASURE) in experiment.series:
+            with contextlib.suppress(SlipstreamError):
+                found[arm.name] = ranks_of(technique.parse(arm.name))
+    return found
 
 
 def ranks_table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -74,7 +74,7 @@ def command(
             remedy="as --for-throughput 500",
         )
     if svg is not None:
-        need_place(svg, ".svg")
+        need_place(svg, ".svg", option="--svg")
     with progress("batch sizes") as say:
         model = batch_model(
             workload_of(workload, script_arguments, settings),

@@ -121,7 +121,7 @@ def command(
         # So many of them share this machine's cores; and the step is recorded as they run it.
         threads = 1
     if svg is not None:
-        need_place(svg, ".svg")
+        need_place(svg, ".svg", option="--svg")
     timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
     if not parse_duration_ns(budget, "--budget"):
         raise InvalidArgumentError("--budget", "no time to measure in", remedy="as 60s, 5min")

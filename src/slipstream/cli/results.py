@@ -97,10 +97,14 @@ def show(
 ) -> None:
     """Show one experiment: prediction and measurement side by side.
 
-    An experiment that was interrupted is shown with what it had by then.
+    An experiment that was interrupted is shown with what it had by then; one of real ranks with
+    the tables of ranks, layers and links that `prove` printed.
     """
+    from slipstream.cli._exposed import exposed_rows, exposed_table, link_table
     from slipstream.cli._output import emit, note
+    from slipstream.cli._ranks import ranks_rows, ranks_table, workers_of
     from slipstream.measure import render
+    from slipstream.measure.comparison import Comparison
     from slipstream.measure.page import comparison_html
 
     with _open(store) as opened:
@@ -112,12 +116,19 @@ def show(
             note(f"{len(claims)} claims recomputed from the samples: the same to the last digit")
     if html is not None:
         _write(html, comparison_html(experiment, claims))
-    table = render.comparison_table(experiment, claims)
-    if markdown and not as_json:
-        print(table.to_markdown(), end="")
-        return
+    tables = [render.comparison_table(experiment, claims)]
     rows = render.comparison_rows(experiment, claims)
-    emit(table, render.rows_payload(experiment, rows, claims), as_json=as_json)
+    payload = render.rows_payload(experiment, rows, claims)
+    # Of real ranks, as `prove` printed it.
+    comparison = Comparison(experiment, tuple(claims))
+    if ranks := ranks_rows(comparison, workers_of(experiment)):
+        payload |= {"ranks": ranks, "exposed": (exposed := exposed_rows(comparison))}
+        tables.append(ranks_table(ranks))
+        tables += [exposed_table(exposed), link_table(exposed)] if exposed else []
+    if markdown and not as_json:
+        print("\n".join(table.to_markdown() for table in tables), end="")
+        return
+    emit(tables, payload, as_json=as_json)
 
 
 @app.command()

@@ -132,7 +132,8 @@ def run(
     """Measure `arms` against each other.
 
     A candidate that fails leaves the run, which goes on with the others. Ctrl-C keeps what was
-    measured: it is stored, and travels with the exception as ``error.experiment``.
+    measured: it is stored, and travels with the exception as ``error.experiment``. Once everything
+    is measured, while arms show what else they have, the run counts as complete.
 
     Args:
         sink: told of every block, so that a killed run loses at most the running one.
@@ -273,6 +274,7 @@ class _Run:
         self.last_claims: tuple[Claim, ...] = ()
         self.deadline = 0.0
         self.widened = ""
+        self.measured = False
 
     def resume(self, before: Experiment) -> None:
         """Take over what an interrupted run of the same arms recorded, and go on after it."""
@@ -305,10 +307,15 @@ class _Run:
             self._event("stop", {"reason": reason})
             if self.plan.peak_memory:
                 self._take_memory()
+            self.measured = True
             self._look_afterwards()
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self._event("stop", {"reason": "interrupted" if interrupted else "failed"})
+            if interrupted and self.measured:
+                # The measurement is whole: only what else the arms show was cut short.
+                self._event("note", {"what": "interrupted after the run, which is complete"})
+            else:
+                self._event("stop", {"reason": "interrupted" if interrupted else "failed"})
             # The record travels with the error: ArmFailedError declares the attribute, Ctrl-C
             # gets it.
             error.experiment = self._finish()  # type: ignore[attr-defined]

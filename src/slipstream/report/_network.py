@@ -11,8 +11,10 @@ from slipstream.report._curve import STYLE
 from slipstream.units import format_duration
 
 _SENT, _RECEIVED, _STILL = "#4a90d9", "#7fb069", "#e0a030"
-_LEFT, _WIDTH, _RIGHT = 96, 640, 16
+_LEFT, _WIDTH, _RIGHT = 96, 640, 32
 _TOP, _HALF, _HEAD, _BELOW = 30, 52, 22, 26
+# Between the middles of two times below a panel, so that they can be told apart.
+_APART = 52
 _LEGEND = (
     (_SENT, 1.0, "sent"), (_RECEIVED, 1.0, "received"), (_STILL, 0.3, "training stands still"),
 )  # fmt: skip
@@ -86,9 +88,15 @@ def _panel(row: Mapping[str, Any], top: float, x_scale: float, y_scale: float) -
         f'<text class="faint" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
         f'<line x1="{_LEFT}" x2="{end:.1f}" y1="{middle}" y2="{middle}"/>'
     )
+    told = -float(_APART)
     for number, stamp in enumerate(stamps):
         out.append(
             f'<line x1="{x(stamp):.1f}" x2="{x(stamp):.1f}" y1="{top}" y2="{top + 2 * _HALF}"/>'
+        )
+        if x(stamp) - told < _APART:
+            continue
+        told = x(stamp)
+        out.append(
             f'<text class="faint" x="{x(stamp):.1f}" y="{top + 2 * _HALF + 14}" '
             f'text-anchor="middle" font-size="10">'
             f"{format_duration(1e9 * stamp) if number else '0'}</text>"

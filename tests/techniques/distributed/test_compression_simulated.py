@@ -11,9 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.technique import parse
-from slipstream.techniques.distributed import ACP, Compressor, PowerSGD, Sign, SimulatedWorkers
+from slipstream.techniques.distributed import (
+    ACP,
+    Compressor,
+    PowerSGD,
+    Sign,
+    SimulatedWorkers,
+    TopK,
+)
+from slipstream.techniques.distributed.adasum.exchange import check_nodes
+from slipstream.techniques.distributed.collectives.two_d import need_rows
+from slipstream.techniques.distributed.compression.hook import settings_of
 
 ALL = (
     "cast:fp16",
@@ -242,3 +252,30 @@ def test_late_gradients_are_stable_up_to_the_rate_that_theory_tells(
         team.reduce()
         optimizer.step()
     assert (abs(model.weight.item()) < 1.0) == stable
+
+
+@pytest.mark.parametrize("compressor", ["topk:0.01", TopK, 5])
+def test_what_is_no_setting_is_named_at_once(compressor: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"compressor: is .* not settings"):
+        SimulatedWorkers(torch.nn.Linear(2, 2), compressor, workers=2)
+    with pytest.raises(InvalidArgumentError, match=r"workers: 2\.5 is not a whole number"):
+        SimulatedWorkers(torch.nn.Linear(2, 2), None, workers=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", [None, 5, TopK, torch.nn.Linear])
+def test_what_is_no_way_to_compress_is_named(how: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"how: is .* not a way to compress"):
+        settings_of(how)
+
+
+@pytest.mark.parametrize("name", ["adasum:2", "priority_sync:2"])
+def test_without_a_hook_it_is_refused_before_anything_runs(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be combined with"):
+        parse(f"{name}+topk:0.01")
+
+
+def test_rows_and_nodes_are_whole_numbers() -> None:
+    with pytest.raises(InvalidArgumentError, match="rows: '2' is not a whole number"):
+        need_rows("2", 2)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="per_node: '2' is not a whole number"):
+        check_nodes("2", 2, "auto")  # type: ignore[arg-type]

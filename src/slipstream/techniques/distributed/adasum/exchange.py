@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import weights
@@ -86,6 +87,7 @@ def check_algorithm(algorithm: str, size: int) -> None:
 
 def check_nodes(per_node: int, size: int, algorithm: str) -> None:
     """Raise an `InvalidArgumentError` where `size` ranks do not fill nodes of so many."""
+    per_node = whole_number("per_node", per_node, None)
     if per_node < 1 or size % per_node:
         raise InvalidArgumentError(
             "per_node", f"{per_node} ranks a node do not divide {size} ranks",

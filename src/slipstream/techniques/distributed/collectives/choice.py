@@ -96,7 +96,7 @@ def chosen(cluster: Cluster | None, nbytes: int, ranks: int, rows: int) -> str:
     if cluster is None:
         raise InvalidArgumentError(
             "cluster", "auto predicts on a cluster, and none is given",
-            remedy="cluster=Cluster.load('here.toml') of slipstream cluster calibrate, or "
+            remedy="cluster=Cluster.load('here.toml') of slipstream cluster measure, or "
             "algorithm='2d'",
         )  # fmt: skip
     flat, grid = predicted_ns(cluster, nbytes, ranks, rows)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.buckets import BucketThread
 from slipstream.techniques.distributed.collectives import grid
@@ -126,6 +127,7 @@ def reduce_flat(flat: torch.Tensor, team: Team, rows: int, way: str, divisor: in
 
 def need_rows(rows: int, ranks: int) -> None:
     """Raise an `InvalidArgumentError` unless so many ranks make `rows` rows."""
+    rows = whole_number("rows", rows, None)
     if rows < 1 or ranks % rows:
         raise InvalidArgumentError(
             "rows", f"{ranks} ranks do not make {rows} rows",

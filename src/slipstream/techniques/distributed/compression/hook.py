@@ -80,9 +80,15 @@ def settings_of(how: str | Compressor | Auto) -> Compressor | Auto:
 
     Raises:
         UsageError: what is written is no way to compress.
+        InvalidArgumentError: it is neither settings nor written.
     """
-    if not isinstance(how, str):
+    if isinstance(how, (Auto, Compressor)) and not isinstance(how, type):
         return how
+    if not isinstance(how, str):
+        raise InvalidArgumentError(
+            "how", f"is {how!r}, not a way to compress",
+            remedy="auto, or one of " + ", ".join(sorted(NAMES)) + ", as topk:0.01",
+        )  # fmt: skip
     if how == "auto":
         return Auto()
     found = parse(how)
@@ -247,6 +253,8 @@ class Compression:
         Raises:
             InvalidArgumentError: of another rank, number of ranks, settings or model.
         """
+        if not isinstance(state, Mapping):
+            raise InvalidArgumentError("state", f"is a {type(state).__name__}, no state_dict")
         own = {
             "format": _FORMAT, "settings": str(self.settings), "rank": self.ranks.rank,
             "ranks": self.ranks.size,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 from slipstream.techniques.distributed.compression.compressor import (
@@ -65,16 +66,21 @@ class SimulatedWorkers:
             before the first one does, there is none.
 
     Raises:
-        InvalidArgumentError: fewer than one worker, or a delay below 0.
+        InvalidArgumentError: fewer than one worker, a delay below 0, or settings that are none.
     """
 
     def __init__(
         self, model: torch.nn.Module, compressor: Compressor | None, workers: int, delay: int = 0
     ) -> None:
-        if workers < 1:
-            raise InvalidArgumentError("workers", f"{workers} is less than 1")
-        if delay < 0:
-            raise InvalidArgumentError("delay", f"{delay} is less than 0")
+        if compressor is not None and (
+            isinstance(compressor, type) or not isinstance(compressor, Compressor)
+        ):
+            raise InvalidArgumentError(
+                "compressor", f"is {compressor!r}, not settings of one way to compress",
+                remedy="as ss.distributed.TopK(0.01); None for exact means",
+            )  # fmt: skip
+        workers = whole_number("workers", workers)
+        delay = whole_number("delay", delay, 0)
         self.compressor = compressor
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.layout = Layout.of({n: tuple(p.shape) for n, p in self.parameters.items()})

@@ -39,7 +39,9 @@ class CompressionTechnique(Compressor):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.conflicts = NAMES - {getattr(cls, "name", "")}
+        # Only replicas in DistributedDataParallel have a hook for it.
+        others = NAMES | {"adasum", "priority_sync"}
+        cls.conflicts = others - {getattr(cls, "name", "")}
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why nothing of the step can be compressed."""
