@@ -260,6 +260,8 @@ def test_what_is_no_setting_is_named_at_once(compressor: Any) -> None:
         SimulatedWorkers(torch.nn.Linear(2, 2), compressor, workers=2)
     with pytest.raises(InvalidArgumentError, match=r"workers: 2\.5 is not a whole number"):
         SimulatedWorkers(torch.nn.Linear(2, 2), None, workers=2.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"model: .*float64, not float32"):
+        SimulatedWorkers(torch.nn.Linear(2, 2).double(), None, workers=2)
 
 
 @pytest.mark.parametrize("how", [None, 5, TopK, torch.nn.Linear])

@@ -274,6 +274,32 @@ def test_one_rank_s_overflow_makes_all_skip_and_nan_arrives_as_unsharded(in_ddp:
         assert one[4].isnan().all()
 
 
+def test_overflow_is_found_where_one_rank_has_all_of_the_last_bucket() -> None:
+    size = 2
+
+    def work(rank: int) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(Scaled(), nn.Linear(8, 5), nn.Linear(5, 4))
+        # A bucket for every parameter from the second step on, the first parameter's last.
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-5)
+        optimizer = ShardedUpdate(torch.optim.SGD(model.parameters(), 0.1), wrapped)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        at = torch.zeros(5, 8)
+        model[1].weight.register_hook(lambda gradient: gradient + at)
+        moved = []
+        for most in (0.0, torch.inf if rank == 0 else 0.0):
+            at[0, 0] = most
+            start = flat(model)
+            scaler.scale(wrapped(torch.ones(3, 8)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            moved.append(not torch.equal(flat(model), start))
+        return moved, scaler.get_scale()
+
+    assert run_ranks(size, work) == [([True, False], 2.0**9)] * size
+
+
 def test_gradients_in_other_strides_are_clipped_too() -> None:
     def work(rank: int) -> torch.Tensor:
         conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -78,8 +78,10 @@ class Ranks:
 
     def __init__(self, parent: Any, timeout_s: float, patience_s: float, name: str) -> None:
         for argument, value in (("timeout_s", timeout_s), ("patience_s", patience_s)):
-            if not 0.0 < value < float("inf"):
-                raise InvalidArgumentError(argument, f"{value} is not a time to wait")
+            if not isinstance(value, (int, float)) or not 0.0 < value < float("inf"):
+                raise InvalidArgumentError(
+                    argument, f"{value!r} is not a time to wait", remedy="seconds, as 25.0"
+                )
         members = dist.get_process_group_ranks(parent)
         self.rank, self.size = dist.get_rank(parent), len(members)
         self.patience_s = patience_s

@@ -9,6 +9,7 @@ each step's slowest rank. Afterwards the choice is tried against none again from
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ class Chooser:
         self._ranks = ranks
         self._began: float | None = None
         self._step = 0
-        self._waited: list[float] = []
+        self._waited: deque[float] = deque(maxlen=_LOOKED_AT)
         self._plain: list[float] = []
         self._plan: list[tuple[Compressor | None, bool]] = []
         self._taken: dict[str, list[float]] = {}
@@ -110,7 +111,7 @@ class Chooser:
         self._plain.append(took)
         if len(self._plain) < _LOOKED_AT:
             return
-        exposed = statistics.median(self._waited[-_LOOKED_AT:]) / statistics.median(self._plain)
+        exposed = statistics.median(self._waited) / statistics.median(self._plain)
         if self._slowest([exposed])[0] < _LEAST_GAIN:
             self.timings = {"dense": statistics.median(self._plain)}
             self._decide(None)

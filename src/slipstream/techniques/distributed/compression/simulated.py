@@ -66,7 +66,8 @@ class SimulatedWorkers:
             before the first one does, there is none.
 
     Raises:
-        InvalidArgumentError: fewer than one worker, a delay below 0, or settings that are none.
+        InvalidArgumentError: fewer than one worker, a delay below 0, settings that are none, or
+            parameters that are not float32.
     """
 
     def __init__(
@@ -78,6 +79,12 @@ class SimulatedWorkers:
             raise InvalidArgumentError(
                 "compressor", f"is {compressor!r}, not settings of one way to compress",
                 remedy="as ss.distributed.TopK(0.01); None for exact means",
+            )  # fmt: skip
+        others = {p.dtype for p in model.parameters() if p.requires_grad} - {torch.float32}
+        if others:
+            raise InvalidArgumentError(
+                "model", f"its parameters are {', '.join(sorted(map(str, others)))}, not float32",
+                remedy="model.float()",
             )  # fmt: skip
         workers = whole_number("workers", workers)
         delay = whole_number("delay", delay, 0)

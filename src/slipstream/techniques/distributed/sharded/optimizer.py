@@ -172,10 +172,11 @@ class ShardedUpdate(WrappingOptimizer):
         self, shards: Shards, numbers: Sequence[int], gradients: Sequence[torch.Tensor]
     ) -> None:
         """Let a GradScaler, which looks at gradients on its own rank, find anybody's overflow."""
-        if self._any(not self._finite):
+        if self.ranks > 1 and self._any(not self._finite):
             largest = max(zip(numbers, gradients, strict=True), key=lambda pair: pair[1].numel())
+            # A share, too, where it is all there is: the step does not count any more.
             outside = shards.outside(*largest, self.rank)
-            outside.fill_(torch.inf)
+            (outside if outside.numel() else largest[1]).fill_(torch.inf)
         self._finite = True
 
     @torch.no_grad()
