@@ -229,7 +229,7 @@ def measure(
     assert fitted is not None
     note(
         f"half of the samples lie within {format_percent(fitted.residual)} of the fit, nine of ten "
-        f"within {format_percent(fitted.residual_p90)}; {fitted.oversubscription:g} ranks a core"
+        f"within {format_percent(fitted.residual_p90)}; ranks a core: {fitted.oversubscription:g}"
     )
     note(f"written: {output}")
 

@@ -490,7 +490,8 @@ def _number(ratio: float) -> str:
 
 def _verdict(row: ComparisonRow) -> str:
     if row.verdict == Verdict.INCONCLUSIVE and row.further_blocks:
-        return f"{row.verdict} (about {row.further_blocks} more blocks)"
+        more = row.further_blocks
+        return f"{row.verdict} (about {more} more block{'s' * (more > 1)})"
     # Memory and traffic are not fast or slow.
     verdict = _OF_SIZE.get(row.verdict, row.verdict) if row.unit == "bytes" else row.verdict
     return f"{verdict}, but {row.doubt}" if row.doubt else verdict
