@@ -54,7 +54,11 @@ def comparison(*details: dict[str, Any], **predicted: dict[str, float]) -> Compa
 
 BOTH = comparison(
     detail("ddp", {"model.b": 0.02, "model.c": 0.03}),
-    detail("priority", {"model.b": 0.01, "model.c": 0.001}, how="static:50000"),
+    detail(
+        "priority",
+        {"model.b": 0.01, "model.c": 0.001},
+        how="static, slices of 50,000 numbers, 1 ahead",
+    ),
     ddp={"model.c": 28e6, "model.b": 22e6},
     priority={"model.b": 12e6},
 )
@@ -65,7 +69,10 @@ def test_layers_are_in_the_order_of_the_forward_pass_and_add_up() -> None:
     assert [one["layer"] for one in ddp["layers"]] == ["model.a", "model.b", "model.c"]
     assert ddp["layers"][0] == {"layer": "model.a", "predicted_ns": 0.0, "measured_ns": 0.0}
     assert (ddp["predicted_ns"], ddp["measured_ns"]) == (50e6, pytest.approx(50e6))
-    assert (priority["predicted_ns"], priority["how"]) == (12e6, "static:50000")
+    assert (priority["predicted_ns"], priority["how"]) == (
+        12e6,
+        "static, slices of 50,000 numbers, 1 ahead",
+    )
     assert priority["step_ns"] == pytest.approx(100e6)
 
 
@@ -75,7 +82,7 @@ def test_what_is_exposed_nowhere_shares_a_line() -> None:
     assert table.rows[1][1:] == ("28.0 ms, 30.0 ms", "0, 1.00 ms")
     assert table.rows[2][1:] == ("0, 0", "0, 0")
     said = " ".join(table.notes)
-    assert "priority trains as static:50000" in said
+    assert "priority trains as static, slices of 50,000 numbers, 1 ahead" in said
     assert "predicted: of 2 layers that ddp waits for, priority hides 1: model.c" in said
     assert "measured: of 2 layers that ddp waits for, priority hides 1: model.c" in said
 

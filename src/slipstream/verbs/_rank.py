@@ -204,7 +204,7 @@ def _watched(
 def _chosen(model: Any) -> str:
     """What a model that chooses between several ways trains by; empty of any other."""
     plan = getattr(model, "plan", None) if isinstance(model, Watched) else None
-    return "" if plan is None else str(plan.name)
+    return "" if plan is None else str(plan.words)
 
 
 def _drawn(waits: Waits, samples: Samples, stamps: Sequence[float]) -> dict[str, Any]:

@@ -167,6 +167,7 @@ def test_a_rank_that_ends_while_ddp_trains_is_named_too(monkeypatch: pytest.Monk
         train(wrapped, optimizer, rank, range(9))
         assert wrapped.plan is not None
         assert wrapped.plan.name == "ddp:25"
+        assert wrapped.plan.words == "DDP, buckets of 25 MiB"
         if rank == 1:
             os._exit(1)
         with pytest.raises(CommunicationError) as caught:

@@ -91,6 +91,13 @@ class Plan:
         ahead = "" if self.ahead == AHEAD else f"x{self.ahead}"
         return f"{self.order}:{self.slice_elems}{ahead}"
 
+    @property
+    def words(self) -> str:
+        """The same for people, who may take ``ddp:25`` for 25 workers."""
+        if self.order == DDP:
+            return f"DDP, buckets of {self.bucket_mb:g} MiB"
+        return f"{self.order}, slices of {self.slice_elems:,} numbers, {self.ahead} ahead"
+
 
 @dataclass(frozen=True)
 class Asked:
