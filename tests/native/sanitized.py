@@ -22,16 +22,17 @@ def build(
     flags: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """A program of `sources` and the kernels of `family` for `levels`."""
-    kernels = "".join(f"KERNEL({family}_{level})\n" for level in levels)
+    own = NATIVE / "src" / family
+    kinds = [(next(own.glob(f"*_{level}.cpp")), FLAGS[level]) for level in levels]
+    kernels = "".join(f"KERNEL({source.stem})\n" for source, _ in kinds)
     (folder / f"{family}_kernels.inc").write_text(kernels)
     common = [
         compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
         "-ffp-contract=off", *flags, f"-I{folder}", f"-I{NATIVE / 'src'}",
         f"-I{NATIVE / 'include'}",
     ]  # fmt: skip
-    own = NATIVE / "src" / family
     parts: list[tuple[Path, Sequence[str]]] = [(source, []) for source in sources]
-    parts += [(own / f"{family}_{level}.cpp", FLAGS[level]) for level in levels]
+    parts += kinds
     objects = []
     for source, extra in parts:
         objects.append(str(folder / f"{source.stem}.o"))

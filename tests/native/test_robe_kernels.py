@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,6 @@ import pytest
 import torch
 from environments import check_choice
 from numpy.typing import NDArray
-from sanitized import NATIVE, SANITIZERS, build
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import InstructionSet
@@ -268,19 +264,3 @@ def test_such_an_array_is_read(size: int) -> None:
     assert torch.equal(
         door.robe(*one_each(array, ids, table, 16, False)), torch.arange(32.0).view(2, 16)
     )
-
-
-@pytest.mark.full
-def test_sanitizers_find_nothing_in_random_shapes(tmp_path: Path) -> None:
-    levels = [str(level) for level in reversed(door.kernels())]
-    if not levels or shutil.which("g++") is None:
-        pytest.skip("no kernels, or no g++")
-    source = NATIVE / "src"
-    program = build(
-        tmp_path, "robe", levels, Path(__file__).parent / "robe_main.cpp",
-        source / "robe" / "robe.cpp", source / "bags.cpp", source / "threads.cpp",
-        flags=SANITIZERS,
-    )  # fmt: skip
-    run = subprocess.run([str(program)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "fine\n"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,40 +216,3 @@ def test_wrong_arguments_of_the_operator_are_named() -> None:
             torch.ops.slipstream.tt.gradient(wrong, *how)
         with pytest.raises(InvalidArgumentError, match="grad"):
             torch.ops.slipstream.tt.weights(wrong, *how)
-
-
-NATIVE = Path(__file__).resolve().parents[2] / "native"
-FLAGS = {
-    "scalar": [],
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512bw": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
-}
-
-
-@pytest.mark.full
-def test_sanitizers_find_nothing_in_random_trains(tmp_path: Path) -> None:
-    levels = [str(level) for level in reversed(door.kernels())]
-    if not levels or shutil.which("g++") is None:
-        pytest.skip("no kernels, or no g++")
-    kernels = "".join(f"KERNEL(tt_{level})\n" for level in levels)
-    (tmp_path / "tt_kernels.inc").write_text(kernels)
-    shared = ("tt/tt.cpp", "tt/micro_batch.cpp", "bags.cpp", "threads.cpp")
-    sources = [
-        (Path(__file__).parent / "tt_main.cpp", []),
-        *((NATIVE / "src" / name, []) for name in shared),
-        *((NATIVE / "src" / "tt" / f"tt_{level}.cpp", FLAGS[level]) for level in levels),
-    ]
-    common = [
-        "g++", "-std=c++17", "-O1", "-g", "-pthread", "-ffp-contract=off",
-        "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{tmp_path}",
-        f"-I{NATIVE / 'src'}", f"-I{NATIVE / 'include'}",
-    ]  # fmt: skip
-    objects = []
-    for source, own in sources:
-        objects.append(str(tmp_path / f"{source.stem}.o"))
-        subprocess.run([*common, *own, "-c", str(source), "-o", objects[-1]], check=True)
-    program = tmp_path / "tt"
-    subprocess.run([*common, *objects, "-o", str(program)], check=True)
-    run = subprocess.run([str(program)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "fine\n"
