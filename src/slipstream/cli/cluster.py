@@ -378,7 +378,7 @@ def _describe(cluster: Cluster) -> tuple[list[Table], Mapping[str, Any]]:
         ("hosts", topology.hosts, "", ""),
         _row("start-up of a message", cluster.alpha_ns, format_duration),
         _row("to add up a byte", cluster.reduce_ns_per_byte, format_duration),
-        _row("computing beside messages takes longer by", cluster.overlap_penalty, format_percent),
+        _row("slowdown beside messages", cluster.overlap_penalty, format_percent),
     ]
     rows += [
         (
