@@ -36,11 +36,13 @@ def detail(arm: str, layers_s: dict[str, float] | None, **changes: Any) -> dict[
     }  # fmt: skip
 
 
-def comparison(*details: dict[str, Any], **predicted: dict[str, float]) -> Comparison:
+def comparison(
+    *details: dict[str, Any], step_ns: float = 100e6, **predicted: dict[str, float]
+) -> Comparison:
     record = {
         name: PredictionRecord(
             "train", name, "wall", 1.0, 0.9, 1.1, "fitted", "2026-11-23T00:00:00Z", "env",
-            {"exposed_by_layer": layers},
+            {"exposed_by_layer": layers, "step_ns": step_ns},
         )
         for name, layers in predicted.items()
     }  # fmt: skip
@@ -171,3 +173,10 @@ def test_times_below_a_short_panel_do_not_cover_each_other() -> None:
 )
 def test_layers_that_stop_being_exposed_are_named(after: dict[str, float], said: str) -> None:
     assert no_longer_exposed("A", {"x": 10.0, "y": 10.0, "tiny": 0.1}, "B", after) == said
+
+
+@pytest.mark.parametrize(("step_ns", "said"), [(100e6, False), (80e6, True)])
+def test_ranks_that_compute_longer_than_told_are_named(step_ns: float, said: bool) -> None:
+    both = comparison(detail("ddp", {"model.b": 0.05}), step_ns=step_ns, ddp={"model.b": 50e6})
+    notes = " ".join(exposed_table(exposed_rows(both)).notes)
+    assert ("ddp computes for 50.0 ms a step, told were 30.0 ms" in notes) is said

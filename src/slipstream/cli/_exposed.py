@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Rows of a table, and the share of the longest standstill that is worth one.
 _MOST, _LEAST = 12, 0.01
+# The share of a step by which computing has to differ from what was told, to be named.
+_NOTABLE = 0.1
 
 
 def exposed_rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -49,6 +51,9 @@ def exposed_rows(comparison: Comparison) -> list[dict[str, Any]]:
                 "predicted_ns": None if predicted is None else sum(predicted.values()),
                 "measured_ns": None if measured is None else 1e9 * sum(measured.values()),
                 "step_ns": 1e9 * found["step_s"],
+                "predicted_step_ns": None
+                if prediction is None
+                else prediction.detail.get("step_ns"),
                 "steps": found["steps"],
                 "link": {
                     "line_bytes_per_s": found["line_bytes_per_s"] or None,
@@ -84,6 +89,7 @@ def exposed_table(rows: Sequence[dict[str, Any]]) -> Table:
         f"{', '.join(str(row['steps']) for row in rows)} steps more, beside no other side"
     ]
     notes += [f"{row['technique']} trains as {row['how']}" for row in rows if row["how"]]
+    notes += filter(None, map(_slower_computing, rows))
     if any(row["measured_ns"] is None for row in rows):
         notes.append("where a side has no measured time, its technique does not tell what it waits")
     if len(rows) > 1:
@@ -98,6 +104,23 @@ def exposed_table(rows: Sequence[dict[str, Any]]) -> Table:
             ]  # fmt: skip
     columns = [Column(f"{row['technique']}: predicted, measured", "right") for row in rows]
     return Table([Column("waits for"), *columns], cells, "exposed communication", notes)
+
+
+def _slower_computing(row: Mapping[str, Any]) -> str:
+    """Whether ranks compute so much longer than was told that the step shows it; empty if not."""
+    from slipstream.units import format_duration
+
+    known = [row[name] for name in ("predicted_step_ns", "predicted_ns", "measured_ns")]
+    if None in known:
+        return ""
+    told, found = known[0] - known[1], row["step_ns"] - known[2]
+    if found - told < _NOTABLE * row["step_ns"]:
+        return ""
+    return (
+        f"{row['technique']} computes for {format_duration(found)} a step, told were "
+        f"{format_duration(told)}, of a worker on a machine of its own: the ranks share the cores "
+        "of this one"
+    )
 
 
 def link_table(rows: Sequence[dict[str, Any]]) -> Table:
