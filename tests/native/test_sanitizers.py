@@ -29,11 +29,12 @@ FAMILIES: Mapping[str, tuple[Callable[[], Mapping[InstructionSet, int]], tuple[s
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sanitizers_find_nothing(family: str, tmp_path: Path) -> None:
+def test_sanitizers_find_nothing(
+    family: str, tmp_path: Path, require: Callable[[str, bool, str], None]
+) -> None:
     kernels, needed = FAMILIES[family]
     levels = [str(level) for level in reversed(kernels())]
-    if not levels or shutil.which("g++") is None:
-        pytest.skip("no kernels, or no g++")
+    require("native", bool(levels) and shutil.which("g++") is not None, "no kernels, or no g++")
     program = build(
         tmp_path, family, levels, Path(__file__).parent / f"{family}_main.cpp",
         *(NATIVE / "src" / one for one in needed), flags=SANITIZERS,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slipstream.measure.ledger import Score
     from slipstream.measure.records import Claim
     from slipstream.measure.runner import Progress
+    from slipstream.tables import Table
 
 _EVERY_S = 1.0
 # In a log every line stays.
@@ -87,13 +88,22 @@ def emit_comparison(
     ]
     table = comparison.table()
     told = replace(table, notes=(*table.notes, *map(shown_before, before)))
+    more, of_ranks = tables_of_ranks(ranks, exposed)
+    emit([told, *more], payload | of_ranks, as_json=as_json)
+
+
+def tables_of_ranks(
+    ranks: Sequence[dict[str, Any]], exposed: Sequence[dict[str, Any]]
+) -> tuple[list[Table], dict[str, Any]]:
+    """What is told besides of sides that several processes took together, and as JSON.
+
+    Args:
+        ranks, exposed: as of `emit_comparison`.
+    """
     if not ranks:
-        emit(told, payload, as_json=as_json)
-        return
-    payload["ranks"] = list(ranks)
-    payload["exposed"] = list(exposed)
-    more = [exposed_table(exposed), link_table(exposed)] if exposed else []
-    emit([told, ranks_table(ranks), *more], payload, as_json=as_json)
+        return [], {}
+    waits = [exposed_table(exposed), link_table(exposed)] if exposed else []
+    return [ranks_table(ranks), *waits], {"ranks": list(ranks), "exposed": list(exposed)}
 
 
 def shown_before(score: Score) -> str:

@@ -32,7 +32,8 @@ def exposed_rows(comparison: Comparison) -> list[dict[str, Any]]:
             continue
         found, name = event.detail, str(event.detail["arm"])
         prediction = experiment.predictions.get(name)
-        predicted = None if prediction is None else prediction.detail.get("exposed_by_layer")
+        known = {} if prediction is None else prediction.detail
+        predicted = known.get("exposed_by_layer")
         measured = found["layers_s"]
         order = dict.fromkeys([*found["order"], *(predicted or {}), *(measured or {})])
         layers = [
@@ -51,9 +52,7 @@ def exposed_rows(comparison: Comparison) -> list[dict[str, Any]]:
                 "predicted_ns": None if predicted is None else sum(predicted.values()),
                 "measured_ns": None if measured is None else 1e9 * sum(measured.values()),
                 "step_ns": 1e9 * found["step_s"],
-                "predicted_step_ns": None
-                if prediction is None
-                else prediction.detail.get("step_ns"),
+                "predicted_step_ns": known.get("step_ns"),
                 "steps": found["steps"],
                 "link": {
                     "line_bytes_per_s": found["line_bytes_per_s"] or None,

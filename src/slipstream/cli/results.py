@@ -100,9 +100,10 @@ def show(
     An experiment that was interrupted is shown with what it had by then; one of real ranks with
     the tables of ranks, layers and links that `prove` printed.
     """
-    from slipstream.cli._exposed import exposed_rows, exposed_table, link_table
+    from slipstream.cli._comparison import tables_of_ranks
+    from slipstream.cli._exposed import exposed_rows
     from slipstream.cli._output import emit, note
-    from slipstream.cli._ranks import ranks_rows, ranks_table, workers_of
+    from slipstream.cli._ranks import ranks_rows, workers_of
     from slipstream.measure import render
     from slipstream.measure.comparison import Comparison
     from slipstream.measure.page import comparison_html
@@ -116,18 +117,16 @@ def show(
             note(f"{len(claims)} claims recomputed from the samples: the same to the last digit")
     if html is not None:
         _write(html, comparison_html(experiment, claims))
-    tables = [render.comparison_table(experiment, claims)]
-    rows = render.comparison_rows(experiment, claims)
-    payload = render.rows_payload(experiment, rows, claims)
-    # Of real ranks, as `prove` printed it.
     comparison = Comparison(experiment, tuple(claims))
-    if ranks := ranks_rows(comparison, workers_of(experiment)):
-        payload |= {"ranks": ranks, "exposed": (exposed := exposed_rows(comparison))}
-        tables.append(ranks_table(ranks))
-        tables += [exposed_table(exposed), link_table(exposed)] if exposed else []
+    more, of_ranks = tables_of_ranks(
+        ranks_rows(comparison, workers_of(experiment)), exposed_rows(comparison)
+    )
+    tables = [render.comparison_table(experiment, claims), *more]
     if markdown and not as_json:
         print("\n".join(table.to_markdown() for table in tables), end="")
         return
+    rows = render.comparison_rows(experiment, claims)
+    payload = render.rows_payload(experiment, rows, claims) | of_ranks
     emit(tables, payload, as_json=as_json)
 
 

@@ -174,6 +174,7 @@ def test_times_that_nobody_can_wait_are_named() -> None:
         for act in (
             lambda: AdasumOptimizer(sgd(model), timeout_s=-1.0),
             lambda: AdasumState(timeout_s=float("inf")),
+            lambda: AdasumState(patience_s=float("nan")),
             lambda: AdasumState(patience_s="9s"),  # type: ignore[arg-type]
             lambda: TwoDState(rows=1, patience_s=0.0),
             lambda: compress(DistributedDataParallel(model), "sign", timeout_s=0.0),
@@ -185,7 +186,9 @@ def test_times_that_nobody_can_wait_are_named() -> None:
 
     for said in run_ranks(2, work):
         for text, name in zip(
-            said, ("timeout_s", "timeout_s", "patience_s", "patience_s", "timeout_s"), strict=True
+            said,
+            ("timeout_s", "timeout_s", "patience_s", "patience_s", "patience_s", "timeout_s"),
+            strict=True,
         ):
             assert name in text
 

@@ -82,7 +82,7 @@ def settings_of(how: str | Compressor | Auto) -> Compressor | Auto:
         UsageError: what is written is no way to compress.
         InvalidArgumentError: it is neither settings nor written.
     """
-    if isinstance(how, (Auto, Compressor)) and not isinstance(how, type):
+    if isinstance(how, (Auto, Compressor)):
         return how
     if not isinstance(how, str):
         raise InvalidArgumentError(

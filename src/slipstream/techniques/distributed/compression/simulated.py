@@ -73,9 +73,7 @@ class SimulatedWorkers:
     def __init__(
         self, model: torch.nn.Module, compressor: Compressor | None, workers: int, delay: int = 0
     ) -> None:
-        if compressor is not None and (
-            isinstance(compressor, type) or not isinstance(compressor, Compressor)
-        ):
+        if compressor is not None and not isinstance(compressor, Compressor):
             raise InvalidArgumentError(
                 "compressor", f"is {compressor!r}, not settings of one way to compress",
                 remedy="as ss.distributed.TopK(0.01); None for exact means",

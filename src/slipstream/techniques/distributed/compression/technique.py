@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage
 from slipstream.techniques.distributed.compression import prediction
 from slipstream.techniques.distributed.compression.compressor import Compressor
-from slipstream.techniques.distributed.workers import need_ddp
+from slipstream.techniques.distributed.workers import SPREADS, need_ddp
 
 if TYPE_CHECKING:
     from slipstream.durations import Question
@@ -40,8 +40,7 @@ class CompressionTechnique(Compressor):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         # Only replicas in DistributedDataParallel have a hook for it.
-        others = NAMES | {"adasum", "priority_sync"}
-        cls.conflicts = others - {getattr(cls, "name", "")}
+        cls.conflicts = (NAMES | SPREADS) - {"ddp", getattr(cls, "name", "")}
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why nothing of the step can be compressed."""

@@ -193,9 +193,10 @@ class ShardedUpdate(WrappingOptimizer):
         norm = float(self._sum_over_ranks(total).sqrt())
         # As torch.nn.utils.clip_grad_norm_ does; not a number where the norm is none.
         factor = max_norm / (norm + 1e-6)
-        # All of it: where strides differ, a slice is a copy.
-        for _, gradient in gradients:
-            gradient.mul_(1.0 if factor >= 1.0 else factor)
+        if not factor >= 1.0:
+            # All of it: where strides differ, a slice is a copy.
+            for _, gradient in gradients:
+                gradient.mul_(factor)
         return norm
 
     # ---- the step ----------------------------------------------------------------------------
