@@ -22,9 +22,10 @@ $(VENV)/.torch: constraints.txt
 	$(BIN)/python -m pip install --progress-bar off -c constraints.txt torch==2.13.0
 	@touch $@
 
-$(STAMP): $(VENV)/.torch pyproject.toml constraints.txt $(NATIVE)
+$(STAMP): $(VENV)/.torch pyproject.toml benchmarks/pyproject.toml constraints.txt $(NATIVE)
 	@echo "Building the native engine and installing slipstream ..."
 	$(BIN)/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --progress-bar off -c constraints.txt --no-deps -e benchmarks
 	@touch $@
 
 demo: $(STAMP)  ## profile, predict, apply and prove one technique on a real language model

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slipstream.live import Analyst
 from slipstream.live.server import serving
-from slipstream.report._browser import Browser, browser
+from slipstream_bench.browser import Browser, browser
 
 ROOT = Path(__file__).parents[1]
 GALLERY = Path(__file__).parent / "gallery"

@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from slipstream.bars import Bar
+from slipstream_bench.rows import Bar
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE.parent / "benchmarks" / "results"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.verbs._bench import benches
+from slipstream_bench.running import benches
 
 FLOW = ("profile", "predict", "apply", "prove", "advise")
 _HEAVY = {"torch", "numpy", "scipy"}

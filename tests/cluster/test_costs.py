@@ -26,10 +26,10 @@ from slipstream.cluster import (
     star,
     torus,
 )
-from slipstream.cluster.bench import bad_inputs
-from slipstream.cluster.bench_uncontended import uncontended_cases
 from slipstream.cluster.patterns import ALGORITHMS, phases, tree_parents
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
+from slipstream_bench.systems.cluster.bars import bad_inputs
+from slipstream_bench.systems.cluster.uncontended import uncontended_cases
 
 LINK = LinkKind.of("link", 1e9, 1000.0)
 

@@ -26,9 +26,9 @@ from slipstream.cluster import (
     simulate,
     star,
 )
-from slipstream.cluster.traces import golden
 from slipstream.errors import GraphError, InvalidArgumentError
-from slipstream.native._certificate import certificate_violations
+from slipstream_bench.systems.cluster.certificate import certificate_violations
+from slipstream_bench.systems.cluster.traces import golden
 
 LINK = LinkKind.of("link", 1e9, 0.0)
 FOUR = Cluster("four", star(4, LINK))
@@ -160,7 +160,7 @@ def test_a_trace_for_perfetto(tmp_path: Path) -> None:
 
 
 def test_hash_seeds_do_not_matter() -> None:
-    code = "from slipstream.cluster.bench_speed import fingerprint; print(fingerprint())"
+    code = "from slipstream_bench.systems.cluster.speed import fingerprint; print(fingerprint())"
     said = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PATH": ""},

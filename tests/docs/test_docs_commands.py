@@ -25,7 +25,7 @@ from pages import ROOT, all_commands, blocks, pages
 from forks import start_children_as_forks
 from slipstream.cli._main import _assemble, _command
 from slipstream.durations import Durations
-from slipstream.verbs._bench import purposes
+from slipstream_bench.running import purposes
 from technique_package import install
 
 TRAIN = '''\

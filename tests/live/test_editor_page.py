@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from editor_client import PATIENCE_S, started
 from live_workloads import TRAIN
 
-from slipstream.report._browser import browser, missing
+from slipstream_bench.browser import browser, missing
 
 Require = Callable[[str, bool, str], None]
 

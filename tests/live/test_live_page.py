@@ -21,7 +21,7 @@ from live_workloads import LIMIT_S, TRAIN
 from slipstream.live import Analysis, Analyst
 from slipstream.live._zygote import Zygote
 from slipstream.live.server import Live, serving
-from slipstream.report._browser import Browser, axe_core, browser, missing
+from slipstream_bench.browser import Browser, axe_core, browser, missing
 
 Require = Callable[[str, bool, str], None]
 # The last is a panel beside the code.

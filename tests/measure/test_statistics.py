@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.measure import bench_streams, statistics
+from slipstream.measure import statistics
+from slipstream_bench.systems.measure import streams as bench_streams
 
 
 @given(

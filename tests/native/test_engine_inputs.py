@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.errors import GraphError, InvalidArgumentError
 from slipstream.native import CycleError, Edges, Policy, Program, Resources, Tensors, simulate
-from slipstream.native._samples import random_program
+from slipstream_bench.programs import random_program
 
 TWO = {"lane": np.array([0, 1]), "duration_ns": np.array([1.0, 2.0])}
 

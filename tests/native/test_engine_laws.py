@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.native import CycleError, Policy, Program, Schedule
-from slipstream.native._samples import large_program, random_program
+from slipstream_bench.programs import large_program, random_program
 
 seeds = st.integers(0, 2**32 - 1)
 

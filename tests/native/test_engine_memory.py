@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import Edges, MemoryTimeline, Program, Tensors, simulate
-from slipstream.native._samples import random_program
+from slipstream_bench.programs import random_program
 
 
 def chain(tensors: Tensors, steps: int = 1) -> MemoryTimeline:

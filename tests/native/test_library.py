@@ -80,7 +80,7 @@ def test_without_the_library_a_new_process_warns_and_gives_the_same_bits() -> No
     code = (
         "import numpy as np\n"
         "from slipstream.native import simulate\n"
-        "from slipstream.native._samples import random_program\n"
+        "from slipstream_bench.programs import random_program\n"
         "for seed in range(20):\n"
         "    result = simulate(random_program(np.random.default_rng(seed)))\n"
         "    print(result.end_ns.tobytes().hex())\n"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from slipstream.errors import GraphError, InvalidArgumentError
 from slipstream.native import Edges, Flows, Policy, Program, Resources, Schedule
-from slipstream.native._certificate import certificate_violations
-from slipstream.native._samples import random_transfers
+from slipstream_bench.programs import random_transfers
+from slipstream_bench.systems.cluster.certificate import certificate_violations
 
 Backend = Literal["native", "python"]
 seeds = st.integers(0, 2**32 - 1)

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import Edges, Flows, Packets, Policy, Program, Schedule
-from slipstream.native._samples import random_packets
+from slipstream_bench.programs import random_packets
 
 
 def program(

@@ -18,8 +18,8 @@ from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import capture
 from slipstream.measure.records import ArmRecord, Claim, Experiment, Settings, Verdict
 from slipstream.report import write_report
-from slipstream.report._browser import Browser, axe_core, browser, missing
-from slipstream.report.bench import repeated
+from slipstream_bench.browser import Browser, axe_core, browser, missing
+from slipstream_bench.systems.report import repeated
 from tiny_models import captured
 
 Require = Callable[[str, bool, str], None]

@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from slipstream.sparse.bench_samples import skewed_rows
 from slipstream.sparse.matrix import as_rows
 from slipstream.sparse.search import Limits, Searcher
+from slipstream_bench.systems.sparse.samples import skewed_rows
 
 
 @pytest.mark.parametrize("metric", ["cosine", "jaccard", "kl"])

@@ -13,7 +13,6 @@ import torch
 from recorded import build, graph_of, images, inference, mlp
 from torch import nn
 
-from slipstream.bars import Bar, BenchOptions
 from slipstream.durations import Answer, Ratio
 from slipstream.durations.microbenchmark import run
 from slipstream.errors import InvalidArgumentError, WorkloadError
@@ -21,11 +20,13 @@ from slipstream.graph import Call, Graph
 from slipstream.provenance import Provenance
 from slipstream.quant import FakeQuantize
 from slipstream.technique import Context, QualityKind, parse
-from slipstream.techniques.lowbit import bench_predictions, cost
+from slipstream.techniques.lowbit import cost
 from slipstream.techniques.lowbit.cost import Costs, Layer, linear, questions
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
 from slipstream.techniques.lowbit.technique import LowBit
 from slipstream.workload import Workload
+from slipstream_bench.rows import Bar, BenchOptions
+from slipstream_bench.systems.lowbit import predictions as bench_predictions
 
 
 class Net(nn.Module):

@@ -14,7 +14,6 @@ import pytest
 from slipstream import technique
 from slipstream.cli._cluster import in_words
 from slipstream.cluster import Cluster, Collective
-from slipstream.cluster.training_run import Pace, Run
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Editor, Graph, Work, replace_exchange
 from slipstream.provenance import Provenance
@@ -22,6 +21,7 @@ from slipstream.report._curve import curve_svg
 from slipstream.technique import Quality, QualityKind, Settings, Stage
 from slipstream.verbs._curve import PARTS, curve
 from slipstream.verbs._spread import at_bandwidth, crossover, spread
+from slipstream_bench.systems.scale.training_run import Pace, Run
 from small_steps import FAST, SLOW, Copies, graph_of, shared
 
 DURATIONS: Any = Copies()

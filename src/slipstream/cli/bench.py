@@ -9,8 +9,10 @@ import typer
 from slipstream.cli._workload import Json
 
 if TYPE_CHECKING:
-    from slipstream.bars import Bar
+    from types import ModuleType
+
     from slipstream.tables import Table
+    from slipstream_bench.rows import Bar
 
 
 _ALL = "all"
@@ -45,11 +47,11 @@ def command(
 
     from slipstream.cli._output import emit, progress
     from slipstream.errors import UsageError
-    from slipstream.verbs._bench import bench, purposes
 
     if quick and full:
         raise UsageError("--quick and --full are two different runs", remedy="give one of them")
-    known = purposes()
+    benches = _benches()
+    known = benches.purposes()
     if not name:
         if quick or full or only:
             raise UsageError("no bench is named", remedy=f"all, or some of {', '.join(known)}")
@@ -62,7 +64,7 @@ def command(
     for one in names:
         bars = []
         with progress(f"bench {one}") as say:
-            for bar in bench(one, full=full, only=only, progress=say):
+            for bar in benches.bench(one, full=full, only=only, progress=say):
                 bars.append(bar)
                 value = "-" if bar.value is None else f"{bar.value:.4g} {bar.unit}"
                 say(f"{bar.bar}: {value} (target {bar.target})")
@@ -73,9 +75,28 @@ def command(
 
 def more_help() -> tuple[str, list[tuple[str, str]]]:
     """What stands at the end of the command's help: its benches."""
-    from slipstream.verbs._bench import purposes
+    from slipstream.errors import SlipstreamError
 
-    return "Benches", list(purposes().items())
+    try:
+        return "Benches", list(_benches().purposes().items())
+    except SlipstreamError as error:
+        return "Benches", [("none", f"{error.what}; {error.remedy}")]
+
+
+def _benches() -> ModuleType:
+    """What runs benches: a distribution of its own, which a wheel of slipstream does not carry."""
+    from slipstream.errors import SlipstreamError
+
+    try:
+        from slipstream_bench import running
+    except ModuleNotFoundError as error:
+        if error.name != "slipstream_bench":
+            raise
+        raise SlipstreamError(
+            "slipstream's benches are not installed",
+            remedy="in a clone of slipstream: make install, or pip install -e benchmarks",
+        ) from error
+    return running
 
 
 def _listing(known: dict[str, str]) -> Table:

@@ -11,7 +11,6 @@ from torch import nn
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.technique import parse
-from slipstream.techniques.distributed.bench_models import batch_of, model_of
 from slipstream.techniques.distributed.priority.exchange import Halves
 from slipstream.techniques.distributed.priority.guard import InFlight
 from slipstream.techniques.distributed.priority.hooks import Hooks
@@ -34,8 +33,9 @@ from slipstream.techniques.distributed.priority.simulate import (
     gated,
 )
 from slipstream.techniques.distributed.priority.updates import Updates
-from slipstream.techniques.distributed.priority.workloads import NAMES, Emulated, Layer, named
 from slipstream.workload import Built
+from slipstream_bench.rank_models import batch_of, model_of
+from slipstream_bench.systems.priority.workloads import NAMES, Emulated, Layer, named
 
 
 class Owner:

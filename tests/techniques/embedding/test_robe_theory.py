@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slipstream.native import _robe_reference as reference
-from slipstream.techniques.embedding import theory
+from slipstream_bench.systems.embedding import theory
 
 SIZE, BLOCK = 100_003, 32
 

@@ -14,7 +14,6 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import library
 from slipstream.quant import FakeQuantize, calibrate
-from slipstream.techniques.lowbit import bench_digits
 from slipstream.techniques.lowbit.layer import LowBitLayer
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
 from slipstream.techniques.lowbit.qat import (
@@ -26,6 +25,7 @@ from slipstream.techniques.lowbit.qat import (
     prepare_training,
     quantise_model,
 )
+from slipstream_bench.systems.lowbit import digits as bench_digits
 
 
 @functools.cache

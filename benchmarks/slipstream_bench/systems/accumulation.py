@@ -1,0 +1,77 @@
+"""``slipstream bench accumulation``: steps of several batches, predicted beside real ranks.
+
+Replicas exchange gradients behind the last batch alone. Predicted from the profile of a step of one
+batch in one process; models, links and how both sides are measured are those of ``slipstream bench
+compression``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from slipstream.cluster import ClusterError, why_no_netlab
+from slipstream.graph import Graph
+from slipstream_bench.rows import Bar, BenchOptions, not_judged
+from slipstream_bench.systems.compression.bars import (
+    LINKS,
+    MODELS,
+    cell_row,
+    cells_of,
+    first_served,
+    graph_of,
+)
+
+METHODS = (
+    "accumulation:2", "accumulation:4", "accumulation:2+cast:bf16", "accumulation:4+cast:bf16",
+)  # fmt: skip
+_CELLS = [(name, megabits, 2) for name in ("narrow", "wide") for megabits in LINKS[:3]]
+_CELLS += [("narrow", LINKS[1], 4), ("narrow", LINKS[2], 4)]
+_QUICK = [("wide", LINKS[2], 2)]
+_ROW, _ALL = "steps", "predicted step of several batches, median error"
+_TARGET = "<= 6 (largest <= 12)"
+_ENOUGH = 20
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Quick: one model on one link."""
+    reason = why_no_netlab()
+    if reason is not None:
+        yield not_judged(_ALL, "%", _TARGET, reason)
+        return
+    graphs: dict[str, Graph] = {}
+    known = {**options.recorded, **options.done}
+    rows = {bar: one.detail for bar, one in known.items() if bar.startswith(_ROW) and one.n}
+    measured_now = False
+    with first_served():
+        for name, megabits, ranks in _CELLS if options.full else _QUICK:
+            bar = f"{_ROW}: {name}, {megabits} Mbit/s, {ranks} ranks: largest error"
+            if not options.wants(bar):
+                continue
+            options.progress(bar)
+            graph = graphs[name] = graphs.get(name) or graph_of(MODELS[name])
+            rounds = 5 if options.full else 3
+            try:
+                row = cell_row(bar, graph, name, megabits, ranks, rounds, METHODS)
+            except ClusterError as error:
+                yield not_judged(bar, "%", "<= 12", error.what)
+                continue
+            rows[bar] = row.detail
+            measured_now = True
+            yield row
+    if rows and (measured_now or options.wants(_ALL)):
+        yield _summary(list(rows.values()))
+
+
+def _summary(details: Sequence[str]) -> Bar:
+    """Over all cells there are; too few may miss the bar, and do not show that it holds."""
+    cells = [cell for detail in details for cell in cells_of(detail).values()]
+    errors = [abs(told / step - 1.0) for step, told in cells]
+    middle, largest = statistics.median(errors), max(errors)
+    within = sum(error <= 0.12 for error in errors)
+    holds = middle <= 0.06 and largest <= 0.12
+    few = "" if len(errors) >= _ENOUGH else f", not {_ENOUGH}"
+    return Bar(
+        _ALL, 100 * middle, "%", _TARGET, None if few and holds else holds, len(errors),
+        f"largest {100 * largest:.1f} %, {within} of {len(errors)} cells within 12 %{few}",
+    )  # fmt: skip

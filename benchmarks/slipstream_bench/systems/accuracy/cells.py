@@ -1,0 +1,173 @@
+"""Cells of the accuracy grid: one model, one technique, predicted and then measured.
+
+A family is profiled once, eagerly. Its techniques are predicted from that recording, then applied
+for real and measured against the original in turns, a few of them at a time.
+
+What glibc's heap gives back between steps differs from launch to launch of one program by up to a
+seventh of a step (see `slipstream.graph.page_faults`): no prediction from one launch can be judged
+by another to a few percent. So both sides keep their pages, as `allocator` makes them; families
+with the heap as it is are a group of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream import technique
+from slipstream.errors import SlipstreamError
+from slipstream.measure.comparison import Comparison
+from slipstream.measure.records import Verdict
+from slipstream.verbs._predict import Prediction, predict
+from slipstream.verbs._profile import profile
+from slipstream.verbs._prove import prove
+from slipstream.workload import Workload
+from slipstream_bench import models as _models
+from slipstream_bench.rows import Bar, not_judged
+
+# A measured interval wider than this (half-width) cannot show the errors the bars speak of.
+_WIDEST = 0.06
+_TARGET = 0.03
+# More arms at once would share the budget too thinly, and memory.
+_ARMS = 4
+_WORST = 12.0
+AS_IT_IS = "(heap-as-it-is)"
+_NOT_APPLICABLE = "does not apply"
+_ROW = re.compile(
+    r"predicted ([\d.]+)x \[([\d.]+), ([\d.]+)\], measured ([\d.]+)x \[([\d.]+), ([\d.]+)\]"
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Speed-ups per sample: how many times faster, as predicted and as measured.
+
+    Attributes:
+        predicted, predicted_low, predicted_high: with the printed 90 % interval.
+        measured, measured_low, measured_high: NaN when the measurement is not judged.
+        note: why it is not.
+    """
+
+    model: str
+    technique: str
+    predicted: float
+    predicted_low: float
+    predicted_high: float
+    measured: float = math.nan
+    measured_low: float = math.nan
+    measured_high: float = math.nan
+    note: str = ""
+
+    @property
+    def applies(self) -> bool:
+        """Whether the technique applies to the model at all."""
+        return not self.note.startswith(_NOT_APPLICABLE)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the measurement is good enough to judge a prediction by."""
+        return math.isfinite(self.measured)
+
+    @property
+    def error(self) -> float:
+        """Predicted speed-up against the measured one, relative."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the printed interval and the measured one have a value in common."""
+        return self.predicted_low <= self.measured_high and self.measured_low <= self.predicted_high
+
+    @property
+    def name(self) -> str:
+        """The row's key."""
+        return f"{self.model} {self.technique}"
+
+    def to_row(self) -> Bar:
+        """The cell as a row of the bench, from which `from_row` reads it again."""
+        if not self.judged:
+            return not_judged(self.name, "%", f"|error| <= {_WORST:g}", self.note)
+        detail = (
+            f"predicted {self.predicted:.4f}x "
+            f"[{self.predicted_low:.4f}, {self.predicted_high:.4f}], "
+            f"measured {self.measured:.4f}x [{self.measured_low:.4f}, {self.measured_high:.4f}]"
+        )
+        error = 100 * self.error
+        holds = abs(error) <= _WORST
+        return Bar(self.name, error, "%", f"|error| <= {_WORST:g}", holds, 1, detail)
+
+    @classmethod
+    def from_row(cls, row: Bar) -> Cell:
+        """The cell behind a recorded row."""
+        model, _, technique = row.bar.partition(" ")
+        match = _ROW.search(row.detail)
+        if match is None:
+            return cls(model, technique, math.nan, math.nan, math.nan, note=row.detail)
+        a, b, c, d, e, f = map(float, match.groups())
+        return cls(model, technique, a, b, c, d, e, f)
+
+
+def measure_cells(
+    family: str,
+    techniques: Sequence[str],
+    budget: str,
+    say: Callable[[str], None],
+) -> Iterator[Cell]:
+    """The cells of one family.
+
+    Args:
+        family: a function of `slipstream_bench.models`; followed by `AS_IT_IS` for one whose heap
+            is left alone.
+        budget: of measuring up to four techniques beside the original.
+    """
+    workload = Workload.parse(f"{Path(_models.__file__)}:{family.removesuffix(AS_IT_IS)}")
+    if not family.endswith(AS_IT_IS):
+        workload = workload.with_technique(*technique.parse("allocator"))
+    say(f"{family}: profiling")
+    # What a technique needs to have recorded besides; compiling takes long, so only if asked for.
+    needs = frozenset({"regions"} if any("compile" in name for name in techniques) else ())
+    graph = profile(workload, threads=1, needs=needs, say=lambda line: say(f"{family}: {line}"))
+    found = predict(graph, techniques, say=lambda line: say(f"{family}: {line}"))
+    nothing = (math.nan,) * 3
+    for p in found:
+        if p.why_not is not None:
+            yield Cell(family, p.technique, *nothing, note=f"{_NOT_APPLICABLE}: {p.why_not}")
+    usable = [p for p in found if p.why_not is None]
+    for begin in range(0, len(usable), _ARMS):
+        some = usable[begin : begin + _ARMS]
+        names = [p.technique for p in some]
+        say(f"{family}: measuring {', '.join(names)}")
+        try:
+            result = prove(
+                workload, names, threads=1, target=_TARGET, budget=budget, quality_budget=None
+            )
+        except SlipstreamError as error:
+            yield from (_cell(family, p, None, error.what) for p in some)
+            continue
+        yield from (_cell(family, p, result) for p in some)
+
+
+def _cell(family: str, p: Prediction, result: Comparison | None, note: str = "") -> Cell:
+    predicted = (p.speedup, 1 / p.high, 1 / p.low)
+    if result is None:
+        return Cell(family, p.technique, *predicted, note=note)
+    try:
+        claim = result.ratio(p.technique, metric=p.metric)
+    except SlipstreamError as error:
+        return Cell(family, p.technique, *predicted, note=error.what)
+    if claim.verdict is Verdict.UNTRUSTWORTHY:
+        return Cell(
+            family, p.technique, *predicted,
+            note=claim.reason or "the baseline differs from itself",
+        )  # fmt: skip
+    # Few blocks give an interval from nothing to infinity.
+    if not claim.low or claim.high / claim.low - 1 > 2 * _WIDEST:
+        wide = f"measured too widely: time ratio [{claim.low:.3f}, {claim.high:.3f}]"
+        return Cell(family, p.technique, *predicted, note=wide)
+    return Cell(
+        family, p.technique, *predicted,
+        1 / claim.ratio, 1 / claim.high, 1 / claim.low,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Adaptive summation: speed, memory, and how far training gets."""

@@ -1,0 +1,171 @@
+"""``slipstream bench adasum``: is the rule kept, at what cost, and what does it do to training?
+
+Real ranks are processes on this machine (gloo), through its memory and on shaped cables; training
+is simulated, many workers in one process.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from slipstream.cluster import why_no_netlab
+from slipstream.measure.memory import resettable
+from slipstream.techniques.distributed.adasum import kernels
+from slipstream.techniques.distributed.adasum.rule import adasum_of, weights
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
+from slipstream_bench.systems.adasum import training as bench_training
+from slipstream_bench.systems.adasum.ranks import (
+    beside_all_reduce,
+    memory,
+    memory_of_a_step,
+    of_layers,
+)
+
+_NUMBERS = 25_000_000
+# As much as four cables carry here without needing the ranks' cores for it.
+_SHAPED = 400
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Rows of the bench. Quick: one seed, and fewer learning rates for 64 workers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield from _algebra(options)
+        yield from _cost(options)
+        yield from _memory(options)
+        yield from _growth(options)
+        yield from bench_training.bars(options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _algebra(options: BenchOptions) -> Iterator[Bar]:
+    bar = "identities and scaled vectors, 1e-18 to 1e18"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    drawn = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for exponent in range(-18, 19, 6):
+        scale = 10.0**exponent
+        a, b = (scale * torch.randn(1000, generator=drawn) for _ in range(2))
+        exact = a.double()
+        apart = b.double() - (b.double() @ exact) / (exact @ exact) * exact
+        cases = [
+            (adasum_of([a, 3 * a]), 2 * a),
+            (adasum_of([a, -0.5 * a]), 0.25 * a),
+            (adasum_of([exact, apart]), exact + apart),
+            (adasum_of([a, b]) / scale, adasum_of([a / scale, b / scale])),
+        ]
+        for found, wanted in cases:
+            worst = max(worst, float((found - wanted).norm() / wanted.norm()))
+    yield at_most(bar, worst, 1e-6, "relative", n=28)
+
+
+def _cost(options: BenchOptions) -> Iterator[Bar]:
+    repeats = 9 if options.full else 5
+    for megabits, where in ((0, "loopback"), (_SHAPED, f"cables of {_SHAPED} Mbit/s")):
+        for size, most in ((2, 1.1), (4, 1.5)):
+            bar = f"Adasum against all_reduce, 25 M float32, {size} ranks"
+            bar += f", {where}" if megabits else ""
+            if not options.wants(bar):
+                continue
+            if megabits and (reason := why_no_netlab()) is not None:
+                yield not_judged(bar, "x", f"<= {most}", reason)
+                continue
+            options.progress(bar)
+            numbers = _NUMBERS if options.full else _NUMBERS // (20 if megabits else 4)
+            found = beside_all_reduce(
+                size, numbers, layers=54, repeats=repeats, bytes_per_s=megabits * 1e6 / 8
+            )
+            ours, theirs = (statistics.median(side) for side in zip(*found.times_s, strict=True))
+            yield at_most(
+                bar, statistics.median(found.ratios), most, "x", n=len(found.ratios),
+                detail=f"{min(found.ratios):.2f} to {max(found.ratios):.2f}; medians {ours:.2f} "
+                f"and {theirs:.2f} s; {numbers / 1e6:g} M, {where}, slowest rank of each turn, "
+                f"{size} processes on this machine's cores",
+            )  # fmt: skip
+
+
+def _memory(options: BenchOptions) -> Iterator[Bar]:
+    for name, dtypes in (("float32", ["float32"]), ("16 bits", ["bfloat16", "float16"])):
+        bar = f"peak memory of an exchange besides its buffer, 4 ranks, {name}"
+        if not options.wants(bar):
+            continue
+        if not resettable():
+            yield not_judged(bar, "x the gradients", "<= 1", "this system resets no peak")
+            continue
+        options.progress(bar)
+        numbers = _NUMBERS // (1 if options.full else 5)
+        kept = {
+            f"{how}, {dtype}": share
+            for how in ("gram", "rvh")
+            for dtype, share in memory(4, numbers, 54, how, dtypes).items()
+        }
+        said = "; ".join(f"{case} {share:.2f}" for case, share in kept.items())
+        yield at_most(
+            bar, max(kept.values()), 1.0, "x the gradients", n=len(kept),
+            detail=f"{said}; {numbers / 1e6:g} M, resident size of the rank with the most",
+        )  # fmt: skip
+    bar = "peak memory of a step of AdasumOptimizer, 4 ranks, SGD"
+    if not options.wants(bar):
+        return
+    if not resettable():
+        yield not_judged(bar, "x the gradients", "<= 1", "this system resets no peak")
+        return
+    options.progress(bar)
+    steps = {how: memory_of_a_step(4, _NUMBERS, 54, how) for how in ("gram", "rvh")}
+    with_momentum = ", ".join(f"{how} {one['0.9']:.2f}" for how, one in steps.items())
+    yield at_most(
+        bar, max(one["0"] for one in steps.values()), 1.0, "x the gradients", n=len(steps),
+        detail=f"the more of gram and rvh, besides gradients and weights; with momentum 0.9, where "
+        f"the weights of before are kept, {with_momentum}; {_NUMBERS / 1e6:g} M float32",
+    )  # fmt: skip
+
+
+def _growth(options: BenchOptions) -> Iterator[Bar]:
+    bar = "computing, time per number from 1e5 to 5e7 numbers"
+    if options.wants(bar):
+        options.progress(bar)
+        small, large = (
+            _computing(100_000, 1),
+            _computing(50_000_000 // (1 if options.full else 5), 1),
+        )
+        yield at_most(bar, large / small, 4.0, "x", detail="2 rows, one thread; the cache's share")
+    bar = "computing, time per layer and level beyond its numbers"
+    if options.wants(bar):
+        options.progress(bar)
+        numbers = 1_000_000
+        many, few = (_computing(numbers, layers) * numbers for layers in (10_000, 10))
+        yield at_most(bar, (many - few) / 9_990 * 1e6, 1.0, "us", detail="10 to 10,000 layers")
+    for size, levels in ((2, 1), (4, 2)):
+        bar = f"an exchange, time per layer and level beyond its numbers, {size} ranks"
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+        turns = of_layers(size, 1_000_000, (10_000, 10), repeats=31 if options.full else 5).times_s
+        apart = [(many - few) / 9_990 / levels * 1e6 for many, few in turns]
+        yield at_most(
+            bar, statistics.median(apart), 1.0, "us", n=len(apart),
+            detail=f"{min(apart):.2f} to {max(apart):.2f}; 10 to 10,000 layers of 1 M numbers, "
+            f"{size} processes on this machine's cores",
+        )  # fmt: skip
+
+
+def _computing(numbers: int, layers: int) -> float:
+    """Seconds per number to weigh and combine two rows; the least of several."""
+    rows = [torch.randn(numbers) for _ in range(2)]
+    starts = np.linspace(0, numbers, layers + 1).astype(np.int64)
+    out = torch.empty(numbers)
+    least = float("inf")
+    for _ in range(9):
+        began = time.thread_time()
+        kernels.combine(rows, starts, weights(kernels.products(rows, starts)), out)
+        least = min(least, time.thread_time() - began)
+    return least / numbers

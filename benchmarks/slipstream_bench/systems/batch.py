@@ -1,0 +1,237 @@
+"""``slipstream bench batch``: time and memory at sizes nobody measured, and where memory ends.
+
+Every model is measured at all sizes in turns in one process. The model is given the sizes that
+`batch_model` would choose and predicts half, two, four and eight times the batch as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from slipstream.errors import SlipstreamError
+from slipstream.verbs._batch import batch_model, factors, more_sizes, whole
+from slipstream.verbs._batch_model import BatchSample, model_of
+from slipstream.verbs._batch_samples import DoesNotFitError, Sampler
+from slipstream.verbs._children import DEFAULT_TIMEOUT_S, room_bytes
+from slipstream.workload import Workload
+from slipstream_bench import models as _models
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+
+# A batch small enough that eight times it takes seconds at most.
+_FULL = {
+    "conv_net": 16, "vision_transformer": 8, "language_model": 2, "tiny_language_model": 2,
+    "recurrent_network": 8, "recommender": 128, "perceptron": 64,
+}  # fmt: skip
+_QUICK = ("perceptron", "tiny_language_model")
+_ASKED = (0.5, 2.0, 4.0, 8.0)
+_MEDIAN, _MOST, _MEMORY, _LIMIT = 4.0, 8.0, 2.0, 5.0
+_QUICK_S, _FULL_S = 20.0, 45.0
+_TRIALS_QUICK, _TRIALS_FULL = 3, 100
+_TIGHT_BYTES, _TOO_LARGE = 1 << 29, 20_000
+_SAFE = "sizes that do not fit, told and survived"
+_FITS = "largest batch under a memory limit"
+_ROW = re.compile(r"([\d.]+)x: (-?[\d.]+) % time, (-?[\d.]+) % memory")
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One model at `times` the batch as it is: predicted over measured, less 1, in percent.
+
+    Of a time that is not predicted that counts as 100, with the reason in `refused`.
+    """
+
+    model: str
+    times: float
+    time: float
+    memory: float
+    refused: str = ""
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """A row a model, then the rows that decide."""
+    cells: list[_Cell] = []
+    for model in _FULL if options.full else _QUICK:
+        name = f"{model}: other batch sizes"
+        known = options.done if options.only in name else options.recorded
+        if name in known:
+            cells += _cells_of(known[name])
+        elif options.only in name:
+            try:
+                found = _measure(model, options)
+            except SlipstreamError as error:
+                yield not_judged(name, "%", f"|time| <= {_MOST:g}", error.what)
+                continue
+            cells += found
+            yield _row(name, found)
+    if cells and (options.full or not options.only):
+        yield from _judged(cells)
+    for model in _FULL if options.full else _QUICK[:1]:
+        if options.wants(name := f"{_FITS}: {model}"):
+            options.progress(name)
+            yield _largest(name, model)
+    if options.wants(_SAFE):
+        yield _safety(options)
+
+
+def _workload(model: str) -> Workload:
+    return Workload.parse(f"{Path(_models.__file__)}:{model}", batch_size=_FULL[model])
+
+
+def _sampler(
+    model: str,
+    *,
+    limit_bytes: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Sampler:
+    return Sampler(
+        _workload(model), threads=1, limit_bytes=limit_bytes or room_bytes(),
+        timeout_s=DEFAULT_TIMEOUT_S, say=say,
+    )  # fmt: skip
+
+
+def _measure(model: str, options: BenchOptions) -> list[_Cell]:
+    with _sampler(model, say=lambda line: options.progress(f"{model}: {line}")) as sampler:
+        first = sampler.first()
+        facts = sampler.facts
+        assert facts is not None
+        own = facts.samples
+        given = sorted({whole(own * factor, facts.quantum) for factor in factors()})
+        spare = more_sizes(given, facts.quantum)
+        asked = {times: round(own * times) for times in _ASKED}
+        sizes = sorted({*given, *spare, *asked.values()})
+        budget_s = _FULL_S if options.full else _QUICK_S
+        times = {one.samples: one for one in sampler.timings(sizes, budget_s)}
+        memory = {own: first} | {n: sampler.sample(n) for n in sizes if n != own}
+
+    def seen(sizes: Sequence[int]) -> list[BatchSample]:
+        return [
+            BatchSample(
+                n, times[n].step_ns, times[n].spread, memory[n].tensor_bytes,
+                memory[n].update_bytes, memory[n].process_bytes,
+            )
+            for n in sizes
+        ]  # fmt: skip
+
+    found = model_of(model, facts, seen(given), limit_bytes=0)
+    if found.needs_more:
+        found = model_of(model, facts, seen(sorted({*given, *spare})), limit_bytes=0)
+    refused = found.why_not or ""
+    return [
+        _Cell(
+            model, factor,
+            100 * (found.time(n).estimate / times[n].step_ns - 1) if found.why_not is None else 100,
+            100 * (found.memory(n).estimate / memory[n].tensor_bytes - 1), refused,
+        )
+        for factor, n in asked.items()
+    ]  # fmt: skip
+
+
+def _row(name: str, cells: Sequence[_Cell]) -> Bar:
+    detail = "; ".join(
+        f"{one.times:g}x: {one.time:.2f} % time, {one.memory:.2f} % memory" for one in cells
+    )
+    if cells[0].refused:
+        detail += f"; times are not predicted, which counts as 100 %: {cells[0].refused}"
+    worst = max(abs(one.time) for one in cells)
+    return Bar(name, worst, "%", f"|time| <= {_MOST:g}", worst <= _MOST, len(cells), detail)
+
+
+def _cells_of(row: Bar) -> list[_Cell]:
+    model = row.bar.partition(":")[0]
+    return [
+        _Cell(model, float(times), float(time), float(memory))
+        for times, time, memory in _ROW.findall(row.detail)
+    ]
+
+
+def _judged(cells: Sequence[_Cell]) -> Iterator[Bar]:
+    n = len(cells)
+    worst = max(cells, key=lambda one: abs(one.time))
+    yield at_most(
+        "error of predicted time, median", median(abs(one.time) for one in cells), _MEDIAN, "%", n=n
+    )
+    yield at_most(
+        "error of predicted time, maximum", abs(worst.time), _MOST, "%", n=n,
+        detail=f"{worst.model} at {worst.times:g}x",
+    )  # fmt: skip
+    yield at_most(
+        "error of predicted memory, maximum", max(abs(one.memory) for one in cells), _MEMORY, "%",
+        n=n,
+    )  # fmt: skip
+
+
+def _largest(name: str, model: str) -> Bar:
+    """The largest batch that the user is told of runs, and one a tenth larger does not.
+
+    All of it happens in a process that has no more address space than that, and is judged by others
+    that know nothing of the search: a size runs where it runs in three of three processes.
+    """
+    target = f"runs, 1.1x fails; within {_LIMIT:g} %"
+    try:
+        with _sampler(model) as sampler:
+            first, facts = sampler.first(), sampler.facts
+        # Half of it for what does not depend on the batch, as in many a real one.
+        limit = 2 * first.process_bytes
+        with _address_space(limit + first.mapped_bytes), _sampler(model) as sampler:
+            began = time.monotonic()
+            found = batch_model(_workload(model), limit=limit, threads=1, budget=4.0)
+            took_s = time.monotonic() - began
+            told, larger = found.max_batch(), math.ceil(1.1 * found.max_batch())
+            sampler.facts = facts
+            runs, fails = bool(sampler.needs(told)), not sampler.needs(larger)
+            low, high = (told, larger) if runs and fails else (round(told / 1.5), round(told * 1.5))
+            most = _most_that_runs(sampler, low, high)
+    except SlipstreamError as error:
+        return not_judged(name, "%", target, error.what)
+    off = 100 * (told / most - 1)
+    lines = found.tried[1].samples if len(found.tried) > 1 else told
+    detail = (
+        f"{told} samples in {limit / 2**20:.0f} MiB (RLIMIT_AS less libraries): "
+        f"{'runs' if runs else 'fails'}; {larger} {'fails' if fails else 'runs'}; "
+        f"lines alone: {lines} ({100 * (lines / most - 1):+.1f} %), then {len(found.tried) - 1} "
+        f"tries; {took_s:.0f} s with what was measured"
+    )
+    return Bar(name, off, "%", target, runs and fails and abs(off) <= _LIMIT, 1, detail)
+
+
+def _most_that_runs(sampler: Sampler, low: int, high: int) -> int:
+    """By bisection, to about a hundredth."""
+    while high - low > max(low // 100, 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if sampler.needs(middle) else (low, middle)
+    return low
+
+
+@contextlib.contextmanager
+def _address_space(limit: int) -> Iterator[None]:
+    """Processes that are started within get no more address space; this one has less already."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _safety(options: BenchOptions) -> Bar:
+    """Steps that are far too large for a limit: each is told, and the caller lives on."""
+    trials = _TRIALS_FULL if options.full else _TRIALS_QUICK
+    told = 0
+    with _sampler("perceptron", limit_bytes=_TIGHT_BYTES) as sampler:
+        sampler.first()
+        for trial in range(trials):
+            options.progress(f"{_SAFE}: {trial + 1} of {trials}")
+            try:
+                # From a little to a hundred times too large.
+                sampler.sample(round(_TOO_LARGE * 100 ** (trial / max(trials - 1, 1))))
+            except DoesNotFitError:
+                told += 1
+    return at_least(_SAFE, told, trials, f"of {trials}", n=trials)

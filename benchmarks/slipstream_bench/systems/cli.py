@@ -1,0 +1,102 @@
+"""``slipstream bench cli``: how long a person waits for the help, and for the first advice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from slipstream.errors import MeasurementError
+from slipstream_bench.rows import Bar, BenchOptions, at_most
+
+_SLIPSTREAM = [sys.executable, "-c", "from slipstream.cli import main; main()"]
+_COMMAND = [*_SLIPSTREAM, "--help"]
+_FIRST, _AS_IT_IS = "first look at ", "as it is: "
+# A script as people write them; its step takes about 10 ms on two cores of a server.
+_SCRIPT = """\
+import torch
+from torch import nn
+
+model = nn.Sequential(
+    nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    nn.Linear(64, 10),
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+data = torch.utils.data.TensorDataset(torch.randn(1024, 3, 32, 32), torch.arange(1024) % 10)
+for epoch in range(100):
+    for images, labels in torch.utils.data.DataLoader(data, batch_size=12, shuffle=True):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+"""
+_HEAVY = ("torch", "numpy", "scipy")
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Wall time of ``slipstream --help`` in fresh processes, and what it imports."""
+    runs = 40 if options.full else 15
+    name = "slipstream --help"
+    if options.wants(name):
+        options.progress(name)
+        seconds = sorted(_seconds() for _ in range(runs))
+        detail = f"median of {runs} fresh processes; least {seconds[0]:.3f} s"
+        yield at_most(name, median(seconds), 0.3, "s", n=runs, detail=detail)
+    name = "heavy libraries imported by --help"
+    if options.wants(name):
+        options.progress(name)
+        found = [library for library in _HEAVY if library in _imported()]
+        yield at_most(name, len(found), 0, "libraries", detail=", ".join(found) or "none")
+
+    name = "first table of advise on a plain script with a 10 ms step"
+    if options.wants(name):
+        options.progress(name)
+        first, final, step = _advise()
+        detail = f"{step} (nothing cached); final table after {final:.1f} s"
+        yield at_most(name, first, 60, "s", detail=detail)
+
+
+def _advise() -> tuple[float, float, str]:
+    """Seconds to the first and to the final table, and what advise says of the step."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+        Path(folder, "train.py").write_text(_SCRIPT)
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            [*_SLIPSTREAM, "advise", "train.py"],
+            cwd=folder,
+            env={**os.environ, "XDG_CACHE_HOME": folder, "COLUMNS": "200"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        first, step, said = float("nan"), "", ""
+        with process:
+            for line in process.stderr or ():
+                said = line
+                if line.startswith(_FIRST):
+                    first = time.perf_counter() - begin
+                elif line.startswith(_AS_IT_IS):
+                    step = line.removeprefix(_AS_IT_IS).strip()
+        if process.returncode or not step:
+            raise MeasurementError(f"advise failed: {said.strip()}")
+        return first, time.perf_counter() - begin, step
+
+
+def _seconds() -> float:
+    begin = time.perf_counter()
+    subprocess.run(_COMMAND, check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def _imported() -> set[str]:
+    command = [_COMMAND[0], "-X", "importtime", *_COMMAND[1:]]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

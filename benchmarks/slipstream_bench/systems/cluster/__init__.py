@@ -1,0 +1,1 @@
+"""The cluster model: exactness, speed, and peers."""

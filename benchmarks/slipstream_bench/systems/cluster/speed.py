@@ -1,0 +1,276 @@
+"""The rows of ``slipstream bench cluster`` on time, memory and repeatability."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from slipstream.cluster.cluster import Cluster
+from slipstream.cluster.collective import Collective
+from slipstream.cluster.generators import leaf_spine, star
+from slipstream.cluster.groups import Group
+from slipstream.cluster.simulation import simulate
+from slipstream.cluster.tasks import Job, Tasks
+from slipstream.cluster.topology import Float64s, LinkKind
+from slipstream_bench.rows import Bar, BenchOptions, at_most
+from slipstream_bench.systems.cluster.traces import golden
+
+# ASTRA-sim 2.0, congestion-unaware analytical backend, 32 x 128, on the machine of the other
+# recorded figures.
+_ASTRA_CPU_S = 4.8
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """See `slipstream_bench.systems.cluster.bars`."""
+    for bar, row in (
+        ("cost exponent, 10^4 to 10^5 transfers", _growth),
+        ("1000 jobs, 60 simulated seconds", _thousand_jobs),
+        ("4096 chips: one 2-D all-reduce", _mesh),
+        ("4096 chips: against ASTRA-sim", _against_astra),
+        ("4096 chips: closed form", _closed_form),
+        ("cost_many", _cost_many),
+        ("torus of 65,536 devices: time", _torus_time),
+        ("torus of 65,536 devices: memory", _torus_memory),
+        ("the same bits", _determinism),
+    ):
+        if options.wants(bar):
+            options.progress(bar)
+            yield from row(options, bar)
+
+
+def _cpu_s(run: Callable[[], object], repeats: int) -> list[float]:
+    times = []
+    for _ in range(repeats):
+        before = time.thread_time()
+        run()
+        times.append(time.thread_time() - before)
+    return sorted(times)
+
+
+def _spread(times: list[float]) -> str:
+    return f"median of {len(times)}, {times[0]:.4f} to {times[-1]:.4f} s"
+
+
+def _growth(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    times, changes = [], []
+    for transfers in (10_000, 100_000):
+        compiled = golden(transfers).program().compile()
+        times.append(_cpu_s(compiled.simulate, 5 if options.full else 3)[0])
+        found = compiled.simulate(rate_changes=True).rate_changes
+        assert found is not None
+        changes.append(found.time_ns.size)
+    ratio = times[1] / times[0] / 10.0
+    # The trace's large transfers pile up, so that a longer one has more competing at any time.
+    more = changes[1] / changes[0] / 10.0
+    yield at_most(
+        bar, ratio, 1.5, "x linear", n=2,
+        detail=f"the golden trace's network and load; {times[0]:.3f} and {times[1]:.3f} s; a "
+        f"transfer's rate changes {changes[0] / 1e4:.2f} and {changes[1] / 1e5:.2f} times, "
+        f"{more:.2f} times as often, and every change has to be made: {ratio / more:.2f} x linear "
+        "in changes",
+    )  # fmt: skip
+
+
+def _jobs(cluster: Cluster) -> list[Job]:
+    """8 workers each on hosts drawn without order: they compute, then all-reduce around a ring."""
+    rng = np.random.default_rng(0)
+    hosts = rng.permutation(cluster.devices)[:8000].reshape(1000, 8)
+    jobs = []
+    for number in range(1000):
+        tasks = Tasks()
+        busy = float(rng.uniform(150e6, 450e6))
+        computed = [tasks.compute(rank, busy) for rank in range(8)]
+        size = float(rng.uniform(200e6, 1e9))
+        tasks.communicate(Collective("all_reduce", size, algo="ring"), computed)
+        jobs.append(Job(tasks, 3, Group.of(hosts[number])))
+    return jobs
+
+
+def thousand_jobs() -> dict[str, float]:
+    """The 1000-job cluster in this process: processor seconds, peak memory, what was simulated."""
+    import resource
+
+    link = LinkKind.of("100gbe", 12.5e9, 2000.0)
+    cluster = Cluster("shared", leaf_spine(8192, 32, 16, link, 4.0))
+    jobs = _jobs(cluster)
+    few = simulate(cluster, jobs)
+    paces = [float(few.job(n).iteration_ns.mean()) for n in range(len(jobs))]
+    jobs = [
+        replace(job, iterations=int(60e9 // pace)) for job, pace in zip(jobs, paces, strict=True)
+    ]
+    before = time.thread_time()
+    timeline = simulate(cluster, jobs)
+    spent = time.thread_time() - before
+    ends = [float(timeline.job(n).iteration_end_ns[-1]) / 1e9 for n in range(len(jobs))]
+    flows = timeline.schedule.program.flows
+    assert flows is not None
+    return {
+        "cpu_s": spent,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "makespan_s": timeline.makespan_ns / 1e9,
+        "median_end_s": float(np.median(ends)),
+        "transfers": float(np.count_nonzero(flows.nbytes)),
+    }
+
+
+def _thousand_jobs(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    import json
+
+    ask = (
+        "import json; from slipstream_bench.systems.cluster.speed import thousand_jobs; "
+        "print(json.dumps(thousand_jobs()))"
+    )
+    said = json.loads(_child(ask))
+    detail = (
+        f"1000 jobs of 8 workers on 8192 hosts, leaf-spine with oversubscription 4, a ring a job "
+        f"of a transfer an edge; {said['transfers']:.0f} transfers, half of the jobs end by "
+        f"{said['median_end_s']:.0f} s, the last at {said['makespan_s']:.0f} s; one thread"
+    )
+    yield at_most(bar, said["cpu_s"], 10.0, "s", detail=detail)
+    yield at_most(f"{bar}: memory", said["peak_mib"], 1024.0, "MiB", detail=detail)
+
+
+def _multipod() -> Cluster:
+    return Cluster.load("tpu-v3-multipod")
+
+
+def _mesh_s(repeats: int) -> list[float]:
+    cluster = _multipod()
+    tasks = Tasks()
+    tasks.communicate(Collective("all_reduce", 102e6, algo="line*ring2"))
+    return _cpu_s(lambda: simulate(cluster, Job(tasks)), repeats)
+
+
+def _mesh(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    times = _mesh_s(5)
+    yield at_most(
+        bar, float(np.median(times)), 0.5, "s", n=5,
+        detail=f"128 x 32, fluid, routes and lowering included; {_spread(times)}",
+    )  # fmt: skip
+
+
+def _against_astra(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    ratio = _ASTRA_CPU_S / float(np.median(_mesh_s(5)))
+    yield Bar(
+        bar, ratio, "x", ">= 10", None, 5,
+        f"against {_ASTRA_CPU_S} s recorded for ASTRA-sim, which is not installed here to be run "
+        "in pairs",
+    )  # fmt: skip
+
+
+def _closed_form(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    cluster = _multipod()
+    group = cluster.all()
+    cluster.cost(Collective("all_reduce", 1.0, group, "2d"))
+    asked = [Collective("all_reduce", size, group, "2d") for size in (1e3, 1e6, 1e9)]
+    times = [_cpu_s(functools.partial(cluster.cost, one), 50)[25] for one in asked]
+    yield at_most(
+        bar, 1e6 * max(times), 200.0, "us", n=150,
+        detail="algo 2d, the best of nine; after the first call for the group, which finds routes",
+    )  # fmt: skip
+
+
+def _cost_many(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    rng = np.random.default_rng(0)
+    rows = 10**6
+    cluster = Cluster("star", star(64, LinkKind.of("link", 10e9, 1000.0)))
+    size, ranks = 10 ** rng.uniform(0, 9, rows), rng.integers(1, 65, rows)
+    names = ("ring", "tree", "auto")
+    which = rng.integers(0, 3, rows)
+
+    def run() -> Float64s:
+        return cluster.cost_many_ns("all_reduce", size, ranks, names, which)
+
+    got = run()
+    times = _cpu_s(run, 5)
+    groups = [Group.of(range(n)) for n in range(1, 65)]
+    same = all(
+        got[i]
+        == cluster.cost(
+            Collective("all_reduce", float(size[i]), groups[ranks[i] - 1], names[which[i]])
+        ).duration_ns
+        for i in range(2000)
+    )
+    speed = rows / float(np.median(times)) / 1e6
+    yield Bar(
+        bar, speed, "M rows/s", ">= 1, equal to cost", speed >= 1.0 and same, 5,
+        f"10^6 rows of (size, ranks, algorithm); the first 2000 {'equal' if same else 'DIFFER'} to "
+        f"the bit; {_spread(times)}",
+    )  # fmt: skip
+
+
+_TORUS = """
+import resource, time
+from slipstream.cluster import LinkKind, torus
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.thread_time()
+made = torus((256, 256), LinkKind.of("ici", 50e9, 1000.0))
+spent = time.thread_time() - start
+made.route(0, 65535)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(spent, (after - before) / 1024, after / 1024)
+"""
+
+
+def _torus_time(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    yield at_most(bar, float(_child(_TORUS).split()[0]), 2.0, "s", detail="256 x 256, all links")
+
+
+def _torus_memory(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    _, grown, all_of_it = map(float, _child(_TORUS).split())
+    yield at_most(
+        bar, all_of_it, 300.0, "MiB",
+        detail=f"peak of the whole process, of which the torus {grown:.0f} MiB",
+    )  # fmt: skip
+
+
+_HASH = """
+import hashlib
+from slipstream_bench.systems.cluster.speed import fingerprint
+print(fingerprint())
+"""
+
+
+def fingerprint() -> str:
+    """A digest of a timeline in which jobs of all sorts compete."""
+    cluster = Cluster.load("h100x8-100gbe", hosts=4)
+    jobs = []
+    for number in range(6):
+        tasks = Tasks()
+        computed = [tasks.compute(rank, 1e6 * (number + 1)) for rank in range(8)]
+        tasks.communicate(
+            Collective("all_reduce", 1e7 * (number + 1), priority=number % 2), computed
+        )
+        members = np.arange(8) * 4 + number % 4
+        jobs.append(
+            Job(tasks, 3 + number % 2, Group.of(members), 5e5 * number, weight=1.0 + number)
+        )
+    timeline = simulate(cluster, jobs, explain=True)
+    changes = timeline.schedule.rate_changes
+    assert changes is not None
+    return hashlib.sha256(timeline.to_bytes() + changes.rate.tobytes()).hexdigest()
+
+
+def _determinism(options: BenchOptions, bar: str) -> Iterator[Bar]:
+    runs = 20 if options.full else 5
+    found = {_child(_HASH, PYTHONHASHSEED=str(seed)).strip() for seed in range(runs)}
+    yield Bar(
+        bar, float(len(found)), "different", "= 1", len(found) == 1, runs,
+        f"{runs} processes with different hash seeds; every start, end and rate of 6 jobs",
+    )  # fmt: skip
+
+
+def _child(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Two-dimensional all-reduce and sharded updates."""

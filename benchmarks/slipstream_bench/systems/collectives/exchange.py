@@ -1,0 +1,256 @@
+"""``slipstream bench collectives``: are the sums right, what is sent, how fast, who keeps what.
+
+Ranks are processes, on hosts of a network lab with shaped cables where time or bytes are judged.
+What is compared takes turns in one run; a turn takes as long as its slowest rank. Ranks run at a
+higher priority than other programs, where that is allowed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.cluster import (
+    Cluster,
+    ClusterError,
+    LinkKind,
+    Netlab,
+    calibrate,
+    why_no_netlab,
+)
+from slipstream.cluster.calibration import cores
+from slipstream.cluster.cluster import Calibration
+from slipstream.cluster.generators import leaf_spine
+from slipstream.cluster.measuring import Rank, run_ranks
+from slipstream.cluster.topology import Float64s
+from slipstream.measure.environment import capture, machine_id
+from slipstream.techniques.distributed.collectives.choice import chosen, predicted_ns
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+
+_MODULE = "slipstream_bench.systems.collectives.rank"
+FIRST = ("nice", "-n", "-10")
+"""Words before a command that is to run before other programs; without the right, beside them."""
+MBIT = 1e6 / 8
+_S = 4 << 20
+# Of the cables inside a rack and of the one between, Mbit/s.
+RACKS = (1000, 100)
+_STAR = 100
+_CALIBRATED = 1 << 20
+_SIZES = (1 << 17, 1 << 19, 1 << 21, 1 << 22)
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Rows of the bench. Quick: fewer turns."""
+    yield from _equal(options)
+    yield from _training(options)
+    reason = why_no_netlab()
+    if reason is not None:
+        yield not_judged("reduce-scatter, bytes sent, 4 ranks", "S", "<= 0.77", reason)
+        return
+    try:
+        yield from _bytes(options)
+        yield from _one_switch(options)
+        yield from _two_racks(options)
+    except ClusterError as error:
+        yield not_judged("ranks in the network lab", "", "", error.what)
+
+
+def ask(ranks: Sequence[Rank], asked: dict[str, Any], address: str = "127.0.0.1") -> list[Any]:
+    """What each rank found.
+
+    Raises:
+        ClusterError: one failed.
+    """
+    first = [Rank((*one.prefix, *FIRST), one.interface) for one in ranks]
+    port = None if address == "127.0.0.1" else 29400
+    answers = run_ranks(first, _MODULE, asked, address=address, port=port)
+    return [answer["found"] for answer in answers]
+
+
+def in_lab(lab: Netlab, asked: dict[str, Any]) -> list[Any]:
+    """`ask` of all hosts of a lab."""
+    return ask(lab.ranks(), asked, lab.address(0))
+
+
+def racks_lab() -> Netlab:
+    """Two racks of two hosts, cables as `RACKS` says."""
+    inside, between = RACKS
+    return Netlab(4, inside * MBIT, racks=2, between_bytes_per_s=between * MBIT)
+
+
+def racks_cluster(lab: Netlab) -> Cluster:
+    """`racks_lab` as a cluster; what its thin cable carries, from a ring's time for one size."""
+    asked = {"what": "times", "nbytes": _CALIBRATED, "repeats": 5, "arms": ["all_reduce"]}
+    times = _slowest(in_lab(lab, asked), "all_reduce")
+    took = float(np.median(times))
+    spread = np.abs(times / took - 1.0)
+    known = Calibration(
+        time.strftime("%Y-%m-%d", time.gmtime()), machine_id(capture(torch=False)), "gloo",
+        float(np.median(spread)), float(np.percentile(spread, 90)), 4 / cores(),
+    )  # fmt: skip
+    inside = RACKS[0] * MBIT
+    link = LinkKind.of("in the rack", inside, 30e3)
+    # Everybody's 1.5 S go over every cable of the ring.
+    between = 1.5 * _CALIBRATED / took
+    racks = leaf_spine(4, 2, 1, link, oversubscription=2 * inside / between)
+    return Cluster("two racks", racks, calibration=known)
+
+
+def _slowest(answers: list[Any], arm: str) -> Float64s:
+    table: Float64s = np.array([[took for took, _ in one[arm]] for one in answers])
+    return np.asarray(table.max(axis=0), np.float64)
+
+
+def _sent(answers: list[Any], arm: str) -> float:
+    """Of a turn, what a rank sent, in the mean of all ranks; in tensors' bytes."""
+    return float(np.mean([[sent for _, sent in one[arm]] for one in answers])) / _S
+
+
+def _equal(options: BenchOptions) -> Iterator[Bar]:
+    bar = "2-D against the flat all-reduce, 4, 6 and 8 ranks"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    worst, alike = 0.0, True
+    for size in (4, 6, 8):
+        found = ask([Rank()] * size, {"what": "equal", "numbers": 1 << 18})
+        worst = max(worst, *(off for off, _ in found))
+        alike &= len({digest for _, digest in found}) == 1
+    yield Bar(
+        bar, worst, "relative", "<= 1e-06, the same bits on all ranks", worst <= 1e-6 and alike, 3,
+        f"2 rows, float32; {'the same' if alike else 'NOT the same'} bits on all ranks",
+    )  # fmt: skip
+
+
+def _training(options: BenchOptions) -> Iterator[Bar]:
+    names = (
+        "sharded update against unsharded, losses of 50 steps, 4 ranks",
+        "sharded update, state beyond a quarter of the memory, 4 ranks",
+        "sharded update, processor time of the update, 4 ranks",
+    )
+    if not any(options.wants(name) for name in names):
+        return
+    options.progress(names[0])
+    asked = {"what": "training", "steps": 50, "repeats": 15 if options.full else 7}
+    found = ask([Rank()] * 4, asked)
+    said, off, memory, update = [], [], [], []
+    for name in found[0]:
+        pairs = [(one[name]["sharded"], one[name]["unsharded"]) for one in found]
+        ours, theirs = (np.array(column) for column in zip(*pairs, strict=True))
+        off.append(float((np.abs(ours - theirs) / theirs).max()))
+        memory.append(max(one[name]["memory"] for one in found))
+        update.append(statistics.median([r for one in found for r in one[name]["update"]]))
+        said.append(f"{name} {off[-1]:.1e}, {memory[-1]:.4f}, {update[-1]:.2f}")
+    detail = "losses, memory, time: " + "; ".join(said)
+    count = len(off)
+    yield at_most(names[0], max(off), 1e-6, "relative", n=count, detail=f"digits; {detail}")
+    yield at_most(names[1], 100 * (max(memory) - 0.25), 2.0, "points", n=count, detail=detail)
+    yield at_most(
+        names[2], max(update), 0.35, "x", n=count, detail=f"12.6 M float32 parameters; {detail}"
+    )
+
+
+def _bytes(options: BenchOptions) -> Iterator[Bar]:
+    names = (
+        "reduce-scatter, bytes sent, 4 ranks", "2-D all-reduce, bytes sent, 2 x 2 over 1.5 S",
+    )  # fmt: skip
+    if not any(options.wants(name) for name in names):
+        return
+    options.progress(names[0])
+    arms = ["reduce_scatter", "gloo reduce_scatter", "two_d", "all_reduce"]
+    asked = {"what": "times", "nbytes": _S, "repeats": 5, "arms": arms}
+    with Netlab(4, 1000 * MBIT) as lab, lab.unshaped():
+        found = in_lab(lab, asked)
+    sent = {arm: _sent(found, arm) for arm in arms}
+    detail = "at the interface, S = 4 MiB: " + ", ".join(f"{a} {s:.3f} S" for a, s in sent.items())
+    yield at_most(names[0], sent["reduce_scatter"], 0.77, "S", n=5, detail=detail)
+    yield at_most(names[1], sent["two_d"] / 1.5, 1.03, "x", n=5, detail=detail)
+
+
+def _one_switch(options: BenchOptions) -> Iterator[Bar]:
+    names = (
+        "reduce-scatter against gloo's, 4 MiB, 4 ranks", "auto on one switch: slower than flat by",
+    )  # fmt: skip
+    if not any(options.wants(name) for name in names):
+        return
+    options.progress(f"{names[0]}: one switch, {_STAR} Mbit/s")
+    cluster = calibrate(4, lab_bytes_per_s=_STAR * MBIT, sizes=_SIZES[:3], repeats=5)
+    arms = ["gloo reduce_scatter", "reduce_scatter", "all_reduce", "auto", "two_d"]
+    repeats = 11 if options.full else 5
+    with tempfile.TemporaryDirectory() as folder, Netlab(4, _STAR * MBIT) as lab:
+        path = Path(folder) / "cluster.toml"
+        cluster.save(path)
+        asked = {"what": "times", "nbytes": _S, "repeats": repeats, "arms": arms,
+                 "cluster": str(path)}  # fmt: skip
+        found = in_lab(lab, asked)
+    took = {arm: _slowest(found, arm) for arm in arms}
+    said = ", ".join(f"{arm} {1e3 * np.median(t):.0f} ms" for arm, t in took.items())
+    gain = took["gloo reduce_scatter"] / took["reduce_scatter"]
+    yield at_least(
+        names[0], float(np.median(gain)), 1.8, "x", n=repeats,
+        detail=f"{_spread(gain)}; cables of {_STAR} Mbit/s; {said}",
+    )  # fmt: skip
+    ways = {chosen(cluster, size, 4, 2) for size in _SIZES}
+    regret = took["auto"] / took["all_reduce"] - 1.0
+    middle = 100 * float(np.median(regret))
+    yield Bar(
+        names[1], middle, "%", "<= 5, and flat is chosen", middle <= 5.0 and ways == {"flat"},
+        repeats, f"chosen of 128 KiB to 4 MiB: {', '.join(sorted(ways))}; {said}",
+    )  # fmt: skip
+
+
+def _two_racks(options: BenchOptions) -> Iterator[Bar]:
+    names = (
+        "2-D against gloo's all-reduce, two racks, 4 MiB",
+        "auto in two racks: slower than the better one by",
+        "predicted all-reduces in two racks, median error",
+    )
+    if not any(options.wants(name) for name in names):
+        return
+    inside, between = RACKS
+    options.progress(f"{names[0]}: {inside} and {between} Mbit/s")
+    repeats = 11 if options.full else 5
+    arms = ["all_reduce", "two_d", "auto"]
+    errors, said, took = [], [], {}
+    with tempfile.TemporaryDirectory() as folder, racks_lab() as lab:
+        cluster = racks_cluster(lab)
+        path = Path(folder) / "cluster.toml"
+        cluster.save(path)
+        for size in (_SIZES[1], _SIZES[2], _S):
+            asked = {"what": "times", "nbytes": size, "repeats": repeats, "arms": arms,
+                     "cluster": str(path)}  # fmt: skip
+            found = in_lab(lab, asked)
+            took = {arm: _slowest(found, arm) for arm in arms}
+            told = predicted_ns(cluster, size, 4, 2)
+            for arm, wanted in zip(("all_reduce", "two_d"), told, strict=True):
+                measured = float(np.median(took[arm]))
+                errors.append(100 * abs(wanted / 1e9 / measured - 1.0))
+                said.append(
+                    f"{arm} of {size >> 10} KiB {1e3 * measured:.0f} ms, "
+                    f"predicted {wanted / 1e6:.0f}"
+                )
+    gain = took["all_reduce"] / took["two_d"]
+    yield at_least(
+        names[0], float(np.median(gain)), 1.35, "x", n=repeats,
+        detail=f"{_spread(gain)}; {inside} Mbit/s in racks of 2, {between} between; bound 1.5",
+    )  # fmt: skip
+    middle = {arm: float(np.median(times)) for arm, times in took.items()}
+    best = min(middle["all_reduce"], middle["two_d"])
+    yield at_most(
+        names[1], 100 * (middle["auto"] / best - 1.0), 5.0, "%", n=repeats,
+        detail=f"4 MiB; {chosen(cluster, _S, 4, 2)} is chosen",
+    )  # fmt: skip
+    yield at_most(
+        names[2], statistics.median(errors), 10.0, "%", n=len(errors), detail="; ".join(said)
+    )
+
+
+def _spread(ratios: Float64s) -> str:
+    low, high = np.percentile(ratios, (25, 75))
+    return f"quartiles {low:.2f} to {high:.2f}"

@@ -1,0 +1,183 @@
+"""One rank of ``slipstream bench collectives``: does what it is asked, and says what it took.
+
+Reads one JSON object from its standard input, writes one to its standard output; see
+`slipstream.cluster.measuring.run_ranks`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream import data
+from slipstream.cluster import Cluster
+from slipstream.cluster.measuring import answer, join, own_interface
+from slipstream.techniques.distributed.collectives.scatter import reduce_scatter
+from slipstream.techniques.distributed.collectives.two_d import (
+    TwoDState,
+    two_d_allreduce,
+    two_d_hook,
+)
+from slipstream.techniques.distributed.sharded.layerwise import Lamb, Lars
+from slipstream.techniques.distributed.sharded.optimizer import ShardedUpdate
+
+_ROWS = 2
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda p: torch.optim.AdamW(p, 1e-3),
+    "LAMB": lambda p: Lamb(p, 5e-3, weight_decay=1e-2),
+    "LARS": lambda p: Lars(p, 0.3, trust=0.01, weight_decay=1e-4),
+}
+
+
+def main() -> None:
+    """Join the group, do what is asked, print what was found."""
+    asked = json.load(sys.stdin)
+    join(asked)
+    # gloo's own reduce_scatter_tensor says that it has another name by now.
+    warnings.simplefilter("ignore")
+    run = {"times": _times, "equal": _equal, "training": _training, "steps": _steps}[asked["what"]]
+    found = run(asked, asked["rank"])
+    dist.barrier()
+    answer(found)
+
+
+def _times(asked: dict[str, Any], rank: int) -> dict[str, list[tuple[float, int]]]:
+    """Of each arm, turn by turn: seconds, and bytes that left this host."""
+    numbers = asked["nbytes"] // 4
+    tensor, part = torch.randn(numbers), torch.empty(numbers // asked["world"])
+    cluster = Cluster.load(asked["cluster"]) if "cluster" in asked else None
+    arms: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "two_d": lambda: two_d_allreduce(tensor, _ROWS),
+        "auto": lambda: two_d_allreduce(tensor, _ROWS, algorithm="auto", cluster=cluster),
+        "gloo reduce_scatter": lambda: dist.reduce_scatter_tensor(part, tensor),
+        "reduce_scatter": lambda: reduce_scatter(tensor),
+    }
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in asked["arms"]}
+    for turn in range(asked["repeats"] + 1):
+        for name in asked["arms"]:
+            tensor.normal_()
+            dist.barrier()
+            wire, began = own_interface(), time.perf_counter()
+            arms[name]()
+            took = time.perf_counter() - began
+            dist.barrier()
+            if turn:
+                found[name].append((took, wire.sent_bytes))
+    return found
+
+
+def _equal(asked: dict[str, Any], rank: int) -> tuple[float, str]:
+    """How far 2-D is off the flat all-reduce, relative to the largest, and its bits' digest."""
+    drawn = torch.Generator().manual_seed(rank)
+    flat = torch.randn(asked["numbers"], generator=drawn)
+    grid = flat.clone()
+    dist.all_reduce(flat)
+    two_d_allreduce(grid, _ROWS)
+    off = float((flat - grid).abs().max() / flat.abs().max())
+    return off, hashlib.sha256(grid.numpy().tobytes()).hexdigest()
+
+
+def _images() -> tuple[torch.Tensor, torch.Tensor]:
+    found = data.get("digits")
+    pixels = torch.from_numpy(found.images.copy()).float().flatten(1) / 255
+    return pixels, torch.from_numpy(found.labels.copy()).long()
+
+
+def _training(asked: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Of each optimizer, unsharded in DDP and sharded: losses; and of the latter the memory and
+    the processor's time for the update of a larger model."""
+    pixels, labels = _images()
+    found = {}
+    for name, make in OPTIMIZERS.items():
+        losses: dict[bool, list[float]] = {}
+        for sharded in (False, True):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 50), nn.ReLU(),
+                                nn.Linear(50, 10))  # fmt: skip
+            model = DistributedDataParallel(net)
+            plain = make(net.parameters())
+            optimizer: Any = ShardedUpdate(plain, model) if sharded else plain
+            losses[sharded] = []
+            drawn = torch.Generator().manual_seed(rank)
+            for _ in range(asked["steps"]):
+                chosen = torch.randint(0, len(pixels), (32,), generator=drawn)
+                optimizer.zero_grad()
+                loss = cross_entropy(model(pixels[chosen]), labels[chosen])
+                torch.autograd.backward(loss)
+                optimizer.step()
+                losses[sharded].append(float(loss.detach()))
+            if sharded:
+                memory = optimizer.memory()
+        found[name] = {
+            "unsharded": losses[False], "sharded": losses[True], "memory": memory.share,
+            "update": _update_ratio(make, asked["repeats"]),
+        }  # fmt: skip
+    return found
+
+
+def _update_ratio(make: Callable[[Any], torch.optim.Optimizer], repeats: int) -> list[float]:
+    """Processor time of the sharded update over that of the whole, in turns."""
+    nets = [nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12))) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    dist.barrier()
+    for p in (*nets[0].parameters(), *nets[1].parameters()):
+        dist.broadcast(p.data, 0)
+    whole, sharded = make(nets[0].parameters()), ShardedUpdate(make(nets[1].parameters()))
+    ratios = []
+    for repeat in range(repeats + 2):
+        for p in (*nets[0].parameters(), *nets[1].parameters()):
+            p.grad = torch.randn_like(p)
+        took = []
+        for update in (whole.step, sharded._update):
+            began = time.thread_time()
+            with torch.no_grad():
+                update()
+            took.append(time.thread_time() - began)
+        if repeat >= 2:
+            ratios.append(took[1] / took[0])
+    return ratios
+
+
+def _steps(asked: dict[str, Any], rank: int) -> dict[str, list[float]]:
+    """Seconds of each arm's steps, in turns."""
+    from slipstream_bench.rank_models import batch_of, model_of
+
+    arms: dict[str, tuple[Any, Any]] = {}
+    for name in asked["arms"]:
+        net = model_of(asked["model"])
+        model = DistributedDataParallel(net, bucket_cap_mb=asked["bucket_mb"])
+        optimizer: Any = torch.optim.AdamW(net.parameters(), 1e-3)
+        if name == "two_d":
+            model.register_comm_hook(TwoDState(_ROWS), two_d_hook)
+        elif name == "sharded":
+            optimizer = ShardedUpdate(optimizer, model)
+        arms[name] = model, optimizer
+    batch = batch_of(asked["model"], rank)
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(asked["repeats"]):
+        for name, (model, optimizer) in arms.items():
+            # Buckets are rebuilt after the first step; the first of a turn settles.
+            for counted in ([False] * 4 if not turn else [False]) + [True, True]:
+                began = time.perf_counter()
+                optimizer.zero_grad()
+                model(batch).sum().backward()
+                optimizer.step()
+                if counted:
+                    found[name].append(time.perf_counter() - began)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Compressed gradients: encoders, real ranks, convergence, when they pay."""

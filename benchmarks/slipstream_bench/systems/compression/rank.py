@@ -1,0 +1,249 @@
+"""One rank of ``slipstream bench compression``: trains as it is told and says what it took.
+
+Started by `slipstream.cluster.measuring.run_ranks`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.cluster.measuring import answer, join, own_interface
+from slipstream.cluster.operations import timed
+from slipstream.technique import parse
+from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
+from slipstream.techniques.distributed.compression.compressor import (
+    Compressor,
+    Exchange,
+    Reduce,
+    mean,
+)
+from slipstream.techniques.distributed.compression.hook import compress, settings_of
+from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.techniques.distributed.wire import Wire
+from slipstream.workload import build_from
+from slipstream_bench.rank_models import Tied, batch_of, model_of
+
+MEETING = "meeting"
+"""As a way to compress: of every bucket one number is sent, so that ranks wait for each other."""
+_TIMEOUT = timedelta(seconds=120)
+
+
+def main() -> None:
+    """Join the group, do what is asked, say what was found."""
+    asked = json.load(sys.stdin)
+    join(asked, _TIMEOUT)
+    rank = asked["rank"]
+    found: Any
+    if asked["what"] == "replicas":
+        found = [_replicas(how, asked, rank) for how in asked["methods"]]
+    elif asked["what"] == "losses":
+        found = [_losses(how, asked, rank) for how in asked["methods"]]
+    elif asked["what"] == "exchanges":
+        found = _exchanges(asked)
+    else:
+        found = _steps(asked, rank)
+    dist.barrier()
+    answer(found)
+
+
+class Slowly:
+    """A way to compress whose encoder takes longer than it does here, as on a slower device.
+
+    Attributes:
+        s_per_byte: slept for every byte of gradients, before the first communication.
+    """
+
+    def __init__(self, inner: Compressor, s_per_byte: float) -> None:
+        self.inner, self.s_per_byte = inner, s_per_byte
+        self.keeps, self.start = inner.keeps, inner.start
+
+    def __str__(self) -> str:
+        return str(self.inner)
+
+    def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
+        """The inner one's, later."""
+        time.sleep(self.s_per_byte * 4 * bucket.layout.numel)
+        return self.inner.exchange(bucket, memory, workers, sound)
+
+
+@dataclass(frozen=True)
+class Meeting(Compressor):
+    """`MEETING`: what the ranks' threads cost each other where they share cores, and no bytes."""
+
+    name: ClassVar[str] = MEETING
+    keeps: ClassVar[bool] = False
+
+    def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
+        """Gradients stay as they are."""
+        yield Reduce(torch.zeros(1))
+        return True
+
+
+def _hooked(model: nn.Module, how: str, slow_s: float = 0.0, **options: Any) -> Any:
+    wrapped = DistributedDataParallel(model, **options)
+    if how == MEETING:
+        return wrapped, compress(wrapped, Meeting())
+    if how == "none":
+        return wrapped, None
+    settings: Any = settings_of(how)
+    if slow_s and isinstance(settings, Compressor):
+        settings = Slowly(settings, slow_s)
+    return wrapped, compress(wrapped, settings)
+
+
+def _replicas(how: str, asked: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The parameters' digest after so many steps."""
+    torch.manual_seed(0)
+    model, _ = _hooked(Tied(), how, bucket_cap_mb=0.005, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    drawn = torch.Generator().manual_seed(rank)
+    for step in range(asked["steps"]):
+        optimizer.zero_grad()
+        odd = rank % 2 == 1 and step % 3 > 0
+        model(torch.randn(8, 24, generator=drawn), odd).square().mean().backward()
+        optimizer.step()
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return {"how": how, "digest": digest.hexdigest()}
+
+
+def _losses(how: str, asked: dict[str, Any], rank: int) -> list[float]:
+    """The mean loss over ranks of every step; ``torch``: torch's own hook, at the same settings."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = torch.from_numpy(digits.data).float() / 16.0
+    y = torch.from_numpy(digits.target)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(),
+                        nn.Linear(96, 10))  # fmt: skip
+    model: Any = DistributedDataParallel(net)
+    if how == "torch":
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=asked["rank_of"], start_powerSGD_iter=asked["start"]
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        compress(model, settings_of(how))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    drawn = torch.Generator().manual_seed(rank)
+    losses = torch.zeros(asked["steps"], dtype=torch.float64)
+    for step in range(asked["steps"]):
+        chosen = torch.randint(0, len(x), (64,), generator=drawn)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x[chosen]), y[chosen])
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses[step] = float(loss.detach())
+    dist.all_reduce(losses)
+    found: list[float] = (losses / dist.get_world_size()).tolist()
+    return found
+
+
+def _exchanges(asked: dict[str, Any]) -> list[list[float]]:
+    """Seconds of exchanging one bucket in each way, by turns."""
+    layout = Layout.of({"p": (asked["side"], asked["side"])})
+    flat = torch.randn(layout.numel, generator=torch.Generator().manual_seed(asked["rank"]))
+    ranks = Ranks(dist.group.WORLD, 60.0, 5.0, "exchanges")
+    settings: dict[str, Any] = {how: settings_of(how) for how in asked["methods"]}
+    memories = {how: Memory() for how in settings}
+    times: dict[str, list[float]] = {how: [] for how in settings}
+    for _ in range(asked["repeats"] + 1):
+        for how, compressor in settings.items():
+            bucket = Bucket(flat.clone(), layout)
+            dist.barrier()
+            began = time.perf_counter()
+            ranks.run(mean(compressor, bucket, memories[how], ranks.size), how)
+            times[how].append(time.perf_counter() - began)
+    return [times[how][1:] for how in settings]
+
+
+def _steps(asked: dict[str, Any], rank: int) -> tuple[list[dict[str, Any]], list[list[Any]]]:
+    """Of each way: times of its steps, what was sent, and what `auto` chose; times of operations.
+
+    The ways take turns of a step that does not count and some that do, so that whatever else the
+    machine does happens to all of them.
+    """
+    arms = {how: _arm(how, asked, rank) for how in asked["methods"]}
+    times: dict[str, list[float]] = {how: [] for how in arms}
+    sent = dict.fromkeys(arms, 0)
+    for step, hook in arms.values():
+        decides = hook is not None and hook.chooser is not None
+        for _ in range(asked["decide"] if decides else asked["warm"]):
+            step()
+    turn = asked["turn"]
+    everybody = {tuple(range(dist.get_world_size())): dist.group.WORLD}
+    links: list[list[Any]] = [[] for _ in asked["operations"]]
+    for _ in range(asked["rounds"]):
+        for operation, taken in zip(asked["operations"], links, strict=True):
+            shifts = operation["kind"] == "p2p"
+            taken += _shifted(operation) if shifts else timed(operation, rank, everybody)
+        for how, (step, _) in arms.items():
+            step()
+            dist.barrier()
+            wire = own_interface()
+            for _ in range(turn):
+                began = time.perf_counter()
+                step()
+                times[how].append(time.perf_counter() - began)
+            sent[how] += wire.sent_bytes
+    found = []
+    for how, (_, hook) in arms.items():
+        chosen = None if hook is None or hook.chooser is None else str(hook.chooser.current)
+        found.append(
+            {"how": how, "times_s": times[how], "sent": sent[how] / len(times[how]),
+             "chosen": chosen}
+        )  # fmt: skip
+    return found, links
+
+
+def _shifted(operation: dict[str, Any]) -> list[tuple[float, float]]:
+    """When everybody began to send its neighbour so many bytes twice in a row, and how long it
+    took: as of one message there and back (`cluster.measuring.Sample`), with both ways in use."""
+    wire = Wire.of()
+    sent = torch.zeros(operation["nbytes"], dtype=torch.uint8)
+    received = torch.empty_like(sent)
+    after, before = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    times = []
+    for _ in range(operation["repeats"]):
+        dist.barrier()
+        began = time.monotonic()
+        for _ in range(2):
+            wire.swap({after: sent}, {before: received})
+        times.append((began, time.monotonic() - began))
+    return times
+
+
+def _arm(how: str, asked: dict[str, Any], rank: int) -> tuple[Callable[[], Any], Any]:
+    """A step of a model of its own, ``accumulation:4+`` before what its hook does; the hook."""
+    first, _, rest = how.partition("+")
+    accumulates = first.startswith("accumulation")
+    model, hook = _hooked(
+        model_of(asked["model"]), (rest or "none") if accumulates else how,
+        slow_s=asked["slow_s"], bucket_cap_mb=asked["bucket_mb"],
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = batch_of(asked["model"], rank)
+    built = build_from(
+        (model, x, lambda out: out.sum(), optimizer), parse(first) if accumulates else (), 0, how
+    )
+    return built.step, hook
+
+
+if __name__ == "__main__":
+    main()

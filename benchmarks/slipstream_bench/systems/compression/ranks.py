@@ -1,0 +1,138 @@
+"""Real ranks in a network lab: replicas stay equal, torch's losses, times as ranks are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from slipstream.cluster import Cluster, Collective, Netlab, why_no_netlab
+from slipstream.technique import parse
+from slipstream.techniques.distributed.compression.bucket import Layout
+from slipstream.techniques.distributed.compression.compressor import Compressor
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
+
+_MODULE = "slipstream_bench.systems.compression.rank"
+_ALL = (
+    "cast:bf16",
+    "powersgd:4,start=2",
+    "acp:4,start=2",
+    "topk:0.01",
+    "sign",
+    "block_int:4",
+    "randomk:0.01",
+)
+_MBIT = 1e6 / 8
+_START = 10
+# Slow enough that what is sent is what takes the time.
+_SLOW = 10
+_GROWN = ("topk:0.01", "sign", "powersgd:4,start=0")
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """See `slipstream_bench.systems.compression.encoders`."""
+    reason = why_no_netlab()
+    if reason is not None:
+        yield not_judged("replicas after 300 steps", "of 12", "= 12", reason)
+        return
+    yield from _replicas(options)
+    yield from _parity(options)
+    yield from _growth(options)
+
+
+def run(ranks: int, bytes_per_s: float, asked: dict[str, Any]) -> list[Any]:
+    """What every rank answers.
+
+    Raises:
+        ClusterError: one failed.
+    """
+    with Netlab(ranks, bytes_per_s) as lab:
+        return lab.ask(_MODULE, asked)
+
+
+def _replicas(options: BenchOptions) -> Iterator[Bar]:
+    bar = "replicas equal to the bit after 300 steps"
+    if not options.wants(bar):
+        return
+    steps = 300 if options.full else 60
+    held, total = 0, 0
+    for ranks in (2, 4) if options.full else (2,):
+        options.progress(f"{bar}: {ranks} ranks")
+        asked = {"what": "replicas", "methods": _ALL, "steps": steps}
+        answers = run(ranks, 1000 * _MBIT, asked)
+        for each in zip(*answers, strict=True):
+            total += 1
+            held += len({one["digest"] for one in each}) == 1
+    yield Bar(
+        bar, held, f"of {total}", f"= {total}", held == total, total,
+        f"{steps} steps, {'2 and 4' if options.full else 2} ranks; buckets rebuilt, tied, frozen, "
+        "unused parameters, and ones that some ranks do not use",
+    )  # fmt: skip
+
+
+def _parity(options: BenchOptions) -> Iterator[Bar]:
+    bar = "losses with PowerSGD against those with torch's hook"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    steps = 300 if options.full else 60
+    asked = {
+        "what": "losses", "methods": (f"powersgd:4,start={_START}", "torch"), "steps": steps,
+        "rank_of": 4, "start": _START,
+    }  # fmt: skip
+    ours, theirs = (np.array(one) for one in run(2, 1000 * _MBIT, asked)[0])
+    value = 100 * abs(float(ours.mean() / theirs.mean()) - 1.0)
+    tenth = steps // 10
+    last = (float(side[-tenth:].mean()) for side in (ours, theirs))
+    yield at_most(
+        bar, value, 1.0, "%", n=steps,
+        detail=f"area under the curve over {steps} steps, 2 ranks, digits, rank 4; the last tenth: "
+        "ours {:.4f}, torch's {:.4f}".format(*last),
+    )  # fmt: skip
+
+
+def _growth(options: BenchOptions) -> Iterator[Bar]:
+    grows, flat = (
+        "exchange at 4 ranks over that at 2, top-k and sign: grows with the others",
+        "exchange at 4 ranks over that at 2, PowerSGD: does not",
+    )
+    if not (options.wants(grows) or options.wants(flat)):
+        return
+    options.progress(grows)
+    asked = {
+        "what": "exchanges", "methods": _GROWN, "side": 1000, "repeats": 7 if options.full else 3,
+    }  # fmt: skip
+    times = {
+        ranks: np.median(np.max(run(ranks, _SLOW * _MBIT, asked), axis=0), axis=1)
+        for ranks in (2, 3, 4)
+    }
+    told = [
+        (_told_s(how, 96) - _told_s(how, 2)) / (_told_s(how, 49) - _told_s(how, 2))
+        for how in _GROWN
+    ]
+    said = [
+        f"{how} {', '.join(f'{1e3 * one[k]:.0f}' for one in times.values())} ms at 2, 3, 4 ranks; "
+        f"simulated at 96: {1e3 * _told_s(how, 96):.0f}"
+        for k, how in enumerate(_GROWN)
+    ]
+    ratios = times[4] / times[2]
+    yield Bar(
+        grows, float(min(ratios[:2])), "x", "3 +- 20 %",
+        all(2.4 <= ratio <= 3.6 for ratio in ratios[:2]), 2,
+        f"cables of {_SLOW} Mbit/s, 10^6 numbers; {'; '.join(said[:2])}; twice the others from 49 "
+        f"to 96: {min(told[:2]):.2f} x",
+    )  # fmt: skip
+    yield at_most(flat, float(ratios[2]), 1.8, "x", detail=f"a ring's bytes: 1.5; {said[2]}")
+
+
+def _told_s(how: str, ranks: int) -> float:
+    """Seconds of one bucket's transfers on a cluster like the lab."""
+    cluster = Cluster.load(f"workers={ranks},link={_SLOW}mbit,latency=100us")
+    (settings,) = parse(how)
+    assert isinstance(settings, Compressor)
+    messages = settings.messages(Layout.of({"p": (1000, 1000)}))
+    total = 0.0
+    for one in messages:
+        total += cluster.cost(Collective(*one.collective(ranks))).duration_ns / 1e9
+    return total

@@ -1,0 +1,180 @@
+"""``slipstream bench devices``: steps predicted on a device they were not recorded on.
+
+This processor with an older instruction set is another device, and at hand: each model is recorded
+on every level, predicted on the others, and measured there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream import technique
+from slipstream.durations.levels import Level, levels_here
+from slipstream.errors import SlipstreamError
+from slipstream.verbs._batch_samples import Sampler
+from slipstream.verbs._children import DEFAULT_TIMEOUT_S, room_bytes
+from slipstream.verbs._devices import predict_device
+from slipstream.verbs._profile import profile
+from slipstream.workload import Workload
+from slipstream_bench import models as _models
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+
+_FULL = ("conv_net", "vision_transformer", "language_model", "recurrent_network", "perceptron")
+_QUICK = ("perceptron", "tiny_language_model")
+_AVERAGE, _WORST = 8.0, 25.0
+_STEPS, _BUDGET_S = 16, 6.0
+# Steps are timed on each level, then on each once more: a machine that grows busy meanwhile is not
+# taken for a slow level.
+_PASSES = 2
+# Two devices differ from here on, for their order to be judged.
+_DIFFERS = 0.05
+_ROW = re.compile(r"predicted ([\d.]+)x, measured ([\d.]+)x")
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A model recorded on one level, on another: how many times as fast."""
+
+    model: str
+    here: str
+    there: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    def to_row(self) -> Bar:
+        detail = f"predicted {self.predicted:.4f}x, measured {self.measured:.4f}x"
+        error = 100 * self.error
+        holds = abs(error) <= _WORST
+        name = f"{self.model} {self.here} to {self.there}"
+        return Bar(name, error, "%", f"|error| <= {_WORST:g}", holds, 1, detail)
+
+    @classmethod
+    def from_row(cls, row: Bar) -> _Cell | None:
+        found = _ROW.search(row.detail)
+        model, here, _, there = row.bar.split(" ")
+        return cls(model, here, there, float(found[1]), float(found[2])) if found else None
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """A row a model and pair of levels, then the rows that decide."""
+    levels = levels_here()
+    if len(levels) < 2:
+        yield not_judged(
+            "cross-device error, average", "%", f"<= {_AVERAGE:g}",
+            "this processor has one instruction set to choose from",
+        )  # fmt: skip
+        return
+    cells: list[_Cell] = []
+    for model in _FULL if options.full else _QUICK:
+        known = options.done if options.only in model else options.recorded
+        rows = [row for name, row in known.items() if name.startswith(f"{model} ")]
+        recorded = [cell for row in rows if (cell := _Cell.from_row(row)) is not None]
+        if recorded:
+            cells += recorded
+        elif options.only in model:
+            for cell in _measure(model, levels, options):
+                cells.append(cell)
+                yield cell.to_row()
+    if cells and (options.full or not options.only):
+        yield from _judged(cells)
+
+
+def _measure(model: str, levels: Sequence[Level], options: BenchOptions) -> Iterator[_Cell]:
+    workload = Workload.parse(f"{Path(_models.__file__)}:{model}")
+    # What a heap's page faults cost differs from launch to launch, and is no device's.
+    workload = workload.with_technique(*technique.parse("allocator"))
+    graphs = {}
+    try:
+        for level in levels if options.full else levels[:1]:
+            options.progress(f"{model}: recording with {level.name}")
+            with _at(level):
+                graphs[level.name] = profile(workload, threads=1, steps=_STEPS)
+        measured = _step_times(workload, levels, options)
+    except SlipstreamError as error:
+        options.progress(f"{model}: {error.what}")
+        return
+    for here, there in itertools.product(graphs, [level.name for level in levels]):
+        if here != there:
+            options.progress(f"{model}: {here} to {there}")
+            found = predict_device(graphs[here], there, say=options.progress)
+            speedup = measured[here] / measured[there]
+            yield _Cell(model, here, there, found.prediction.speedup, speedup)
+
+
+def _step_times(
+    workload: Workload, levels: Sequence[Level], options: BenchOptions
+) -> dict[str, float]:
+    """The least time of a step in ns, by level."""
+    found: dict[str, list[float]] = {level.name: [] for level in levels}
+    for _, level in itertools.product(range(_PASSES), levels):
+        options.progress(f"{workload.name}: timing with {level.name}")
+        sampler = Sampler(
+            workload, threads=1, limit_bytes=room_bytes(), timeout_s=DEFAULT_TIMEOUT_S
+        )
+        with _at(level), sampler:
+            found[level.name].append(sampler.alone(0, _BUDGET_S).step_ns)
+    return {name: min(times) for name, times in found.items()}
+
+
+@contextlib.contextmanager
+def _at(level: Level) -> Iterator[None]:
+    """Processes that are started within use no newer instruction set."""
+    before = {name: os.environ.get(name) for name in level.environment}
+    os.environ.update(level.environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _judged(cells: Sequence[_Cell]) -> Iterator[Bar]:
+    errors = [100 * abs(cell.error) for cell in cells]
+    models = len({cell.model for cell in cells})
+    worst = max(cells, key=lambda cell: abs(cell.error))
+    detail = (
+        f"{models} models; worst {max(errors):.1f} %: {worst.model} {worst.here} to {worst.there}"
+    )
+    yield at_most(
+        "cross-device error, average", sum(errors) / len(errors), _AVERAGE, "%", n=len(errors),
+        detail=detail,
+    )  # fmt: skip
+    right = total = 0
+    wrong = []
+    for (model, here), group in _by_origin(cells).items():
+        # The device of the recording is among those ordered.
+        ranked = [(1.0, 1.0), *((cell.predicted, cell.measured) for cell in group)]
+        for one, other in itertools.combinations(ranked, 2):
+            if max(one[1], other[1]) / min(one[1], other[1]) < 1 + _DIFFERS:
+                continue
+            total += 1
+            if (one[0] > other[0]) == (one[1] > other[1]):
+                right += 1
+            else:
+                wrong.append(f"{model} from {here}")
+    detail = f"of {total} pairs that differ by 5 %" + (
+        f"; wrong: {', '.join(wrong)}" if wrong else ""
+    )
+    yield at_least(
+        "devices ordered rightly", 100 * right / max(total, 1), 100, "%", n=total, detail=detail
+    )
+
+
+def _by_origin(cells: Sequence[_Cell]) -> dict[tuple[str, str], list[_Cell]]:
+    found: dict[tuple[str, str], list[_Cell]] = {}
+    for cell in cells:
+        found.setdefault((cell.model, cell.here), []).append(cell)
+    return found

@@ -1,0 +1,1 @@
+"""Fused dropout: how fast, and how random."""

@@ -1,0 +1,227 @@
+"""``slipstream bench dropout``: how fast the fused dropout is, and how random.
+
+Times are CPU time of one thread, arms in turns in one process, medians. The process keeps its
+memory pages, so that no arm pays for new ones.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from slipstream.heap import keep_pages
+from slipstream.native import dropout as door
+from slipstream.native import why_no_library
+from slipstream.techniques.dropout.nn import dropout
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.dropout.independence import (
+    TESTS,
+    Mask,
+    correlation_test,
+    keep_rate_deviation,
+)
+
+_ELEMENTS = 1 << 22
+_P = 0.1
+_PROBABILITIES = (0.1, 0.25, 0.5, 0.9)
+_REPEATS = 30
+_LEAST_P_VALUE = 0.001
+
+_Arms = dict[str, Callable[[], object]]
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Rows of the bench. Quick takes half a minute: fewer seeds; speeds keep their full size."""
+    if not door.kernels():
+        yield not_judged("fused dropout", "x", ">= 12", why_no_library() or "no kernel runs here")
+        return
+    yield from _speed_rows(options)
+    yield from _random_rows(options)
+    yield from _level_rows(options)
+
+
+@dataclass(frozen=True)
+class _Ratio:
+    """Of two arms that ran in turns.
+
+    Attributes:
+        value: median of the pairs' ratios.
+        spread: from the first to the third quartile.
+    """
+
+    value: float
+    spread: tuple[float, float]
+
+    def said(self) -> str:
+        return f"quartiles {self.spread[0]:.2f} to {self.spread[1]:.2f}"
+
+
+def _times(arms: _Arms) -> dict[str, list[int]]:
+    """CPU ns of every arm, `_REPEATS` times in turns."""
+    taken: dict[str, list[int]] = {name: [] for name in arms}
+    for repeat in range(_REPEATS + 2):
+        for name, run in arms.items():
+            begin = time.thread_time_ns()
+            result = run()
+            end = time.thread_time_ns()
+            del result
+            if repeat >= 2:
+                taken[name].append(end - begin)
+    return taken
+
+
+def _ratio(times: dict[str, list[int]], one: str, other: str) -> _Ratio:
+    ratios = [a / b for a, b in zip(times[one], times[other], strict=True)]
+    first, _, third = statistics.quantiles(ratios, n=4)
+    return _Ratio(statistics.median(ratios), (first, third))
+
+
+def _speed_rows(options: BenchOptions) -> Iterator[Bar]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    keep_pages()
+    try:
+        yield from _forward_rows(options, torch.float32)
+        yield from _forward_rows(options, torch.bfloat16)
+        yield from _backward_rows(options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _forward_rows(options: BenchOptions, dtype: torch.dtype) -> Iterator[Bar]:
+    kind = str(dtype).removeprefix("torch.")
+    over, sweep = f"speed, {kind}: over F.dropout", f"speed, {kind}: time of a scaling sweep"
+    if not (options.wants(over) or options.wants(sweep)):
+        return
+    options.progress(over)
+    x = torch.randn(_ELEMENTS).to(dtype)
+    times = _times(
+        {
+            "torch": lambda: functional.dropout(x, _P),
+            "ours": lambda: dropout(x, _P),
+            "sweep": lambda: x * 1.1,
+        }
+    )
+    each = {name: statistics.median(row) / _ELEMENTS for name, row in times.items()}
+    detail = (
+        f"{_ELEMENTS} elements, p = {_P}, forward; ns per element: F.dropout {each['torch']:.2f}, "
+        f"ours {each['ours']:.2f}, sweep {each['sweep']:.2f}; {next(iter(door.kernels()))}"
+    )
+    faster, slower = _ratio(times, "torch", "ours"), _ratio(times, "ours", "sweep")
+    judged = dtype is torch.float32
+    for bar, ratio, target, judge in (
+        (over, faster, 12.0, at_least),
+        (sweep, slower, 2.0, at_most),
+    ):
+        if options.wants(bar):
+            said = f"{detail}; {ratio.said()}"
+            if judged:
+                yield judge(bar, ratio.value, target, "x", n=_REPEATS, detail=said)
+            else:
+                yield Bar(bar, ratio.value, "x", "reported", None, _REPEATS, f"no bar; {said}")
+
+
+def _backward_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "speed, float32: forward and backward over F.dropout"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    x = torch.randn(_ELEMENTS, requires_grad=True)
+    gradient = torch.ones(_ELEMENTS)
+
+    def both(drop: Callable[[torch.Tensor, float], torch.Tensor]) -> Any:
+        return torch.autograd.grad(drop(x, _P), x, gradient)
+
+    times = _times({"torch": lambda: both(functional.dropout), "ours": lambda: both(dropout)})
+    ratio = _ratio(times, "torch", "ours")
+    detail = f"no bar; the backward draws the mask again, none is stored; {ratio.said()}"
+    yield Bar(bar, ratio.value, "x", "reported", None, _REPEATS, detail)
+
+
+def mask(seed: int, p: float, elements: int) -> Mask:
+    """What `p` keeps of `elements` with this seed: bool [elements]."""
+    drawn = door.draw_seed(torch.Generator().manual_seed(seed))
+    kept: Mask = (door.dropout(torch.ones(elements), drawn, p) != 0).numpy()
+    return kept
+
+
+def _random_rows(options: BenchOptions) -> Iterator[Bar]:
+    seeds = 50 if options.full else 10
+    size = f"{seeds} masks of {_ELEMENTS} elements for each p of {_PROBABILITIES}"
+    bar = "keep rate: all masks together, from the probability"
+    if options.wants(bar):
+        options.progress(bar)
+        deviations = [
+            keep_rate_deviation(
+                np.concatenate([mask(seed, p, _ELEMENTS) for seed in range(seeds)]), p
+            )
+            for p in _PROBABILITIES
+        ]
+        worst = max(map(abs, deviations))
+        yield at_most(bar, worst, 3.0, "sigma", n=len(deviations), detail=f"largest; {size}")
+    for name, test in TESTS.items():
+        bar = f"independence: {name}"
+        if options.wants(bar):
+            options.progress(bar)
+            values = [
+                test(mask(seed, p, _ELEMENTS), p) for p in _PROBABILITIES for seed in range(seeds)
+            ]
+            yield _p_value(bar, values, size)
+    bar = "independence: masks of neighbouring seeds"
+    if options.wants(bar):
+        options.progress(bar)
+        yield _p_value(bar, list(_neighbours(seeds)), "seeds that differ in one of 128 bits")
+
+
+def _neighbours(seeds: int) -> Iterator[float]:
+    x = torch.ones(_ELEMENTS)
+    for number in range(seeds):
+        one = door.draw_seed(torch.Generator().manual_seed(number))
+        for word in range(2):
+            other = one.clone()
+            other[word] ^= 1 << (number * 7 % 63)
+            kept = [(door.dropout(x, drawn, _P) != 0).numpy() for drawn in (one, other)]
+            yield correlation_test(*kept)
+
+
+def _p_value(bar: str, values: list[float], detail: str) -> Bar:
+    """Of many p-values the least, corrected for their number (Bonferroni)."""
+    least = min(1.0, min(values) * len(values))
+    said = f"least p-value of {len(values)}, times their number; {detail}"
+    return at_least(bar, least, _LEAST_P_VALUE, "", n=len(values), detail=said)
+
+
+def _level_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "every instruction set equals the reference to the bit"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    rounds = 200 if options.full else 20
+    checked = same = 0
+    for number in range(rounds):
+        generator = torch.Generator().manual_seed(number)
+        size = int(torch.randint(1, 300_000 if number % 10 == 0 else 400, (), generator=generator))
+        p = float(torch.rand((), generator=generator))
+        for dtype in door.KERNEL_DTYPES:
+            checked += 1
+            same += _equals_reference(torch.randn(size, generator=generator).to(dtype), p)
+    detail = f"random sizes, probabilities and dtypes; {', '.join(door.kernels())}"
+    yield at_least(bar, same, checked, f"of {checked}", n=checked, detail=detail)
+
+
+def _equals_reference(x: torch.Tensor, p: float) -> bool:
+    seed = door.draw_seed(torch.Generator().manual_seed(x.numel()))
+    expected = door.run_reference(x, seed, p).view(torch.uint8)
+    made = []
+    for kernel in door.kernels().values():
+        y = torch.empty_like(x)
+        door.run_kernel(x, y, seed, p, kernel)
+        made.append(y.view(torch.uint8))
+    return all(torch.equal(y, expected) for y in made)

@@ -1,0 +1,241 @@
+"""``slipstream bench embedding``: compressed tables against torch's, theory, and each other.
+
+The rows of tensor trains are `tt_bench`'s.
+
+Times are CPU time of one thread, arms in turns in one process, medians of the pairs' ratios. Every
+arm runs several batches of other ids in its turn, so that it is timed with its own data in the
+caches, as a server's is. Hashed rows have no signs, as the technique and a plan make them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from slipstream.heap import keep_pages
+from slipstream.native import _robe_reference as reference
+from slipstream.native import robe as door
+from slipstream.native import why_no_library
+from slipstream.techniques.embedding.robe import ROBEEmbeddingBag, ROBEEmbeddingCollection
+from slipstream.techniques.embedding.shared_array import SharedArray
+from slipstream.techniques.embedding.ways.robe import SIGN
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.embedding import device as bench_device
+from slipstream_bench.systems.embedding import memory as bench_memory
+from slipstream_bench.systems.embedding import predictions as bench_predictions
+from slipstream_bench.systems.embedding import quality_bars as bench_quality
+from slipstream_bench.systems.embedding import scaling as bench_scaling
+from slipstream_bench.systems.embedding import serving as bench_serving
+from slipstream_bench.systems.embedding import theory
+from slipstream_bench.systems.embedding import tt as tt_bench
+from slipstream_bench.systems.embedding.arms import BATCHES, Arms, fits, in_turns
+from slipstream_bench.systems.embedding.criteo import TERABYTE_ROWS, scaled_rows
+
+_ROWS, _DIM = 11_000_000, 64
+_BAGS, _IDS = 512, 10_240
+_SPEED_BARS = {64: 5.0, 32: 3.1, 16: 2.0}
+_LEAST_P_VALUE = 0.001
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Rows of the bench. Quick takes smaller tables for 26 of them, and fewer draws."""
+    yield from tt_bench.bars(options)
+    yield from bench_device.bars(options)
+    if not door.kernels():
+        reason = why_no_library() or "no kernel runs here"
+        yield not_judged("look-up, block 32: over EmbeddingBag", "x", ">= 3.1", reason)
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    keep_pages()
+    try:
+        yield from _lookup_rows(options)
+        yield from _collection_rows(options)
+        yield from bench_scaling.bars(options)
+        yield from bench_serving.bars(options)
+        yield from bench_predictions.bars(options)
+    finally:
+        torch.set_num_threads(threads)
+    yield from _hash_rows(options)
+    yield from _theory_rows(options)
+    yield from bench_memory.bars(options)
+    yield from bench_quality.bars(options)
+
+
+def _said(ratios: list[float]) -> str:
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return f"quartiles {low:.2f} to {high:.2f}; {next(iter(door.kernels()))}"
+
+
+def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
+    names = {z: f"look-up, block {z}: over EmbeddingBag" for z in _SPEED_BARS}
+    step = "train step with Adagrad, block 32: over EmbeddingBag with sparse gradients"
+    if not any(map(options.wants, (*names.values(), step))):
+        return
+    if not fits(_ROWS * _DIM * 4):
+        for z, name in names.items():
+            yield not_judged(name, "x", f">= {_SPEED_BARS[z]}", "too little free memory")
+        yield not_judged(step, "x", ">= 1.5", "too little free memory")
+        return
+    options.progress(f"a table of {_ROWS} x {_DIM}")
+    table = torch.full((_ROWS, _DIM), 0.1)
+    ids = [torch.randint(0, _ROWS, (_IDS,)) for _ in range(2 * BATCHES)]
+    offsets = torch.arange(0, _IDS, _IDS // _BAGS)
+    shape = (_ROWS, _DIM)
+    bags = {
+        z: ROBEEmbeddingBag(
+            *shape, SharedArray.compressing([shape], 1000, block=z, sign=SIGN), mode="sum"
+        )
+        for z in _SPEED_BARS
+    }
+
+    def of(bag: Any) -> Callable[[int], object]:
+        return lambda number: bag(ids[number % len(ids)], offsets)
+
+    def dense(number: int) -> object:
+        return functional.embedding_bag(ids[number % len(ids)], table, offsets, mode="sum")
+
+    with torch.no_grad():
+        arms: Arms = {"dense": dense, **{str(z): of(bag) for z, bag in bags.items()}}
+        ratios, median = in_turns(arms, 30 if options.full else 12)
+    for z, name in names.items():
+        if options.wants(name):
+            detail = (
+                f"{_ROWS} x {_DIM} at 1000x, {_IDS} uniform ids in {_BAGS} bags; ns per id: dense "
+                f"{median['dense'] / _IDS:.1f}, ours {median[str(z)] / _IDS:.1f}; "
+            )
+            own = ratios[str(z)]
+            yield at_least(
+                name, statistics.median(own), _SPEED_BARS[z], "x", n=len(own),
+                detail=detail + _said(own),
+            )  # fmt: skip
+    if options.wants(step):
+        options.progress(step)
+        yield _train_row(step, table, bags[32], ids, offsets)
+
+
+def _train_row(
+    bar: str, table: torch.Tensor, bag: Any, ids: list[torch.Tensor], offsets: torch.Tensor
+) -> Bar:
+    # Torch's sparse Adagrad, its state of rows made in place so that a second table fits.
+    table.requires_grad_()
+    if not fits(table.nbytes):
+        return not_judged(bar, "x", ">= 1.5", "too little free memory for Adagrad's sums")
+    gradient = torch.randn(_BAGS, _DIM)
+
+    def trains(run: Callable[[int], torch.Tensor], parameter: torch.Tensor) -> Any:
+        optimizer = torch.optim.Adagrad([parameter], lr=1e-3)
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            torch.autograd.backward(run(number), gradient)
+            optimizer.step()
+
+        return step
+
+    def dense(number: int) -> torch.Tensor:
+        return functional.embedding_bag(
+            ids[number % len(ids)], table, offsets, mode="sum", sparse=True
+        )
+
+    def ours(number: int) -> torch.Tensor:
+        made: torch.Tensor = bag(ids[number % len(ids)], offsets)
+        return made
+
+    arms = {"dense": trains(dense, table), "ours": trains(ours, bag.pool.array)}
+    ratios, median = in_turns(arms, 5)
+    detail = f"ns per id: dense {median['dense'] / _IDS:.0f}, ours {median['ours'] / _IDS:.0f}; "
+    own = ratios["ours"]
+    return at_least(bar, statistics.median(own), 1.5, "x", n=len(own), detail=detail + _said(own))
+
+
+def _collection_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "26 tables in one call: over 26 calls of EmbeddingBag"
+    if not options.wants(bar):
+        return
+    dim, batch, nbytes = 128, 2048, (12 if options.full else 3) * 10**9
+    rows = scaled_rows(TERABYTE_ROWS, nbytes / (dim * 4))
+    if not fits(nbytes):
+        yield not_judged(bar, "x", ">= 4", f"needs {nbytes / 1e9:.0f} GB of free memory")
+        return
+    options.progress(bar)
+    tables = [torch.full((count, dim), 0.1) for count in rows]
+    named = {f"C{number}": (count, dim) for number, count in enumerate(rows)}
+    pool = SharedArray.compressing(list(named.values()), 1000, block=64, sign=SIGN)
+    together = ROBEEmbeddingCollection(named, pool)
+    ids = [
+        torch.stack([torch.randint(0, count, (batch, 1)) for count in rows]) for _ in range(BATCHES)
+    ]
+
+    def apart(number: int) -> object:
+        own = ids[number % BATCHES]
+        return [functional.embedding_bag(own[i], t, mode="sum") for i, t in enumerate(tables)]
+
+    with torch.no_grad():
+        ratios, median = in_turns(
+            {
+                "dense": apart,
+                "ours": lambda number: together(ids[number % BATCHES].view(-1, 1)),
+            },
+            12,
+        )
+    own = ratios["ours"]
+    detail = (
+        f"{nbytes / 1e9:.0f} GB of {dim} columns at 1000x, block 64, bags of one, batch {batch}; "
+        f"us a batch: dense {median['dense'] / 1e3:.0f}, ours {median['ours'] / 1e3:.0f}; "
+    )
+    yield at_least(bar, statistics.median(own), 4.0, "x", n=len(own), detail=detail + _said(own))
+
+
+def _hash_rows(options: BenchOptions) -> Iterator[Bar]:
+    keys, size, block = 10**6, 27_000_000, 32
+    kinds = {
+        "sequential ids": torch.arange(keys // 4),
+        "multiples of 4096": torch.arange(keys // 4) * 4096,
+        "ids beyond 2^31": torch.arange(keys // 4) * 3 + 2**31,
+    }
+    for name, ids in kinds.items():
+        bar = f"hashes of {name}: uniform"
+        if options.wants(bar):
+            options.progress(bar)
+            starts = torch.cat([_starts(t, ids, size) for t in range(2)])
+            p = theory.uniformity(starts, size)
+            detail = "chi-square, 1024 buckets, 2 tables, 2 blocks of each row; and p <= 0.999"
+            yield Bar(bar, p, "p", ">= 0.001", _LEAST_P_VALUE <= p <= 1 - _LEAST_P_VALUE,
+                      len(starts), detail)  # fmt: skip
+        bar = f"hashes of {name}: overlap of blocks, from theory"
+        if options.wants(bar):
+            starts = torch.cat([_starts(t, ids, 10**6) for t in range(2)])
+            off = abs(theory.overlaps(starts, 10**6, block) - 1) * 100
+            yield at_most(bar, off, 3.0, "%", n=len(starts), detail="blocks of 32 in 10^6 numbers")
+
+
+def _starts(table: int, ids: torch.Tensor, size: int) -> torch.Tensor:
+    key = reference.table_key(0, table)
+    return reference.starts(key, ids[:, None], torch.arange(2)[None], size).flatten()
+
+
+def _theory_rows(options: BenchOptions) -> Iterator[Bar]:
+    draws, dim, size = 200_000, 64, 256
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((2, dim))
+    for block in (1, 4, 16, 64):
+        names = (f"inner products, block {block}: mean", f"inner products, block {block}: variance")
+        if not any(map(options.wants, names)):
+            continue
+        options.progress(names[0])
+        made = theory.estimates(x, y, size, block, draws)
+        expected = theory.variance(x, y, size, block)
+        error = abs(made.mean() - x @ y) / max(made.std() / np.sqrt(draws), 1e-12 * abs(x @ y))
+        detail = f"{draws} draws, {dim} columns in {size} numbers"
+        if options.wants(names[0]):
+            yield at_most(names[0], float(error), 3.0, "sigma", n=draws, detail=detail)
+        if options.wants(names[1]):
+            off = abs(made.var() - expected) / expected * 100 if expected else made.var()
+            said = f"from V_Z = {expected:.4g}; {detail}"
+            yield at_most(names[1], float(off), 3.0, "%", n=draws, detail=said)

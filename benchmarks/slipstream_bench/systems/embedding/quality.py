@@ -1,0 +1,279 @@
+"""Train every way on a task at the same bytes, and rank them, a small dimension and codes too."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import math
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.embedding.facts import facts_of
+from slipstream.techniques.embedding.planning import MIXED, Plan, plan, plan_tables
+from slipstream.techniques.embedding.ways import WAYS
+from slipstream_bench.systems.embedding.quality_tasks import Task
+
+DENSE = "dense"
+CODES = ("int8", "int4")
+CONVERTED = "converted after training"
+RATES = (1 / 3, 1.0, 3.0, 10.0)
+"""Times a task's own: what compressed tables are best trained with is not what dense ones are."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A way on a task.
+
+    Attributes:
+        method: ``dense``, a name of `WAYS`, ``mixed``, or codes of the trained dense tables.
+        asked: times smaller, as asked; 1 for dense, and for codes.
+        nbytes, ratio: of the tables; what was reached.
+        rate: that it was trained with.
+        scores: one a seed.
+    """
+
+    method: str
+    asked: float
+    nbytes: int
+    ratio: float
+    rate: float
+    scores: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Of the seeds' scores."""
+        return statistics.fmean(self.scores)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation between seeds; 0 for one."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A model that is to be trained: its tables `asked` times smaller by `method`."""
+
+    task: Task
+    method: str
+    asked: float
+    rate: float
+    seed: int
+    least_rows: int
+
+
+_Outcome = tuple[int, float, float]
+"""Bytes of the tables, how many times smaller they are, and the score."""
+
+
+def compare(
+    task: Task,
+    ratios: Sequence[float],
+    methods: Sequence[str],
+    *,
+    seeds: int = 3,
+    rates: Sequence[float] = RATES,
+    convert: bool = True,
+    least_rows: int = 500,
+    workers: int = 1,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Iterator[Scored]:
+    """Dense, its codes, and every method at every ratio that it can reach.
+
+    Args:
+        methods: names of `WAYS`, and ``mixed``.
+        rates: times the task's own; of several each method, the dense tables too, gets the one that
+            is best on held-out training data, with one seed.
+        convert: also compress the trained dense tables by the best plan for each ratio.
+        workers: processes that train at the same time, a seed each; 1 trains in this one. Scores
+            are the same.
+    """
+    keys = [(DENSE, 1.0), *((method, ratio) for ratio in ratios for method in methods)]
+    with _runner(workers) as run:
+        chosen = _rates(run, task, keys, rates, least_rows, progress)
+        jobs = {
+            key: [_Job(task, *key, chosen[key], seed, least_rows) for seed in range(seeds)]
+            for key in keys
+        }
+        dense = [
+            run(_dense, job, tuple(ratios) if convert else ()) for job in jobs.pop((DENSE, 1.0))
+        ]
+        own = {key: [run(_trained, job) for job in waiting] for key, waiting in jobs.items()}
+        progress(f"{task.name}: dense")
+        found = [one() for one in dense]
+        rate = chosen[DENSE, 1.0]
+        for (method, asked), (nbytes, ratio, _) in found[0].items():
+            scores = tuple(one[method, asked][2] for one in found)
+            yield Scored(method, asked, nbytes, ratio, rate, scores)
+        for (method, asked), trained in own.items():
+            progress(f"{task.name}: {method} at {asked:g}x")
+            made = [one() for one in trained]
+            if any(one is None for one in made):
+                continue
+            nbytes, ratio, _ = made[-1]
+            scores = tuple(one[2] for one in made)
+            yield Scored(method, asked, nbytes, ratio, chosen[method, asked], scores)
+
+
+def epochs_to(
+    task: Task,
+    scored: Scored,
+    target: float,
+    most: int,
+    *,
+    least_rows: int = 500,
+    workers: int = 1,
+) -> list[int | None]:
+    """Epochs after which `scored`'s method, trained on, has reached `target`: one a seed.
+
+    None where it has not after `most` epochs.
+    """
+    with _runner(workers) as run:
+        waiting = [
+            run(
+                _epochs_to,
+                _Job(task, scored.method, scored.asked, scored.rate, seed, least_rows),
+                target,
+                most,
+            )
+            for seed in range(len(scored.scores))
+        ]
+        return [one() for one in waiting]
+
+
+def ranked(scored: Sequence[Scored], ratio: float) -> list[Scored]:
+    """Those at `ratio`, and codes that are as small, the best first."""
+    own = [
+        one for one in scored if one.asked == ratio or (one.method in CODES and one.ratio >= ratio)
+    ]
+    return sorted(own, key=lambda one: -one.mean)
+
+
+@contextlib.contextmanager
+def _runner(workers: int) -> Iterator[Callable[..., Callable[[], Any]]]:
+    """What takes a function with its arguments and gives a function that waits for its result."""
+    if workers == 1:
+        yield functools.partial
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+
+        def run(function: Callable[..., Any], *given: Any) -> Callable[[], Any]:
+            return pool.submit(function, *given).result
+
+        yield run
+
+
+def _rates(
+    run: Callable[..., Callable[[], Any]],
+    task: Task,
+    keys: Sequence[tuple[str, float]],
+    rates: Sequence[float],
+    least_rows: int,
+    progress: Callable[[str], None],
+) -> dict[tuple[str, float], float]:
+    """The rate of each method at each ratio."""
+    if len(rates) == 1:
+        return dict.fromkeys(keys, task.rate * rates[0])
+    held_out = task.validation()
+    waiting = {
+        key: {
+            task.rate * rate: run(_trained, _Job(held_out, *key, task.rate * rate, 0, least_rows))
+            for rate in rates
+        }
+        for key in keys
+    }
+    chosen = {}
+    for (method, asked), tried in waiting.items():
+        progress(f"{task.name}: rate of {method} at {asked:g}x")
+        outcomes = {rate: one() for rate, one in tried.items()}
+        # All are None where the method cannot be so small; NaN is what a rate too high may give.
+        chosen[method, asked] = max(
+            outcomes,
+            key=lambda rate: _score(outcomes[rate]),
+        )
+    return chosen
+
+
+def _score(outcome: _Outcome | None) -> float:
+    return -1.0 if outcome is None or math.isnan(outcome[2]) else outcome[2]
+
+
+def _dense(job: _Job, ratios: Sequence[float]) -> dict[tuple[str, float], _Outcome]:
+    """The dense model, and what its trained tables are worth in other forms."""
+    torch.manual_seed(job.seed)
+    task, model = job.task, job.task.model()
+    _train(job, model)
+    plans = {(method, 1.0): _codes(job, model, method) for method in CODES}
+    for ratio in ratios:
+        plans[CONVERTED, ratio] = plan(
+            model, task.counts(), ratio=ratio, trained=True, least_rows=job.least_rows
+        )
+    dense_bytes = plans[CODES[0], 1.0].dense_bytes
+    found = {(DENSE, 1.0): (dense_bytes, 1.0, task.score(model))}
+    for key, made in plans.items():
+        score = task.score(made.apply(copy.deepcopy(model)))
+        found[key] = (made.nbytes, made.ratio, score)
+    return found
+
+
+def _codes(job: _Job, model: torch.nn.Module, method: str) -> Plan:
+    """All tables of a trained model as codes."""
+    facts = facts_of(model, job.task.counts(), trained=True, least_rows=job.least_rows)
+    least = sum(
+        min([one.nbytes, *(choice.nbytes for choice in WAYS[method].choices(one))]) for one in facts
+    )
+    return plan_tables(facts, budget=least, methods=[method]).best
+
+
+def _trained(job: _Job) -> _Outcome | None:
+    """A method trained from scratch; None where it cannot be so small."""
+    made = _made(job)
+    if made is None:
+        return None
+    model, nbytes, ratio = made
+    _train(job, model)
+    return nbytes, ratio, job.task.score(model)
+
+
+def _epochs_to(job: _Job, target: float, most: int) -> int | None:
+    made = _made(job)
+    if made is None:
+        return None
+    model = made[0]
+    for epoch, _ in enumerate(islice(job.task.training(model, job.rate), most), start=1):
+        if job.task.score(model) >= target:
+            return epoch
+    return None
+
+
+def _made(job: _Job) -> tuple[torch.nn.Module, int, float] | None:
+    """The model with its first numbers, bytes of its tables, and how many times smaller."""
+    torch.manual_seed(job.seed)
+    model = job.task.model()
+    if job.method == DENSE:
+        return model, 0, 1.0
+    try:
+        chosen = plan(
+            model, job.task.counts(), ratio=job.asked, least_rows=job.least_rows,
+            methods=None if job.method == MIXED else [job.method],
+        )  # fmt: skip
+    except InvalidArgumentError:
+        return None
+    return chosen.apply(model), chosen.nbytes, chosen.ratio
+
+
+def _train(job: _Job, model: torch.nn.Module) -> None:
+    for _ in islice(job.task.training(model, job.rate), job.task.epochs):
+        pass

@@ -1,0 +1,229 @@
+"""Bars on what compressed tables learn: clicks with known truth, Gowalla, MovieLens.
+
+Every row tells all ways at the same bytes, with eight- and four-bit codes of the dense tables and a
+smaller dimension among them, the best first. The rate of each is chosen on held-out training data;
+nothing else is tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.data import get, why_absent
+from slipstream.durations import usable_cores
+from slipstream.techniques.embedding.planning import MIXED
+from slipstream.techniques.embedding.tt_shape import TTShape
+from slipstream_bench.generators.clicks import click_log
+from slipstream_bench.generators.feedback import implicit_feedback
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.embedding.criteo import KAGGLE_ROWS, scaled_rows
+from slipstream_bench.systems.embedding.quality import (
+    CODES,
+    CONVERTED,
+    DENSE,
+    RATES,
+    Scored,
+    compare,
+    epochs_to,
+    ranked,
+)
+from slipstream_bench.systems.embedding.quality_tasks import (
+    ClickTask,
+    Feedback,
+    Task,
+    first_users,
+    split,
+)
+
+_SEEDS = 3
+# Of the ids in the fields of Criteo's log.
+_CRITEO_SHARE = 30
+_CLICK_DIM = 16
+# One column of 16 and the matrix that widens it are a little more than a sixteenth.
+_ONE_COLUMN = 15.9
+_HASHED_WAYS = ("robe", "hash", "hot_hash", MIXED)
+_WAYS = ("lowdim", "tt", "hot_tt", *_HASHED_WAYS)
+_MOST_EPOCHS = 3
+
+_OVER_HASH = "ROBE over hashed rows"
+_BELOW_DENSE = "ROBE below dense"
+_EPOCHS = "epochs until ROBE is that near to dense"
+_TRAIN = "TT over hashed rows and ROBE"
+_PLAN = "the plan over a smaller dimension"
+
+
+@dataclass(frozen=True)
+class _Study:
+    """A task, and at which sizes it is asked.
+
+    Attributes:
+        rows: what is judged of it.
+        data: name of the set that it needs; empty for a generated one.
+        convert: whether the trained dense tables are compressed as well.
+    """
+
+    name: str
+    make: Callable[[], Task]
+    ratios: tuple[float, ...]
+    methods: tuple[str, ...]
+    rows: tuple[str, ...]
+    data: str = ""
+    convert: bool = True
+
+    def names(self, ratio: float) -> dict[str, str]:
+        """Full names of the rows."""
+        return {row: f"quality, {self.name} at {ratio:g}x: {row}" for row in self.rows}
+
+
+def _clicks() -> Task:
+    return _click_task("planted clicks", None)
+
+
+def _catalogue() -> Task:
+    return _click_task("planted catalogue", lambda rows: TTShape.of(rows, _CLICK_DIM, 1).rows)
+
+
+def _click_task(name: str, digits: Callable[[int], Sequence[int]] | None) -> Task:
+    rows = scaled_rows(KAGGLE_ROWS, sum(KAGGLE_ROWS) / _CRITEO_SHARE)
+    log = click_log(
+        200_000, test_rows=60_000, cardinalities=rows, dense=13, exponent=1.15, signal=0.35,
+        digits=digits,
+    )  # fmt: skip
+    return ClickTask(log.data, name, dim=_CLICK_DIM, best=log.bayes_auc)
+
+
+def _planted() -> Task:
+    log = implicit_feedback(2000, 3000, per_user=60, taste=1.5)
+    return Feedback(log.data, "planted tastes", epochs=8)
+
+
+def _gowalla() -> Task:
+    return Feedback(first_users(get("gowalla"), 6000), "Gowalla")
+
+
+def _movielens() -> Task:
+    data = get("movielens_latest_small")
+    users, items = len(data.user_ids), len(data.item_ids)
+    return Feedback(
+        split(data.users, data.items, users, items, data.name),
+        "MovieLens", epochs=8,
+    )  # fmt: skip
+
+
+_STUDIES = (
+    _Study("planted clicks", _clicks, (_ONE_COLUMN, 64), _WAYS,
+           (_OVER_HASH, _BELOW_DENSE, _TRAIN), convert=False),
+    _Study("planted clicks", _clicks, (100, 1000), _HASHED_WAYS,
+           (_OVER_HASH, _BELOW_DENSE, _EPOCHS), convert=False),
+    _Study("planted catalogue", _catalogue, (_ONE_COLUMN, 64), _WAYS,
+           (_OVER_HASH, _TRAIN), convert=False),
+    _Study("planted tastes", _planted, (16,), _WAYS, (_OVER_HASH, _PLAN, _TRAIN)),
+    _Study("MovieLens", _movielens, (16,), _WAYS, (_OVER_HASH, _PLAN), "movielens_latest_small"),
+    _Study("Gowalla", _gowalla, (16, 64), _WAYS, (_OVER_HASH, _PLAN), "gowalla"),
+)  # fmt: skip
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Rows of all studies. Quick runs the clicks at 1000x with one seed and one rate."""
+    for study in _STUDIES:
+        ratios = [ratio for ratio in study.ratios if options.full or ratio == 1000]
+        wanted = [ratio for ratio in ratios if any(map(options.wants, study.names(ratio).values()))]
+        if not wanted:
+            continue
+        absent = why_absent(study.data) if study.data else None
+        if absent is not None:
+            for ratio in wanted:
+                for name in study.names(ratio).values():
+                    yield not_judged(name, "", "", absent.what)
+            continue
+        yield from _study(study, wanted, options)
+
+
+def _study(study: _Study, ratios: Sequence[float], options: BenchOptions) -> Iterator[Bar]:
+    task = study.make()
+    seeds = _SEEDS if options.full else 1
+    methods = study.methods if options.full else study.methods[:2]
+    workers = min(seeds, usable_cores())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        scored = list(
+            compare(
+                task, ratios, methods, seeds=seeds, rates=RATES if options.full else (1.0,),
+                convert=study.convert, workers=workers, progress=options.progress,
+            )
+        )  # fmt: skip
+        for ratio in ratios:
+            yield from _rows(study, task, ratio, scored, workers)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _rows(
+    study: _Study, task: Task, ratio: float, scored: Sequence[Scored], workers: int
+) -> Iterator[Bar]:
+    found = {one.method: one for one in scored if one.asked in (1.0, ratio)}
+    mean = {name: one.mean for name, one in found.items()}
+    detail, unit = _ranking(task, ratio, scored), task.metric
+    n = len(found[DENSE].scores)
+    allowed = 0.002 if ratio <= 100 else 0.005
+    for row, name in study.names(ratio).items():
+        if row == _OVER_HASH:
+            yield at_least(name, mean["robe"] - mean["hash"], 0.0, unit, n=n, detail=detail)
+        elif row == _BELOW_DENSE:
+            below = mean[DENSE] - mean["robe"]
+            yield at_most(name, below, allowed, unit, n=n, detail=detail)
+        elif row == _EPOCHS:
+            yield _epochs(task, name, found["robe"], mean[DENSE] - allowed, workers)
+        elif row == _TRAIN:
+            best = max(mean["tt"], mean["hot_tt"])
+            over = best - max(mean["hash"], mean["robe"])
+            yield at_least(name, over, 0.0, unit, n=n, detail=detail)
+        else:
+            best = max(mean[name] for name in (CONVERTED, MIXED) if name in mean)
+            yield at_least(name, best - mean.get("lowdim", 0.0), 0.0, unit, n=n, detail=detail)
+
+
+def _epochs(task: Task, name: str, robe: Scored, target: float, workers: int) -> Bar:
+    """Of the seed that takes longest; one more than there may be where it never gets there."""
+    taken = epochs_to(task, robe, target, _MOST_EPOCHS, workers=workers)
+    told = ", ".join("never" if one is None else str(one) for one in taken)
+    return at_most(
+        name, max(_MOST_EPOCHS + 1 if one is None else one for one in taken), _MOST_EPOCHS,
+        "epochs", n=len(taken),
+        detail=f"to {target:.4f} by seed: {told}; {task.epochs} of the dense model's own",
+    )  # fmt: skip
+
+
+def _ranking(task: Task, ratio: float, scored: Sequence[Scored]) -> str:
+    """All that was compared, the best first, and the winner by name."""
+    dense = next(one for one in scored if one.method == DENSE)
+    order = ranked(scored, ratio)
+    codes = [one for one in scored if one.method in CODES and one not in order]
+    said = [
+        f"{one.method} {one.mean:.4f}{_size(one, ratio)}{_rate(one, task)}"
+        for one in [*order, *codes]
+    ]
+    spread = max(one.spread for one in [dense, *order])
+    return "; ".join(
+        [
+            f"{task.metric}: dense {dense.mean:.4f}{_rate(dense, task)}",
+            f"best at this size: {order[0].method}",
+            ", ".join(said),
+            *([task.yardstick()] if task.yardstick() else []),
+            f"largest deviation between seeds {spread:.4f}",
+            f"{task.epochs} epochs, rates in times {task.rate:g} as chosen on held-out data",
+        ]
+    )
+
+
+def _size(one: Scored, ratio: float) -> str:
+    return f" ({one.ratio:.1f}x)" if one.asked != ratio else ""
+
+
+def _rate(one: Scored, task: Task) -> str:
+    trained = one.method not in (*CODES, CONVERTED)
+    return f" [{one.rate / task.rate:.2g}]" if trained else ""

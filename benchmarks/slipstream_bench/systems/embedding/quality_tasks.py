@@ -1,0 +1,278 @@
+"""Tasks on which compressed tables are trained from scratch and scored: real data, known truth."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from slipstream.data.kinds import ClickRows, Clicks, Interactions
+from slipstream_bench.systems.embedding.dlrm import DLRM
+
+_TOP = 20
+_HELD_OUT = 0.1
+
+
+class Task(Protocol):
+    """Something to learn with embedding tables.
+
+    Attributes:
+        name, metric: in tables; the higher the metric the better.
+        epochs: that the dense model takes.
+        rate: of its optimizer, usual for such a model.
+    """
+
+    name: str
+    metric: str
+    epochs: int
+    rate: float
+
+    def model(self) -> nn.Module:
+        """The dense model, random as ``torch.manual_seed`` has it."""
+
+    def counts(self) -> dict[str, torch.Tensor]:
+        """How often each row is looked up in an epoch, by table."""
+
+    def training(self, model: nn.Module, rate: float) -> Iterator[None]:
+        """Trains `model` in place for as long as it is asked to: an item an epoch."""
+
+    def score(self, model: nn.Module) -> float:
+        """On data that was not trained on."""
+
+    def yardstick(self) -> str:
+        """A score that needs no training, to hold others against, in words."""
+
+    def validation(self) -> Self:
+        """The same task on training data alone, a tenth of it held out: to choose settings on."""
+
+
+class Factors(nn.Module):
+    """Users and items as vectors whose products say who takes what."""
+
+    def __init__(self, users: int, items: int, dim: int) -> None:
+        super().__init__()
+        self.user = nn.Embedding(users, dim)
+        self.item = nn.Embedding(items, dim)
+        for table in (self.user, self.item):
+            nn.init.normal_(table.weight, std=0.1)
+
+
+@dataclass
+class Feedback:
+    """Who takes what, by matrix factorisation: softmax over the other items of the batch.
+
+    Scored by the share of a user's held-out items among the 20 best that were not trained on.
+    """
+
+    data: Interactions
+    name: str
+    dim: int = 64
+    epochs: int = 4
+    rate: float = 3e-3
+    batch: int = 512
+    scored_users: int = 2000
+
+    metric = f"recall@{_TOP}"
+
+    def model(self) -> nn.Module:
+        """Two tables."""
+        return Factors(self.data.user_count, self.data.item_count, self.dim)
+
+    def counts(self) -> dict[str, torch.Tensor]:
+        """As often as the pairs name them."""
+        data = self.data
+        return {
+            "user": torch.from_numpy(np.bincount(data.users, minlength=data.user_count)),
+            "item": torch.from_numpy(np.bincount(data.items, minlength=data.item_count)),
+        }
+
+    def training(self, model: nn.Module, rate: float) -> Iterator[None]:
+        """Adam; the popularity of an item is taken off its log-odds of being in the batch."""
+        users, items = torch.from_numpy(self.data.users), torch.from_numpy(self.data.items)
+        popular = self.counts()["item"].float() + 1
+        log_popular = (popular / popular.sum()).log()
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+        while True:
+            model.train()
+            order = torch.randperm(len(users))
+            for part in torch.split(order, self.batch)[:-1]:
+                user, item = users[part], items[part]
+                scores = model.user(user) @ model.item(item).T - log_popular[item]  # type: ignore[operator]
+                same = item[None] == item[:, None]
+                same.fill_diagonal_(False)
+                loss = cross_entropy(scores.masked_fill(same, -1e9), torch.arange(len(part)))
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+            yield
+
+    @torch.no_grad()
+    def score(self, model: nn.Module) -> float:
+        """Recall among the 20 best."""
+        model.eval()
+        every = model.item(torch.arange(self.data.item_count))  # type: ignore[operator]
+        return self._recall(lambda users: model.user(users) @ every.T)  # type: ignore[operator]
+
+    def yardstick(self) -> str:
+        """The same 20 for everybody: those that were taken most."""
+        popular = self.counts()["item"].float()
+        found = self._recall(lambda users: popular.repeat(len(users), 1))
+        return f"the most taken items, no model, {found:.4f}"
+
+    def _recall(self, scores_of: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """Of scores [users, items]."""
+        data = self.data
+        test = np.unique(data.test_users)[: self.scored_users]
+        held = _by_user(data.test_users, data.test_items)
+        known = _by_user(data.users, data.items)
+        found = []
+        for part in np.array_split(test, -(-len(test) // 500)):
+            scores = scores_of(torch.from_numpy(part))
+            for row, user in enumerate(part.tolist()):
+                if user in known:
+                    scores[row, known[user]] = -torch.inf
+            best = scores.topk(_TOP, 1).indices.numpy()
+            found += [
+                np.isin(held[user], best[row]).mean() for row, user in enumerate(part.tolist())
+            ]
+        return float(np.mean(found))
+
+    def validation(self) -> Feedback:
+        """Pairs held out by chance."""
+        data = self.data
+        held = split(data.users, data.items, data.user_count, data.item_count, data.name, _HELD_OUT)
+        return dataclasses.replace(self, data=held)
+
+
+@dataclass
+class ClickTask:
+    """Clicks with a `DLRM`; scored by the area under the curve (AUC).
+
+    Attributes:
+        best: that any model can reach, where it is known.
+    """
+
+    data: Clicks
+    name: str
+    dim: int = 16
+    epochs: int = 1
+    rate: float = 0.02
+    batch: int = 1024
+    best: float | None = None
+
+    metric = "AUC"
+
+    def model(self) -> nn.Module:
+        """A table a field, with sparse gradients: an epoch reads few of their rows."""
+        dense = self.data.train.dense.shape[1]
+        return DLRM(self.data.cardinalities, dense, self.dim, sparse=True)
+
+    def counts(self) -> dict[str, torch.Tensor]:
+        """As often as the training rows name them."""
+        return {
+            f"tables.{field}": torch.from_numpy(
+                np.bincount(self.data.train.ids[:, field], minlength=rows)
+            )
+            for field, rows in enumerate(self.data.cardinalities)
+        }
+
+    def training(self, model: nn.Module, rate: float) -> Iterator[None]:
+        """Adagrad, whose steps are the same for sparse and dense gradients."""
+        ids, dense, labels = _tensors(self.data.train)
+        optimizer = torch.optim.Adagrad(model.parameters(), rate, initial_accumulator_value=1e-6)
+        while True:
+            model.train()
+            order = torch.randperm(len(ids))
+            for part in torch.split(order, self.batch):
+                loss = binary_cross_entropy_with_logits(model(ids[part], dense[part]), labels[part])
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+            yield
+
+    @torch.no_grad()
+    def score(self, model: nn.Module) -> float:
+        """AUC of the test rows."""
+        model.eval()
+        ids, dense, labels = _tensors(self.data.test)
+        made = [
+            model(i, d)
+            for i, d in zip(torch.split(ids, 8192), torch.split(dense, 8192), strict=True)
+        ]
+        return auc(torch.cat(made).numpy(), labels.numpy())
+
+    def yardstick(self) -> str:
+        """What the true probabilities reach."""
+        return "" if self.best is None else f"the truth {self.best:.4f}"
+
+    def validation(self) -> ClickTask:
+        """The last rows held out."""
+        rows = self.data.train
+        last = len(rows) - int(_HELD_OUT * len(rows))
+        train, held = (
+            ClickRows(rows.ids[part], rows.dense[part], rows.labels[part])
+            for part in (slice(last), slice(last, None))
+        )
+        return dataclasses.replace(
+            self, data=dataclasses.replace(self.data, train=train, test=held)
+        )
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The chance that a click is scored above a non-click; ties count half (Mann-Whitney)."""
+    from scipy.stats import rankdata
+
+    ranks = rankdata(scores)
+    clicks = labels > 0
+    count = int(clicks.sum())
+    above = ranks[clicks].sum() - count * (count + 1) / 2
+    return float(above / (count * (len(labels) - count)))
+
+
+def split(
+    users: np.ndarray,
+    items: np.ndarray,
+    user_count: int,
+    item_count: int,
+    name: str,
+    share: float = 0.2,
+) -> Interactions:
+    """This share of all pairs held out, by chance."""
+    held = np.random.default_rng(0).random(len(users)) < share
+    return Interactions(
+        name, users[~held], items[~held], users[held], items[held], user_count, item_count
+    )
+
+
+def first_users(data: Interactions, users: int, least: int = 3) -> Interactions:
+    """The first `users` users, and the items that at least so many of them took."""
+    own, own_test = data.users < users, data.test_users < users
+    count = np.bincount(data.items[own], minlength=data.item_count)
+    kept = count >= least
+    number = np.cumsum(kept) - 1
+    train = own & kept[data.items]
+    test = own_test & kept[data.test_items]
+    return Interactions(
+        data.name, data.users[train], number[data.items[train]], data.test_users[test],
+        number[data.test_items[test]], users, int(kept.sum()),
+    )  # fmt: skip
+
+
+def _tensors(rows: ClickRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.from_numpy(rows.ids),
+        torch.from_numpy(np.nan_to_num(rows.dense)),
+        torch.from_numpy(rows.labels).float(),
+    )
+
+
+def _by_user(users: np.ndarray, items: np.ndarray) -> dict[int, np.ndarray]:
+    order = np.argsort(users, kind="stable")
+    distinct, begin = np.unique(users[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(items[order], begin[1:]), strict=True))

@@ -1,0 +1,53 @@
+"""A bar on how the time of a look-up grows with the array: by caches, as a curve foresees.
+
+The curve is measured at sizes four times apart and straight between them, both in logarithms;
+judged is every size in the middle of two of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from slipstream.techniques.embedding.robe import ROBEEmbeddingBag
+from slipstream.techniques.embedding.shared_array import SharedArray
+from slipstream.techniques.embedding.ways.robe import SIGN
+from slipstream.units import format_bytes
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
+from slipstream_bench.systems.embedding.arms import BATCHES, fits, in_turns
+
+_BAR = "look-up by the size of the array, block 64: from the curve, largest error"
+_ROWS, _DIM = 11_000_000, 64
+_BAGS, _IDS = 512, 10_240
+_SIZES = [1 << exponent for exponent in range(16, 31)]
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """One row; arrays of 64 KiB to 1 GiB, or to 256 MiB in a quick run."""
+    if not options.wants(_BAR):
+        return
+    sizes = _SIZES if options.full else _SIZES[:-2]
+    if not fits(2 * sizes[-1]):
+        yield not_judged(_BAR, "%", "<= 25", "too little free memory")
+        return
+    options.progress(_BAR)
+    ids = [torch.randint(0, _ROWS, (_IDS,)) for _ in range(2 * BATCHES)]
+    offsets = torch.arange(0, _IDS, _IDS // _BAGS)
+
+    def of(nbytes: int) -> Callable[[int], object]:
+        pool = SharedArray(nbytes // 4, block=_DIM, sign=SIGN)
+        bag = ROBEEmbeddingBag(_ROWS, _DIM, pool, mode="sum")
+        return lambda number: bag(ids[number % len(ids)], offsets)
+
+    with torch.no_grad():
+        _, taken = in_turns({str(size): of(size) for size in sizes}, 12 if options.full else 8)
+    times = np.array([taken[str(size)] / _IDS for size in sizes])
+    logs = np.log(sizes)
+    expected = np.exp(np.interp(logs[1::2], logs[::2], np.log(times[::2])))
+    off = np.abs(times[1::2] / expected - 1) * 100
+    detail = "ns a row: " + ", ".join(
+        f"{format_bytes(size)} {time:.1f}" for size, time in zip(sizes, times, strict=True)
+    )
+    yield at_most(_BAR, float(off.max()), 25.0, "%", n=len(off), detail=detail)

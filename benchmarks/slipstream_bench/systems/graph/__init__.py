@@ -1,0 +1,1 @@
+"""The graph: exactness, capture, and a peer."""

@@ -1,0 +1,98 @@
+"""The peer of ``slipstream bench graph``: traceinsight, in an environment made when first needed.
+
+It is no dependency of ours and never imported here: a process of that environment answers how
+much CPU time it took for the same file (see `bench_graph_peer_process` beside this file).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+from slipstream.durations.durations import cache_folder
+from slipstream.errors import ChildError
+
+_NAME, _RELEASE = "traceinsight", "0.6.1"
+VERSION = f"{_NAME} {_RELEASE}"
+_PROCESS = Path(__file__).with_name("peer_process.py")
+_INSTALL_S = 600
+
+
+def _python() -> Path:
+    folder = cache_folder() / "peers" / f"{_NAME}-{_RELEASE}"
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def why_no_peer(progress: Callable[[str], None]) -> str | None:
+    """None when the peer can be run (it is installed if need be), else why not."""
+    python = _python()
+    if _answers(python):
+        return None
+    folder = python.parent.parent
+    progress(f"installing {VERSION} into an environment of its own")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--progress-bar", "off"]
+        subprocess.run(
+            [*command, f"{_NAME}=={_RELEASE}"], check=True, capture_output=True, timeout=_INSTALL_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return f"{VERSION} cannot be installed: {type(error).__name__}"
+    return None if _answers(python) else f"{VERSION} does not start"
+
+
+def _answers(python: Path) -> bool:
+    try:
+        done = subprocess.run([python, "-c", "import hta"], capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+class Peer:
+    """A process of the peer that holds one trace file ready.
+
+    Args:
+        file: the trace.
+        instance: which step's critical path, counted from 0.
+    """
+
+    def __init__(self, file: Path, instance: int) -> None:
+        self._process = subprocess.Popen(
+            [_python(), str(_PROCESS), str(file), str(instance)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def times(self) -> dict[str, float]:
+        """CPU seconds of one more parse, of the whole analysis's begin, of one critical path.
+
+        Raises:
+            ChildError: the process ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write("again\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+            found: dict[str, float] = json.loads(line)
+        except (OSError, ValueError) as error:
+            raise ChildError(f"{VERSION} ended before it answered") from error
+        return found
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()

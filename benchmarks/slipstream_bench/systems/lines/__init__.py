@@ -1,0 +1,1 @@
+"""What is told of source lines, in the editor."""

@@ -1,0 +1,1 @@
+"""Low-bit layers: kernels, networks, predictions."""

@@ -1,0 +1,282 @@
+"""Rows of ``slipstream bench lowbit`` about predictions of layers and models not fitted to.
+
+Speed-ups are over float32, predicted and measured, one thread, CPU time, arms in turns. Layers are
+those of well-known networks, with bits drawn at random; none of the calibration is among them.
+Networks go the way of ``slipstream prove``: recorded, predicted, converted, measured. Each case is
+a row of its own, so that a run goes on where it was stopped; what all of them say rests on these.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.lowbit.models import QUICK_NETWORKS, paired
+
+if TYPE_CHECKING:
+    from slipstream.durations import Durations
+    from slipstream.graph import Call
+    from slipstream.techniques.lowbit.cost import Layer
+
+_CASES = 30
+_SEED = 5
+_CASE = "predictions: "
+_NAMES = (
+    "predictions: speed-up over float32, unseen layers and networks",
+    "predictions: faster or slower than 8 bits, said right",
+)
+# Within a few percent neither is faster.
+_EVEN = 0.05
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One prediction and what came of it, in seconds."""
+
+    name: str
+    float_: float
+    eight: float
+    lowbit: float
+    predicted_float: float
+    predicted_eight: float
+    predicted_lowbit: float
+
+    @property
+    def error(self) -> float:
+        """Of the speed-up over float32, relative."""
+        predicted = self.predicted_float / self.predicted_lowbit
+        return predicted / (self.float_ / self.lowbit) - 1
+
+    @property
+    def judged(self) -> bool:
+        """Whether one of the two is faster at all."""
+        return abs(math.log(self.eight / self.lowbit)) > _EVEN
+
+    @property
+    def right(self) -> bool:
+        """Whether the faster was said to be so."""
+        return (self.eight > self.lowbit) == (self.predicted_eight > self.predicted_lowbit)
+
+    def row(self) -> Bar:
+        """Its error in percent; it holds when the faster was named, and is not judged if even."""
+        detail = (
+            f"error of the speed-up over float32, predicted "
+            f"{self.predicted_float / self.predicted_lowbit:.2f}x, measured "
+            f"{self.float_ / self.lowbit:.2f}x; over 8 bits "
+            f"{self.predicted_eight / self.predicted_lowbit:.2f}x and "
+            f"{self.eight / self.lowbit:.2f}x"
+        )
+        holds = self.right if self.judged else None
+        return Bar(_CASE + self.name, 100 * self.error, "%", "the faster is named", holds,
+                   detail=detail)  # fmt: skip
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """A row a case; then the error of predicted speed-ups, and how often the faster was named.
+
+    Quick takes three networks and nine layers; full seven, and 23 layers.
+    """
+    import torch
+
+    layers, networks = _planned(options)
+    names = [_CASE + name for name in (*layers, *networks)]
+    if not any(map(options.wants, (*names, *_NAMES))):
+        return
+    rows = {name: bar for name, bar in options.recorded.items() if name in names}
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    try:
+        for row in _cases(options, layers, networks):
+            rows[row.bar] = row
+            yield row
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(grad)
+    if len(rows) < len(names):
+        for name in filter(options.wants, _NAMES):
+            yield not_judged(name, "%", "", f"{len(rows)} of {len(names)} cases are measured")
+        return
+    if options.wants(_NAMES[0]):
+        errors = [abs(row.value) for row in rows.values() if row.value is not None]
+        detail = (
+            f"mean absolute error; median {statistics.median(errors):.0f} %, within 15 %: "
+            f"{sum(error <= 15 for error in errors)} of {len(errors)}"
+        )
+        mean = statistics.mean(errors)
+        yield at_most(_NAMES[0], mean, 15, "%", n=len(errors), detail=detail)
+    if options.wants(_NAMES[1]):
+        judged = [row.holds for row in rows.values() if row.holds is not None]
+        share = 100 * sum(judged) / len(judged) if judged else 100.0
+        detail = f"{sum(judged)} of {len(judged)} that differ by more than {100 * _EVEN:.0f} %"
+        yield at_least(_NAMES[1], share, 95, "%", n=len(judged), detail=detail)
+
+
+def _planned(
+    options: BenchOptions,
+) -> tuple[dict[str, tuple[Layer, tuple[int, int]]], dict[str, Callable[[], Any]]]:
+    """Layers and networks of a run, by the names of their cases."""
+    from slipstream_bench.systems.lowbit.networks import NETWORKS
+
+    layers = unseen_layers(_CASES - len(NETWORKS) if options.full else 9)
+    named = {
+        f"{layer.rows} x {layer.k} x {layer.n} w{bits[0]}a{bits[1]}": (layer, bits)
+        for layer, bits in layers
+    }
+    names = list(NETWORKS) if options.full else list(QUICK_NETWORKS)
+    return named, {name: NETWORKS[name] for name in names}
+
+
+def _cases(
+    options: BenchOptions,
+    layers: Mapping[str, tuple[Layer, tuple[int, int]]],
+    networks: Mapping[str, Callable[[], Any]],
+) -> Iterator[Bar]:
+    from slipstream.durations import Durations
+    from slipstream.techniques.lowbit.cost import Costs, questions
+
+    durations = Durations(threads=1)
+
+    def measure(asked: Iterable[Call]) -> None:
+        durations.measure(asked, lambda line: options.progress(_CASE + line))
+
+    wanted = {name: one for name, one in layers.items() if options.wants(_CASE + name)}
+    pairs = sorted({(8, 8), *(bits for _, bits in wanted.values())})
+    if wanted:
+        measure(call for bits in pairs for call in questions(*bits))
+    for name, (layer, bits) in wanted.items():
+        options.progress(_CASE + name)
+        cost, other = (Costs.fitted(durations, *one) for one in (bits, (8, 8)))
+        if cost is None or other is None:
+            yield not_judged(_CASE + name, "%", "", "a layer it is fitted to cannot be measured")
+            continue
+        float_, eight, lowbit = _measured_layer(layer, bits)
+        # What float32 takes is no prediction: the recorded step says it.
+        yield _Case(
+            name, float_, eight, lowbit, float_, other.nanoseconds(layer) / 1e9,
+            cost.nanoseconds(layer) / 1e9,
+        ).row()  # fmt: skip
+    for name, make in networks.items():
+        if options.wants(_CASE + name):
+            options.progress(_CASE + name)
+            yield _network(name, make, durations, measure, 9 if options.full else 5).row()
+
+
+def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
+    """Layers of well-known networks that costs are not fitted to, with bits drawn at random."""
+    import torch
+    from torch import nn
+
+    from slipstream.techniques.lowbit.cost import CALIBRATED, Layer, linear
+    from slipstream.techniques.lowbit.nn import padding_of, why_kept
+    from slipstream_bench.systems.lowbit.networks import NETWORKS, SIZE
+
+    # Of a transformer of width 768 on 128 tokens, and of a recurrent network.
+    found = [
+        linear(128, 768, 768), linear(128, 3072, 768), linear(128, 768, 3072),
+        linear(1, 4096, 1024), linear(4, 2048, 512),
+    ]  # fmt: skip
+
+    def note(module: Any, args: Any, output: Any) -> None:
+        if why_kept(module) is not None:
+            return
+        x = args[0]
+        if isinstance(module, nn.Linear):
+            found.append(linear(x.shape[0], *module.weight.shape))
+            return
+        image = (x.shape[0], x.shape[2], x.shape[3], x.shape[1])
+        kernel, stride = tuple(module.kernel_size), tuple(module.stride)
+        found.append(Layer(image, module.out_channels, kernel, stride, padding_of(module)))
+
+    with torch.device("meta"):
+        for make in NETWORKS.values():
+            model = make().eval()
+            for module in model.modules():
+                if isinstance(module, (nn.Conv2d, nn.Linear)):
+                    module.register_forward_hook(note)
+            model(torch.empty(1, 3, SIZE, SIZE))
+    unseen = sorted(set(found) - set(CALIBRATED), key=str)
+    drawn = random.Random(_SEED)
+    return [
+        (layer, (drawn.randint(2, 7), drawn.randint(2, 8)))
+        for layer in drawn.sample(unseen, count)
+    ]  # fmt: skip
+
+
+def _measured_layer(layer: Layer, bits: tuple[int, int]) -> tuple[float, float, float]:
+    """Seconds of the layer in float32, in 8 bits and in `bits`, Python included."""
+    from slipstream.techniques.lowbit.timing import float_layer, timer
+
+    module, x = float_layer(layer.call(*bits))
+    arms: dict[str, Callable[[], object]] = {
+        "float": lambda: module(x),
+        "eight": timer(layer.call(8, 8)),
+        "lowbit": timer(layer.call(*bits)),
+    }
+    repeats = {}
+    for name, work in arms.items():
+        work()
+        began = time.thread_time()
+        work()
+        repeats[name] = max(1, round(1e-3 / max(time.thread_time() - began, 1e-7)))
+    times = paired({name: _loop(work, repeats[name]) for name, work in arms.items()}, 11)
+    float_, eight, lowbit = (min(times[name]) / repeats[name] for name in arms)
+    return float_, eight, lowbit
+
+
+def _loop(work: Callable[[], object], count: int) -> Callable[[], None]:
+    def loop() -> None:
+        for _ in range(count):
+            work()
+
+    return loop
+
+
+def _network(
+    name: str,
+    make: Callable[[], Any],
+    durations: Durations,
+    measure: Callable[[Iterable[Call]], None],
+    rounds: int,
+) -> _Case:
+    """A network in three bits and in eight, as the technique predicts and as it makes it."""
+    import torch
+
+    from slipstream.capture import CaptureSettings, capture
+    from slipstream.graph import replay
+    from slipstream.technique import Context
+    from slipstream.techniques.lowbit.technique import LowBit
+    from slipstream.workload import Workload, drive
+    from slipstream_bench.systems.lowbit.networks import SIZE
+
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(1, 3, SIZE, SIZE)
+    workload = Workload.of(model, x)
+    recording = capture(CaptureSettings(threads=1, own_process=False))
+    graph = drive(workload, recording, _never, keep_in=Path())
+    arms: dict[str, Callable[[], object]] = {"float": workload.build(0).step}
+    predicted = {"float": replay(graph).step_ns / 1e9}
+    for arm, technique in (("eight", LowBit("w8a8")), ("lowbit", LowBit("w3a3"))):
+        measure(technique.questions(graph))
+        edited = technique.predict(graph, Context(durations=durations))
+        predicted[arm] = replay(edited).step_ns / 1e9
+        built = workload.build(0)
+        technique.apply(built)
+        arms[arm] = built.step
+    times = paired(arms, rounds)
+    measured = {arm: statistics.median(taken) for arm, taken in times.items()}
+    return _Case(
+        name, measured["float"], measured["eight"], measured["lowbit"],
+        predicted["float"], predicted["eight"], predicted["lowbit"],
+    )  # fmt: skip
+
+
+def _never(graph: Any) -> NoReturn:
+    raise AssertionError("a workload of live objects is no script")

@@ -1,0 +1,1 @@
+"""Steps on many chips, predicted and published."""

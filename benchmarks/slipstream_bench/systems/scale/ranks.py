@@ -1,0 +1,84 @@
+"""Predicted steps of replicas beside real ones: two ranks on hosts with shaped cables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from slipstream.cluster import Netlab, calibrate, why_no_netlab
+from slipstream.cluster.calibration import SHAPED_SIZES
+from slipstream.cluster.errors import ClusterError
+from slipstream.cluster.measuring import run_ranks
+from slipstream.verbs._predict import predict
+from slipstream.verbs._profile import profile
+from slipstream.workload import Workload
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
+
+_BAR = "ddp, two real ranks on shaped links: step time, median error"
+_TARGET = 10.0
+_WIDTHS = {"narrow": 256, "wide": 640}
+_LAYERS = 8
+_MBIT = (100, 200)
+_STEPS = 7
+
+
+def model_named(name: str) -> tuple[Any, ...]:
+    """A stack of linear layers with SGD: 2 or 13 MB of gradients."""
+    import torch
+    from torch import nn
+
+    width = _WIDTHS[name]
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(_LAYERS)]
+    model = nn.Sequential(*layers, nn.Linear(width, 10))
+    batch = torch.randn(32, width), torch.randint(0, 10, (32,))
+    return model, batch, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 1e-2)
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """One row over models and rates."""
+    if not options.wants(_BAR):
+        return
+    options.progress(_BAR)
+    if (reason := why_no_netlab()) is not None:
+        yield not_judged(_BAR, "%", f"<= {_TARGET:g}", reason)
+        return
+    errors, said = [], []
+    try:
+        for megabits in _MBIT:
+            rate = megabits * 1e6 / 8
+            options.progress(f"{_BAR}: {megabits} Mbit/s")
+            sizes = (*SHAPED_SIZES, 2**22)
+            cluster = calibrate(2, lab_bytes_per_s=rate, sizes=sizes, repeats=5)
+            for name in _WIDTHS:
+                graph = profile(Workload.of(*model_named(name)), steps=8, threads=1)
+                (found,) = predict(graph, ["ddp:2"], cluster=cluster)
+                measured = _measured_ns(name, rate)
+                errors.append(100 * (found.step_ns / measured - 1))
+                said.append(
+                    f"{name}, {megabits} Mbit/s: predicted {found.step_ns / 1e6:.0f}, "
+                    f"measured {measured / 1e6:.0f} ms"
+                )
+    except ClusterError as error:
+        yield not_judged(_BAR, "%", f"<= {_TARGET:g}", error.what)
+        return
+    middle = statistics.median(abs(error) for error in errors)
+    yield at_most(_BAR, middle, _TARGET, "%", n=len(errors), detail="; ".join(said))
+
+
+def _measured_ns(name: str, bytes_per_s: float) -> float:
+    """A step of two ranks, the slower of them in the median step."""
+    asked = {"model": name, "warmup": 3, "steps": _STEPS}
+    with Netlab(2, bytes_per_s) as lab:
+        answers = run_ranks(
+            lab.ranks(),
+            "slipstream_bench.systems.scale.ddp_rank",
+            asked,
+            address=lab.address(0),
+            port=29400,
+        )
+    slowest = np.max(np.array([answer["times_s"] for answer in answers]), axis=0)
+    return float(np.median(slowest)) * 1e9

@@ -1,0 +1,1 @@
+"""Distances and neighbours over sparse rows."""

@@ -1,0 +1,190 @@
+"""``slipstream bench sparse``: how exact and how fast distances of sparse rows are.
+
+Speeds are ratios of CPU times of one thread, taken in turns in one process; memory is the peak of a
+child process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from slipstream.data import MissingDataError, get
+from slipstream.sparse import kernels
+from slipstream.sparse.metrics import METRICS
+from slipstream.sparse.neighbours import knn_graph
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.sparse.peers import knn_bars, optional, semiring_bars
+from slipstream_bench.systems.sparse.samples import newsgroups_rows, worst_error
+from slipstream_bench.systems.sparse.scaling import (
+    device_bars,
+    memory_bars,
+    threads_bars,
+    work_law_bars,
+)
+from slipstream_bench.systems.sparse.timing import block_of, paired, prepared, sample, seconds
+
+_QUERIES_FULL, _QUERIES_QUICK = 200, 60
+_CHEAP = ("manhattan", "euclidean", "canberra", "hamming")
+_DEAR = ("jensenshannon", "kl", "minkowski")
+_SEMIRING_SETS = ("20 Newsgroups", "Gowalla")
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Rows of the bench; quick takes 60 queries (200 for kNN, as full) and smaller matrices."""
+    if kernels.native() is None:
+        yield not_judged("native kernels", "", "available", "the compiled library is not here")
+        return
+    yield from _right(options)
+    sets = dict(_real_sets())
+    for name, rows in sets.items():
+        if isinstance(rows, str):
+            for bar in _SPEED_BARS[name]:
+                if options.wants(bar):
+                    yield not_judged(bar, "x", "see docs/sparse.md", rows)
+            continue
+        yield from _against_sklearn(options, name, rows)
+        yield from _among_metrics(options, name, rows)
+    yield from _whole_graph(options, sets.get("20 Newsgroups"))
+    yield from threads_bars(options, sets.get("20 Newsgroups"))
+    yield from work_law_bars(options)
+    yield from memory_bars(options)
+    yield from device_bars(options, sets.get("20 Newsgroups"))
+
+
+_SPEED_BARS = {
+    "20 Newsgroups": ["L1 against scikit-learn: 20 Newsgroups"],
+    "Gowalla": ["L1 against scikit-learn: Gowalla"],
+    "MovieLens-100k": ["kNN cosine against the best peer: MovieLens-100k"],
+}
+
+
+def _real_sets() -> Iterator[tuple[str, sp.csr_matrix | str]]:
+    """Each set's rows, float32, or why they are not here."""
+    makers: list[tuple[str, Callable[[], sp.csr_matrix]]] = [
+        ("20 Newsgroups", newsgroups_rows),
+        ("Gowalla", _gowalla_rows),
+        ("MovieLens-100k", _movielens_rows),
+    ]
+    for name, make in makers:
+        try:
+            yield name, make()
+        except (MissingDataError, ModuleNotFoundError) as error:
+            yield name, str(error).splitlines()[0]
+
+
+def _gowalla_rows() -> sp.csr_matrix:
+    data: Any = get("gowalla")
+    ones = np.ones(len(data.users), np.float32)
+    return sp.csr_matrix((ones, (data.users, data.items)), (data.user_count, data.item_count))
+
+
+def _movielens_rows() -> sp.csr_matrix:
+    data: Any = get("movielens_100k")
+    return sp.csr_matrix((data.ratings.astype(np.float32), (data.users, data.items)))
+
+
+# ---- right ---------------------------------------------------------------------------------------
+
+
+def _right(options: BenchOptions) -> Iterator[Bar]:
+    for dtype, target in ((np.float64, 1e-10), (np.float32, 1e-5)):
+        bar = f"right: every metric against dense rows, {np.dtype(dtype).name}"
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+        worst = {metric: worst_error(metric, dtype, 3 if options.full else 1) for metric in METRICS}
+        name = max(worst, key=lambda metric: worst[metric])
+        unit = "absolute" if dtype == np.float64 else "of the largest"
+        detail = f"{len(METRICS)} metrics, empty and equal rows, negative values; worst: {name}"
+        yield at_most(bar, worst[name], target, unit, n=len(METRICS), detail=detail)
+
+
+# ---- speed ---------------------------------------------------------------------------------------
+
+
+def _against_sklearn(options: BenchOptions, name: str, rows: sp.csr_matrix) -> Iterator[Bar]:
+    queries = sample(rows, _QUERIES_FULL if options.full else _QUERIES_QUICK)
+    pairs = 3 if options.full else 2
+    bar = f"L1 against scikit-learn: {name}"
+    target = {"20 Newsgroups": 30.0, "Gowalla": 60.0}.get(name)
+    if target is not None and options.wants(bar):
+        options.progress(bar)
+        theirs = importlib.import_module("sklearn.metrics.pairwise").manhattan_distances
+        few = queries[: 100 if options.full else 20]
+        for dtype in (np.float32, np.float64):
+            one, other = few.astype(dtype), rows.astype(dtype)
+            ours = block_of(prepared(one, other, "manhattan"))
+            timing = paired(ours, functools.partial(theirs, one, other), pairs)
+            detail = f"{few.shape[0]} queries x all rows, one thread, both {dtype.__name__}; "
+            detail += f"index made before; {timing.words()}"
+            if dtype is np.float32:
+                yield at_least(bar, timing.ratio, target, "x", n=pairs, detail=detail)
+            else:
+                wide = f"{bar}, float64"
+                yield Bar(wide, timing.ratio, "x", "reported", None, pairs, f"no bar; {detail}")
+    # Always as many: of few, most of the time is what a call costs.
+    queries = sample(rows, _QUERIES_FULL)
+    yield from knn_bars(options, name, rows, queries, 2 * pairs + 1)
+    if name in _SEMIRING_SETS:
+        yield from semiring_bars(options, name, rows, queries, pairs)
+
+
+def _among_metrics(options: BenchOptions, name: str, rows: sp.csr_matrix) -> Iterator[Bar]:
+    if name != "20 Newsgroups":
+        return
+    queries = sample(rows, _QUERIES_FULL if options.full else _QUERIES_QUICK)
+    dot = block_of(prepared(queries, rows, "inner_product"))
+    pairs = 7 if options.full else 3
+    for metric in (*_CHEAP, *_DEAR):
+        bar = f"time of {metric} over a dot product: {name}"
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+        timing = paired(dot, block_of(prepared(queries, rows, metric)), pairs)
+        detail = f"{queries.shape[0]} queries x all rows, float32, one thread; {timing.words()}"
+        target = 1.6 if metric in _CHEAP else 5.0
+        yield at_most(bar, timing.ratio, target, "x", n=pairs, detail=detail)
+
+
+def _whole_graph(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Iterator[Bar]:
+    bar = "exact kNN graph over pynndescent's approximate one: 20 Newsgroups"
+    if not options.wants(bar):
+        return
+    target = "<= 0.35"
+    pynndescent = optional("pynndescent")
+    if rows is None or isinstance(rows, str):
+        yield not_judged(bar, "x", target, str(rows))
+        return
+    options.progress(bar)
+    ours = seconds(lambda: knn_graph(rows, 15, "cosine"), time.perf_counter)
+    if pynndescent is None:
+        reason = f"pynndescent is not installed; ours took {ours:.1f} s, recall 1"
+        yield not_judged(bar, "x", target, reason)
+        return
+    if not options.full:
+        yield not_judged(bar, "x", target, f"needs --full; ours took {ours:.1f} s, recall 1")
+        return
+
+    def build() -> Any:
+        made = pynndescent.NNDescent(rows, metric="cosine", n_neighbors=15, n_jobs=1)
+        return made.neighbor_graph
+
+    build()
+    exact = knn_graph(rows, 15, "cosine")[0]
+    theirs = seconds(build, time.perf_counter)
+    ours = seconds(lambda: knn_graph(rows, 15, "cosine"), time.perf_counter)
+    found = build()[0]
+    recall = statistics.fmean(
+        len(set(a) & set(b)) / 15 for a, b in zip(exact.tolist(), found.tolist(), strict=True)
+    )
+    detail = f"15 neighbours, one thread; ours {ours:.1f} s with recall 1, theirs {theirs:.1f} s "
+    detail += f"with recall {recall:.3f} (compiled before)"
+    yield at_most(bar, ours / theirs, 0.35, "x", detail=detail)

@@ -1,0 +1,137 @@
+"""Rows of ``slipstream bench sparse`` against libraries that do the same, where they are installed.
+
+None of them is a dependency: a row says which were there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from slipstream.sparse.semiring import Semiring
+from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
+from slipstream_bench.systems.sparse.timing import block_of, paired, prepared
+
+# Times that of the best peer that a search for the nearest by cosine is to be, of each set.
+_TARGETS = {"20 Newsgroups": 1.5}
+# GraphBLAS's name of a semiring, and what makes the same of ours: a metric is as good as its sums.
+_SEMIRINGS: dict[str, str | Semiring] = {
+    "plus_times": "inner_product",
+    "plus_min": "manhattan",
+    "min_plus": Semiring(lambda a, b: a + b, reduce="min"),
+}
+
+
+def optional(name: str) -> Any:
+    """An optional peer, or None."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+@functools.cache
+def _graphblas() -> Any:
+    """python-graphblas over SuiteSparse:GraphBLAS on one thread, or None."""
+    found = optional("graphblas")
+    if found is None:
+        return None
+    try:
+        found.init("suitesparse", blocking=True)
+        found.ss.config["nthreads"] = 1
+    except (ImportError, AttributeError):
+        return None  # the C library is missing, or of another version
+    return found
+
+
+def knn_bars(
+    options: BenchOptions, name: str, rows: sp.csr_matrix, queries: sp.csr_matrix, pairs: int
+) -> Iterator[Bar]:
+    bar = f"kNN cosine against the best peer: {name}"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    from sklearn.neighbors import NearestNeighbors
+    from sklearn.preprocessing import normalize
+
+    run = prepared(queries, rows, "cosine")
+    search = NearestNeighbors(n_neighbors=10, metric="cosine", algorithm="brute").fit(rows)
+    columns, unit = normalize(rows).T.tocsr(), normalize(queries)
+    peers: dict[str, Callable[[], object]] = {
+        "scikit-learn": functools.partial(search.kneighbors, queries)
+    }
+    missing = []
+    topn, graphblas = optional("sparse_dot_topn"), _graphblas()
+    if topn is None:
+        missing.append("sparse_dot_topn is not installed")
+    else:
+        peers["sparse_dot_topn"] = functools.partial(
+            topn.sp_matmul_topn, unit, columns, top_n=10, n_threads=1
+        )
+    if graphblas is None:
+        missing.append("GraphBLAS is not installed")
+    else:
+        left, right = map(graphblas.io.from_scipy_sparse, (unit, columns))
+        peers["GraphBLAS and a top k"] = lambda: _largest(
+            _product(graphblas.semiring.plus_times, left, right), 10
+        )
+    timings = {
+        peer: paired(functools.partial(run.nearest, 10), theirs, pairs)
+        for peer, theirs in peers.items()
+    }
+    best = min(timings, key=lambda peer: timings[peer].ratio)
+    words = "; ".join(f"{peer}: {timing.words()}" for peer, timing in timings.items())
+    detail = f"k=10, {queries.shape[0]} queries, float32, one thread; {words}"
+    if missing:
+        detail += "; " + ", ".join(missing)
+    target = _TARGETS.get(name, 1.0)
+    yield at_least(bar, timings[best].ratio, target, "x", n=pairs, detail=detail)
+
+
+def _product(semiring: Any, left: Any, right: Any) -> Any:
+    return semiring(left @ right).new()
+
+
+def _largest(products: Any, k: int) -> list[npt.NDArray[Any]]:
+    """Of each row of a GraphBLAS matrix the columns of its `k` largest values, largest first."""
+    if products.nvals * 4 > products.nrows * products.ncols:
+        dense = products.to_dense(fill_value=0)
+        near = np.argpartition(dense, -k, axis=1)[:, -k:]
+        order = np.argsort(np.take_along_axis(dense, near, axis=1), axis=1)[:, ::-1]
+        return list(np.take_along_axis(near, order, axis=1))
+    starts, columns, values = products.to_csr()
+    found = []
+    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        value = values[begin:end]
+        near = np.argpartition(value, -k)[-k:] if len(value) > k else np.arange(len(value))
+        found.append(columns[begin:end][near[np.argsort(value[near])[::-1]]])
+    return found
+
+
+def semiring_bars(
+    options: BenchOptions, name: str, rows: sp.csr_matrix, queries: sp.csr_matrix, pairs: int
+) -> Iterator[Bar]:
+    for semiring, metric in _SEMIRINGS.items():
+        bar = f"semiring {semiring} against GraphBLAS: {name}"
+        if not options.wants(bar):
+            continue
+        graphblas = _graphblas()
+        if graphblas is None:
+            yield not_judged(bar, "x", "reported", "GraphBLAS is not installed")
+            continue
+        options.progress(bar)
+        multiply = getattr(graphblas.semiring, semiring)
+        left, right = map(graphblas.io.from_scipy_sparse, (queries, rows.T.tocsr()))
+        ours = block_of(prepared(queries, rows, metric))
+        product = functools.partial(_product, multiply, left, right)
+        timing = paired(ours, product, pairs)
+        detail = f"{queries.shape[0]} queries x all rows, one thread, ours dense"
+        detail += ", a Semiring of NumPy in float64" if isinstance(metric, Semiring) else ""
+        detail += f", theirs of float32 and without what finishes a distance; {timing.words()}"
+        yield Bar(bar, timing.ratio, "x", "reported", None, pairs, f"no bar; {detail}")

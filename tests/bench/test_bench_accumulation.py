@@ -1,0 +1,84 @@
+"""The bench of accumulation sums up the rows it is given; what they say is the full run's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream.cluster import ClusterError
+from slipstream_bench.rows import Bar, BenchOptions
+from slipstream_bench.systems import accumulation as bench
+from slipstream_bench.systems.compression.bars import cells_of
+
+_ALL = "predicted step of several batches, median error"
+
+
+@pytest.fixture(autouse=True)
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "why_no_netlab", lambda: None)
+    monkeypatch.setattr(bench, "graph_of", lambda model: None)
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, float], options: BenchOptions
+) -> dict[str, Bar]:
+    """All rows, of steps of 100 ms; `told` by rate, or 100."""
+
+    def cell_row(bar: str, graph: Any, name: str, megabits: int, ranks: int, *rest: Any) -> Bar:
+        if ranks == 4:
+            raise ClusterError("the cores are busy")
+        _, methods = rest
+        said = [
+            f"{how} 100.0 (predicted {told.get(how, 100.0):.1f}, 1.046 x the bytes)"
+            for how in methods
+        ]
+        return Bar(bar, 0.0, "%", "<= 12", True, len(said), ", ".join(said) + "; ms")
+
+    monkeypatch.setattr(bench, "cell_row", cell_row)
+    return {bar.bar: bar for bar in bench.bars(options)}
+
+
+def test_all_cells_are_summed_up_and_those_not_judged_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = run(monkeypatch, {"accumulation:4": 90.0}, BenchOptions(full=True))
+    busy = [row for row in rows.values() if row.holds is None]
+    assert [row.detail for row in busy] == ["the cores are busy"] * 2
+    whole = rows[_ALL]
+    assert (whole.holds, whole.n) == (True, 4 * (len(rows) - 3))
+    assert whole.value == 0.0
+    assert "largest 10.0 %, 24 of 24 cells within 12 %" in whole.detail
+
+
+def test_one_cell_too_far_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(monkeypatch, {"accumulation:2": 88.0 - 1e-6}, BenchOptions(full=True))[_ALL]
+    assert whole.holds is True
+    whole = run(monkeypatch, {"accumulation:2": 87.0}, BenchOptions(full=True))[_ALL]
+    assert whole.holds is False
+    assert "18 of 24 cells" in whole.detail
+
+
+def test_a_row_by_itself_is_judged_beside_the_recorded_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded = run(monkeypatch, {}, BenchOptions(full=True))
+    recorded.pop(_ALL)
+    only = "narrow, 15 Mbit/s"
+    far = dict.fromkeys(bench.METHODS, 107.0)
+    rows = run(monkeypatch, far, BenchOptions(full=True, only=only, recorded=recorded))
+    assert len(rows) == 2
+    assert rows[_ALL].n == 24
+    assert "largest 7.0 %" in rows[_ALL].detail
+
+
+def test_a_quick_run_takes_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = run(monkeypatch, {}, BenchOptions())
+    assert len(rows) == 2
+    assert rows[_ALL].holds is None
+    assert "4 of 4 cells within 12 %, not 20" in rows[_ALL].detail
+
+
+def test_a_row_of_cells_is_read_back() -> None:
+    said = "accumulation:4+cast:bf16 812.5 (predicted 800.1, 1.046 x the bytes), x 1; ms"
+    assert cells_of(said) == {"accumulation:4+cast:bf16": (812.5, 800.1)}

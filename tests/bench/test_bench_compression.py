@@ -1,0 +1,168 @@
+"""The bench of compression judges what it was given: known steps, known predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slipstream.cluster import Cluster, ClusterError, Collective
+from slipstream.cluster.quantity import Quantity
+from slipstream.graph import replay
+from slipstream_bench import rank_models as bench_models
+from slipstream_bench.rows import Bar, BenchOptions
+from slipstream_bench.systems.compression import bars as bench
+
+_GOOD = (
+    "none 400.0 (predicted 404.0, 1.004 x the bytes), cast:bf16 300.0 (predicted 303.0, 1.004 x "
+    "the bytes), powersgd:4,start=2 200.0 (predicted 202.0, 1.004 x the bytes), auto 201.0 took "
+    "powersgd:4; ms"
+)
+
+
+@dataclass
+class _Told:
+    step_ns: float
+    sent_bytes: float = 1e6
+
+    @property
+    def graph(self) -> Any:
+        row = SimpleNamespace(
+            sent_bytes=self.sent_bytes, ranks=2, collective=SimpleNamespace(kind="all_reduce")
+        )
+        return SimpleNamespace(exchanges=[row])
+
+
+def _rows(details: list[str]) -> dict[str, Bar]:
+    return {bar.bar: bar for bar in bench._summary(details)}
+
+
+def test_rows_over_all_cells_hold_where_every_cell_does() -> None:
+    rows = _rows([_GOOD] * 20)
+    predicted = rows["predicted step, median error"]
+    assert predicted.value == pytest.approx(1.0)
+    assert (predicted.holds, predicted.n) == (True, 60)
+    assert rows["verdict of the prediction"].value == 100.0
+    assert rows["auto against none"].value == pytest.approx(100 * (201 / 400 - 1))
+    assert rows["auto within 8 % of the best of its candidates"].holds
+    wire = rows["bytes at the interface against those told"]
+    assert wire.value == pytest.approx(0.4, abs=1e-6)
+
+
+def test_one_cell_far_off_or_too_few_are_told() -> None:
+    far = _GOOD.replace("cast:bf16 300.0 (predicted 303.0", "cast:bf16 300.0 (predicted 500.0")
+    rows = _rows([_GOOD, far])
+    predicted = rows["predicted step, median error"]
+    assert predicted.holds is False
+    assert "5 of 6 cells, not 60 within 12 %" in predicted.detail
+    assert rows["verdict of the prediction"].value == 75.0
+    slow = _GOOD.replace("auto 201.0", "auto 420.0")
+    rows = _rows([_GOOD, slow])
+    assert rows["auto against none"].holds is False
+    assert rows["auto within 8 % of the best of its candidates"].value == 50.0
+
+
+def _given(
+    monkeypatch: pytest.MonkeyPatch, steps: dict[str, list[float]], told: dict[str, list[float]]
+) -> None:
+    """Runs and predictions, one after the other, in place of real ones."""
+    runs = iter(range(99))
+
+    def measured(*_: Any, **__: Any) -> Any:
+        run = next(runs)
+        arms = {
+            how: {"median_s": each[run], "sent": 1.07e6, "chosen": "None"}
+            for how, each in steps.items()
+        }
+        return SimpleNamespace(arms=arms, cluster=run)
+
+    def predicted(graph: Any, model: Any, run: int, methods: Any, *_: Any) -> Any:
+        return {how: _Told(told[how][run] * 1e9) for how in methods}
+
+    monkeypatch.setattr(bench, "measured", measured)
+    monkeypatch.setattr(bench, "predicted", predicted)
+
+
+def test_a_row_of_cells_is_read_back_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {how: [0.1 + 0.01 * n] for n, how in enumerate(bench.METHODS)}
+    _given(monkeypatch, {**steps, "auto": [0.1]}, {how: [1.04 * s] for how, (s,) in steps.items()})
+    row = bench.cell_row("steps", None, "narrow", 60, 2, 1)  # type: ignore[arg-type]
+    assert row.holds
+    assert row.value == pytest.approx(4.0)
+    assert len(bench._CELL.findall(row.detail)) == len(bench.METHODS)
+    assert _rows([row.detail])["predicted step, median error"].value == pytest.approx(4.0, abs=0.1)
+
+
+def test_ranks_without_cores_of_their_own_are_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = {how: [1.0] for how in (*bench.METHODS, "auto", bench.MEETING)}
+    _given(monkeypatch, steps, {how: [0.6] for how in bench.METHODS})
+    monkeypatch.setattr(bench, "_without_bytes", lambda cluster: cluster)
+    monkeypatch.setattr(bench, "_shared_machine", lambda graph, ranks, slower: graph)
+    with pytest.raises(ClusterError, match="takes 1000 ms, as recorded it would 600"):
+        bench.cell_row("steps", None, "computing", 60, 2, 1)  # type: ignore[arg-type]
+
+
+def test_ranks_that_compute_are_predicted_at_the_pace_of_ranks_that_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = {how: [1.0] for how in (*bench.METHODS, "auto", bench.MEETING)}
+    _given(monkeypatch, steps, {how: [0.8] for how in bench.METHODS})
+    paces: list[float] = []
+    monkeypatch.setattr(bench, "_without_bytes", lambda cluster: cluster)
+    monkeypatch.setattr(bench, "_shared_machine", lambda graph, ranks, slower: paces.append(slower))
+    row = bench.cell_row("steps", None, "computing", 60, 2, 1)  # type: ignore[arg-type]
+    assert paces == [1.0, pytest.approx(1.25)]
+    assert "takes 1.25 x the recorded step" in row.detail
+
+
+def test_links_without_bytes_leave_a_message_its_start() -> None:
+    cluster = Cluster.load("workers=2,link=10mbit,latency=0us")
+    link = bench._without_bytes(replace(cluster, alpha_ns=Quantity(3e5)))
+    for size in (8, 1 << 24):
+        assert link.cost(Collective("all_gather", size, link.all())).duration_ns == pytest.approx(
+            3e5, rel=0.01
+        )
+
+
+def test_a_crossover_lies_where_the_ratio_passes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = bench._AROUND
+    _given(
+        monkeypatch,
+        {"none": [1.0] * 4, "sign": [0.5, 0.8, 1.25, 2.0]},
+        {"none": [1.0] * 4, "sign": [0.4, 0.8, 1.25, 1.6]},
+    )
+    row = bench._crossing_row("crossing", BenchOptions(), None, "sign", 1e-9)  # type: ignore[arg-type]
+    assert row.value == pytest.approx(0.0, abs=1e-9)
+    assert row.holds
+    assert f"measured {(at[1] * at[2]) ** 0.5:.0f} Mbit/s" in row.detail
+    _given(
+        monkeypatch, {"none": [1.0] * 4, "sign": [0.5] * 4}, {"none": [1.0] * 4, "sign": [0.5] * 4}
+    )
+    row = bench._crossing_row("crossing", BenchOptions(), None, "sign", 1e-9)  # type: ignore[arg-type]
+    assert row.holds is False, "it never crosses"
+
+
+def test_what_layers_sleep_is_part_of_their_recorded_step() -> None:
+    model = bench.Model(3, 16, 0.004, 0.006, 4, 1.0)
+    graph = bench.graph_of(model)
+    assert replay(graph).step_ns >= 3 * (4e6 + 6e6)
+
+
+def test_a_layer_takes_its_time_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    slept: list[float] = []
+    monkeypatch.setattr(bench_models.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(bench_models.time, "sleep", slept.append)
+    clock = bench_models.Clock()
+    clock.begin()
+    now[0] = 10.25  # what it computed, or woke up late
+    clock.wait(1.0)
+    now[0] = 11.5
+    clock.wait(1.0)
+    now[0] = 20.0
+    clock.wait(1.0)
+    assert slept == [0.75, 0.5, 0.0]

@@ -1,0 +1,23 @@
+"""Rows for a CUDA device: asked for without one, and measured as they would be on one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream_bench.rows import BenchOptions
+from slipstream_bench.systems.embedding import device as bench_device
+
+
+def test_without_a_device_the_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = list(bench_device.bars(BenchOptions()))
+    assert [(row.holds, row.detail) for row in rows] == [(None, "no CUDA device")] * 2
+    assert not list(bench_device.bars(BenchOptions(only="cached ids")))
+
+
+def test_every_arm_takes_its_steps() -> None:
+    cpu, factors = torch.device("cpu"), ((4, 5, 6), (2, 2, 4))
+    times = bench_device.step_seconds(cpu, 120, factors, 3, (4, 40), 2)
+    assert set(times) == {"ours", "products", "dense"}
+    assert all(len(own) == 2 and min(own) > 0 for own in times.values())
