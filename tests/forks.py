@@ -130,7 +130,7 @@ def _forget_users_modules() -> None:
 
 def import_what_steps_need() -> None:
     """Once, here, what otherwise every process would import."""
-    for module in ("torch._dynamo", "slipstream.verbs._profile", "slipstream.verbs._prove"):
+    for module in ("torch._dynamo", "slipstream.verbs.profiling", "slipstream.verbs.proving.sides"):
         importlib.import_module(module)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from slipstream.capture import CaptureSettings, capture
 from slipstream.graph import Graph, StepPhase
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Built, Workload
 
 _VOCABULARY, _WIDTH, _LENGTH, _BATCH = 53, 24, 10, 3

@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
     from slipstream.techniques import distributed, embedding, lowbit
-    from slipstream.verbs._advise import advise
-    from slipstream.verbs._apply import Applied, apply
-    from slipstream.verbs._batch import batch_model
-    from slipstream.verbs._batch_model import BatchModel
-    from slipstream.verbs._devices import OnDevice, predict_device
-    from slipstream.verbs._predict import Prediction, predict
-    from slipstream.verbs._profile import profile
-    from slipstream.verbs._prove import prove
+    from slipstream.verbs.advising import advise
+    from slipstream.verbs.applying import Applied, apply
+    from slipstream.verbs.batch.model import BatchModel
+    from slipstream.verbs.batch.search import batch_model
+    from slipstream.verbs.devices.elsewhere import OnDevice, predict_device
+    from slipstream.verbs.predicting import Prediction, predict
+    from slipstream.verbs.profiling import profile
+    from slipstream.verbs.proving.sides import prove
     from slipstream.workload import Built, Workload
 
 _HOMES = {
     "slipstream.cluster": ("Cluster",),
     "slipstream.graph": ("Graph", "load"),
     "slipstream.report": ("write_report",),
-    "slipstream.verbs._advise": ("advise",),
-    "slipstream.verbs._apply": ("Applied", "apply"),
-    "slipstream.verbs._batch": ("batch_model",),
-    "slipstream.verbs._batch_model": ("BatchModel",),
-    "slipstream.verbs._devices": ("OnDevice", "predict_device"),
-    "slipstream.verbs._predict": ("Prediction", "predict"),
-    "slipstream.verbs._profile": ("profile",),
-    "slipstream.verbs._prove": ("prove",),
+    "slipstream.verbs.advising": ("advise",),
+    "slipstream.verbs.applying": ("Applied", "apply"),
+    "slipstream.verbs.batch.search": ("batch_model",),
+    "slipstream.verbs.batch.model": ("BatchModel",),
+    "slipstream.verbs.devices.elsewhere": ("OnDevice", "predict_device"),
+    "slipstream.verbs.predicting": ("Prediction", "predict"),
+    "slipstream.verbs.profiling": ("profile",),
+    "slipstream.verbs.proving.sides": ("prove",),
     "slipstream.workload": ("Built", "Workload"),
 }
 _ROOMS = {

@@ -11,7 +11,7 @@ from torch import nn
 
 from slipstream.graph import Dependency, Graph, Kind, Role, StepPhase, replace_tasks, replay
 from slipstream.technique import refusal, registry
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

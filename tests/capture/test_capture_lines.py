@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.cli._lines import lines_report
 from slipstream.graph import Attribution, Cost, Graph, StepPhase, attribute, replay
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 
 _PROJECT = {
     "parts.py": """

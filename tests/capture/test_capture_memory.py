@@ -11,7 +11,7 @@ from torch import nn
 
 from slipstream.capture import memory
 from slipstream.graph import Graph, Role, StepPhase, replay
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Built, Workload, build_from
 from tiny_models import MODELS, captured, parts
 

@@ -19,7 +19,7 @@ from slipstream.capture.units import Units, find_units
 from slipstream.errors import GraphError
 from slipstream.graph import Graph, find_peak, replay
 from slipstream.graph.call import Call, TensorSpec
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 
 

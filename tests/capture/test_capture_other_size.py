@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from slipstream.graph import Graph
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from tiny_models import MODELS, captured, loss, parts
 

@@ -17,7 +17,7 @@ from slipstream.capture.trace import read_trace, recorded
 from slipstream.errors import WorkloadError
 from slipstream.graph import Dependency, Graph, Kind, StepPhase, replace_tasks, replay
 from slipstream.technique import refusal, registry
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload, build_from
 
 _WIDTH, _DEPTH = 96, 3

@@ -16,7 +16,7 @@ from slipstream.durations.microbenchmark import run
 from slipstream.errors import GraphError
 from slipstream.graph import PROVENANCES, Graph, StepPhase, replay
 from slipstream.provenance import Provenance
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from tiny_models import MODELS, captured, in_phase, loss, name_of, parts, workload
 

@@ -12,7 +12,7 @@ from slipstream.capture.modules import PREFIX
 from slipstream.capture.trace import Node
 from slipstream.capture.units import find_units
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from tiny_models import MODELS, captured, in_phase, module_of, name_of, parts
 

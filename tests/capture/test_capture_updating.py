@@ -11,7 +11,7 @@ from slipstream.capture import program
 from slipstream.capture.overhead import StepTimes, calibrate, calibrate_apart
 from slipstream.capture.updating import UpdateClock, UpdateTime
 from slipstream.graph import StepPhase
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from tiny_models import workload
 
 

@@ -12,9 +12,9 @@ from slipstream.cli._workload import command_for
 from slipstream.cli.advise import _why_not_the_largest
 from slipstream.graph import load
 from slipstream.technique import Quality, QualityKind
-from slipstream.verbs._advise import Advice
-from slipstream.verbs._goals import Goal, parse_goal
-from slipstream.verbs._predict import Prediction
+from slipstream.verbs.advising import Advice
+from slipstream.verbs.goals import Goal, parse_goal
+from slipstream.verbs.predicting import Prediction
 
 
 def test_every_installed_technique_is_judged(recorded: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from slipstream.cli.batch import _table
-from slipstream.verbs._batch_model import BatchSample, model_of
-from slipstream.verbs._batch_samples import Facts
-from slipstream.verbs._batch_tries import Try
+from slipstream.verbs.batch.model import BatchSample, model_of
+from slipstream.verbs.batch.samples import Facts
+from slipstream.verbs.batch.tries import Try
 
 
 def test_sizes_that_are_asked_for(slipstream: Any) -> None:

@@ -18,7 +18,7 @@ from slipstream.measure.records import (
     Settings,
 )
 from slipstream.report._network import network_svg
-from slipstream.verbs._walls import no_longer_exposed
+from slipstream.verbs.sharing import no_longer_exposed
 
 
 def detail(arm: str, layers_s: dict[str, float] | None, **changes: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 @pytest.fixture
 def however_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timings that differ too much to predict from are predicted from; commands are forks."""
-    monkeypatch.setattr("slipstream.verbs._predict._NO_PREDICTION", math.inf)
+    monkeypatch.setattr("slipstream.verbs.predicting._NO_PREDICTION", math.inf)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_intervals_that_page_faults_make_wide_say_so(
     from slipstream.graph import Editor, load
     from slipstream.graph.page_faults import PAGE_FAULTS, page_fault_tasks
     from slipstream.provenance import Provenance
-    from slipstream.verbs._predict import Prediction
+    from slipstream.verbs.predicting import Prediction
 
     graph = load(recorded.path)
     edit = Editor(graph, "")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from slipstream.durations import Durations
-from slipstream.verbs._predict import predict
+from slipstream.verbs.predicting import predict
 from slipstream.workload import build_from
 from tiny_models import record
 

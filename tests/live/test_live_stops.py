@@ -8,8 +8,8 @@ import pytest
 
 from slipstream.live import _session
 from slipstream.live.costs import Costs, LineCost
-from slipstream.verbs._batch_model import BatchModel, BatchSample, model_of
-from slipstream.verbs._batch_samples import Facts
+from slipstream.verbs.batch.model import BatchModel, BatchSample, model_of
+from slipstream.verbs.batch.samples import Facts
 
 MS, MB = 1e6, 1_000_000
 

@@ -15,7 +15,7 @@ from slipstream.graph import replay
 from slipstream.graph.page_faults import page_fault_ns
 from slipstream.technique import Context, QualityKind
 from slipstream.techniques.allocator import Allocator
-from slipstream.verbs._predict import predict
+from slipstream.verbs.predicting import predict
 from slipstream.workload import Workload, build_from
 
 _SCRIPT = """import torch

@@ -19,7 +19,7 @@ from slipstream.provenance import Provenance
 from slipstream.technique import Context, QualityKind
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.compile import Compile
-from slipstream.verbs._predict import predict
+from slipstream.verbs.predicting import predict
 from slipstream.workload import Built, Workload
 
 _FORWARD_NS, _BACKWARD_NS, _OVERHEAD_NS = 1e6, 2e6, 5e5

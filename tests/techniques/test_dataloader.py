@@ -20,7 +20,7 @@ from slipstream.provenance import Provenance
 from slipstream.technique import Context
 from slipstream.techniques import dataloader
 from slipstream.techniques.dataloader import DataLoader
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 
 _TAKE_NS = 50_000.0

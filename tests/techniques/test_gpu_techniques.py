@@ -22,7 +22,7 @@ from slipstream.techniques.cudnn_benchmark import CudnnBenchmark
 from slipstream.techniques.inference_mode import InferenceMode
 from slipstream.techniques.memory_format import ChannelsLast
 from slipstream.techniques.tf32 import Tf32
-from slipstream.verbs._predict import predict
+from slipstream.verbs.predicting import predict
 from slipstream.workload import Workload
 
 _V100 = "ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz"

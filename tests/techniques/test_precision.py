@@ -21,7 +21,7 @@ from slipstream.technique import Context, QualityKind
 from slipstream.techniques import precision
 from slipstream.techniques.autocast import plan
 from slipstream.techniques.precision import Amp
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Built, Workload
 from tiny_models import captured, parts, workload
 

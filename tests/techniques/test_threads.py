@@ -17,7 +17,7 @@ from slipstream.provenance import Provenance
 from slipstream.technique import Context
 from slipstream.techniques import threads
 from slipstream.techniques.threads import Threads
-from slipstream.verbs._predict import predict
+from slipstream.verbs.predicting import predict
 from slipstream.workload import Workload
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from slipstream.technique import Quality, QualityKind
-from slipstream.verbs import _advise
-from slipstream.verbs._advise import Advice, advise
-from slipstream.verbs._first_look import Outlook
-from slipstream.verbs._goals import Goal
-from slipstream.verbs._predict import Prediction
+from slipstream.verbs import advising
+from slipstream.verbs.advising import Advice, advise
+from slipstream.verbs.goals import Goal
+from slipstream.verbs.outlooks import Outlook
+from slipstream.verbs.predicting import Prediction
 
 MB = 2**20
 
@@ -37,13 +37,13 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
         def predict(graph: Any, names: Sequence[str], **_: Any) -> list[Prediction]:
             return [known[name] for name in names if name in known]
 
-        monkeypatch.setattr(_advise, "predict", predict)
+        monkeypatch.setattr(advising, "predict", predict)
         singles = [name for name in known if "+" not in name]
-        monkeypatch.setattr(_advise, "single_names", lambda: singles)
+        monkeypatch.setattr(advising, "single_names", lambda: singles)
         looked = [Outlook(known[name]) for name in singles]
-        monkeypatch.setattr(_advise, "first_look", lambda *_: looked)
+        monkeypatch.setattr(advising, "first_look", lambda *_: looked)
         # No graph is needed where nothing is predicted.
-        monkeypatch.setattr(_advise, "need_graph", lambda graph: None)
+        monkeypatch.setattr(advising, "need_graph", lambda graph: None)
         return advise(None, durations=object(), **options)  # type: ignore[arg-type]
 
     return run

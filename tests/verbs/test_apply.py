@@ -13,8 +13,8 @@ import pytest
 from slipstream.errors import WorkloadError
 from slipstream.measure.checks import Trial
 from slipstream.technique import CodeChange, Quality, QualityKind, parse
-from slipstream.verbs import _apply
-from slipstream.verbs._apply import FirstSteps, apply
+from slipstream.verbs import applying
+from slipstream.verbs.applying import FirstSteps, apply
 from slipstream.workload import Workload
 
 _TEXT = """\
@@ -30,7 +30,7 @@ def make():
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A workload; its trial in a child is left out, as it is tested elsewhere."""
-    monkeypatch.setattr(_apply, "first_steps", lambda *_, **__: FirstSteps((1.0,)))
+    monkeypatch.setattr(applying, "first_steps", lambda *_, **__: FirstSteps((1.0,)))
     (tmp_path / "train.py").write_text(_TEXT)
     return f"{tmp_path / 'train.py'}:make"
 
@@ -153,7 +153,7 @@ def test_an_inference_is_shown_without_an_empty_table(
         trial = Trial(0, 5, output=np.array(next(outputs)), shape=(2,), training=False)
         return FirstSteps((None,) * 5, trial, training=False)
 
-    monkeypatch.setattr(_apply, "first_steps", steps)
+    monkeypatch.setattr(applying, "first_steps", steps)
     _command(target, "-t", "fused_optimizer")
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "its output differs by at most 2.5 % of the largest value"
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_stops_the_writing(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nan = FirstSteps((float("nan"),))
-    monkeypatch.setattr(_apply, "first_steps", lambda *_, **__: nan)
+    monkeypatch.setattr(applying, "first_steps", lambda *_, **__: nan)
     path = Path(target.removesuffix(":make"))
     with pytest.raises(WorkloadError, match="not finite"):
         _command(target, "-t", "fused_optimizer", "--write")

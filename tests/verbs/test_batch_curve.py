@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.verbs._batch_curve import Point, fit
+from slipstream.verbs.batch.curve import Point, fit
 
 
 def points(sizes: list[int], bias: float, slope: float, knee: float = math.inf, bend: float = 0):

@@ -10,10 +10,10 @@ import pytest
 
 from slipstream.errors import InvalidArgumentError, MeasurementError, WorkloadError
 from slipstream.report._batch import batch_svg
-from slipstream.verbs import _batch
-from slipstream.verbs._batch import batch_model, more_sizes
-from slipstream.verbs._batch_model import BatchModel, BatchSample, model_of
-from slipstream.verbs._batch_samples import DoesNotFitError, Facts, Sample, Sampler, Timing
+from slipstream.verbs.batch import search
+from slipstream.verbs.batch.model import BatchModel, BatchSample, model_of
+from slipstream.verbs.batch.samples import DoesNotFitError, Facts, Sample, Sampler, Timing
+from slipstream.verbs.batch.search import batch_model, more_sizes
 
 MS = 1e6
 UPDATE = 55_000_000
@@ -176,8 +176,8 @@ class KnownSampler:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    monkeypatch.setattr(_batch, "Sampler", KnownSampler)
-    monkeypatch.setattr(_batch, "room_bytes", lambda mapped=0: 1 << 40)
+    monkeypatch.setattr(search, "Sampler", KnownSampler)
+    monkeypatch.setattr(search, "room_bytes", lambda mapped=0: 1 << 40)
     path = tmp_path / "train.py"
     path.write_text("def make(): ...\n")
     return f"{path}:make"
@@ -235,7 +235,7 @@ def test_the_largest_batch_is_run_and_corrected(
 def test_a_size_that_would_take_too_long_is_not_tried(
     known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_batch, "_TRYING_S", 0.1)
+    monkeypatch.setattr(search, "_TRYING_S", 0.1)
     found = batch_model(known, limit=1_000_000_000)
     assert found.tried == ()
     assert found.to_json()["max_batch_from"] == "predicted"
@@ -340,7 +340,7 @@ def test_a_process_that_dies_counts_as_one_that_did_not_fit(train: Path) -> None
         )
     )
     with Sampler(
-        _batch.Workload.parse(f"{train}:make"), threads=1, limit_bytes=None, timeout_s=120
+        search.Workload.parse(f"{train}:make"), threads=1, limit_bytes=None, timeout_s=120
     ) as sampler:
         sampler.first()
         with pytest.raises(DoesNotFitError):
@@ -381,7 +381,7 @@ def script(tmp_path: Path, forked_children: None) -> Path:
 
 
 def test_a_plain_script_is_sampled_through_its_loader(script: Path) -> None:
-    workload = _batch.Workload.parse(script, "8")
+    workload = search.Workload.parse(script, "8")
     found = batch_model(workload, [8, 16, 32, 71], threads=1, budget=0.2)
     # One pass over the data has eight steps, and a shorter one: too few to be timed.
     assert [one.samples for one in found.measured] == [8, 16, 32]
@@ -398,5 +398,5 @@ def test_a_script_without_a_loader_says_what_to_do(script: Path) -> None:
         "evaluate()\nfor", "BATCHES = [(torch.randn(8, 8), torch.randn(8, 4))] * 40\nfor", 1
     ))  # fmt: skip
     with pytest.raises(WorkloadError, match="cannot be made another size") as raised:
-        batch_model(_batch.Workload.parse(script, "8"), [8, 16])
+        batch_model(search.Workload.parse(script, "8"), [8, 16])
     assert "DataLoader" in str(raised.value.remedy)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.verbs._batch_tries import Tries, Try, next_size
+from slipstream.verbs.batch.tries import Tries, Try, next_size
 
 LIMIT = 1_000_000
 Heap = Callable[[int], float]

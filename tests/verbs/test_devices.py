@@ -16,8 +16,8 @@ from slipstream.durations.roofline import Limits
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Graph, Kind, read_kineto, replay
 from slipstream.provenance import Provenance
-from slipstream.verbs import _devices
-from slipstream.verbs._devices import devices_for, ordered, predict_device
+from slipstream.verbs.devices import elsewhere
+from slipstream.verbs.devices.elsewhere import devices_for, ordered, predict_device
 from small_steps import graph_of
 
 AVX512, AVX2, SSE = LEVELS
@@ -51,7 +51,7 @@ def known(threads: int, level: Level | None) -> Any:
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> Graph:
     """A step recorded on the newest of three levels that this processor is said to have."""
-    monkeypatch.setattr(_devices, "levels_here", lambda: LEVELS)
+    monkeypatch.setattr(elsewhere, "levels_here", lambda: LEVELS)
     graph = graph_of("mlp")
     return replace(graph, meta={**graph.meta, "cpu_capability": "AVX512", "threads": 1})
 
@@ -102,7 +102,7 @@ def test_the_level_of_the_recording_is_as_recorded(step: Graph) -> None:
 def test_what_cannot_be_told_says_why(
     step: Graph, monkeypatch: pytest.MonkeyPatch, device: str, meta: dict[str, str], says: str
 ) -> None:
-    monkeypatch.setattr(_devices, "levels_here", lambda: (AVX2, SSE))
+    monkeypatch.setattr(elsewhere, "levels_here", lambda: (AVX2, SSE))
     graph = replace(step, meta={**step.meta, **meta})
     found = predict_device(graph, device, durations=known)
     assert says in str(found.prediction.why_not)
@@ -141,9 +141,9 @@ def test_devices_are_named_as_people_do(step: Graph) -> None:
 
 def test_a_step_that_does_not_fit_is_refused(step: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(
-        _devices.device_kinds()["t4"], memory_bytes=_devices.device_kinds()["t4"].streams
+        elsewhere.device_kinds()["t4"], memory_bytes=elsewhere.device_kinds()["t4"].streams
     )
-    monkeypatch.setattr(_devices, "device_kinds", lambda: {"t4": small})
+    monkeypatch.setattr(elsewhere, "device_kinds", lambda: {"t4": small})
     found = predict_device(step, "t4", durations=known)
     assert "its tensors take" in str(found.prediction.why_not)
 

@@ -14,10 +14,10 @@ from slipstream.graph import Graph
 from slipstream.provenance import Provenance
 from slipstream.techniques import threads
 from slipstream.techniques.threads import Threads
-from slipstream.verbs import _advise
-from slipstream.verbs._advise import advise
-from slipstream.verbs._first_look import Outlook, first_look
-from slipstream.verbs._predict import predict
+from slipstream.verbs import advising
+from slipstream.verbs.advising import advise
+from slipstream.verbs.outlooks import Outlook, first_look
+from slipstream.verbs.predicting import predict
 from tiny_models import captured
 
 
@@ -93,7 +93,7 @@ def test_what_does_not_apply_says_so(graph: Graph, tmp_path: Path) -> None:
 def test_what_cannot_pay_is_not_measured(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_advise, "single_names", lambda: ["fused_optimizer:fused", "amp:bf16"])
+    monkeypatch.setattr(advising, "single_names", lambda: ["fused_optimizer:fused", "amp:bf16"])
     phases = graph.tasks.phase
     # An optimizer that takes hardly any of the step.
     small = graph.tasks.duration_ns.copy()
@@ -118,7 +118,7 @@ def test_what_cannot_pay_is_not_measured(
 def test_it_is_shown_only_while_something_is_missing(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_advise, "single_names", lambda: ["amp:bf16"])
+    monkeypatch.setattr(advising, "single_names", lambda: ["amp:bf16"])
     durations = Told(tmp_path / "none.db", 1000.0)
     durations.told = True
     shown: list[Outlook] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
-from slipstream.verbs._goals import Goal, parse_goal
+from slipstream.verbs.goals import Goal, parse_goal
 
 
 @pytest.mark.parametrize(

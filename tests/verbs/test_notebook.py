@@ -13,8 +13,8 @@ from slipstream.graph import find_critical_path, replay
 from slipstream.measure import compare
 from slipstream.technique import Quality, QualityKind
 from slipstream.units import format_duration
-from slipstream.verbs._advise import Advice
-from slipstream.verbs._predict import Prediction, predict
+from slipstream.verbs.advising import Advice
+from slipstream.verbs.predicting import Prediction, predict
 from tiny_models import captured
 
 

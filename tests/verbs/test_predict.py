@@ -21,8 +21,8 @@ from slipstream.graph import Call, Editor, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, Quality, QualityKind, Settings, Stage
 from slipstream.techniques.precision import Amp
-from slipstream.verbs._predict import WORTH_IT, Prediction, predict, prediction_of
-from slipstream.verbs._profile import profile
+from slipstream.verbs.predicting import WORTH_IT, Prediction, predict, prediction_of
+from slipstream.verbs.profiling import profile
 from tiny_models import captured, workload
 
 
@@ -273,7 +273,7 @@ def test_the_record_holds_what_was_shown(graph: Graph) -> None:
 def test_amp_from_end_to_end(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real micro-benchmarks, without the user's code; the second time from the cache alone."""
     # However much they differ, on a machine that is busy.
-    monkeypatch.setattr("slipstream.verbs._predict._NO_PREDICTION", math.inf)
+    monkeypatch.setattr("slipstream.verbs.predicting._NO_PREDICTION", math.inf)
     path = tmp_path / "durations.db"
     lines: list[str] = []
     (first,) = predict(graph, ["amp:bf16"], durations=Durations(1, path), say=lines.append)

@@ -14,9 +14,9 @@ from slipstream.capture.place import Place
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
 from slipstream.technique import QualityKind, quality_of
-from slipstream.verbs import _prove, _quality
-from slipstream.verbs._prove import default_quality_budget, prove
-from slipstream.verbs._quality import _one_trial, _trial, check_quality
+from slipstream.verbs.proving import quality, sides
+from slipstream.verbs.proving.quality import _one_trial, _trial, check_quality
+from slipstream.verbs.proving.sides import default_quality_budget, prove
 from slipstream.workload import Built, Workload
 from tiny_models import parts
 
@@ -62,10 +62,10 @@ def test_techniques_are_loaded_before_memory_at_rest_is_read(
 ) -> None:
     order: list[str] = []
     monkeypatch.setattr(technique, "registry", lambda: order.append("techniques"))
-    monkeypatch.setattr(_prove, "resettable", lambda: True)
-    monkeypatch.setattr(_prove, "read_status_bytes", lambda name: order.append(name) or 0)
-    monkeypatch.setattr(_prove, "run_program", lambda *_: order.append("workload"))
-    _prove.serve_steps({}, "", 0)
+    monkeypatch.setattr(sides, "resettable", lambda: True)
+    monkeypatch.setattr(sides, "read_status_bytes", lambda name: order.append(name) or 0)
+    monkeypatch.setattr(sides, "run_program", lambda *_: order.append("workload"))
+    sides.serve_steps({}, "", 0)
     assert order == ["techniques", "VmRSS", "workload"]
 
 
@@ -94,7 +94,7 @@ def test_the_number_of_steps_fits_the_time_and_is_then_kept(
         return plain()
 
     built.step = step
-    monkeypatch.setattr(_quality, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(quality, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert trial(built, steps=None).steps == 4
     assert trial(build("mlp"), steps=7).steps == 7
 
@@ -218,7 +218,7 @@ def test_a_step_on_a_device_is_refused_rather_than_timed_wrongly(
     forked_children: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
-    monkeypatch.setattr(_prove, "find_device", lambda built: Place("cuda"))
+    monkeypatch.setattr(sides, "find_device", lambda built: Place("cuda"))
     with pytest.raises(SlipstreamError, match="runs on a CUDA device, and prove measures"):
         prove(
             f"{tmp_path}/train.py:make",

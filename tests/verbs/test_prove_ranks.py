@@ -26,9 +26,9 @@ from slipstream.errors import (
 from slipstream.measure.checks import QualityStatus
 from slipstream.measure.records import AFTERWARDS, Phase
 from slipstream.verbs import _ranks
-from slipstream.verbs._prove import prove
 from slipstream.verbs._rank import Join, digest
 from slipstream.verbs._ranks import SENT, STEP, RanksArm, check_ranks, ranks_of
+from slipstream.verbs.proving.sides import prove
 from slipstream.workload import Built, Workload, kept_files
 
 # `what` goes wrong on rank 1 in its second step.

@@ -19,8 +19,8 @@ from slipstream.graph import Editor, Graph, Work, replace_exchange
 from slipstream.provenance import Provenance
 from slipstream.report._curve import curve_svg
 from slipstream.technique import Quality, QualityKind, Settings, Stage
-from slipstream.verbs._curve import PARTS, curve
-from slipstream.verbs._spread import at_bandwidth, crossover, spread
+from slipstream.verbs.scaling import PARTS, curve
+from slipstream.verbs.spreading import at_bandwidth, crossover, spread
 from slipstream_bench.systems.scale.training_run import Pace, Run
 from small_steps import FAST, SLOW, Copies, graph_of, shared
 

@@ -9,7 +9,7 @@ import torch
 
 from slipstream import technique
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
-from slipstream.verbs._children import workload_of
+from slipstream.verbs.children import workload_of
 from slipstream.workload import Workload
 from slipstream.workload.recipe import workload_functions
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 
 from slipstream.errors import SlipstreamError
-from slipstream.verbs._batch import batch_model, factors, more_sizes, whole
-from slipstream.verbs._batch_model import BatchSample, model_of
-from slipstream.verbs._batch_samples import DoesNotFitError, Sampler
-from slipstream.verbs._children import DEFAULT_TIMEOUT_S, room_bytes
+from slipstream.verbs.batch.model import BatchSample, model_of
+from slipstream.verbs.batch.samples import DoesNotFitError, Sampler
+from slipstream.verbs.batch.search import batch_model, factors, more_sizes, whole
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.workload import Workload
 from slipstream_bench import models as _models
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged

@@ -17,10 +17,10 @@ from pathlib import Path
 from slipstream import technique
 from slipstream.durations.levels import Level, levels_here
 from slipstream.errors import SlipstreamError
-from slipstream.verbs._batch_samples import Sampler
-from slipstream.verbs._children import DEFAULT_TIMEOUT_S, room_bytes
-from slipstream.verbs._devices import predict_device
-from slipstream.verbs._profile import profile
+from slipstream.verbs.batch.samples import Sampler
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
+from slipstream.verbs.devices.elsewhere import predict_device
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench import models as _models
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged

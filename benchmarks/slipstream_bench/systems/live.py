@@ -17,7 +17,7 @@ from slipstream.graph import load, save
 from slipstream.live._zygote import Zygote, can_fork
 from slipstream.live.analysis import Analyst
 from slipstream.live.server import Live, serving
-from slipstream.verbs._advise import single_names
+from slipstream.verbs.advising import single_names
 from slipstream_bench.browser import Browser, browser, missing
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.report import MOVE, repeated

@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.graph import Allocations, Edges, Graph, replace_tasks
 from slipstream.report._write import write_report
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream_bench import models as _models
 from slipstream_bench.browser import Browser, axe_core, browser, missing
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged

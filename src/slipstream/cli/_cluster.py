@@ -14,8 +14,8 @@ from slipstream.tables import Column, Table
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph
-    from slipstream.verbs._predict import Prediction
-    from slipstream.verbs._spread import Compressing
+    from slipstream.verbs.predicting import Prediction
+    from slipstream.verbs.spreading import Compressing
 
 OnCluster = Annotated[
     str | None,
@@ -129,7 +129,7 @@ def shared_table(
 ) -> Table:
     """One row a prediction that spreads the step: communication, what is sent, cost, the walls."""
     from slipstream.units import format_bytes, format_duration
-    from slipstream.verbs._walls import no_longer_exposed
+    from slipstream.verbs.sharing import no_longer_exposed
 
     rows, notes = [], list(words)
     first: Prediction | None = None

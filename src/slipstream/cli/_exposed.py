@@ -68,7 +68,7 @@ def exposed_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 def exposed_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Layers as rows, sides as columns."""
-    from slipstream.verbs._walls import no_longer_exposed
+    from slipstream.verbs.sharing import no_longer_exposed
 
     of = [_by_layer(row) for row in rows]
     layers = list(dict.fromkeys(one["layer"] for row in rows for one in row["layers"]))

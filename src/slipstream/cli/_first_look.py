@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from slipstream.graph import Graph
     from slipstream.tables import Table
-    from slipstream.verbs._first_look import Outlook
+    from slipstream.verbs.outlooks import Outlook
 
 _LARGEST_BOUND = 10.0
 

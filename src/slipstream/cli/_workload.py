@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slipstream.measure.measured import Measured
     from slipstream.measure.records import Environment
     from slipstream.measure.store import Store
-    from slipstream.verbs._predict import Prediction
+    from slipstream.verbs.predicting import Prediction
     from slipstream.workload import Workload
 
 # Ends of an interval that are further apart than this factor make it a wide one.
@@ -171,7 +171,7 @@ def graph_of(
             )
         return load_recording(Path(target))
     from slipstream.units import parse_duration_ns
-    from slipstream.verbs._profile import profile
+    from slipstream.verbs.profiling import profile
 
     return profile(
         workload_of(target, script_arguments, settings),

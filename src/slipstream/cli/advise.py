@@ -23,9 +23,9 @@ from slipstream.cli._workload import (
 
 if TYPE_CHECKING:
     from slipstream.graph import Graph
-    from slipstream.verbs._advise import Advice
-    from slipstream.verbs._goals import Goal
-    from slipstream.verbs._predict import Prediction
+    from slipstream.verbs.advising import Advice
+    from slipstream.verbs.goals import Goal
+    from slipstream.verbs.predicting import Prediction
 
 
 def command(
@@ -90,8 +90,8 @@ def command(
         statistics_of,
         target_of,
     )
-    from slipstream.verbs._advise import advise
-    from slipstream.verbs._goals import parse_goal
+    from slipstream.verbs.advising import advise
+    from slipstream.verbs.goals import parse_goal
 
     goals = [parse_goal(text) for text in goal or ()]
     with progress("advising") as say, history(store) as past:
@@ -149,7 +149,7 @@ def _on_cluster(
     from slipstream.cli._cluster import cluster_of, in_words, shared_table
     from slipstream.cli._output import emit, progress
     from slipstream.cli._workload import graph_of, history, prediction_table
-    from slipstream.verbs._spread import spread
+    from slipstream.verbs.spreading import spread
 
     where = cluster_of(cluster, sizes)
     assert where is not None

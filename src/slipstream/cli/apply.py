@@ -23,7 +23,7 @@ from slipstream.errors import UsageError, WorkloadError
 if TYPE_CHECKING:
     from slipstream.source import Written
     from slipstream.tables import Table
-    from slipstream.verbs._apply import Applied
+    from slipstream.verbs.applying import Applied
     from slipstream.workload import Workload
 
 
@@ -51,7 +51,7 @@ def command(
     from slipstream.cli._output import emit, note, progress
     from slipstream.cli._workload import workload_of
     from slipstream.units import parse_duration_ns
-    from slipstream.verbs._apply import apply
+    from slipstream.verbs.applying import apply
 
     if undo:
         _undo(workload, conflicting=bool(technique or write), as_json=as_json)

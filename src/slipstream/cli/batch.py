@@ -12,7 +12,7 @@ from slipstream.cli._workload import Json, Runnable, ScriptArguments, Set, Threa
 if TYPE_CHECKING:
     from slipstream.measure.statistics import Interval
     from slipstream.tables import Table
-    from slipstream.verbs._batch_model import BatchModel
+    from slipstream.verbs.batch.model import BatchModel
 
 _TIMES = (0.5, 1, 2, 4, 8)
 _GAIN = 1.03
@@ -64,7 +64,7 @@ def command(
     from slipstream.cli._workload import workload_of
     from slipstream.errors import InvalidArgumentError
     from slipstream.units import parse_duration_ns
-    from slipstream.verbs._batch import batch_model
+    from slipstream.verbs.batch.search import batch_model
 
     # Before anything is measured.
     if for_throughput is not None and not 0 < for_throughput < float("inf"):

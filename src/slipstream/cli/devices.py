@@ -14,7 +14,7 @@ from slipstream.cli._workload import Json, ScriptArguments, Set, Steps, Target, 
 if TYPE_CHECKING:
     from slipstream.graph import Graph
     from slipstream.tables import Table
-    from slipstream.verbs._devices import OnDevice
+    from slipstream.verbs.devices.elsewhere import OnDevice
 
 _KNOWN = {"microbenchmark": "measured here", "datasheet": "data sheet"}
 
@@ -47,7 +47,7 @@ def command(
     """
     from slipstream.cli._output import emit, progress
     from slipstream.cli._workload import graph_of
-    from slipstream.verbs._devices import devices_for, ordered, predict_device
+    from slipstream.verbs.devices.elsewhere import devices_for, ordered, predict_device
 
     with progress("devices") as say:
         graph = graph_of(

@@ -23,7 +23,7 @@ from slipstream.cli._workload import (
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
-    from slipstream.verbs._predict import Prediction
+    from slipstream.verbs.predicting import Prediction
 
 
 def command(
@@ -68,7 +68,7 @@ def command(
         needs_of,
         prediction_table,
     )
-    from slipstream.verbs._predict import predict
+    from slipstream.verbs.predicting import predict
 
     if not technique:
         raise UsageError(

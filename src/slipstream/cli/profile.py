@@ -55,7 +55,7 @@ def command(
     from slipstream.cli._workload import statistics_of, workload_of
     from slipstream.graph import save
     from slipstream.units import parse_duration_ns
-    from slipstream.verbs._profile import profile
+    from slipstream.verbs.profiling import profile
 
     need_place(output, ".slipgraph")
     recipe = workload_of(workload, script_arguments, settings)

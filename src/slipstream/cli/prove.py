@@ -103,9 +103,9 @@ def command(
     from slipstream.cli._ranks import ranks_rows
     from slipstream.cli._workload import graph_of, history, needs_of, workload_of
     from slipstream.units import parse_duration_ns
-    from slipstream.verbs._predict import predict
-    from slipstream.verbs._prove import check_script, default_quality_budget, prove
     from slipstream.verbs._ranks import check_ranks
+    from slipstream.verbs.predicting import predict
+    from slipstream.verbs.proving.sides import check_script, default_quality_budget, prove
 
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")

@@ -11,7 +11,7 @@ from slipstream.cli._cluster import ClusterSizes
 from slipstream.cli._workload import Json, Target
 
 if TYPE_CHECKING:
-    from slipstream.verbs._curve import Point
+    from slipstream.verbs.scaling import Point
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,8 +61,8 @@ def curve(
     from slipstream.report._curve import curve_svg, write_curve
     from slipstream.tables import Column, Table
     from slipstream.units import format_duration, format_percent
-    from slipstream.verbs._curve import PARTS
-    from slipstream.verbs._curve import curve as curve_of
+    from slipstream.verbs.scaling import PARTS
+    from slipstream.verbs.scaling import curve as curve_of
 
     where = cluster_of(cluster, cluster_sizes)
     assert where is not None

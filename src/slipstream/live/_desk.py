@@ -22,11 +22,11 @@ from slipstream.report._document import make_document, prediction_document
 from slipstream.report._history import past_predictions
 from slipstream.report._what_if import WhatIfs, what_ifs
 from slipstream.tables import json_values
-from slipstream.verbs._advise import single_names
-from slipstream.verbs._children import say
-from slipstream.verbs._devices import devices_for, predict_device
-from slipstream.verbs._predict import Prediction, predict
-from slipstream.verbs._spread import with_workers
+from slipstream.verbs.advising import single_names
+from slipstream.verbs.children import say
+from slipstream.verbs.devices.elsewhere import devices_for, predict_device
+from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.spreading import with_workers
 
 DOCUMENT, COLUMNS = "document.json", "columns.deflate"
 

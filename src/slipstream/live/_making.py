@@ -13,8 +13,8 @@ from slipstream.live._processes import DESK_TIMEOUT_S, Processes
 from slipstream.live._relined import Moved
 from slipstream.live.costs import Costs
 from slipstream.live.states import FIRST, READY, RECORDED, Analysis
-from slipstream.verbs._batch import batch_model
-from slipstream.verbs._children import workload_child
+from slipstream.verbs.batch.search import batch_model
+from slipstream.verbs.children import workload_child
 from slipstream.workload import Workload
 from slipstream.workload.lines import project_root
 

@@ -14,8 +14,8 @@ from slipstream.capture import CaptureSettings, capture
 from slipstream.child import channel, is_user_file
 from slipstream.graph import Graph, save
 from slipstream.live.costs import costs
-from slipstream.verbs._children import run_program
-from slipstream.verbs._children import say as tell
+from slipstream.verbs.children import run_program
+from slipstream.verbs.children import say as tell
 
 
 def record(

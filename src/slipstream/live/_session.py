@@ -20,7 +20,7 @@ from slipstream.live.analysis import Analysis, Analyst
 from slipstream.live.costs import Costs
 from slipstream.live.states import FAILED
 from slipstream.tables import json_values
-from slipstream.verbs._batch_model import BatchModel
+from slipstream.verbs.batch.model import BatchModel
 
 _EDITS = "slipstream.live._edits"
 # Sizes that a bar stops at, from an eighth to eight times the batch.

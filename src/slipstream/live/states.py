@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.errors import SlipstreamError
 from slipstream.live.costs import Costs
-from slipstream.verbs._batch_model import BatchModel
+from slipstream.verbs.batch.model import BatchModel
 from slipstream.workload import Workload
 
 RECORDING, FIRST, RECORDED, READY, FAILED = STATES = (
@@ -60,7 +60,7 @@ class Analysis:
         costs: line by line; those of the analysis before (`stale`) until its own are there.
         stale: whether `costs` belong to an earlier text of the file.
         advice: from ``ready`` on: ``predictions``, each as ``Prediction.to_json``; ``refused``
-            with reasons; ``front`` and ``best`` as names; see `slipstream.verbs._advise.Advice`.
+            with reasons; ``front`` and ``best`` as names; see `slipstream.verbs.advising.Advice`.
         batch: how time and memory depend on the batch size, measured; see `batch_reason`.
         batch_reason: why there is no `batch`; empty while it is still being measured.
         problem: why it ``failed``.

@@ -8,7 +8,7 @@ from html import escape
 
 from slipstream.report._curve import STYLE
 from slipstream.units import format_bytes
-from slipstream.verbs._batch_model import BatchModel
+from slipstream.verbs.batch.model import BatchModel
 
 _THROUGHPUT, _MEMORY = "#4a90d9", "#7fb069"
 _WIDTH, _LEFT, _RIGHT = 640, 78, 16

@@ -18,7 +18,7 @@ from slipstream.report._history import Past
 from slipstream.report._run import run_facts
 from slipstream.report._scene import Scenes
 from slipstream.report._what_if import WhatIfs
-from slipstream.verbs._predict import Prediction, predict
+from slipstream.verbs.predicting import Prediction, predict
 
 SCHEMA = 1
 # Tasks of all edited steps together that get a timeline of their own; the others give numbers.

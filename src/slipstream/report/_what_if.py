@@ -17,8 +17,8 @@ from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.graph import Graph
-from slipstream.verbs._advise import advise
-from slipstream.verbs._predict import Prediction, predict
+from slipstream.verbs.advising import advise
+from slipstream.verbs.predicting import Prediction, predict
 
 Widen = Callable[[float, float, float], tuple[float, float]]
 Say = Callable[[str], None]

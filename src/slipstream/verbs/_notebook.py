@@ -8,8 +8,8 @@ from slipstream.tables import Column, Drawing, Table
 from slipstream.units import format_bytes, format_duration, format_percent, format_reach
 
 if TYPE_CHECKING:
-    from slipstream.verbs._advise import Advice
-    from slipstream.verbs._predict import Prediction
+    from slipstream.verbs.advising import Advice
+    from slipstream.verbs.predicting import Prediction
 
 
 def prediction_html(p: Prediction) -> str:

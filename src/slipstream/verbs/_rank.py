@@ -29,8 +29,8 @@ from slipstream.techniques.distributed.waits import (
     typical,
     watch,
 )
-from slipstream.verbs._apply import _number
-from slipstream.verbs._children import leave, workload_of
+from slipstream.verbs.applying import _number
+from slipstream.verbs.children import leave, workload_of
 from slipstream.workload import Built, drive
 
 # Steps that are kept from moment to moment, to be drawn, and the shortest wait among them.

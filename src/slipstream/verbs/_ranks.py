@@ -24,7 +24,7 @@ from slipstream.errors import ChildError, MeasurementError, UsageError
 from slipstream.measure.arms import Arm, Sample
 from slipstream.measure.checks import Trial
 from slipstream.technique import Stage, Technique
-from slipstream.verbs._children import memory_limit_bytes
+from slipstream.verbs.children import memory_limit_bytes
 from slipstream.workload import Workload, restore_files
 
 if TYPE_CHECKING:

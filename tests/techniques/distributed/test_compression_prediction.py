@@ -20,7 +20,7 @@ from slipstream.techniques.distributed.compression.compressor import Message
 from slipstream.techniques.distributed.compression.prediction import THREAD
 from slipstream.techniques.distributed.compression.technique import LATE, NAMES
 from slipstream.techniques.distributed.compression.timing import exchange_call, timer
-from slipstream.verbs._predict import predict
+from slipstream.verbs.predicting import predict
 from slipstream.workload import Built, build_from
 from tiny_models import parts, record
 

@@ -33,7 +33,7 @@ from slipstream.technique import parse, registry
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.techniques.distributed.ddp import DDP
 from slipstream.techniques.distributed.gradients import Gradient, buckets, gradients
-from slipstream.verbs._predict import predict
+from slipstream.verbs.predicting import predict
 from slipstream.workload import Built
 from small_steps import COPY_NS, FAST, SLOW, Copies, context, graph_of, shared
 from tiny_models import MODELS, parts

@@ -12,7 +12,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Graph, Kind, StepPhase, find_critical_path, replay
 from slipstream.technique import parse, refusal
 from slipstream.techniques.distributed.gradients import first_uses, gradients
-from slipstream.verbs._predict import predict
+from slipstream.verbs.predicting import predict
 from small_steps import FAST, SLOW, Copies, context, graph_of, shared, tail_heavy
 
 _N = 4

@@ -10,8 +10,8 @@ import torch
 
 from slipstream.cluster import Cluster, ClusterError, Netlab, calibrate, why_no_netlab
 from slipstream.graph import Graph
-from slipstream.verbs._predict import predict
-from slipstream.verbs._profile import profile
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench.rank_models import batch_of, model_of
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged

@@ -13,8 +13,8 @@ from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
 from slipstream.graph import replay
 from slipstream.technique import Context
-from slipstream.verbs._children import call_in_child
-from slipstream.verbs._profile import profile
+from slipstream.verbs.children import call_in_child
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench import models as _models
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged

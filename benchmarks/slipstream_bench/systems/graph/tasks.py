@@ -14,8 +14,8 @@ from typing import Any
 from slipstream.capture import CaptureSettings, capture, program
 from slipstream.capture.events import MARKER
 from slipstream.graph import Graph, replay
-from slipstream.verbs._children import run_program
-from slipstream.verbs._children import say as tell
+from slipstream.verbs.children import run_program
+from slipstream.verbs.children import say as tell
 
 _Program = Generator[None, Any, Any]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.graph import Attribution, Cost, Graph, StepPhase, attribute, replay
-from slipstream.verbs._profile import profile
+from slipstream.verbs.profiling import profile
 from slipstream_bench import models as _models
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.lines.editor import latencies_ms

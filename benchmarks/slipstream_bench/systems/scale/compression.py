@@ -8,8 +8,8 @@ import numpy as np
 
 from slipstream.cluster import Cluster
 from slipstream.graph import Kind
-from slipstream.verbs._predict import predict
-from slipstream.verbs._profile import profile
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench.rows import Bar, BenchOptions
 from slipstream_bench.systems.scale.ranks import model_named

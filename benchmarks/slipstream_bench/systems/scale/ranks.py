@@ -12,8 +12,8 @@ from slipstream.cluster import Netlab, calibrate, why_no_netlab
 from slipstream.cluster.calibration import SHAPED_SIZES
 from slipstream.cluster.errors import ClusterError
 from slipstream.cluster.measuring import run_ranks
-from slipstream.verbs._predict import predict
-from slipstream.verbs._profile import profile
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 

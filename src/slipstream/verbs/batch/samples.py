@@ -26,15 +26,15 @@ from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, SlipstreamError, WorkloadError
 from slipstream.measure.memory import read_status_bytes
 from slipstream.units import format_bytes
-from slipstream.verbs._children import run_program, workload_of
-from slipstream.verbs._segments import Least, Segments
+from slipstream.verbs.batch.segments import Least, Segments
+from slipstream.verbs.children import run_program, workload_of
 from slipstream.workload import Built, Workload, kept_files
 from slipstream.workload.loaders import Loaders
 from slipstream.workload.script import ScriptEndedError
 
 ARGUMENT = "batch_size"
 """The argument of a function that sets its batch where the step hides it."""
-_HOME = "slipstream.verbs._batch_samples"
+_HOME = "slipstream.verbs.batch.samples"
 # Optimizers make their state in the first step, and use it in the second.
 _STEPS_TO_SETTLE = 3
 # As torch annotates it.

@@ -10,9 +10,9 @@ from typing import Any
 from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.statistics import Interval
 from slipstream.units import format_bytes, format_duration, parse_bytes
-from slipstream.verbs._batch_curve import Curve, Point, fit
-from slipstream.verbs._batch_samples import Facts, Sample
-from slipstream.verbs._batch_tries import Try
+from slipstream.verbs.batch.curve import Curve, Point, fit
+from slipstream.verbs.batch.samples import Facts, Sample
+from slipstream.verbs.batch.tries import Try
 
 # Of a limit: two runs of one step differ by about what is left of it.
 _NEARLY_ALL = 0.99

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.units import format_bytes, format_duration, parse_bytes, parse_duration_ns
-from slipstream.verbs._predict import Prediction
+from slipstream.verbs.predicting import Prediction
 
 _LIMITED = ("memory", "latency")
 _NAMES = (*_LIMITED, "cost")

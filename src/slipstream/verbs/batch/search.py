@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.measure.comparison import seconds
-from slipstream.verbs._batch_model import (
+from slipstream.verbs.batch.model import (
     BatchModel,
     BatchSample,
     limit_of,
     memory_curve,
     model_of,
 )
-from slipstream.verbs._batch_samples import DoesNotFitError, Facts, Sample, Sampler
-from slipstream.verbs._batch_tries import Tries
-from slipstream.verbs._children import DEFAULT_TIMEOUT_S, room_bytes
+from slipstream.verbs.batch.samples import DoesNotFitError, Facts, Sample, Sampler
+from slipstream.verbs.batch.tries import Tries
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.workload import Workload
 
 # Of the batch as it is: far apart, and none of them a power of two, which libraries like best.

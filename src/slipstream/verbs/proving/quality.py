@@ -15,8 +15,8 @@ from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
 from slipstream.technique import Quality, QualityKind
-from slipstream.verbs._apply import _number
-from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
+from slipstream.verbs.applying import _number
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
 from slipstream.workload import Built, Workload
 
 _SEEDS = 5
@@ -113,7 +113,7 @@ def _trials(
         left = seeds[len(done) :]
         found = call_in_child(
             workload,
-            "_quality:trials_in_child",
+            "proving.quality:trials_in_child",
             threads=threads,
             timeout_s=timeout_s,
             say=say,

@@ -21,13 +21,13 @@ from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
 from slipstream.technique import QualityKind, Technique
-from slipstream.verbs._children import (
+from slipstream.verbs._ranks import RanksArm, rank_places
+from slipstream.verbs.children import (
     DEFAULT_TIMEOUT_S,
     memory_limit_bytes,
     run_program,
 )
-from slipstream.verbs._quality import check_quality
-from slipstream.verbs._ranks import RanksArm, rank_places
+from slipstream.verbs.proving.quality import check_quality
 from slipstream.workload import Built, Workload, kept_files, restore_files
 from slipstream.workload.script import ScriptEndedError
 
@@ -52,8 +52,8 @@ class WorkloadArm(WorkerArm):
     def __init__(self, name: str, workload: Workload, threads: int, keep_in: Path) -> None:
         super().__init__(
             name,
-            "slipstream.verbs._prove:serve_steps",
-            "slipstream.verbs._prove:one_step",
+            "slipstream.verbs.proving.sides:serve_steps",
+            "slipstream.verbs.proving.sides:one_step",
             arguments={
                 "workload": workload.to_json(), "keep_in": str(keep_in), "threads": threads,
             },

@@ -14,7 +14,7 @@ from slipstream import technique
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
 from slipstream.source import AlreadyThereError, NotPlacedError, Source, locate
 from slipstream.technique import CodeChange, Technique
-from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.workload import Built, Workload
 
 _TRIAL_STEPS = 5
@@ -147,7 +147,7 @@ def first_steps(
         return _read(_written(built, (built.step() for _ in range(steps))))
     return _read(
         call_in_child(
-            workload, "_apply:steps_in_child", threads=threads, timeout_s=timeout_s, steps=steps
+            workload, "applying:steps_in_child", threads=threads, timeout_s=timeout_s, steps=steps
         )
     )
 
@@ -170,7 +170,7 @@ def steps_in_child(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
 
 def _written(built: Built, values: Iterator[Any]) -> dict[str, Any]:
     """As JSON: the number of each value, and the last one where it is an inference's output."""
-    from slipstream.verbs._quality import _sampled
+    from slipstream.verbs.proving.quality import _sampled
 
     losses: list[str | None] = []
     sampled: dict[str, Any] = {"output": None, "shape": []}

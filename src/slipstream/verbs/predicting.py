@@ -23,7 +23,7 @@ from slipstream.measure.records import PredictionRecord
 from slipstream.provenance import Provenance, weakest
 from slipstream.technique import Context, Quality, Technique
 from slipstream.units import format_duration
-from slipstream.verbs._walls import Shared, network_error_ns, shared_step
+from slipstream.verbs.sharing import Shared, network_error_ns, shared_step
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster

@@ -20,8 +20,8 @@ from slipstream.errors import (
 from slipstream.graph import Graph, load, save
 from slipstream.graph.origin import describe_source
 from slipstream.verbs._chatter import without_chatter
-from slipstream.verbs._children import DEFAULT_TIMEOUT_S, call_in_child, run_program
-from slipstream.verbs._children import say as tell
+from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
+from slipstream.verbs.children import say as tell
 from slipstream.workload import Workload, drive
 
 _LEAST_FREE_BYTES = 1 << 20
@@ -78,7 +78,7 @@ def profile(
         say(f"importing torch and {workload.path.name}")
         call_in_child(
             workload,
-            "_profile:profile_in_child",
+            "profiling:profile_in_child",
             threads=threads,
             timeout_s=timeout_s,
             say=say,

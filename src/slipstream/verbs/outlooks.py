@@ -19,7 +19,7 @@ from slipstream import technique
 from slipstream.durations import Answer, Durations, Question, Ratio
 from slipstream.graph import PROVENANCES, Call, Graph, replay
 from slipstream.provenance import Provenance
-from slipstream.verbs._predict import WORTH_IT, Prediction, predict
+from slipstream.verbs.predicting import WORTH_IT, Prediction, predict
 
 _ASSUMED, _MEASURED, _TIMED = (
     PROVENANCES.index(one)

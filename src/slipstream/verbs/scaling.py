@@ -11,8 +11,8 @@ from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph
-from slipstream.verbs._predict import Prediction, predict
-from slipstream.verbs._spread import with_workers
+from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.spreading import with_workers
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster

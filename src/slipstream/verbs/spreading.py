@@ -20,7 +20,7 @@ from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Graph, replace_tasks, replay
 from slipstream.technique import Technique
-from slipstream.verbs._predict import Prediction, predict
+from slipstream.verbs.predicting import Prediction, predict
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster

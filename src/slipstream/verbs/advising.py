@@ -15,9 +15,9 @@ from slipstream.durations import Durations
 from slipstream.errors import UsageError
 from slipstream.graph import Graph, need_graph
 from slipstream.technique import QualityKind
-from slipstream.verbs._first_look import Outlook, first_look
-from slipstream.verbs._goals import Goal
-from slipstream.verbs._predict import Prediction, predict
+from slipstream.verbs.goals import Goal
+from slipstream.verbs.outlooks import Outlook, first_look
+from slipstream.verbs.predicting import Prediction, predict
 
 # A part of a combination must save this share of time or memory on its own.
 _USEFUL = 0.01
@@ -70,7 +70,7 @@ def advise(
     Args:
         goals: limits that the best must keep.
         combinations: whether to look for them.
-        durations, widen, say: as `slipstream.verbs._predict.predict` takes them.
+        durations, widen, say: as `slipstream.verbs.predicting.predict` takes them.
         show: called with what is known of each technique at once, before the first of their
             operators is micro-benchmarked; not called when all of them were before.
 

@@ -23,8 +23,8 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Call, Editor, Graph, Kind, need_graph, replay
 from slipstream.provenance import Provenance
 from slipstream.units import format_bytes
-from slipstream.verbs._devices_gpu import scale_kernels
-from slipstream.verbs._predict import Prediction, prediction_of, refused
+from slipstream.verbs.devices.gpu import scale_kernels
+from slipstream.verbs.predicting import Prediction, prediction_of, refused
 
 _THREADS = re.compile(r"(?:threads:)?([0-9]+)(?: threads?)?")
 _HOUR_NS = 3.6e12
@@ -221,7 +221,7 @@ def _more_threads(
     durations: Callable[[int, Level | None], Durations],
     say: Callable[[str], None],
 ) -> OnDevice:
-    from slipstream.verbs._predict import predict
+    from slipstream.verbs.predicting import predict
 
     if count < 1:
         raise InvalidArgumentError("device", f"{count} threads are none")

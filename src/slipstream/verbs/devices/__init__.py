@@ -1,0 +1,1 @@
+"""predict_device: the recorded step on other devices."""

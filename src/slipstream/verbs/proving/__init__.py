@@ -1,0 +1,1 @@
+"""prove: a step with and without techniques, measured side by side, quality beside speed."""
