@@ -7,9 +7,11 @@ known, so that a killed ``--full`` run keeps what it had.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 Source = Literal["now", "recorded"]
 
@@ -25,7 +27,8 @@ class Bar:
         target: the bar in words a reader can check: ``">= 20"``.
         holds: True, False, or None with the reason in `detail`.
         n: how many independent measurements stand behind `value`.
-        detail: spread, conditions, or why it is not judged.
+        detail: spread, conditions, or why it is not judged; a sentence, which nobody reads back.
+        data: what `value` was made of and what other rows rest on, as JSON can hold it.
     """
 
     bar: str
@@ -39,6 +42,7 @@ class Bar:
     commit: str = ""
     date: str = ""
     device: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class BenchOptions:
         recorded: bars of full runs of any commit, by name: what rows over many others may rest
             on when only some of these are measured again.
         progress: called with a short line before anything slow.
+        budget_s: seconds from now on after which no further row is begun.
+        left_out: bars that the budget left no time for, in order; `wants` notes them.
     """
 
     full: bool = False
@@ -59,10 +65,22 @@ class BenchOptions:
     done: Mapping[str, Bar] = field(default_factory=dict)
     recorded: Mapping[str, Bar] = field(default_factory=dict)
     progress: Callable[[str], None] = field(default=lambda line: None)
+    budget_s: float = math.inf
+    left_out: dict[str, None] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
 
     def wants(self, bar: str) -> bool:
-        """Whether the row named `bar` is to be measured in this run."""
-        return self.only in bar and bar not in self.done
+        """Whether the row named `bar` is to be measured in this run, and there is time for it."""
+        if self.only not in bar or bar in self.done:
+            return False
+        if self.left_s() > 0:
+            return True
+        self.left_out[bar] = None
+        return False
+
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.budget_s - (time.monotonic() - self._began)
 
 
 class Bench(Protocol):
@@ -72,17 +90,19 @@ class Bench(Protocol):
 
 
 def at_least(
-    bar: str, value: float, target: float, unit: str, *, n: int = 1, detail: str = ""
-) -> Bar:
+    bar: str, value: float, target: float, unit: str, *, n: int = 1, detail: str = "",
+    data: Mapping[str, Any] | None = None,
+) -> Bar:  # fmt: skip
     """A row that holds when `value` reaches `target`."""
-    return Bar(bar, value, unit, f">= {target:g}", value >= target, n, detail)
+    return Bar(bar, value, unit, f">= {target:g}", value >= target, n, detail, data=data or {})
 
 
 def at_most(
-    bar: str, value: float, target: float, unit: str, *, n: int = 1, detail: str = ""
-) -> Bar:
+    bar: str, value: float, target: float, unit: str, *, n: int = 1, detail: str = "",
+    data: Mapping[str, Any] | None = None,
+) -> Bar:  # fmt: skip
     """A row that holds when `value` does not exceed `target`."""
-    return Bar(bar, value, unit, f"<= {target:g}", value <= target, n, detail)
+    return Bar(bar, value, unit, f"<= {target:g}", value <= target, n, detail, data=data or {})
 
 
 def for_all_seeds(
@@ -115,6 +135,8 @@ def for_all_seeds(
         yield Bar(bar, passed, f"of {count}", f"= {count}", not failed, count, said)
 
 
-def not_judged(bar: str, unit: str, target: str, reason: str) -> Bar:
+def not_judged(
+    bar: str, unit: str, target: str, reason: str, data: Mapping[str, Any] | None = None
+) -> Bar:
     """A row that cannot be measured here, and why."""
-    return Bar(bar, None, unit, target, None, 0, reason)
+    return Bar(bar, None, unit, target, None, 0, reason, data=data or {})

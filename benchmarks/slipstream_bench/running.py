@@ -16,10 +16,13 @@ from typing import Any
 
 from slipstream.errors import SlipstreamError, UnknownNameError
 from slipstream.files import replacing
-from slipstream_bench.rows import Bar, Bench, BenchOptions
+from slipstream_bench.rows import Bar, Bench, BenchOptions, not_judged
 
 GROUP = "slipstream.benches"
 RESULTS = Path("benchmarks") / "results"
+QUICK_S = 170.0
+"""Seconds after which a quick run begins no further row, so that it ends within three minutes."""
+_TIME_IS_UP = "the time of a quick run was used up; --full measures it"
 
 
 def benches() -> dict[str, Any]:
@@ -56,7 +59,8 @@ def bench(
     """Measure the rows of one bench, each yielded when it is known.
 
     A full run is written to ``results/NAME.jsonl`` row by row and goes on where it was killed
-    (for the same commit); a quick run shows the recorded rows it does not measure itself.
+    (for the same commit). A quick run begins no row after `QUICK_S` seconds, says which it left
+    out, and shows what is recorded.
 
     Raises:
         UnknownNameError: no such bench; the nearest is suggested.
@@ -88,15 +92,19 @@ def bench(
             write_results(path, list(rows.values()))
             yield bar
         return
-    measured = set()
-    for bar in run(BenchOptions(only=only, progress=progress)):
-        measured.add(bar.bar)
+    options = BenchOptions(only=only, progress=progress, budget_s=QUICK_S)
+    for bar in run(options):
         yield replace(bar, device=device, commit=commit, date=date)
     for bar in recorded:
         if only in bar.bar:
-            stale = _changed_since(bar.commit, str(known[name].value))
-            detail = f"{bar.detail}; STALE: the room changed since" if stale else bar.detail
-            yield replace(bar, source="recorded", detail=detail)
+            notes = [bar.detail] if bar.detail else []
+            if bar.bar in options.left_out:
+                notes.append(f"not measured now: {_TIME_IS_UP}")
+            if _changed_since(bar.commit, str(known[name].value)):
+                notes.append("STALE: the room changed since")
+            yield replace(bar, source="recorded", detail="; ".join(notes))
+    for left in options.left_out.keys() - {bar.bar for bar in recorded}:
+        yield replace(not_judged(left, "", "", _TIME_IS_UP), commit=commit, date=date)
 
 
 def read_results(path: Path) -> list[Bar]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import UnknownNameError
-from slipstream_bench import running as _bench
+from slipstream_bench import running
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
 
 asked: list[BenchOptions] = []
@@ -34,11 +34,11 @@ def interrupted(options: BenchOptions) -> Iterator[Bar]:
 def only_these(monkeypatch: pytest.MonkeyPatch) -> None:
     asked.clear()
     points = [
-        EntryPoint("counting", f"{__name__}:counting", _bench.GROUP),
-        EntryPoint("interrupted", f"{__name__}:interrupted", _bench.GROUP),
+        EntryPoint("counting", f"{__name__}:counting", running.GROUP),
+        EntryPoint("interrupted", f"{__name__}:interrupted", running.GROUP),
     ]
-    monkeypatch.setattr(_bench, "entry_points", lambda group: points)
-    monkeypatch.setattr(_bench, "_commit", lambda: "abc")
+    monkeypatch.setattr(running, "entry_points", lambda group: points)
+    monkeypatch.setattr(running, "_commit", lambda: "abc")
 
 
 def test_a_bar_holds_exactly_when_its_value_reaches_the_target() -> None:
@@ -49,8 +49,8 @@ def test_a_bar_holds_exactly_when_its_value_reaches_the_target() -> None:
 
 
 def test_a_quick_run_measures_and_shows_what_a_full_run_recorded(tmp_path: Path) -> None:
-    list(_bench.bench("counting", full=True, results=tmp_path))
-    rows = list(_bench.bench("counting", results=tmp_path))
+    list(running.bench("counting", full=True, results=tmp_path))
+    rows = list(running.bench("counting", results=tmp_path))
     assert [(row.bar, row.source) for row in rows] == [
         ("one", "now"),
         ("two", "now"),
@@ -63,12 +63,12 @@ def test_a_quick_run_measures_and_shows_what_a_full_run_recorded(tmp_path: Path)
 
 def test_a_killed_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        list(_bench.bench("interrupted", full=True, results=tmp_path))
+        list(running.bench("interrupted", full=True, results=tmp_path))
     (tmp_path / "interrupted.jsonl").rename(tmp_path / "counting.jsonl")
-    rows = list(_bench.bench("counting", full=True, results=tmp_path))
+    rows = list(running.bench("counting", full=True, results=tmp_path))
     assert set(asked[-1].done) == {"one"}
     assert {row.bar for row in rows} == {"one", "two", "three"}
-    assert {bar.bar for bar in _bench.read_results(tmp_path / "counting.jsonl")} == {
+    assert {bar.bar for bar in running.read_results(tmp_path / "counting.jsonl")} == {
         "one",
         "two",
         "three",
@@ -78,17 +78,39 @@ def test_a_killed_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_another_commit_starts_a_full_run_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list(_bench.bench("counting", full=True, results=tmp_path))
-    monkeypatch.setattr(_bench, "_commit", lambda: "def")
-    list(_bench.bench("counting", full=True, results=tmp_path))
+    list(running.bench("counting", full=True, results=tmp_path))
+    monkeypatch.setattr(running, "_commit", lambda: "def")
+    list(running.bench("counting", full=True, results=tmp_path))
     assert not asked[-1].done
-    assert {bar.commit for bar in _bench.read_results(tmp_path / "counting.jsonl")} == {"def"}
+    assert {bar.commit for bar in running.read_results(tmp_path / "counting.jsonl")} == {"def"}
 
 
 def test_only_measures_the_bars_it_names(tmp_path: Path) -> None:
-    assert [row.bar for row in _bench.bench("counting", only="tw", results=tmp_path)] == ["two"]
+    assert [row.bar for row in running.bench("counting", only="tw", results=tmp_path)] == ["two"]
 
 
 def test_an_unknown_bench_suggests_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="counting"):
-        list(_bench.bench("countin", results=tmp_path))
+        list(running.bench("countin", results=tmp_path))
+
+
+def test_a_quick_run_begins_no_row_once_its_time_is_up_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(running.bench("counting", full=True, only="one", results=tmp_path))
+    monkeypatch.setattr(running, "QUICK_S", 0.0)
+    recorded, left = running.bench("counting", results=tmp_path)
+    assert (recorded.bar, recorded.source, recorded.value) == ("one", "recorded", 1.0)
+    assert "not measured now: the time of a quick run was used up" in recorded.detail
+    assert (left.bar, left.value, left.holds) == ("two", None, None)
+
+
+def test_rows_keep_their_data_and_old_records_have_none(tmp_path: Path) -> None:
+    row = at_least("one", 1.0, 1.5, "x", data={"cells": [[1.0, 2.0]]})
+    running.write_results(tmp_path / "counting.jsonl", [row])
+    assert running.read_results(tmp_path / "counting.jsonl") == [row]
+    (tmp_path / "old.jsonl").write_text(
+        '{"bar": "one", "value": 1.0, "unit": "x", "target": "", "holds": true}\n'
+    )
+    (old,) = running.read_results(tmp_path / "old.jsonl")
+    assert old.data == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -219,3 +220,27 @@ def test_only_shell_syntax_needs_a_shell():
     assert command_words("ls | wc") == ["/bin/sh", "-c", "ls | wc"]
     with pytest.raises(InvalidArgumentError, match="quotation"):
         command_words("ls 'a")
+
+
+def test_what_prepares_a_sample_is_called_once_and_is_not_timed():
+    calls = []
+    arm = CallableArm("a", lambda: calls.append("run"), prepare=lambda: calls.append("prepare"))
+    arm.open(None)
+    arm.sample(3, None)
+    arm.close()
+    assert calls == ["prepare", "run", "run", "run"]
+
+
+def test_cpu_time_of_its_own_thread_leaves_other_threads_out():
+    def elsewhere():
+        thread = threading.Thread(target=lambda: sum(range(2_000_000)))
+        thread.start()
+        thread.join()
+
+    cpu = {}
+    for own_thread in (False, True):
+        arm = CallableArm("a", elsewhere, own_thread=own_thread)
+        arm.open(None)
+        cpu[own_thread] = arm.sample(1, None)["cpu"]
+        arm.close()
+    assert cpu[True] < 0.5 * cpu[False]

@@ -101,11 +101,13 @@ class CallableArm(Arm):
     that hangs in native code cannot be stopped from within its own process; use `WorkerArm`.
 
     Args:
+        prepare: called before every sample, outside its clocks; a warm cache is the function
+            itself.
+        own_thread: CPU time of the calling thread alone, for a function that computes in no other.
+        repeatable: False where a sample must be one call, however short.
         synchronize: called after the last call inside the clock, so that work a device still
             does is measured; `torch.cuda.synchronize` is found by itself once CUDA is in use.
     """
-
-    repeatable = True
 
     def __init__(
         self,
@@ -113,6 +115,9 @@ class CallableArm(Arm):
         function: Callable[[], object],
         description: str = "",
         *,
+        prepare: Callable[[], object] | None = None,
+        own_thread: bool = False,
+        repeatable: bool = True,
         synchronize: Callable[[], object] | None = None,
     ) -> None:
         if not callable(function):
@@ -123,6 +128,9 @@ class CallableArm(Arm):
             )
         super().__init__(name, description or getattr(function, "__qualname__", "a callable"))
         self.function = function
+        self.repeatable = repeatable
+        self._prepare = prepare
+        self._cpu = time.thread_time_ns if own_thread else time.process_time_ns
         self._synchronize = synchronize
         self._delay = RunDelay()
         self._clock_cost_ns = 0
@@ -133,16 +141,20 @@ class CallableArm(Arm):
         self.close()
         self._delay.open()
         self._holds_alarm = alarm.hold()
-        self._clock_cost_ns = clock_cost_ns(self._delay.read)
+        self._clock_cost_ns = clock_cost_ns(self._delay.read, self._cpu)
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
         """Wall, CPU and run-queue delay of `inner` calls, per call; phases as ``NAME.wall``."""
         finish = self._synchronize or _cuda_synchronize()
         with users_code(timeout_s):
+            if self._prepare is not None:
+                self._prepare()
             if finish is None:
-                times = time_calls(self.function, inner, self._delay.read)
+                times = time_calls(self.function, inner, self._delay.read, cpu=self._cpu)
             else:
-                times = time_calls_on_device(self.function, inner, finish, self._delay.read)
+                times = time_calls_on_device(
+                    self.function, inner, finish, self._delay.read, self._cpu
+                )
         cpu = max(times.cpu - self._clock_cost_ns, 1)
         values = {"wall": per_call(times.wall, inner), "cpu": per_call(cpu, inner)}
         if times.delay is not None:
@@ -388,10 +400,11 @@ def time_calls_on_device(
     inner: int,
     finish: Callable[[], object],
     read_delay: Callable[[], bytes] = bytes,
+    cpu: Callable[[], int] = time.process_time_ns,
 ) -> Times:
     """As `time_calls`, with one `finish` before the clock starts and one inside it at the end."""
     finish()
-    cpu_before = time.process_time_ns()
+    cpu_before = cpu()
     delay_before = read_delay()
     wall_before = time.perf_counter_ns()
     for _ in repeat(None, inner):
@@ -399,14 +412,18 @@ def time_calls_on_device(
     finish()
     wall_after = time.perf_counter_ns()
     delay_after = read_delay()
-    cpu_after = time.process_time_ns()
+    cpu_after = cpu()
     delay = delay_between(delay_before, delay_after)
     return Times(wall_after - wall_before, cpu_after - cpu_before, delay)
 
 
-def clock_cost_ns(read_delay: Callable[[], bytes]) -> int:
+def clock_cost_ns(
+    read_delay: Callable[[], bytes], cpu: Callable[[], int] = time.process_time_ns
+) -> int:
     """CPU nanoseconds that reading the clocks adds to a sample: the median of some empty ones."""
-    return int(median(time_calls(_nothing, 0, read_delay).cpu for _ in range(_CLOCK_READS)))
+    return int(
+        median(time_calls(_nothing, 0, read_delay, cpu=cpu).cpu for _ in range(_CLOCK_READS))
+    )
 
 
 def _nothing() -> None:

@@ -62,7 +62,7 @@ def claims(experiment: Experiment) -> tuple[Claim, ...]:
     metric, reason = carrier(experiment)
     baseline = experiment.settings.baseline
     metrics = [metric, *(m for m in _metrics(experiment) if m != metric)]
-    guards = {m: guard for m in metrics if (guard := _guard(experiment, m)) is not None}
+    guards = {m: guard for m in metrics if (guard := guard_claim(experiment, m)) is not None}
     judged: dict[tuple[str, Metric], Claim] = {}
     for m in [*metrics, *experiment.settings.derived]:
         guard = guards.get(_base_metric(m))
@@ -352,7 +352,7 @@ def _refused(experiment: Experiment, metric: Metric, arm: str, blocks: int, reas
     )
 
 
-def _guard(experiment: Experiment, metric: Metric) -> Claim | None:
+def guard_claim(experiment: Experiment, metric: Metric) -> Claim | None:
     """The A/A guard's claim about `metric`; None without guard blocks."""
     baseline = experiment.settings.baseline
     values = paired(experiment, metric, guard_name(baseline), baseline)
