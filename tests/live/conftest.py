@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from live_workloads import LIMIT_S, TRAIN
 
+from slipstream.child.fork_server import ForkServer
 from slipstream.live import Analyst
-from slipstream.live._zygote import Zygote
+from slipstream.live.queue import warm_server
 
 
 @pytest.fixture(scope="session")
@@ -21,12 +22,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def zygote(own_cache: None) -> Iterator[Zygote]:
+def server(own_cache: None) -> Iterator[ForkServer]:
     """The warm process that all analyses of these tests are forked from."""
-    found = Zygote({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
-    found.warm_up()
-    yield found
-    found.close()
+    forking = warm_server({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+    assert forking is not None
+    forking.warm_up()
+    yield forking
+    forking.close()
 
 
 @pytest.fixture
@@ -41,13 +43,13 @@ Start = Callable[..., Analyst]
 
 
 @pytest.fixture
-def analyst_of(zygote: Zygote) -> Iterator[Start]:
+def analyst_of(server: ForkServer) -> Iterator[Start]:
     """Makes analysts that record briefly, simulate nothing, and are closed at the end."""
     made: list[Analyst] = []
 
     def make(path: Path, **settings: object) -> Analyst:
         given = {
-            "threads": 1, "steps": 3, "techniques": None, "batches": False, "zygote": zygote,
+            "threads": 1, "steps": 3, "techniques": None, "batches": False, "server": server,
             "timeout_s": LIMIT_S, **settings,
         }  # fmt: skip
         analyst = Analyst(f"{path}:make_workload", **given)  # type: ignore[arg-type]

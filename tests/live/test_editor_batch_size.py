@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.live.editor.edits import batch_size_in, with_batch_size, with_technique
+from slipstream.live.edits import batch_size_in, with_batch_size, with_technique
 from slipstream.workload import Workload
 
 _BODY = "    return None, batch_size\n"

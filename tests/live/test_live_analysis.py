@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import psutil
 import pytest
 from live_workloads import LIMIT_S, TRAIN
 
-from slipstream.errors import SlipstreamError
+from slipstream.child import Child
+from slipstream.child.fork_server import ForkServer
+from slipstream.errors import ChildError, SlipstreamError
 from slipstream.live import Analysis, Analyst
-from slipstream.live._processes import EDITING, MEASURING, Processes
-from slipstream.live._zygote import Zygote
+from slipstream.live.queue import Kind, Queue
 
 Start = Callable[..., Analyst]
 
@@ -216,13 +218,13 @@ WRONG_PROVIDERS = {
 
 @pytest.mark.parametrize("name", WRONG_PROVIDERS)
 def test_a_wrong_provider_is_told_and_a_right_one_analysed(
-    name: str, tmp_path: Path, zygote: Zygote
+    name: str, tmp_path: Path, server: ForkServer
 ) -> None:
     text, line = WRONG_PROVIDERS[name]
     path = tmp_path / "providers.py"
     path.write_text(PROVIDERS)
     with Analyst(
-        str(path), threads=1, steps=1, techniques=None, batches=False, zygote=zygote,
+        str(path), threads=1, steps=1, techniques=None, batches=False, server=server,
         timeout_s=LIMIT_S,
     ) as analyst:  # fmt: skip
         path.write_text(text)
@@ -287,14 +289,41 @@ def test_closing_ends_the_processes_and_removes_the_recordings(
     assert analyst.analyse() == found.number
 
 
-def test_an_edit_does_not_wait_for_a_device_that_is_measured(zygote: Zygote) -> None:
-    processes = Processes(zygote)
+def test_an_edit_does_not_wait_for_a_device_that_is_measured(server: ForkServer) -> None:
+    queue = Queue(server)
     with ThreadPoolExecutor(1) as pool:
         command = {"args": ["sleep", "30"]}
-        measuring = pool.submit(processes.ask, None, "subprocess:call", desk=MEASURING, **command)
+        measuring = pool.submit(queue.call, Kind.MEASURING, "subprocess:call", **command)
         try:
-            assert processes.ask(None, "os:getpid", desk=EDITING) != os.getpid()
+            assert queue.call(Kind.EDITING, "os:getpid") != os.getpid()
             assert not measuring.done()
         finally:
-            processes.interrupt()
-    processes.close()
+            queue.close()
+        with pytest.raises(ChildError):
+            measuring.result()
+    with pytest.raises(ChildError, match="has ended"):
+        queue.call(Kind.EDITING, "os:getpid")
+
+
+def test_jobs_of_a_kind_follow_each_other_and_cancelling_one_ends_its_processes() -> None:
+    queue, order, started = Queue(), [], Event()
+
+    def measure() -> None:
+        with Child("sleeping") as child:
+            child.start_call("subprocess:call", args=["sleep", "30"])
+            order.append(child.pid)
+            started.set()
+            child.finish_call()
+
+    first = queue.submit(Kind.ANALYSING, measure)
+    waiting = queue.submit(Kind.ANALYSING, lambda: order.append(-1))
+    assert started.wait(LIMIT_S)
+    queue.cancel(Kind.ANALYSING)
+    after = queue.submit(Kind.ANALYSING, lambda: order.append(-2))
+    after.result.result(LIMIT_S)
+    assert order[1:] == [-2]
+    assert not psutil.pid_exists(order[0])
+    assert isinstance(first.result.exception(), ChildError)
+    assert waiting.result.cancelled()
+    queue.close()
+    assert queue.submit(Kind.ANALYSING, lambda: None).result.cancelled()

@@ -8,8 +8,8 @@ import pytest
 from live_workloads import TRAIN
 
 from slipstream.errors import WorkloadError
-from slipstream.live import _edits
-from slipstream.live.editor.edits import with_technique
+from slipstream.live import edits
+from slipstream.live.edits import with_technique
 from slipstream.source import AlreadyThereError, NotPlacedError
 from slipstream.workload import Workload
 
@@ -18,21 +18,21 @@ _FUSED = {"technique": "fused_optimizer:fused"}
 
 def test_the_page_and_the_editor_write_the_same(train: Path) -> None:
     target = f"{train}:make_workload"
-    shown = _edits.preview(target, _FUSED)
+    shown = edits.preview(target, _FUSED)
     in_editor = with_technique(TRAIN, Workload(target), _FUSED["technique"])
-    digests = _edits.save(target, _FUSED, shown["digest"])
+    digests = edits.save(target, _FUSED, shown["digest"])
     assert train.read_text() == in_editor.after != TRAIN
     assert shown["note"] == in_editor.note
     assert "+" in shown["diff"]
-    assert _edits.take_back(target, digests["after"])["after"] == shown["digest"]
+    assert edits.take_back(target, digests["after"])["after"] == shown["digest"]
     assert train.read_text() == TRAIN
 
 
 def test_what_is_there_is_refused_by_both(train: Path) -> None:
     target = f"{train}:make_workload"
-    _edits.save(target, _FUSED, _edits.preview(target, _FUSED)["digest"])
+    edits.save(target, _FUSED, edits.preview(target, _FUSED)["digest"])
     with pytest.raises(WorkloadError, match="already so"):
-        _edits.preview(target, _FUSED)
+        edits.preview(target, _FUSED)
     with pytest.raises(AlreadyThereError):
         with_technique(train.read_text(), Workload(target), _FUSED["technique"])
 
@@ -41,7 +41,7 @@ def test_the_page_says_what_to_write_by_hand_where_there_is_no_place(train: Path
     text = "def make_workload():\n    return None\n"
     train.write_text(text)
     with pytest.raises(WorkloadError, match="by hand") as caught:
-        _edits.preview(f"{train}:make_workload", _FUSED)
+        edits.preview(f"{train}:make_workload", _FUSED)
     assert "fused" in str(caught.value)
     with pytest.raises(NotPlacedError):
         with_technique(text, Workload(f"{train}:make_workload"), _FUSED["technique"])
@@ -50,6 +50,6 @@ def test_the_page_says_what_to_write_by_hand_where_there_is_no_place(train: Path
 def test_what_has_no_edit_is_refused_by_both(train: Path) -> None:
     target = f"{train}:make_workload"
     with pytest.raises(WorkloadError, match="torchrun"):
-        _edits.preview(target, {"technique": "ddp:2"})
+        edits.preview(target, {"technique": "ddp:2"})
     with pytest.raises(WorkloadError, match="torchrun"):
         with_technique(TRAIN, Workload(target), "ddp:2")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.live._guard import FOREIGN, NO_KEY, Guard
+from slipstream.live.guard import FOREIGN, NO_KEY, Guard
 
 PORT, KEY = 8377, "a-key-of-this-session"
 HOST = f"127.0.0.1:{PORT}"

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from live_workloads import LIMIT_S, TRAIN
 
+from slipstream.child.fork_server import ForkServer
 from slipstream.live import Analysis, Analyst
-from slipstream.live._zygote import Zygote
 from slipstream.live.server import Live, serving
 from slipstream_bench.browser import Browser, axe_core, browser, missing
 
@@ -127,14 +127,14 @@ def shown(require: Require) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def session(
-    shown: Browser, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+    shown: Browser, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Page]:
     path = tmp_path_factory.mktemp("live") / "train.py"
     path.write_text(TRAIN)
     with ExitStack() as stack:
         analyst = Analyst(
             f"{path}:make_workload", threads=1, steps=3, timeout_s=LIMIT_S,
-            techniques=None, batch_budget_s=0.05, zygote=zygote,
+            techniques=None, batch_budget_s=0.05, server=server,
         )  # fmt: skip
         stack.enter_context(analyst)
         live = stack.enter_context(serving(analyst, 0))
@@ -225,14 +225,16 @@ def test_a_switch_simulates_what_nobody_simulated(page: Page) -> None:
             assert f"{1 / found['ratio']:.2f}x" in said
 
 
-def test_what_was_not_simulated_in_advance_can_be_switched_on(page: Page, zygote: Zygote) -> None:
+def test_what_was_not_simulated_in_advance_can_be_switched_on(
+    page: Page, server: ForkServer
+) -> None:
     path = page.path.parent / "some.py"
     path.write_text(TRAIN)
     first, other = "accumulation:4", "accumulation:2"
     with (
         Analyst(
             f"{path}:make_workload", threads=1, steps=1, techniques=(other,), batches=False,
-            zygote=zygote,
+            server=server,
         ) as analyst,
         serving(analyst, 0) as live,
     ):  # fmt: skip
@@ -420,11 +422,11 @@ def test_a_fault_while_typing_is_shown_and_the_numbers_stay(page: Page) -> None:
     page.until("return !document.getElementById('problem')")
 
 
-def test_a_first_text_that_fails_is_told_in_every_view(page: Page, zygote: Zygote) -> None:
+def test_a_first_text_that_fails_is_told_in_every_view(page: Page, server: ForkServer) -> None:
     path = page.path.parent / "broken.py"
     path.write_text("def make_workload(:\n")
     with (
-        Analyst(f"{path}:make_workload", techniques=None, batches=False, zygote=zygote) as analyst,
+        Analyst(f"{path}:make_workload", techniques=None, batches=False, server=server) as analyst,
         serving(analyst, 0) as live,
     ):
         analyst.watch()
@@ -504,11 +506,11 @@ def test_of_two_clients_that_save_at_once_one_is_refused(page: Page) -> None:
     page.until("return null", lambda nothing: page.path.read_bytes() == before)
 
 
-def test_a_stale_tab_says_that_its_session_ended(page: Page, zygote: Zygote) -> None:
+def test_a_stale_tab_says_that_its_session_ended(page: Page, server: ForkServer) -> None:
     path = page.path.parent / "other.py"
     path.write_text(TRAIN)
     analyst = Analyst(
-        f"{path}:make_workload", steps=1, techniques=None, batches=False, zygote=zygote
+        f"{path}:make_workload", steps=1, techniques=None, batches=False, server=server
     )
     with analyst:
         with serving(analyst, 0) as live:

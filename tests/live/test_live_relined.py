@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from live_workloads import TRAIN
 
-from slipstream.live._relined import moved_lines, relined_document
+from slipstream.live.relined import moved_lines, relined_document
 
 CODE = TRAIN.replace("return self.second(hidden)", "return self.second(hidden * 2)")
 LAYOUT = TRAIN.replace("import torch\n", "# first\n\nimport torch\n", 1).replace(

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from slipstream.live import _session
+from slipstream.live import stops
 from slipstream.live.costs import Costs, LineCost
 from slipstream.verbs.batch.model import BatchModel, BatchSample, model_of
 from slipstream.verbs.batch.samples import Facts
@@ -32,19 +32,19 @@ def recorded(step_ms: float, faults_ms: float) -> Costs:
 
 def test_the_recorded_size_stands_where_it_was_recorded(model: BatchModel) -> None:
     for step_ms, faults_ms in ((18.0, 0.0), (21.6, 0.0), (23.6, 2.0), (16.2, 0.0)):
-        stop = _session._stop(model, 16, _session._Now.of(recorded(step_ms, faults_ms), model))
+        stop = stops.stop_at(model, 16, stops.Pace.of(recorded(step_ms, faults_ms), model))
         assert stop is not None
         assert stop["step_ns"][0] == pytest.approx(step_ms * MS, rel=1e-3)
 
 
 def test_other_sizes_are_told_at_the_pace_of_now_or_their_own(model: BatchModel) -> None:
-    at_ease = _session._stop(model, 32, _session._Now())
-    busy = _session._stop(model, 32, _session._Now.of(recorded(21.6, 0.0), model))
+    at_ease = stops.stop_at(model, 32, stops.Pace())
+    busy = stops.stop_at(model, 32, stops.Pace.of(recorded(21.6, 0.0), model))
     assert at_ease is not None
     assert busy is not None
     estimate, low, high = at_ease["step_ns"]
     assert busy["step_ns"] == pytest.approx([1.2 * estimate, low, 1.2 * high], rel=1e-3)
-    faulting = _session._stop(model, 32, _session._Now.of(recorded(20.0, 2.0), model))
+    faulting = stops.stop_at(model, 32, stops.Pace.of(recorded(20.0, 2.0), model))
     assert faulting is not None
     assert faulting["step_ns"] == pytest.approx(
         [estimate + 4 * MS, low + 2 * MS, high + 6 * MS], rel=1e-3
@@ -52,5 +52,5 @@ def test_other_sizes_are_told_at_the_pace_of_now_or_their_own(model: BatchModel)
 
 
 def test_without_a_recording_the_lines_are_all_there_is(model: BatchModel) -> None:
-    assert _session._Now.of(None, model) == _session._Now()
-    assert _session._Now.of(recorded(0.0, 0.0), model).pace == 1.0
+    assert stops.Pace.of(None, model) == stops.Pace()
+    assert stops.Pace.of(recorded(0.0, 0.0), model).pace == 1.0

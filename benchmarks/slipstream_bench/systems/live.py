@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.child.fork_server import ForkServer
 from slipstream.graph import load, save
-from slipstream.live._zygote import Zygote, can_fork
 from slipstream.live.analysis import Analyst
+from slipstream.live.queue import warm_server
 from slipstream.live.server import Live, serving
 from slipstream.verbs.advising import single_names
 from slipstream_bench.browser import Browser, browser, missing
@@ -71,36 +72,36 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     wanted = [row for row in _ROWS if options.wants(row[0])]
     if not wanted:
         return
-    zygote = Zygote({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}) if can_fork() else None
+    server = warm_server({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
     try:
         if options.wants(_SAVE):
-            yield _first_numbers(options, zygote)
+            yield _first_numbers(options, server)
         if any(options.wants(name) for name in (_PAINT, _FRAME, _TOGGLE, _SLOWEST)):
-            yield from _large(options, zygote)
+            yield from _large(options, server)
         if options.wants(_GROWTH):
-            yield _growth(options, zygote)
+            yield _growth(options, server)
     finally:
-        if zygote is not None:
-            zygote.close()
+        if server is not None:
+            server.close()
 
 
 @contextmanager
-def _watching(text: str, zygote: Zygote | None, steps: int) -> Iterator[tuple[Analyst, Path]]:
+def _watching(text: str, server: ForkServer | None, steps: int) -> Iterator[tuple[Analyst, Path]]:
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = Path(folder) / "train.py"
         path.write_text(text, encoding="utf-8")
         with Analyst(
             f"{path}:make_workload", threads=1, steps=steps, techniques=None, batches=False,
-            zygote=zygote,
+            server=server,
         ) as analyst:  # fmt: skip
             yield analyst, path
 
 
-def _first_numbers(options: BenchOptions, zygote: Zygote | None) -> Bar:
+def _first_numbers(options: BenchOptions, server: ForkServer | None) -> Bar:
     """From the save until the lens would be new: first numbers, beyond what five steps take."""
     saves = 15 if options.full else 5
     options.progress(_SAVE)
-    with _watching(_MODEL, zygote, 3) as (analyst, path):
+    with _watching(_MODEL, server, 3) as (analyst, path):
         found = analyst.wait(analyst.watch(), timeout_s=_WAIT_S)
         modules = 2 * _LAYERS + 1
         beyond, steps = [], []
@@ -121,10 +122,10 @@ def _first_numbers(options: BenchOptions, zygote: Zygote | None) -> Bar:
     return at_most(_SAVE, median(beyond), 1.5, "s", n=saves, detail=detail)
 
 
-def _large(options: BenchOptions, zygote: Zygote | None) -> Iterator[Bar]:
+def _large(options: BenchOptions, server: ForkServer | None) -> Iterator[Bar]:
     """A session whose recording is replaced by one of 200 000 tasks."""
     options.progress("recording a step")
-    with _watching(_MODEL, zygote, 3) as (analyst, _):
+    with _watching(_MODEL, server, 3) as (analyst, _):
         found = analyst.wait(analyst.analyse(), timeout_s=_WAIT_S)
         assert found.graph is not None
         assert found.document is not None
@@ -133,9 +134,11 @@ def _large(options: BenchOptions, zygote: Zygote | None) -> Iterator[Bar]:
         graph = repeated(recorded, -(-_TASKS // len(recorded)))
         save(graph, found.graph)
         detail = f"a step of {len(recorded)} tasks over and over: {len(graph)}"
+        analyst.ask("slipstream.live.work:forget")
         analyst.ask(
-            "slipstream.live._desk:redraw", path=str(found.graph), folder=str(found.document)
-        )
+            "slipstream.live.work:draw", path=str(found.graph), folder=str(found.document),
+            techniques=None, store=None,
+        )  # fmt: skip
         if options.wants(_TOGGLE):
             yield _toggle(options, analyst, detail)
         if options.wants(_SLOWEST):
@@ -174,7 +177,7 @@ def _slowest(options: BenchOptions, analyst: Analyst, detail: str) -> Bar:
             again[name] = taken[_SWITCHES // 2]
     # What a technique keeps of a recording is gone with it, and what it knows of durations is not.
     for name in again:
-        analyst.ask("slipstream.live._desk:forget")
+        analyst.ask("slipstream.live.work:forget")
         analyst.simulate("accumulation:2")
         first[name] = _timed(analyst, name)[0]
     said = ", ".join(
@@ -226,13 +229,13 @@ def _feel(options: BenchOptions, live: Live, page: Browser, detail: str) -> Iter
         yield at_most(_FRAME, float(slow), 33, "ms", n=frames, detail=said)
 
 
-def _growth(options: BenchOptions, zygote: Zygote | None) -> Bar:
+def _growth(options: BenchOptions, server: ForkServer | None) -> Bar:
     """Private memory of this process, which serves, over saves of ever new texts."""
     import psutil
 
     saves = 200 if options.full else 40
     process = psutil.Process()
-    with _watching(_TINY, zygote, 1) as (analyst, path), serving(analyst, 0):
+    with _watching(_TINY, server, 1) as (analyst, path), serving(analyst, 0):
         sizes: list[int] = []
         for number in range(saves):
             said = f"; grown {sizes[-1] / sizes[0] - 1:+.1%} so far" if sizes else ""

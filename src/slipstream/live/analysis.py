@@ -15,25 +15,25 @@ and what is made of a recording in others, so that this process stays small and 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.child import started_by
+from slipstream.child.fork_server import ForkServer
 from slipstream.durations.durations import one_pool
 from slipstream.errors import SlipstreamError
-from slipstream.live._kept import Kept
-from slipstream.live._making import Making, Settings
-from slipstream.live._processes import EDITING, MEASURING, Processes
-from slipstream.live._texts import Texts, parse_workload, says_still
-from slipstream.live._zygote import Zygote, can_fork
+from slipstream.live.cache import Cache
+from slipstream.live.queue import Kind, Queue, warm_server
+from slipstream.live.stages import Settings, Stages
 from slipstream.live.states import FAILED, READY, STATES, Analysis, Problem
+from slipstream.live.texts import Texts, parse_workload, says_still, sha256
 from slipstream.workload import Workload
 from slipstream.workload.lines import project_root
 
@@ -47,10 +47,6 @@ _NO_BATCHES = "--no-batches leaves them out"
 _BATCH_BUDGET_S = 4.0
 
 
-class _OvertakenError(Exception):
-    """A newer analysis was asked for."""
-
-
 class Analyst:
     """Analyses one workload again and again. Its methods may be called from any thread.
 
@@ -62,7 +58,7 @@ class Analyst:
         techniques: what to simulate: None for nothing, empty for all that are installed.
         batches: whether to measure how time and memory depend on the batch size.
         batch_budget_s: about how long steps of several sizes are timed for.
-        zygote: what processes are forked from, which is then the caller's to close; its own by
+        server: what processes are forked from, which is then the caller's to close; its own by
             default.
         store: the results store with past predictions and measurements.
 
@@ -81,7 +77,7 @@ class Analyst:
         techniques: Sequence[str] | None = (),
         batches: bool = True,
         batch_budget_s: float = _BATCH_BUDGET_S,
-        zygote: Zygote | None = None,
+        server: ForkServer | None = None,
         store: Path | None = None,
     ) -> None:
         if not isinstance(workload, Workload):
@@ -93,21 +89,19 @@ class Analyst:
             batches, batch_budget_s, str(store) if store else None,
         )  # fmt: skip
         self._folder = Path(tempfile.mkdtemp(prefix="slipstream-live-"))
-        self._owns_zygote = zygote is None
-        self._zygote = zygote or (Zygote(one_pool(threads)) if can_fork() else None)
-        self._processes = Processes(self._zygote)
+        self._owns_server = server is None
+        self._server = server or warm_server(one_pool(threads))
+        self._queue = Queue(self._server)
         self._changed = threading.Condition()
         self._listeners: list[Callable[[Analysis], None]] = []
-        self._wanted = self._now = self._done = 0
-        self._closed = self._working = self._afresh = False
-        self._watching = False
-        self._threads: list[threading.Thread] = []
+        self._number = 0
+        self._closed = False
+        self._watcher: threading.Thread | None = None
         self._texts = Texts(workload.path)
-        self._kept = Kept(self._folder)
+        self._cache = Cache(self._folder)
         self._expected: tuple[str, Mapping[str, Any]] | None = None
         self._latest = Analysis()
         self._history: list[dict[str, Any]] = []
-        self._begun = 0.0
 
     # What is known.
 
@@ -145,7 +139,7 @@ class Analyst:
         def there() -> bool:
             one = self._latest
             reached = one.done or STATES.index(one.state) >= STATES.index(state)
-            return one.number >= number and reached and not one.said.startswith("waiting")
+            return one.number >= number and reached
 
         with self._changed:
             if not self._changed.wait_for(there, timeout_s):
@@ -164,31 +158,28 @@ class Analyst:
             if self._closed:
                 return self._latest.number
             latest = self._latest
-            current = latest.number == self._wanted and latest.state != FAILED
+            current = latest.number == self._number and latest.state != FAILED
             # The watcher may have seen an edit before what is expected of it was said.
             current = current and latest.expected == self._expectation()
-            if current and not again and self._wanted and says_still(self._texts.seen):
-                return self._wanted
-            self._wanted += 1
-            number = self._wanted
-            self._afresh = again
-            self._begun = time.monotonic()
-            if not self._working:
-                self._working = True
-                self._begin(self._work, "slipstream-analyst")
-            self._changed.notify_all()
-        self._processes.end_running()
-        return number
+            if current and not again and self._number and says_still(self._texts.seen):
+                return self._number
+            self._number += 1
+            # Ends what runs.
+            self._queue.cancel(Kind.ANALYSING)
+            self._submit(self._number, again)
+            return self._number
 
     def watch(self) -> int:
         """Analyse now, and whenever one of the user's files changes on disk."""
-        if self._zygote is not None:
-            self._zygote.warm_up()
+        if self._server is not None:
+            self._server.warm_up()
         number = self.analyse()
         with self._changed:
-            if not self._watching:
-                self._watching = True
-                self._begin(self._look, "slipstream-watch")
+            if self._watcher is None and not self._closed:
+                self._watcher = threading.Thread(
+                    target=self._look, name="slipstream-watch", daemon=True
+                )
+                self._watcher.start()
         return number
 
     def simulate(
@@ -201,17 +192,17 @@ class Analyst:
             workers: on how many of its devices; None for as many as `technique` says.
 
         Returns:
-            As `slipstream.report._document` writes a prediction; or with ``why_not``.
+            As `slipstream.report.document` writes a prediction; or with ``why_not``.
 
         Raises:
             UsageError: it is not in the grammar.
             SlipstreamError: nothing is recorded yet.
         """
-        found: dict[str, Any] = self.ask(
-            "slipstream.live._desk:simulate", path=self._recording(), technique=technique,
+        prediction: dict[str, Any] = self.ask(
+            "slipstream.live.work:simulate", path=self._recording(), technique=technique,
             cluster=cluster, workers=workers,
         )  # fmt: skip
-        return found
+        return prediction
 
     def on_device(self, device: str) -> dict[str, Any]:
         """The latest recording's step on another device, as `OnDevice.to_json` has it.
@@ -220,11 +211,12 @@ class Analyst:
             UnknownNameError: no such device.
             SlipstreamError: nothing is recorded yet.
         """
-        found: dict[str, Any] = self._processes.ask(
-            self._latest.graph, "slipstream.live._desk:on_device", desk=MEASURING,
-            path=self._recording(), device=device,
+        recording = self._recording()
+        prediction: dict[str, Any] = self._queue.call(
+            Kind.MEASURING, "slipstream.live.work:on_device", about=Path(recording).parent,
+            path=recording, device=device,
         )  # fmt: skip
-        return found
+        return prediction
 
     def _recording(self) -> str:
         graph = self._latest.graph
@@ -238,7 +230,10 @@ class Analyst:
         Raises:
             SlipstreamError: what the function raised.
         """
-        return self._processes.ask(self._latest.graph, function, **arguments)
+        graph = self._latest.graph
+        return self._queue.call(
+            Kind.SIMULATING, function, about=graph and graph.parent, **arguments
+        )
 
     def edit(self, function: str, **arguments: Any) -> Any:
         """``module:function(**arguments)``, which edits a file, in a process for that alone.
@@ -246,7 +241,7 @@ class Analyst:
         Raises:
             SlipstreamError: what the function raised.
         """
-        return self._processes.ask(None, function, desk=EDITING, **arguments)
+        return self._queue.call(Kind.EDITING, function, **arguments)
 
     def expect(self, digest: str, values: Mapping[str, Any]) -> None:
         """Remember `values`, predicted for the workload's file with this SHA-256 `digest`.
@@ -260,13 +255,11 @@ class Analyst:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._processes.interrupt()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(30)
-        self._processes.close()
-        if self._zygote is not None and self._owns_zygote:
-            self._zygote.close()
+        self._queue.close()
+        if self._watcher is not None:
+            self._watcher.join(30)
+        if self._server is not None and self._owns_server:
+            self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Analyst:
@@ -275,93 +268,72 @@ class Analyst:
     def __exit__(self, *rest: object) -> None:
         self.close()
 
-    # The thread that analyses.
+    # The stages of an analysis, each a job.
 
-    def _begin(self, function: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=function, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._wanted > self._done)
-                if self._closed:
-                    return
-                number, begun = self._wanted, self._begun
-                self._now = number
-            try:
-                with started_by(self._start):
-                    self._one(number, begun)
-            except _OvertakenError:
-                pass
-            except SlipstreamError as error:
-                self._fail(number, begun, Problem.of(error, self.workload))
-            except Exception as error:
-                # A defect of ours must not end the session.
-                said = f"{type(error).__name__}: {error}"[:_WORDS]
-                self._fail(number, begun, Problem("", 0, said, ""))
-            self._done = number
-
-    def _fail(self, number: int, begun: float, problem: Problem) -> None:
-        # What fails since it was ended for a newer one is no news.
-        with contextlib.suppress(_OvertakenError):
-            self._say(number, begun, state=FAILED, said="", problem=problem, stale=True)
-
-    def _one(self, number: int, begun: float) -> None:
-        before = self._latest
-        making = Making(
+    def _submit(self, number: int, again: bool) -> None:
+        begun = time.monotonic()
+        stages = Stages(
             self._settings,
-            self._processes,
+            self._queue,
             self._folder / f"{number}",
             say=lambda **changes: self._say(number, begun, **changes),
             know=self._know,
             latest=lambda: self._latest,
         )
-        expected = self._expectation()
+
+        def record() -> None:
+            self._record(number, stages, None if again else self._cache)
+
+        for stage in (record, stages.measure_batches, stages.advise):
+            self._queue.submit(Kind.ANALYSING, functools.partial(self._run, number, begun, stage))
+
+    def _run(self, number: int, begun: float, stage: Callable[[], None]) -> None:
+        if self._latest.number == number and self._latest.done:
+            return
+        try:
+            stage()
+            self._cache.add(self._texts, self._latest)
+        except CancelledError:
+            pass
+        except SlipstreamError as error:
+            self._fail(number, begun, Problem.of(error, self.workload))
+        except Exception as error:
+            # A defect of ours must not end the session.
+            what = f"{type(error).__name__}: {error}"[:_WORDS]
+            self._fail(number, begun, Problem("", 0, what, ""))
+
+    def _fail(self, number: int, begun: float, problem: Problem) -> None:
+        # What fails since it was ended for a newer one is no news.
+        with contextlib.suppress(CancelledError):
+            self._say(number, begun, state=FAILED, said="", problem=problem, stale=True)
+
+    def _record(self, number: int, stages: Stages, cache: Cache | None) -> None:
+        """Record the step as the files are now, unless `cache` has a recording of it."""
+        before, expected = self._latest, self._expectation()
         self._texts.look()
-        known = None if self._afresh else self._kept.of_now()
-        if known is not None:
-            files, found = known
+        cached = cache.of_texts_now() if cache is not None else None
+        if cached is not None:
+            files, analysis = cached
             self._texts.know(files)
-            self._publish(number, replace(found, number=number, expected=expected))
-            if found.state == READY:
-                return
+            self._publish(number, replace(analysis, number=number, expected=expected))
+            return
+        begun_with = Analysis(
+            number,
+            self._texts.digest,
+            said="starting",
+            costs=before.costs,
+            stale=True,
+            batch_reason="" if self._settings.batches else _NO_BATCHES,
+            expected=expected,
+        )
+        self._publish(number, begun_with)
+        root = project_root(self.workload.path)
+        same_code = cache.of_code(self._texts, root) if cache is not None else None
+        if same_code is not None:
+            stages.reline(*same_code)
         else:
-            begun_with = Analysis(
-                number,
-                self._texts.digest,
-                said="starting",
-                costs=before.costs,
-                stale=True,
-                batch_reason="" if self._settings.batches else _NO_BATCHES,
-                expected=expected,
-            )
-            self._publish(number, begun_with)
-            root = project_root(self.workload.path)
-            same = None if self._afresh else self._kept.of_code(self._texts, root)
-            if same is not None:
-                making.reline(*same)
-                self._kept.keep(self._texts, self._latest)
-                return
-            making.record(lambda work: None if self._afresh else self._kept.of_work(work))
+            stages.record(lambda work: cache.of_work(work) if cache is not None else None)
             self._history.append(self._entry())
-            self._kept.keep(self._texts, self._latest)
-        making.measure_batches()
-        making.advise()
-        self._kept.keep(self._texts, self._latest)
-
-    def _start(self, command: Sequence[str], **options: Any) -> Any:
-        """Start a process for the analysis that runs; a newer one ends it."""
-        if self._is_overtaken(self._now):
-            raise _OvertakenError
-        process = self._processes.start(command, **options)
-        if self._is_overtaken(self._now):
-            self._processes.end_running()
-        return process
-
-    def _is_overtaken(self, number: int) -> bool:
-        return self._wanted > number or self._closed
 
     # What is said of it.
 
@@ -374,22 +346,22 @@ class Analyst:
 
     def _publish(self, number: int, analysis: Analysis) -> None:
         with self._changed:
-            if self._is_overtaken(number):
-                raise _OvertakenError
+            if number != self._number or self._closed:
+                raise CancelledError
             self._latest = analysis
             self._changed.notify_all()
         for listener in list(self._listeners):
             listener(analysis)
 
     def _entry(self) -> dict[str, Any]:
-        found = self._latest.costs
-        assert found is not None
+        costs = self._latest.costs
+        assert costs is not None
         return {
             "digest": self._latest.digest,
             "at": time.time(),
-            "step_ns": found.step_ns,
-            "peak_bytes": found.peak_bytes,
-            "samples": found.samples,
+            "step_ns": costs.step_ns,
+            "peak_bytes": costs.peak_bytes,
+            "samples": costs.samples,
         }
 
     def _expectation(self) -> Mapping[str, Any] | None:
@@ -400,7 +372,7 @@ class Analyst:
             content = self.workload.path.read_bytes()
         except OSError:
             return None
-        return values if hashlib.sha256(content).hexdigest() == digest else None
+        return values if sha256(content) == digest else None
 
     # The user's files.
 

@@ -4,7 +4,7 @@
         print(live.address)      # http://127.0.0.1:8377/?key=...
 
 What it serves: the page (the report's own assets), what the page draws of an analysis, and a
-WebSocket over which analyses arrive and edits are asked for. See `_guard.py` for who may ask.
+WebSocket over which analyses arrive and edits are asked for. See `guard.py` for who may ask.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import MissingExtraError, SlipstreamError
-from slipstream.live._guard import Guard
-from slipstream.live._session import Session
 from slipstream.live.analysis import Analyst
+from slipstream.live.guard import Guard
+from slipstream.live.session import Session
 from slipstream.report._html import assets, live_html
 
 if TYPE_CHECKING:

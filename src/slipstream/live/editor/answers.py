@@ -6,11 +6,11 @@ from lsprotocol import types
 
 from slipstream.errors import SlipstreamError
 from slipstream.live.editor.commands import ANALYSE, APPLY, PAGE, SET_BATCH_SIZE, SHOW
-from slipstream.live.editor.edits import batch_size_in
 from slipstream.live.editor.notes import summary
 from slipstream.live.editor.server import EditorServer
 from slipstream.live.editor.text import Document, line_range
 from slipstream.live.editor.watch import Watch
+from slipstream.live.edits import batch_size_in
 
 _BATCHES = (0.5, 2.0, 4.0)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream.live.editor.edits import with_batch_size, with_technique
 from slipstream.live.editor.notes import summary
 from slipstream.live.editor.server import EditorServer, refusal
 from slipstream.live.editor.watch import View, Watch
+from slipstream.live.edits import with_batch_size, with_technique
 
 SET_BATCH_SIZE = "slipstream.setBatchSize"
 APPLY = "slipstream.apply"

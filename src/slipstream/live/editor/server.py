@@ -18,12 +18,12 @@ from slipstream.errors import SlipstreamError
 from slipstream.live.analysis import Analyst
 from slipstream.live.editor.diagnostics import Diagnoser
 from slipstream.live.editor.documents import Documents
-from slipstream.live.editor.edits import Edited
 from slipstream.live.editor.notes import Note
 from slipstream.live.editor.pages import Pages
 from slipstream.live.editor.protocol import Protocol
 from slipstream.live.editor.text import Document, LineMap, position_at, spans
 from slipstream.live.editor.watch import View, Watch
+from slipstream.live.edits import Edited
 
 # The protocol's RequestFailed and RequestCancelled.
 _REFUSED, _CANCELLED = -32803, -32800

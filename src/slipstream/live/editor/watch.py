@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from slipstream.errors import SlipstreamError
 from slipstream.live.analysis import Analysis, Analyst, Problem
 from slipstream.live.costs import Costs
-from slipstream.live.editor.edits import Edited, with_technique
 from slipstream.live.editor.notes import History, Notes, make_notes, read_text
+from slipstream.live.edits import Edited, with_technique
 
 # What is predicted to gain less is not worth a mark in the editor.
 WORTH_IT = 1.02

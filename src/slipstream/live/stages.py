@@ -1,4 +1,4 @@
-"""How one analysis is made: record, tell costs, draw, try batch sizes, simulate techniques."""
+"""The stages of one analysis: record, draw, measure batch sizes, simulate techniques."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from slipstream.child import Child, Message
 from slipstream.errors import SlipstreamError
-from slipstream.live._processes import DESK_TIMEOUT_S, Processes
-from slipstream.live._relined import Moved
 from slipstream.live.costs import Costs
+from slipstream.live.queue import WORKER_TIMEOUT_S, Kind, Queue
+from slipstream.live.relined import Moved
 from slipstream.live.states import FIRST, READY, RECORDED, Analysis
 from slipstream.verbs.batch.search import batch_model
 from slipstream.verbs.children import workload_child
@@ -20,7 +20,7 @@ from slipstream.workload.lines import project_root
 
 # Here, so that who only waits for a recording need not import what makes it.
 _FIRST_FILE, _WHOLE_FILE = "first.slipgraph", "run.slipgraph"
-_DRAW = "slipstream.live._desk:draw"
+_DRAW = "slipstream.live.work:draw"
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Settings:
     store: str | None
 
 
-class Making:
-    """One analysis on its way; its methods are called in their order, in one thread.
+class Stages:
+    """One analysis on its way; its stages are called in their order, as jobs of one kind.
 
     Args:
-        processes: where the recording is loaded and drawn.
+        queue: whose worker process loads the recording and draws it.
         folder: for its recordings.
         say: told of what is new: changes of the `Analysis`.
         know: told of the user's files that took part.
@@ -51,34 +51,34 @@ class Making:
     def __init__(
         self,
         settings: Settings,
-        processes: Processes,
+        queue: Queue,
         folder: Path,
         *,
         say: Callable[..., None],
         know: Callable[[list[str]], None],
         latest: Callable[[], Analysis],
     ) -> None:
-        self._asked, self._processes, self._folder = settings, processes, folder
+        self._settings, self._queue, self._folder = settings, queue, folder
         self._say, self._know, self._latest = say, know, latest
 
-    def record(self, alike: Callable[[str], Analysis | None]) -> None:
+    def record(self, same_work: Callable[[str], Analysis | None]) -> None:
         """The step, first once, then as often as is asked for.
 
         Args:
-            alike: an earlier analysis, with its batch model, of a step that did the same work.
+            same_work: an earlier analysis, with its batch model, of a step that did the same work.
 
         Raises:
             SlipstreamError: what is wrong with the user's code.
         """
-        asked, workload = self._asked, self._parsed()
+        settings, workload = self._settings, self._parsed()
         self._folder.mkdir()
         first, whole = self._folder / _FIRST_FILE, self._folder / _WHOLE_FILE
 
-        def tell(state: str, found: Mapping[str, Any], **more: Any) -> None:
+        def tell(state: str, recorded: Mapping[str, Any], **more: Any) -> None:
             # What is drawn of it comes after.
-            self._know(found["files"])
-            costs = Costs.of_json(found["costs"])
-            before = alike(costs.work)
+            self._know(recorded["files"])
+            costs = Costs.of_json(recorded["costs"])
+            before = same_work(costs.work)
             if before is not None:
                 more |= {"batch": before.batch, "batch_reason": before.batch_reason}
             self._say(state=state, costs=costs, stale=False, **more)
@@ -91,76 +91,77 @@ class Making:
             elif message.get("say"):
                 self._say(said=str(message["say"]))
 
-        with workload_child(workload, asked.threads) as (child, keep_in):
-            found = child.call(
-                "slipstream.live._recording:record",
-                timeout_s=asked.timeout_s,
+        with workload_child(workload, settings.threads) as (child, keep_in):
+            recorded = child.call(
+                "slipstream.live.work:record",
+                timeout_s=settings.timeout_s,
                 on_message=hear,
                 workload=workload.to_json(),
                 keep_in=str(keep_in),
-                threads=asked.threads,
-                steps=asked.steps,
+                threads=settings.threads,
+                steps=settings.steps,
                 root=str(project_root(workload.path)),
                 first=str(first),
                 whole=str(whole),
             )
-        tell(RECORDED, found, graph=whole)
+        tell(RECORDED, recorded, graph=whole)
         self._draw(whole, RECORDED)
 
-    def reline(self, found: Analysis, moved: Moved) -> None:
-        """In place of all of it, where the code is that of `found` and its lines have moved."""
-        assert found.graph is not None
-        assert found.document is not None
+    def reline(self, before: Analysis, moved: Moved) -> None:
+        """In place of all of it, where the code is that of `before` and its lines have moved."""
+        assert before.graph is not None
+        assert before.document is not None
         graph, document = self._folder / _WHOLE_FILE, self._folder / READY
         self._folder.mkdir()
-        costs = self._processes.ask(
-            graph,
-            "slipstream.live._desk:reline",
-            path=str(found.graph),
-            document=str(found.document),
+        costs = self._queue.call(
+            Kind.SIMULATING,
+            "slipstream.live.work:reline",
+            about=graph.parent,
+            path=str(before.graph),
+            document=str(before.document),
             moved={path: list(lines.items()) for path, lines in moved.items()},
-            root=str(project_root(self._asked.workload.path)),
+            root=str(project_root(self._settings.workload.path)),
             into=str(graph),
             drawn=str(document),
         )
         self._say(
             state=READY, said="", costs=Costs.of_json(costs), stale=False, graph=graph,
-            document=document, advice=found.advice, batch=found.batch,
-            batch_reason=found.batch_reason,
+            document=document, advice=before.advice, batch=before.batch,
+            batch_reason=before.batch_reason,
         )  # fmt: skip
 
     def _draw(self, graph: Path, state: str) -> None:
         """Have what the page draws of a recording made, by the process that then answers of it."""
         document = graph.parent / state
         document.mkdir()
-        self._processes.ask(
-            graph, _DRAW, path=str(graph), folder=str(document), techniques=None,
-            store=self._asked.store,
+        self._queue.call(
+            Kind.SIMULATING, _DRAW, about=graph.parent, path=str(graph), folder=str(document),
+            techniques=None, store=self._settings.store,
         )  # fmt: skip
         self._say(graph=graph, document=document)
 
     def measure_batches(self) -> None:
         """How time and memory depend on the batch size, where that is not known yet."""
-        asked = self._asked
-        if not asked.batches or self._latest().batch is not None:
+        settings = self._settings
+        if not settings.batches or self._latest().batch is not None:
             return
         try:
-            found = batch_model(
+            model = batch_model(
                 self._parsed(),
-                threads=asked.threads,
-                budget=asked.batch_budget_s,
-                timeout_s=asked.timeout_s,
+                threads=settings.threads,
+                budget=settings.batch_budget_s,
+                timeout_s=settings.timeout_s,
                 say=lambda line: self._say(said=line),
             )
         except SlipstreamError as error:
             self._say(batch_reason=error.what)
             return
-        self._say(batch=found, batch_reason=found.why_not or "")
+        self._say(batch=model, batch_reason=model.why_not or "")
 
     def advise(self) -> None:
         """Simulate techniques, in a process apart: what is asked for meanwhile does not wait."""
         graph = self._latest().graph
-        if self._asked.techniques is None or graph is None:
+        if self._settings.techniques is None or graph is None:
             self._say(state=READY, said="")
             return
         document = graph.parent / READY
@@ -168,16 +169,16 @@ class Making:
         with Child("simulating techniques") as child:
             advice = child.call(
                 _DRAW,
-                timeout_s=DESK_TIMEOUT_S,
+                timeout_s=WORKER_TIMEOUT_S,
                 on_message=lambda message: self._say(said=str(message.get("say", ""))),
                 path=str(graph),
                 folder=str(document),
-                techniques=list(self._asked.techniques),
-                store=self._asked.store,
+                techniques=list(self._settings.techniques),
+                store=self._settings.store,
             )
         self._say(state=READY, said="", advice=advice, document=document)
 
     def _parsed(self) -> Workload:
         """The workload, whose file is looked at: it may have been mended, or broken, meanwhile."""
-        one = self._asked.workload
+        one = self._settings.workload
         return Workload.parse(one.target, *one.script_arguments, **one.arguments)

@@ -1,4 +1,7 @@
-"""Finished analyses that are kept: going back to one of these texts shows its numbers at once."""
+"""A cache of analyses by the texts they are of: going back to one shows its numbers at once.
+
+It is one session's, on one machine with one set of packages, so that the texts are the whole key.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.live._relined import Moved, moved_lines
-from slipstream.live._texts import Texts, says_still
+from slipstream.live.relined import Moved, moved_lines
 from slipstream.live.states import READY, Analysis
+from slipstream.live.texts import Texts, says_still
 
 _MOST = 6
 
 
 @dataclass(frozen=True)
-class _One:
+class _Entry:
     seen: Mapping[str, str]
     read: Mapping[str, str]
     analysis: Analysis
 
 
-class Kept:
+class Cache:
     """The newest few, with the recordings in their folders.
 
     Args:
@@ -31,14 +34,14 @@ class Kept:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._found: OrderedDict[str, _One] = OrderedDict()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
-    def of_now(self) -> tuple[list[str], Analysis] | None:
+    def of_texts_now(self) -> tuple[list[str], Analysis] | None:
         """The files that an analysis is of, and the analysis, where they are so now."""
-        for digest, one in self._found.items():
-            if says_still(one.seen):
-                self._found.move_to_end(digest)
-                return list(one.seen), one.analysis
+        for digest, entry in self._entries.items():
+            if says_still(entry.seen):
+                self._entries.move_to_end(digest)
+                return list(entry.seen), entry.analysis
         return None
 
     def of_code(self, texts: Texts, root: Path) -> tuple[Analysis, Moved] | None:
@@ -47,30 +50,30 @@ class Kept:
         Args:
             root: the folder that lines are named from.
         """
-        for one in reversed(self._found.values()):
-            if one.analysis.state != READY or one.read.keys() != texts.read.keys():
+        for entry in reversed(self._entries.values()):
+            if entry.analysis.state != READY or entry.read.keys() != texts.read.keys():
                 continue
-            moved = {path: moved_lines(text, texts.read[path]) for path, text in one.read.items()}
+            moved = {path: moved_lines(text, texts.read[path]) for path, text in entry.read.items()}
             if None not in moved.values():
                 named = {_named(path, root): lines or {} for path, lines in moved.items()}
-                return one.analysis, named
+                return entry.analysis, named
         return None
 
     def of_work(self, work: str) -> Analysis | None:
         """The newest whose step runs the same operators, and whose batch model is there."""
-        for one in reversed(self._found.values()):
-            costs = one.analysis.costs
-            if one.analysis.batch is not None and costs is not None and costs.work == work:
-                return one.analysis
+        for entry in reversed(self._entries.values()):
+            costs = entry.analysis.costs
+            if entry.analysis.batch is not None and costs is not None and costs.work == work:
+                return entry.analysis
         return None
 
-    def keep(self, texts: Texts, analysis: Analysis) -> None:
-        """Keep `analysis`, which is of `texts`; what was overtaken goes, too."""
-        self._found[analysis.digest] = _One(dict(texts.seen), dict(texts.read), analysis)
-        self._found.move_to_end(analysis.digest)
-        while len(self._found) > _MOST:
-            self._found.popitem(last=False)
-        graphs = [one.analysis.graph for one in self._found.values()]
+    def add(self, texts: Texts, analysis: Analysis) -> None:
+        """Add `analysis`, which is of `texts`; recordings that nothing here needs are removed."""
+        self._entries[analysis.digest] = _Entry(dict(texts.seen), dict(texts.read), analysis)
+        self._entries.move_to_end(analysis.digest)
+        while len(self._entries) > _MOST:
+            self._entries.popitem(last=False)
+        graphs = [entry.analysis.graph for entry in self._entries.values()]
         used = {graph.parent for graph in graphs if graph is not None}
         for folder in self._folder.iterdir():
             if folder not in used:

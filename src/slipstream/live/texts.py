@@ -38,7 +38,7 @@ class Texts:
     def digest(self) -> str:
         """Of all texts together."""
         lines = "\n".join(f"{path}\0{digest}" for path, digest in sorted(self.seen.items()))
-        return hashlib.sha256(lines.encode()).hexdigest()
+        return sha256(lines.encode())
 
     def look(self) -> None:
         """See what they say now."""
@@ -67,12 +67,17 @@ def says_still(seen: Mapping[str, str]) -> bool:
     return bool(seen) and _digests(seen) == dict(seen)
 
 
+def sha256(content: bytes) -> str:
+    """The digest of a text, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def _digests(paths: Iterable[str]) -> dict[str, str]:
     found = {}
     for path in paths:
         found[path] = ""
         with contextlib.suppress(OSError):
-            found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            found[path] = sha256(Path(path).read_bytes())
     return found
 
 

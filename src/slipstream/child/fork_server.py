@@ -1,15 +1,15 @@
-"""A warm process that is forked for every analysis: torch is imported once, user code never is.
+"""A warm process that children are forked from: torch is imported once, user code never is.
 
 A fresh interpreter takes seconds to import torch; a fork of one that has it takes milliseconds,
 and is as fresh, for nothing of the user's ever ran in the original. Between it and each fork
-stands a keeper, which waits for the fork, tells how it ended, and ends it should we be gone::
+stands a supervisor, which waits for the fork, tells how it ended, and ends it should we be gone::
 
-    we ── socket: command, folder, variables, pipes ──▶ zygote ── fork ──▶ keeper ── fork ──▶ child
+    we ── socket: command, folder, variables, pipes ──▶ server ─ fork ─▶ supervisor ─ fork ─▶ child
     we ◀── pipes of the child ─────────────────────────────────────────────────────────────┘
-    we ◀── how the child ended ──────────────────────────────── keeper
-    we ── collected, or we are gone ──────────────────────────▶ keeper
+    we ◀── how the child ended ──────────────────────────────────── supervisor
+    we ── collected, or we are gone ──────────────────────────────▶ supervisor
 
-`Zygote.start` is called as `subprocess.Popen` is, so that `slipstream.child.Child` takes it.
+`ForkServer.start` is called as `subprocess.Popen` is, so that `started_by` takes it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,6 @@ from typing import Any, NoReturn
 
 from slipstream.errors import ChildError
 
-_IMPORTED = (
-    "torch",
-    # What an optimizer's first step would import.
-    "torch._dynamo",
-    "torch.profiler",
-    "slipstream.live._recording",
-    "slipstream.live._desk",
-)
-_READY = b"R"
 _LONGEST_START_S, _LONGEST_FORK_S = 120.0, 60.0
 _LONGEST_REQUEST = 1 << 20
 _FIRST_FREE_FD = 3
@@ -51,15 +42,19 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-class Zygote:
+class ForkServer:
     """The warm process. Thread-safe.
 
     Args:
+        modules: names of what it imports.
         environment: variables it is started with on top of ours, such as the number of threads
             of libraries that read it when they are imported.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, modules: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._modules = tuple(modules)
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,11 +76,11 @@ class Zygote:
         env: Mapping[str, str],
         cwd: Path | None,
         start_new_session: bool,
-    ) -> Forked:
+    ) -> Fork:
         """A fork that does what ``python -m slipstream.child ...`` would.
 
         Raises:
-            ChildError: the zygote cannot be started, or does not answer.
+            ChildError: the server cannot be started, or does not answer.
         """
         status_read, status_write = os.pipe()
         control_read, control_write = os.pipe()
@@ -105,7 +100,7 @@ class Zygote:
         finally:
             os.close(status_write)
             os.close(control_read)
-        return Forked(pid, status_read, control_write)
+        return Fork(pid, status_read, control_write)
 
     def close(self) -> None:
         """End it. Forks that live on are ended by whoever started them."""
@@ -128,8 +123,8 @@ class Zygote:
                 pass
             self._end()
         raise ChildError(
-            "the process that analyses are forked from does not answer",
-            remedy="is there enough memory? start again with slipstream live --threads 1",
+            "the process that others are forked from does not answer",
+            remedy="is there enough memory? start again with --threads 1",
         )
 
     def _ensure(self) -> socket.socket:
@@ -139,7 +134,13 @@ class Zygote:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "slipstream.live._zygote", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "slipstream.child.fork_server",
+                    str(theirs.fileno()),
+                    *self._modules,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -151,7 +152,7 @@ class Zygote:
         except OSError as error:
             ours.close()
             raise ChildError(
-                f"the process that analyses are forked from cannot be started: {error.strerror}"
+                f"the process that others are forked from cannot be started: {error.strerror}"
             ) from error
         finally:
             theirs.close()
@@ -168,7 +169,7 @@ class Zygote:
             self._process = None
 
 
-class Forked:
+class Fork:
     """What `Child` asks of `subprocess.Popen`, of a process that is no child of ours."""
 
     def __init__(self, pid: int, status: int, control: int) -> None:
@@ -176,7 +177,7 @@ class Forked:
         self.returncode: int | None = None
         self._status, self._control = status, control
         self._code: int | None = None
-        # Whoever cancels an analysis ends its process from another thread.
+        # Whoever cancels a job ends its process from another thread.
         self._lock = threading.Lock()
 
     def ended(self) -> bool:
@@ -209,7 +210,7 @@ class Forked:
             if not select.select([self._status], [], [], timeout)[0]:
                 return False
             told = os.read(self._status, 16)
-            # A keeper that was killed says nothing, and nobody else knows.
+            # A supervisor that was killed says nothing, and nobody else knows.
             self._code = int(told) if told else -signal.SIGKILL
         return True
 
@@ -220,19 +221,19 @@ class Forked:
             os.close(self._control)
 
 
-# What follows runs in the zygote and its forks.
+# What follows runs in the server and its forks.
 
 
-def main(number: int) -> None:
+def main(number: int, modules: Sequence[str]) -> None:
     """Import, then fork for every request that comes over the socket with this number."""
-    for name in _IMPORTED:
+    for name in modules:
         importlib.import_module(name)
     import gc
 
     # Of what is there now nothing is garbage; collecting would copy its pages in every fork.
     gc.collect()
     gc.freeze()
-    # Keepers are collected by the system.
+    # Supervisors are collected by the system.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     connection = socket.socket(fileno=number)
     while True:
@@ -249,7 +250,7 @@ def main(number: int) -> None:
         if os.fork() == 0:
             connection.close()
             os.close(told_read)
-            _keep(json.loads(request), list(fds), told_write)
+            _supervise(json.loads(request), list(fds), told_write)
         os.close(told_write)
         pid = os.read(told_read, 8)
         os.close(told_read)
@@ -258,15 +259,15 @@ def main(number: int) -> None:
         connection.sendall(pid)
 
 
-def _keep(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
-    """The keeper: start the child, say its number and its end, and see that it ends with us."""
+def _supervise(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
+    """The supervisor: start the child, say its number and its end, and see that it ends with us."""
     try:
         *_, status, control = fds
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # One that asked for a session of its own is out of reach of whoever ends the zygote.
+        # One that asked for a session of its own is out of reach of whoever ends the server.
         os.setsid()
         pid = os.fork()
         if pid == 0:
@@ -276,7 +277,7 @@ def _keep(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
         os.write(told, pid.to_bytes(8, "little"))
         for fd in (told, *fds[:3]):
             os.close(fd)
-        ended = select_until(pid, wake_read, control)
+        ended = _await_end(pid, wake_read, control)
         if ended is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
@@ -294,7 +295,7 @@ def _keep(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
         os._exit(0)
 
 
-def select_until(pid: int, wake: int, control: int) -> int | None:
+def _await_end(pid: int, wake: int, control: int) -> int | None:
     """How `pid` ended, or None when whoever wants to know is gone."""
     while True:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
@@ -339,4 +340,4 @@ def _become_child(request: dict[str, Any], fds: list[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

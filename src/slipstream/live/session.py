@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
-import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from slipstream.child import is_user_file
 from slipstream.cluster import Cluster, presets
 from slipstream.errors import SlipstreamError, UsageError, WorkloadError
-from slipstream.live._places import look
 from slipstream.live.analysis import Analysis, Analyst
-from slipstream.live.costs import Costs
+from slipstream.live.edits import look
 from slipstream.live.states import FAILED
+from slipstream.live.stops import Pace, stop_at, stops
+from slipstream.live.texts import sha256
 from slipstream.tables import json_values
-from slipstream.verbs.batch.model import BatchModel
 
-_EDITS = "slipstream.live._edits"
-# Sizes that a bar stops at, from an eighth to eight times the batch.
-_STOPS, _REACH = 48, 8
-# Page faults of another launch, in times of what was seen.
-_FAULTS_VARY = 0.5, 1.5
+_EDITS = "slipstream.live.edits"
 _FILES_SHOWN = 6
 _LONGEST_TEXT = 400_000
 
@@ -160,7 +153,7 @@ class Session:
             ratio = self._samples_per_batch()
             if batch is None or ratio is None:
                 return None
-            found = _stop(batch, int(change["batch"]) * ratio, _Now.of(costs, batch))
+            found = stop_at(batch, int(change["batch"]) * ratio, Pace.of(costs, batch))
             if found is None:
                 return None
             name = f"batch_size {change['batch']}"
@@ -236,7 +229,7 @@ class Session:
                 f"the file says {place.get('value')}, and a step has {now.costs.samples} samples"
             )
         model = now.batch
-        stops = _stops(model, _Now.of(now.costs, model)) if model is not None else []
+        sizes = stops(model, Pace.of(now.costs, model)) if model is not None else []
         return {
             "place": {key: place.get(key) for key in ("value", "line", "digest")},
             "file": self._path.name,
@@ -244,7 +237,7 @@ class Session:
             "why_not": now.batch_reason,
             "measuring": model is None and not now.batch_reason,
             "per_batch": ratio or 1,
-            "stops": stops,
+            "stops": sizes,
             "max_batch": model.max_batch() if model is not None else None,
             "limit_bytes": model.limit_bytes if model is not None else None,
             "knee": model.knee if model is not None else None,
@@ -253,7 +246,7 @@ class Session:
 
     def _look(self) -> dict[str, Any]:
         try:
-            digest = hashlib.sha256(self._path.read_bytes()).hexdigest()
+            digest = sha256(self._path.read_bytes())
         except OSError as error:
             return {"why_not": f"the file cannot be read: {error.strerror}"}
         if "batch_size" in self.analyst.workload.arguments:
@@ -295,74 +288,6 @@ def _change(request: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"a batch of {batch!r}")
         return {"batch": batch}
     return {"technique": str(request["technique"])}
-
-
-@dataclass(frozen=True)
-class _Now:
-    """What the step as it was recorded has that the lines of other batch sizes know nothing of.
-
-    Attributes:
-        pace: times as long as the lines say, without page faults. They are drawn through the least
-            of many turns; while something else runs on the machine, a recording takes longer.
-        faults_ns: of page faults, a sample: they grow with what a step allocates and frees.
-    """
-
-    pace: float = 1.0
-    faults_ns: float = 0.0
-
-    @classmethod
-    def of(cls, costs: Costs | None, model: BatchModel) -> _Now:
-        """Of the recorded step."""
-        if costs is None or not costs.samples:
-            return cls()
-        try:
-            lines_ns = model.time(costs.samples).estimate
-        except SlipstreamError:
-            lines_ns = 0.0
-        own_ns = costs.step_ns - costs.page_faults_ns
-        pace = own_ns / lines_ns if lines_ns > 0 and own_ns > 0 else 1.0
-        return cls(pace, costs.page_faults_ns / costs.samples)
-
-
-def _stops(model: BatchModel, now: _Now) -> list[dict[str, Any]]:
-    """What is predicted at sizes from small to as many as fit."""
-    if model.why_not is not None:
-        sizes = {one.samples for one in model.measured if not math.isnan(one.step_ns)}
-    else:
-        most = max(min(model.max_batch(), model.samples * _REACH), model.samples)
-        least = max(model.samples // _REACH, model.quantum)
-        sizes = {model.samples, most}
-        for one in range(_STOPS):
-            size = least * (most / least) ** (one / (_STOPS - 1))
-            sizes.add(max(round(size / model.quantum), 1) * model.quantum)
-    found = (_stop(model, size, now) for size in sorted(sizes))
-    return [one for one in found if one is not None]
-
-
-def _stop(model: BatchModel, samples: int, now: _Now) -> dict[str, Any] | None:
-    """What is predicted of a size, at the pace of now or the lines' own, and with page faults."""
-    faults_ns = now.faults_ns * samples
-    low, high = _FAULTS_VARY
-    try:
-        step = model.time(samples)
-    except SlipstreamError:
-        return None
-    try:
-        peak = model.memory(samples).estimate
-    except SlipstreamError:
-        peak = 0.0
-    return {
-        "samples": samples,
-        "step_ns": [
-            now.pace * step.estimate + faults_ns,
-            min(now.pace, 1.0) * step.low + low * faults_ns,
-            max(now.pace, 1.0) * step.high + high * faults_ns,
-        ],
-        "peak_bytes": peak,
-        "measured": any(
-            one.samples == samples and not math.isnan(one.step_ns) for one in model.measured
-        ),
-    }
 
 
 def _texts(now: Analysis) -> list[dict[str, Any]]:

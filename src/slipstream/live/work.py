@@ -1,31 +1,36 @@
-"""What is made of a recording: predictions, the page's document. Runs in a child.
+"""What jobs do in worker processes: record the user's step, draw it, simulate techniques on it.
 
-No code of the user's runs here, but simulating takes time and memory that the server should not
-spend: it must answer an editor at once, and be as small after a thousand saves as after one.
+A recording runs the user's code, in a process that ends with it. Simulating runs none of it, but
+takes time and memory that the server should not spend: it must answer an editor at once, and be
+as small after a thousand saves as after one.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 from slipstream import technique
+from slipstream.capture import CaptureSettings, capture
+from slipstream.child import channel, is_user_file
 from slipstream.cluster import Cluster
 from slipstream.durations import Durations
 from slipstream.graph import Graph, Timeline, load, replay, save
 from slipstream.heap import keep_pages
-from slipstream.live._relined import relined, relined_document
 from slipstream.live.costs import costs
-from slipstream.measure.environment import capture
+from slipstream.live.relined import relined, relined_document
+from slipstream.measure import environment
 from slipstream.report._document import make_document, prediction_document
 from slipstream.report._history import past_predictions
 from slipstream.report._what_if import WhatIfs, what_ifs
 from slipstream.tables import json_values
 from slipstream.verbs.advising import single_names
-from slipstream.verbs.children import say
+from slipstream.verbs.children import run_program, say
 from slipstream.verbs.devices.elsewhere import devices_for, predict_device
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.predicting import predict
 from slipstream.verbs.spreading import with_workers
 
 DOCUMENT, COLUMNS = "document.json", "columns.deflate"
@@ -35,6 +40,44 @@ _timelines: dict[str, Timeline] = {}
 _durations: dict[int, Durations] = {}
 
 
+def record(
+    workload: dict[str, Any],
+    keep_in: str,
+    threads: int,
+    steps: int,
+    root: str,
+    first: str,
+    whole: str,
+) -> dict[str, Any]:
+    """Record one step of the workload: the user's ``files`` that took part, and its ``costs``.
+
+    The same of one step is sent as soon as it is known, and ``{"first": ...}`` when its recording
+    is written.
+
+    Args:
+        root: the folder that lines are named from.
+        first, whole: where the recordings go.
+    """
+    brief = CaptureSettings.first_look(threads)
+    full = CaptureSettings(0, steps, threads)
+
+    def recorded(graph: Graph) -> dict[str, Any]:
+        return {"files": _users_files(), "costs": costs(graph, Path(root)).to_json()}
+
+    def program(built: Any) -> Generator[None, Any, Any]:
+        if steps > 1:
+            graph = yield from capture(brief)(built)
+            channel().send(recorded(graph))
+            save(graph, Path(first))
+            channel().send({"first": first})
+        graph = yield from capture(full, say)(built)
+        save(graph, Path(whole))
+        return recorded(graph)
+
+    answer: dict[str, Any] = run_program(workload, keep_in, program)
+    return answer
+
+
 def draw(path: str, folder: str, techniques: list[str] | None, store: str | None) -> dict[str, Any]:
     """Write the page's document of the recording into `folder`; returns its predictions.
 
@@ -42,26 +85,30 @@ def draw(path: str, folder: str, techniques: list[str] | None, store: str | None
         techniques: what to simulate; None for nothing, empty for all that are installed.
     """
     graph = _graph(path)
-    environment = capture(torch=False)
+    machine = environment.capture(torch=False)
     workload = str(graph.meta.get("workload", ""))
-    past = past_predictions(Path(store) if store else None, environment, workload)
-    found = WhatIfs("skipped", "they are being simulated")
+    past = past_predictions(Path(store) if store else None, machine, workload)
+    simulated = WhatIfs("skipped", "they are being simulated")
     if techniques is not None:
-        found = what_ifs(
+        simulated = what_ifs(
             graph, techniques, durations=_known(graph), widen=past.widen, say=say,
         )  # fmt: skip
-    document, arrays = make_document(graph, found, past, environment)
+    document, arrays = make_document(graph, simulated, past, machine)
     document["what_ifs"] |= _offers(graph)
     text = json.dumps(json_values(document), separators=(",", ":"), ensure_ascii=False)
     (Path(folder) / DOCUMENT).write_text(text, encoding="utf-8")
     (Path(folder) / COLUMNS).write_bytes(arrays.compressed())
     return {
-        "state": found.state,
-        "reason": found.reason,
-        "best": found.best,
-        "front": sorted(found.front),
-        "predictions": [_plain(p) for p in found.predictions if p.technique in found.ranked],
-        "refused": [{"technique": p.technique, "reason": p.why_not} for p in found.refused],
+        "state": simulated.state,
+        "reason": simulated.reason,
+        "best": simulated.best,
+        "front": sorted(simulated.front),
+        "predictions": [
+            json_values(p.to_json())
+            for p in simulated.predictions
+            if p.technique in simulated.ranked
+        ],
+        "refused": [{"technique": p.technique, "reason": p.why_not} for p in simulated.refused],
     }
 
 
@@ -88,12 +135,6 @@ def reline(
     return costs(graph, Path(root)).to_json()
 
 
-def redraw(path: str, folder: str) -> None:
-    """Load the recording at `path` anew, and draw it."""
-    forget()
-    draw(path, folder, None, None)
-
-
 def forget() -> None:
     """Load recordings anew when they are asked about again."""
     _graphs.clear()
@@ -118,13 +159,13 @@ def simulate(
         _timelines.clear()
         _timelines[path] = replay(graph)
     asked = technique if workers is None else with_workers(technique, workers)
-    (found,) = predict(
+    (prediction,) = predict(
         graph, [asked], durations=_known(graph), cluster=where, baseline=_timelines[path]
     )
-    if found.why_not is not None:
-        return {"technique": technique, "why_not": found.why_not}
-    shared = found.to_json()["shared"]
-    value: dict[str, Any] = json_values({**prediction_document(found), "shared": shared})
+    if prediction.why_not is not None:
+        return {"technique": technique, "why_not": prediction.why_not}
+    shared = prediction.to_json()["shared"]
+    value: dict[str, Any] = json_values({**prediction_document(prediction), "shared": shared})
     return value
 
 
@@ -153,11 +194,6 @@ def _offers(graph: Graph) -> dict[str, list[str]]:
     }
 
 
-def _plain(p: Prediction) -> dict[str, Any]:
-    value: dict[str, Any] = json_values(p.to_json())
-    return value
-
-
 def _graph(path: str) -> Graph:
     if path not in _graphs:
         _graphs.clear()
@@ -172,3 +208,15 @@ def _known(graph: Graph) -> Durations:
     if threads not in _durations:
         _durations[threads] = Durations(threads=threads)
     return _durations[threads]
+
+
+def _users_files() -> list[str]:
+    """Absolute paths of the user's modules."""
+    paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return sorted(
+        {
+            str(Path(path).resolve())
+            for path in paths
+            if isinstance(path, str) and path.endswith(".py") and is_user_file(path)
+        }
+    )

@@ -1,0 +1,246 @@
+"""The queue of a session: jobs of several kinds, cancelled and counted in one place.
+
+    queue = Queue(warm_server())
+    queue.submit(Kind.ANALYSING, record)       # in the thread of its kind
+    queue.call(Kind.EDITING, "package.module:function", argument=1)    # in its worker process
+    queue.cancel(Kind.ANALYSING)                                # ends what it started
+
+Jobs of one kind run one after the other; kinds do not wait for each other: timing another device
+takes up to a minute, and neither a switch nor an edit waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from slipstream.child import Child, end_group, started_by
+from slipstream.child.fork_server import ForkServer, can_fork
+from slipstream.errors import ChildError
+
+# Simulating every technique may micro-benchmark for long; silence of this length is a hang.
+WORKER_TIMEOUT_S = 600.0
+_END_S = 30.0
+_IMPORTED = (
+    "torch",
+    # What an optimizer's first step would import.
+    "torch._dynamo",
+    "torch.profiler",
+    "slipstream.live.work",
+)
+
+
+class Kind(StrEnum):
+    """Which jobs wait for each other, as errors call their worker process."""
+
+    ANALYSING = "analysing"
+    SIMULATING = "simulating"
+    MEASURING = "measuring a device"
+    EDITING = "editing"
+
+
+class Job:
+    """Work that waits, runs or is done.
+
+    Attributes:
+        result: what the work returned or raised.
+    """
+
+    def __init__(self, work: Callable[[], Any], start: Callable[..., Any]) -> None:
+        self.result: Future[Any] = Future()
+        self._cancelled = threading.Event()
+        self._work, self._start = work, start
+        self._lock = threading.Lock()
+        self._processes: list[Any] = []
+
+    def start(self, command: Sequence[str], **options: Any) -> Any:
+        """As `subprocess.Popen`, which children of the work are started by; see `cancel`.
+
+        Raises:
+            CancelledError: it is cancelled.
+        """
+        if self._cancelled.is_set():
+            raise CancelledError
+        process = self._start(command, **options)
+        with self._lock:
+            self._processes = [one for one in self._processes if one.returncode is None]
+            self._processes.append(process)
+        if self._cancelled.is_set():
+            self.cancel()
+        return process
+
+    def cancel(self) -> None:
+        """End the processes that it has started, and let it start no more."""
+        self._cancelled.set()
+        self.result.cancel()
+        with self._lock:
+            running = [one for one in self._processes if one.returncode is None]
+        for process in running:
+            end_group(process.pid)
+
+    def run(self) -> None:
+        """Do the work, in this thread."""
+        if not self.result.set_running_or_notify_cancel():
+            return
+        try:
+            with started_by(self.start):
+                self.result.set_result(self._work())
+        except BaseException as error:
+            self.result.set_exception(error)
+
+
+class Queue:
+    """The jobs of one session, and the worker processes that some of them are calls in.
+
+    Thread-safe.
+
+    Args:
+        server: what processes are forked from; None to start each afresh.
+    """
+
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._lanes: dict[Kind, _Lane] = {}
+        self._closed = False
+
+    def submit(self, kind: Kind, work: Callable[[], Any]) -> Job:
+        """Have `work` done after what was submitted of its kind before."""
+        job = Job(work, self._start)
+        lane = self._lane(kind)
+        if lane is None:
+            job.cancel()
+        else:
+            lane.put(job)
+        return job
+
+    def call(
+        self, kind: Kind, function: str, *, about: Path | None = None, **arguments: Any
+    ) -> Any:
+        """``module:function(**arguments)`` in the worker process of `kind`.
+
+        Args:
+            about: what the process has loaded; it is a fresh one for something else, so that it
+                never grows.
+
+        Raises:
+            SlipstreamError: what the function raised.
+            ChildError: the process died, or the session has ended.
+        """
+        lane = self._lane(kind)
+        if lane is not None:
+            job = self.submit(kind, lambda: lane.call(about, function, arguments))
+            with contextlib.suppress(CancelledError):
+                return job.result.result()
+        raise ChildError("the session has ended")
+
+    def cancel(self, kind: Kind) -> None:
+        """Cancel the jobs of a kind, those that wait and the one that runs."""
+        with self._lock:
+            lane = self._lanes.get(kind)
+        if lane is not None:
+            lane.cancel()
+
+    def close(self) -> None:
+        """Cancel all jobs, and end the worker processes; what is submitted later is cancelled."""
+        with self._lock:
+            self._closed, lanes = True, list(self._lanes.values())
+        for lane in lanes:
+            lane.end()
+        for lane in lanes:
+            lane.join()
+
+    def _lane(self, kind: Kind) -> _Lane | None:
+        with self._lock:
+            if not self._closed and kind not in self._lanes:
+                self._lanes[kind] = _Lane(kind, self._start)
+            return None if self._closed else self._lanes[kind]
+
+    def _start(self, command: Sequence[str], **options: Any) -> Any:
+        return (self._server.start if self._server else subprocess.Popen)(command, **options)
+
+
+class _Lane:
+    """The jobs of one kind, the thread they run in, and their worker process."""
+
+    def __init__(self, kind: Kind, start: Callable[..., Any]) -> None:
+        self._kind, self._start = kind, start
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._running: Job | None = None
+        self._ended = False
+        self._worker: tuple[Path | None, Child] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"slipstream-{kind}", daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        with self._changed:
+            self._waiting.append(job)
+            if self._ended:
+                job.cancel()
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        with self._changed:
+            jobs = [*self._waiting, *filter(None, [self._running])]
+            self._waiting.clear()
+        for job in jobs:
+            job.cancel()
+
+    def call(self, about: Path | None, function: str, arguments: Mapping[str, Any]) -> Any:
+        """In the lane's own thread."""
+        if self._worker is None or self._worker[0] != about:
+            self._leave()
+            # It outlives the job.
+            with started_by(self._start):
+                self._worker = about, Child(str(self._kind))
+            if self._ended:
+                self._worker[1].kill()
+        return self._worker[1].call(function, timeout_s=WORKER_TIMEOUT_S, **arguments)
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self.cancel()
+        # While it is called, too.
+        if (worker := self._worker) is not None:
+            worker[1].kill()
+
+    def join(self) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ended)
+                if self._ended:
+                    break
+                self._running = self._waiting.popleft()
+            self._running.run()
+            with self._changed:
+                self._running = None
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._worker is not None:
+            (_, child), self._worker = self._worker, None
+            child.kill()
+            child.close()
+
+
+def warm_server(environment: Mapping[str, str] | None = None) -> ForkServer | None:
+    """What a session's processes are forked from, as warm as can be; None where none can be.
+
+    Args:
+        environment: variables it is started with on top of ours.
+    """
+    return ForkServer(_IMPORTED, environment) if can_fork() else None
