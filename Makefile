@@ -1,12 +1,13 @@
 # Two commands: `make demo` and `make test`. Each sets up everything it needs first.
 PYTHON ?= python3
+BASE ?= HEAD
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find native CMakeLists.txt -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format bench results docs page clean
+.PHONY: help install demo test test-changed test-times test-all lint format bench results docs page clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +49,12 @@ test: lint  ## everything that must hold on any machine
 	  || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
 	       echo "Once more, what failed:"; \
 	       $(PYTEST) --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
+
+test-changed: lint  ## only the tests that what changed since BASE (what is not committed) can reach
+	$(PYTEST) --changed $(BASE) -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
+
+test-times: $(STAMP)  ## what every folder of tests costs, in processor seconds
+	$(PYTEST) --times -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
 test-all: lint  ## and the long loops: fuzzing, kill loops, sanitizers
 	$(BIN)/python -m pytest --hypothesis-profile=search $(PYTEST_ARGS)

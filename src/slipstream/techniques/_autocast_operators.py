@@ -57,6 +57,8 @@ LOWER: dict[str, frozenset[str]] = {
             "conv_transpose2d",
             "conv_transpose3d",
             "convolution",
+            # Registered by builds with CUDA only; under autocast it is what runs an LSTM or a GRU.
+            "_cudnn_rnn",
             "cudnn_convolution",
             "cudnn_convolution_transpose",
             "einsum",

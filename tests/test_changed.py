@@ -1,0 +1,67 @@
+"""What a change reaches: too little would let a mistake through, everything would be of no use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import changed
+
+
+def reached(*files: str) -> set[str]:
+    found = changed.reached_by(files)
+    assert found is not None
+    return {path.name for path in found}
+
+
+def test_a_test_reaches_itself_and_nothing_else() -> None:
+    assert reached("tests/test_units.py") == {"test_units.py"}
+
+
+def test_a_technique_reaches_its_tests_and_the_verbs_and_no_room_below() -> None:
+    found = reached("src/slipstream/techniques/memory_format.py")
+    assert {"test_memory_format.py", "test_predict.py", "test_cli_predict.py"} <= found
+    assert not {"test_units.py", "test_sparse_metrics.py", "test_statistics.py"} & found
+
+
+def test_floor_0_reaches_far() -> None:
+    found = reached("src/slipstream/errors.py")
+    assert {"test_errors.py", "test_prove.py", "test_sparse_metrics.py"} <= found
+
+
+def test_what_a_child_process_runs_reaches_who_starts_it() -> None:
+    assert "test_child.py" in reached("src/slipstream/child/process.py")
+    assert "test_bench_graph.py" in reached("benchmarks/slipstream_bench/systems/graph/peer.py")
+
+
+def test_a_page_reaches_the_tests_of_pages() -> None:
+    found = reached("docs/tutorial.md")
+    assert "test_docs_commands.py" in found
+    assert "test_units.py" not in found
+
+
+def test_the_build_reaches_everything() -> None:
+    assert changed.reached_by(["pyproject.toml"]) is None
+
+
+def test_records_reach_nothing() -> None:
+    assert reached("benchmarks/results/engine.jsonl", "CHANGELOG.md") == set()
+
+
+def test_a_conftest_reaches_the_tests_beside_it() -> None:
+    found = reached("tests/live/conftest.py")
+    assert "test_live_page.py" in found
+    assert "test_units.py" not in found
+
+
+@pytest.mark.parametrize(
+    "room", sorted(p.name for p in (changed.ROOT / "tests").iterdir() if p.is_dir())
+)
+def test_every_room_is_reached_by_something_of_the_package(room: str) -> None:
+    src = changed.ROOT / "src"
+    if room.startswith("_") or not any((changed.ROOT / "tests" / room).glob("**/test_*.py")):
+        return
+    everything = [str(path.relative_to(changed.ROOT)) for path in src.rglob("*.py")]
+    found = changed.reached_by(everything) or set[Path]()
+    assert {p for p in found if p.is_relative_to(changed.ROOT / "tests" / room)}
