@@ -6,7 +6,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +21,15 @@ from slipstream.errors import (
     UnknownNameError,
     UsageError,
 )
-from slipstream.technique import Settings, Stage, Technique, combination_name, combine, parse
+from slipstream.technique import (
+    Settings,
+    Stage,
+    Technique,
+    Traits,
+    combination_name,
+    combine,
+    parse,
+)
 from slipstream.techniques.precision import Amp
 
 
@@ -29,9 +37,7 @@ class Plain(Settings):
     """The rest of the protocol, for techniques whose settings are what is tested."""
 
     name: ClassVar[str] = "plain"
-    stage: ClassVar[int] = Stage.MODEL
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
 
     def why_not(self, graph: Any, workload: Any = None) -> str | None:
         return None
@@ -71,8 +77,7 @@ class Late(Plain):
     """No settings, a late stage, and something it does not go with."""
 
     name: ClassVar[str] = "late"
-    stage: ClassVar[int] = Stage.COMPILE
-    conflicts: ClassVar[frozenset[str]] = frozenset(["amp"])
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, conflicts=frozenset(["amp"]))
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ def test_none_is_a_value_of_what_may_be_none() -> None:
         (":bf16", UsageError, "empty"),
         ("amp+amp:fp16", UsageError, "twice"),
         ("late+amp", UsageError, "cannot be combined with 'amp'"),
-        ("amp+late", UsageError, "cannot be combined with 'amp'"),
+        ("amp+late", UsageError, "cannot be combined with 'late'"),
         ("demanding", UsageError, "demanding:budget="),
     ],
 )
@@ -209,7 +214,7 @@ def test_ours_are_registered_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["amp"] is Amp
     for name, kind in found.items():
         assert kind.name == name
-        for member in ("stage", "conflicts", "needs", "why_not", "questions", "predict", "apply"):
+        for member in ("traits", "why_not", "questions", "predict", "apply"):
             assert hasattr(kind, member), f"{name} has no {member}"
 
 
@@ -243,6 +248,51 @@ def test_the_wall_clock_shows_what_moves_to_other_cores() -> None:
 
     assert technique.clock((Amp(), Threads(2))) == "wall"
     assert technique.clock((Amp(),)) == "cpu"
+
+
+def test_a_combination_has_one_order_whatever_order_it_is_written_in() -> None:
+    assert combination_name(parse("shrink+demanding:1")) == "demanding:1.0+shrink:0.5"
+    assert parse("shrink+demanding:1") == parse("demanding:1+shrink")
+
+
+REPLICAS = Traits(stage=Stage.DISTRIBUTION, replicas="makes")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        (REPLICAS, REPLICAS, False),
+        (replace(REPLICAS, hook="gives"), Traits(replicas="uses", hook="takes"), True),
+        (REPLICAS, Traits(replicas="uses", hook="takes"), False),
+        (REPLICAS, Traits(replicas="uses"), True),
+        (Traits(hook="takes"), Traits(hook="takes"), False),
+        (Traits(conflicts=frozenset(["b"])), Traits(), False),
+        (Traits(), Traits(), True),
+    ],
+)
+def test_what_cannot_stand_together_follows_from_traits(
+    one: Traits, other: Traits, together: bool
+) -> None:
+    a, b = (
+        type(name, (Plain,), {"name": name, "traits": t})
+        for name, t in zip("ab", (one, other), strict=True)
+    )
+    assert technique.clash(a, b) is technique.clash(b, a) is not together  # type: ignore[arg-type]
+
+
+def test_workers_of_what_makes_no_replicas_are_nobodys_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    both = technique.on_workers(parse("dataloader:4+ddp:2"), 3)
+    assert combination_name(both) == "dataloader:4+ddp:3"
+    with pytest.raises(UsageError, match="spreads nothing"):
+        technique.on_workers(parse("dataloader:4"), 3)
+
+
+def test_a_misspelt_trait_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="replicas"):
+        Traits(replicas="make")  # type: ignore[arg-type]
 
 
 def test_amp_keeps_the_protocol() -> None:

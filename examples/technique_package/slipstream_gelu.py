@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from slipstream.durations import questions, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -28,8 +28,7 @@ class Gelu(Settings):
     form: Literal["erf", "tanh"] = "erf"
 
     name: ClassVar[str] = "gelu"
-    stage: ClassVar[int] = Stage.MODEL
-    variants: ClassVar[tuple[str, ...]] = ("gelu:erf", "gelu:tanh")
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL, variants=("gelu:erf", "gelu:tanh"))
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no module would change."""

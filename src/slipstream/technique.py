@@ -17,9 +17,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from importlib.metadata import EntryPoints, entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeGuard,
+    runtime_checkable,
+)
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError, UsageError
+from slipstream.workload import in_order
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -129,23 +139,76 @@ class Context:
     cluster: Cluster | None = None
 
 
+Clock = Literal["cpu", "wall"]
+Replicas = Literal["none", "makes", "uses"]
+Hook = Literal["none", "gives", "takes"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What verbs ask about a technique before, and besides, predicting and applying it.
+
+    Attributes:
+        stage: its place in a combination.
+        conflicts: names that cannot be combined with it, besides what follows from `replicas`
+            and `hook`, see `clash`.
+        needs: statistics a profile must record for `predict`:
+            {"ids", "spectra", "grads", "regions", "sparsity"}. `why_not` is asked without them,
+            too, and may leave it to `refusal` to say what is missing.
+        variants: settings worth trying on paper, in the grammar; the default ones when empty.
+        clock: ``wall`` for what moves work to other cores or processes, whose CPU time does not
+            fall; else ``cpu``, which a busy machine does not disturb.
+        lanes: whether it judges a step by its kernels alone, without operators' arguments, which
+            are not recorded of a step on a device or on several threads.
+        replicas: ``makes`` for what runs the step in processes of its own, whose number is its
+            setting `workers`; ``uses`` for what changes what such processes exchange.
+        hook: the communication hook of DistributedDataParallel: ``gives`` for what puts the model
+            into it, ``takes`` for what occupies it.
+        compresses: whether it sends gradients of replicas in fewer bytes.
+        edits_script: whether it changes the loop of a plain script, see `Technique.edited`.
+    """
+
+    stage: int = Stage.MODEL
+    conflicts: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    variants: tuple[str, ...] = ()
+    clock: Clock = "cpu"
+    lanes: bool = False
+    replicas: Replicas = "none"
+    hook: Hook = "none"
+    compresses: bool = False
+    edits_script: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, kind in (
+            ("clock", self.clock, Clock),
+            ("replicas", self.replicas, Replicas),
+            ("hook", self.hook, Hook),
+        ):
+            if value not in typing.get_args(kind):
+                raise InvalidArgumentError(
+                    name, f"'{value}' is not possible", remedy=f"one of {typing.get_args(kind)}"
+                )
+
+    @property
+    def spreads(self) -> bool:
+        """Whether the step must run on several devices, of a cluster, for it to mean anything."""
+        return self.replicas != "none"
+
+
 @runtime_checkable
 class Technique(Protocol):
     """One way to make a workload cheaper; see the module's text.
 
+    `Settings`, the base of techniques, answers the last four methods as most would.
+
     Attributes:
         name: the field's word for it; the registry's key.
-        stage: its place in a combination.
-        conflicts: names that cannot be combined with it.
-        needs: statistics a profile must record for `predict`:
-            {"ids", "spectra", "grads", "regions", "sparsity"}. `why_not` is asked without them,
-            too, and may leave it to `refusal` to say what is missing.
+        traits: what verbs ask about it; they look for nothing else on it.
     """
 
     name: ClassVar[str]
-    stage: ClassVar[int]
-    conflicts: ClassVar[frozenset[str]]
-    needs: ClassVar[frozenset[str]]
+    traits: ClassVar[Traits]
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None when it applies, else the reason in words a user understands."""
@@ -165,34 +228,53 @@ class Technique(Protocol):
     def code(self, workload: Workload) -> CodeChange | None:
         """The edit of the user's source that does the same, or None when there is no such edit."""
 
+    def minimum_share(self, graph: Graph) -> float:
+        """The smallest share of its time that a changed operator can take; 0 if unknown."""
 
-class Settings:
-    """Base of technique dataclasses: writes them back in the grammar they are read from.
+    def settle_steps(self) -> int:
+        """Steps at the beginning that are taken otherwise than all later ones."""
+
+    def prepare(self) -> None:
+        """Change what the user's code is about to call. Only ever runs in a child process."""
+
+    def edited(self, script: Path, content: bytes) -> bytes:
+        """A plain script with the change of its loop, which nobody but the script runs.
+
+        Raises:
+            SlipstreamError: there is no place for it.
+        """
+
+
+class Replicating(Technique, Protocol):
+    """A technique that makes replicas: ``traits.replicas == "makes"``.
 
     Attributes:
-        conflicts, needs: as in the protocol; nothing unless a technique says so.
-        variants: settings worth trying on paper, in the grammar; the default one when empty.
-        clock: ``wall`` for what moves work to other cores or processes, whose CPU time does not
-            fall; else ``cpu``, which a busy machine does not disturb.
-        needs_cluster: whether it spreads the step over a cluster, without which it cannot be told;
-            then ``place(cluster)`` raises where it does not fit there.
-        compresses: whether it sends gradients of replicas in fewer bytes.
-        reads_lanes: whether it judges a step by its kernels alone, without operators' arguments,
-            which are not recorded of a step on a device or on several threads.
+        workers: processes that take a step together, each with a batch of its own.
     """
 
-    name: ClassVar[str]
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
-    variants: ClassVar[tuple[str, ...]] = ()
-    clock: ClassVar[str] = "cpu"
-    needs_cluster: ClassVar[bool] = False
-    compresses: ClassVar[bool] = False
-    reads_lanes: ClassVar[bool] = False
+    workers: int
 
-    def least(self, graph: Graph) -> float:
-        """The least share of its time that a changed operator of `graph` can take; 0 if unknown."""
+
+class Settings:
+    """Base of technique dataclasses: writes them back in the grammar they are read from."""
+
+    name: ClassVar[str]
+    traits: ClassVar[Traits] = Traits()
+
+    def minimum_share(self, graph: Graph) -> float:
+        """None that is known."""
         return 0.0
+
+    def settle_steps(self) -> int:
+        """None: the first step is as all others."""
+        return 0
+
+    def prepare(self) -> None:
+        """Nothing: what was built is changed."""
+
+    def edited(self, script: Path, content: bytes) -> bytes:
+        """As it was."""
+        return content
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -246,7 +328,7 @@ def _points(find: Callable[..., EntryPoints], path: tuple[str, ...]) -> EntryPoi
 
 
 def parse(text: str) -> tuple[Technique, ...]:
-    """The techniques ``a:1+b:key=2`` names, in stage order.
+    """The techniques ``a:1+b:key=2`` names, in their order (see `slipstream.workload.in_order`).
 
     Raises:
         UnknownNameError: no such technique or setting; the nearest is suggested.
@@ -259,13 +341,81 @@ def parse(text: str) -> tuple[Technique, ...]:
     for technique in techniques:
         if names.count(technique.name) > 1:
             raise UsageError(f"'{technique.name}' stands twice in '{text}'")
-        clash = technique.conflicts.intersection(names)
-        if clash:
+        against = [other.name for other in techniques if clash(type(technique), type(other))]
+        if against:
             raise UsageError(
-                f"'{technique.name}' cannot be combined with '{min(clash)}'",
+                f"'{technique.name}' cannot be combined with '{min(against)}'",
                 remedy="give them as two alternatives: --technique A --technique B",
             )
-    return tuple(sorted(techniques, key=lambda technique: technique.stage))
+    return in_order(techniques)
+
+
+def clash(one: type[Technique], other: type[Technique]) -> bool:
+    """Whether the two cannot stand in one combination.
+
+    Because one of them says so, or because of what both do to replicas: a step is spread in one
+    way, and the hook of DistributedDataParallel is taken once, of replicas that have it.
+    """
+    if one is other:
+        return False
+    a, b = one.traits, other.traits
+    if other.name in a.conflicts or one.name in b.conflicts:
+        return True
+    if "makes" == a.replicas == b.replicas or "takes" == a.hook == b.hook:
+        return True
+    return any(
+        taker.hook == "takes" and maker.replicas == "makes" and maker.hook != "gives"
+        for taker, maker in ((a, b), (b, a))
+    )
+
+
+def variants(kind: type[Technique]) -> list[Technique]:
+    """Its settings that are worth trying on paper.
+
+    Raises:
+        UsageError: it declares what its grammar does not have.
+    """
+    default: Callable[[], Technique] = kind
+    return [_parse_one(text, {kind.name: kind}) for text in kind.traits.variants] or [default()]
+
+
+def makes_replicas(technique: Technique) -> TypeGuard[Replicating]:
+    """Whether it runs the step in processes of its own."""
+    return technique.traits.replicas == "makes"
+
+
+def on_workers(techniques: Sequence[Technique], workers: int) -> tuple[Technique, ...]:
+    """The combination, with that many processes where it makes replicas.
+
+    Raises:
+        UsageError: no part of it makes any.
+        InvalidArgumentError: there cannot be so many.
+    """
+    if not any(map(makes_replicas, techniques)):
+        raise UsageError(
+            f"'{combination_name(techniques)}' spreads nothing over workers",
+            remedy="as ddp or ddp+powersgd",
+        )
+    return tuple(
+        dataclasses.replace(one, workers=workers) if makes_replicas(one) else one  # type: ignore[type-var]
+        for one in techniques
+    )
+
+
+def need_devices(techniques: Iterable[Technique], cluster: Cluster) -> None:
+    """See that a cluster has as many devices as `techniques` make replicas.
+
+    Raises:
+        InvalidArgumentError: it has fewer.
+    """
+    for one in techniques:
+        if makes_replicas(one) and one.workers > cluster.devices:
+            raise InvalidArgumentError(
+                f"{one.name}:workers",
+                f"{one.workers} is more than the {cluster.devices} devices of {cluster.name}",
+                remedy="a larger cluster: workers=N in short, else --cluster-set devices=N or "
+                "hosts=N",
+            )
 
 
 def need_alternatives(techniques: object) -> None:
@@ -289,7 +439,7 @@ def combination_name(techniques: Sequence[Technique]) -> str:
 
 def combine(graph: Graph, techniques: Sequence[Technique], context: Context) -> Graph:
     """Fold the techniques' predictions over `graph` in stage order."""
-    for technique in sorted(techniques, key=lambda technique: technique.stage):
+    for technique in in_order(techniques):
         graph = technique.predict(graph, context)
     return graph
 
@@ -322,7 +472,7 @@ def refusal(technique: Technique, graph: Graph) -> str | None:
 
 def _unreadable(technique: Technique, graph: Graph) -> str | None:
     """Why a technique that asks for operators' arguments cannot judge a step without them."""
-    if getattr(technique, "reads_lanes", False):
+    if technique.traits.lanes:
         return None
     if "lanes_of" not in graph.meta:
         if graph.meta.get("origin") in _TRACES and not graph.calls:
@@ -346,25 +496,25 @@ def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | 
         WorkloadError: the script is no Python.
     """
     from slipstream.source import AlreadyThereError, NotPlacedError
-    from slipstream.workload.prepare import Editing, edited
+    from slipstream.workload.prepare import edited
 
     if workload.live is not None or workload.function is not None:
         return None
     try:
         edited(workload.path, techniques)
     except (AlreadyThereError, NotPlacedError) as error:
-        names = " and ".join(one.name for one in techniques if isinstance(one, Editing))
+        names = " and ".join(one.name for one in techniques if one.traits.edits_script)
         return f"{names} edits the loop, which has no place for it: {error.what} ({error.where})"
     return None
 
 
 def _unrecorded(technique: Technique, graph: Graph) -> str | None:
     statistics = graph.statistics
-    for need in sorted(technique.needs):
+    for need in sorted(technique.traits.needs):
         if need == "regions" and "regions" in graph.meta:
             continue
         if need not in statistics.recorded:
-            wanted = ",".join(sorted(technique.needs))
+            wanted = ",".join(sorted(technique.traits.needs))
             return (
                 f"it needs the statistic '{need}', which was not recorded; "
                 f"slipstream advise WORKLOAD --record {wanted}"
@@ -376,8 +526,7 @@ def _unrecorded(technique: Technique, graph: Graph) -> str | None:
 
 def clock(techniques: Sequence[Technique]) -> str:
     """Which clock shows what the combination does: ``wall`` where work moves to other cores."""
-    clocks = {getattr(technique, "clock", "cpu") for technique in techniques}
-    return "wall" if "wall" in clocks else "cpu"
+    return "wall" if any(one.traits.clock == "wall" for one in techniques) else "cpu"
 
 
 def _parse_one(text: str, known: dict[str, type[Technique]]) -> Technique:

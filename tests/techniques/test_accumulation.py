@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Graph, StepPhase, replay
 from slipstream.source import AlreadyThereError, NotPlacedError
-from slipstream.technique import Context, Stage
+from slipstream.technique import Context, Settings, Stage, Traits
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.workload import Built, build_from
 from small_steps import COPY_NS, context
@@ -116,10 +116,11 @@ def test_replicas_exchange_gradients_once_per_update(one_rank: None, tmp_path: P
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
-class Replicates:
+class Replicates(Settings):
     """What spreads the step does so after accumulation was put on it."""
 
-    stage = Stage.DISTRIBUTION
+    name: ClassVar[str] = "replicates"
+    traits: ClassVar[Traits] = Traits(stage=Stage.DISTRIBUTION)
 
     def apply(self, built: Built) -> None:
         built.model = nn.parallel.DistributedDataParallel(built.model)

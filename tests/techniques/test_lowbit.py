@@ -308,7 +308,10 @@ def test_grammar_and_quality() -> None:
     (technique,) = parse("lowbit:w2a4,scales=block64,except=head*")
     assert technique == LowBit("w2a4", "block64", except_="head*")
     assert str(technique) == "lowbit:w2a4,scales=block64,except=head*"
-    assert [parse(text) for text in LowBit.variants] == [(LowBit("w3a3"),), (LowBit("w8a8"),)]
+    assert [parse(text) for text in LowBit.traits.variants] == [
+        (LowBit("w3a3"),),
+        (LowBit("w8a8"),),
+    ]
     for bad in ("lowbit:3", "lowbit:w9a3", "lowbit:w3a0", "lowbit:w3a3,scales=block16"):
         with pytest.raises(InvalidArgumentError):
             parse(bad)

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.errors import WorkloadError
 from slipstream.measure.checks import Trial
-from slipstream.technique import CodeChange, Quality, QualityKind, parse
+from slipstream.technique import CodeChange, Quality, QualityKind, Settings, parse
 from slipstream.verbs import applying
 from slipstream.verbs.applying import FirstSteps, apply
 from slipstream.workload import Workload
@@ -219,10 +219,10 @@ class _Scaled:
         return Module(3, 2)
 
 
-class _Larger:
+class _Larger(Settings):
     """A technique that changes every output by a tenth."""
 
-    name, stage, conflicts, needs = "larger", 0, frozenset[str](), frozenset[str]()
+    name = "larger"
     factor = 1.1
 
     def apply(self, built: Any) -> None:

@@ -73,7 +73,7 @@ def test_more_threads_gain_no_more_than_there_are_threads(
         assert 1 < one.most <= count
         assert not one.decided
     # Back to fewer threads: how many times faster that is has no such bound.
-    assert Threads(1).least(replace(graph, meta={**graph.meta, "threads": 2})) == 0
+    assert Threads(1).minimum_share(replace(graph, meta={**graph.meta, "threads": 2})) == 0
 
 
 def test_what_is_known_is_final(graph: Graph, tmp_path: Path) -> None:

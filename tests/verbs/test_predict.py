@@ -19,7 +19,7 @@ from slipstream.durations import Answer, Durations
 from slipstream.errors import UnknownNameError
 from slipstream.graph import Call, Editor, Graph, replay
 from slipstream.provenance import Provenance
-from slipstream.technique import Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.precision import Amp
 from slipstream.verbs.predicting import WORTH_IT, Prediction, predict, prediction_of
 from slipstream.verbs.profiling import profile
@@ -38,9 +38,7 @@ class Faster(Settings):
     kind: QualityKind = QualityKind.EXACT
 
     name: ClassVar[str] = "faster"
-    stage: ClassVar[int] = Stage.MODEL
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset()
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
 
     def why_not(self, graph: Graph, workload: Any = None) -> str | None:
         return self.reason
@@ -304,7 +302,7 @@ class Later(Faster):
     """Comes after `Faster`, asks about the step that leaves, and refuses one of many samples."""
 
     name: ClassVar[str] = "later"
-    stage: ClassVar[int] = Stage.PRECISION
+    traits: ClassVar[Traits] = Traits(stage=Stage.PRECISION)
 
     def why_not(self, graph: Graph, workload: Any = None) -> str | None:
         return "too many samples" if graph.samples > 7 else None
@@ -345,7 +343,7 @@ class Needy(Faster):
     """Needs to know which ids are looked up."""
 
     name: ClassVar[str] = "needy"
-    needs: ClassVar[frozenset[str]] = frozenset({"ids", "grads"})
+    traits: ClassVar[Traits] = Traits(needs=frozenset({"ids", "grads"}))
 
 
 def test_a_statistic_that_was_not_recorded_is_asked_for_with_the_command() -> None:
@@ -358,10 +356,10 @@ def test_a_statistic_that_was_not_recorded_is_asked_for_with_the_command() -> No
 
 
 def test_a_recorded_statistic_lets_it_apply_and_an_empty_one_says_why() -> None:
-    graph = profile(workload("embedding"), warmup=1, steps=2, threads=1, needs=Needy.needs)
+    graph = profile(workload("embedding"), warmup=1, steps=2, threads=1, needs=Needy.traits.needs)
     (found,) = predict(graph, [Needy()])
     assert found.why_not is None
     assert found.ratio < 1
-    graph = profile(workload("mlp"), warmup=1, steps=2, threads=1, needs=Needy.needs)
+    graph = profile(workload("mlp"), warmup=1, steps=2, threads=1, needs=Needy.traits.needs)
     (found,) = predict(graph, [Needy()])
     assert found.why_not == "the step looks up no embedding table"

@@ -18,7 +18,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Editor, Graph, Work, replace_exchange
 from slipstream.provenance import Provenance
 from slipstream.report._curve import curve_svg
-from slipstream.technique import Quality, QualityKind, Settings, Stage
+from slipstream.technique import Quality, QualityKind, Settings, Stage, Traits
 from slipstream.verbs.scaling import PARTS, curve
 from slipstream.verbs.spreading import at_bandwidth, crossover, spread
 from slipstream_bench.systems.scale.training_run import Pace, Run
@@ -34,8 +34,9 @@ class Tenth(Settings):
 
     cost_us: float = 100.0
     name: ClassVar[str] = "tenth"
-    stage: ClassVar[int] = Stage.DISTRIBUTION + 1
-    compresses: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.DISTRIBUTION + 1, replicas="uses", hook="takes", compresses=True
+    )
 
     def why_not(self, graph: Graph, workload: Any = None) -> str | None:
         return None if graph.exchanges else "nothing is sent"
@@ -67,9 +68,7 @@ class Tenth(Settings):
 def tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     """One way to compress, and no other, is installed."""
     known = {
-        name: kind
-        for name, kind in technique.registry().items()
-        if not getattr(kind, "compresses", False)
+        name: kind for name, kind in technique.registry().items() if not kind.traits.compresses
     }
     monkeypatch.setattr(technique, "registry", lambda: {**known, "tenth": Tenth})
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import WorkloadError
+from slipstream.technique import Settings, Traits
 from slipstream.workload import Built, build_from
 
 WHERE = "train.py:7"
@@ -287,11 +288,10 @@ def test_near_misses_are_told_what_to_write(result: Any, said: str, remedy: str)
 
 
 @dataclass(frozen=True)
-class Noting:
+class Noting(Settings):
     """A technique that writes down when it was applied."""
 
-    name: str
-    stage: ClassVar[int] = 0
+    name: str  # type: ignore[misc]
     notes: ClassVar[list[str]] = []
 
     def apply(self, built: Built) -> None:
@@ -299,7 +299,7 @@ class Noting:
 
 
 class Late(Noting):
-    stage: ClassVar[int] = 5
+    traits: ClassVar[Traits] = Traits(stage=5)
 
 
 def test_techniques_are_applied_in_the_order_of_their_stages() -> None:

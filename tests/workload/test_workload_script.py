@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from slipstream.technique import Settings
 from slipstream.techniques.accumulation import Accumulation
 from slipstream.workload import Built
 
@@ -285,8 +286,8 @@ def test_our_errors_are_not_caught_by_the_scripts_handlers(drive_forked: Run) ->
 
 
 def test_a_technique_is_applied_to_the_model_that_was_found(drive_forked: Run) -> None:
-    class Frozen:
-        stage = 0
+    class Frozen(Settings):
+        name: ClassVar[str] = "frozen"
 
         def apply(self, built: Built) -> None:
             for parameter in built.model.parameters():

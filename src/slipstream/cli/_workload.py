@@ -235,7 +235,9 @@ def needs_of(techniques: Iterable[str]) -> set[str]:
     """
     from slipstream import technique
 
-    return {need for text in techniques for one in technique.parse(text) for need in one.needs}
+    return {
+        need for text in techniques for one in technique.parse(text) for need in one.traits.needs
+    }
 
 
 class History:

@@ -183,9 +183,9 @@ def _offers(graph: Graph) -> dict[str, list[str]]:
     kinds = technique.registry().items()
     # What changes how replicas exchange gradients needs replicas.
     spreading = [
-        name if hasattr(kind, "workers") else f"ddp+{name}"
+        name if kind.traits.replicas == "makes" else f"ddp+{name}"
         for name, kind in kinds
-        if getattr(kind, "needs_cluster", False)
+        if kind.traits.spreads and not kind.traits.compresses
     ]
     return {
         "offered": single_names(),

@@ -122,8 +122,9 @@ def prediction_document(
 
 def _conflicts() -> dict[str, list[str]]:
     """Names that cannot be combined, by name."""
-    return {
-        name: sorted(kind.conflicts)
-        for name, kind in technique.registry().items()
-        if kind.conflicts
+    known = technique.registry()
+    found = {
+        name: [other for other in known if technique.clash(kind, known[other])]
+        for name, kind in known.items()
     }
+    return {name: others for name, others in found.items() if others}

@@ -103,7 +103,7 @@ def what_ifs(
             singles = [
                 name
                 for kind in technique.registry().values()
-                if not (getattr(kind, "needs_cluster", False) or getattr(kind, "compresses", False))
+                if not kind.traits.spreads
                 for name in _variants(kind)
             ]
             asked, failed = _one_by_one(ask, singles)
@@ -133,8 +133,7 @@ def _name(text: str) -> str:
 
 def _variants(kind: type[technique.Technique]) -> list[str]:
     try:
-        texts = getattr(kind, "variants", ()) or (str(kind()),)
-        return [_name(text) for text in texts]
+        return [str(one) for one in technique.variants(kind)]
     except Exception:
         return [kind.name]
 

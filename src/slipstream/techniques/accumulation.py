@@ -31,7 +31,7 @@ from slipstream.graph import (
 from slipstream.graph.graph import PROVENANCES
 from slipstream.provenance import Provenance
 from slipstream.source import Source, accumulate, locate
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.workload.built import HIDDEN_BATCH
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Accumulation(Settings):
     batches: int = 4
 
     name: ClassVar[str] = "accumulation"
-    stage: ClassVar[int] = Stage.OPTIMIZER + 5
+    traits: ClassVar[Traits] = Traits(stage=Stage.OPTIMIZER + 5, edits_script=True)
 
     def __post_init__(self) -> None:
         if self.batches < 2:

@@ -14,7 +14,7 @@ from slipstream import heap
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph
 from slipstream.graph.page_faults import page_fault_ns, page_fault_tasks
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -27,7 +27,7 @@ class Allocator(Settings):
     pages: Literal["keep"] = "keep"
 
     name: ClassVar[str] = "allocator"
-    stage: ClassVar[int] = Stage.COMPILE + 7
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 7)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is nothing to gain."""

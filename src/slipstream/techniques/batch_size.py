@@ -21,7 +21,7 @@ from slipstream.graph import Call, Editor, Graph, StepPhase, distinct
 from slipstream.graph.resize import Resize
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, find_batch_size
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._grown_memory import moved, resized_memory
 
@@ -47,7 +47,7 @@ class BatchSize(Settings):
     samples: str = "x2"
 
     name: ClassVar[str] = "batch_size"
-    stage: ClassVar[int] = Stage.BATCH
+    traits: ClassVar[Traits] = Traits(stage=Stage.BATCH)
 
     def __post_init__(self) -> None:
         found = _SETTING.fullmatch(self.samples)

@@ -19,7 +19,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import PROVENANCES, Call, Editor, Graph, Kind, StepPhase
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, checkpoint_blocks
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
 
@@ -46,8 +46,9 @@ class Checkpointing(Settings):
 
     name: ClassVar[str] = "checkpointing"
     # What is computed again is what the precision techniques have made of it.
-    stage: ClassVar[int] = Stage.PRECISION + 5
-    conflicts: ClassVar[frozenset[str]] = frozenset({"compile", "cuda_graphs"})
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.PRECISION + 5, conflicts=frozenset({"compile", "cuda_graphs"})
+    )
 
     def __str__(self) -> str:
         return super().__str__().replace(":none,", ":").removesuffix(":none")

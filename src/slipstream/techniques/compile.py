@@ -21,7 +21,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Kind, Role
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import is_compiled
 from slipstream.units import format_duration
 
@@ -40,8 +40,7 @@ class Compile(Settings):
     mode: Literal["default", "reduce_overhead", "max_autotune"] = "default"
 
     name: ClassVar[str] = "compile"
-    stage: ClassVar[int] = Stage.COMPILE
-    needs: ClassVar[frozenset[str]] = frozenset({"regions"})
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, needs=frozenset({"regions"}))
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why the compiled step is not known or not possible."""

@@ -19,7 +19,7 @@ from slipstream.durations import questions, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.surgery import consecutive_pairs, difference, outputs_of, place
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.dataflow import Dataflow
 
@@ -43,7 +43,7 @@ class ConvBnFold(Settings):
     """Inference with every batch norm that follows a convolution or linear layer folded into it."""
 
     name: ClassVar[str] = "conv_bn_fold"
-    stage: ClassVar[int] = Stage.MODEL
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no batch norm can be folded."""

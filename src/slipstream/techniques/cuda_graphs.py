@@ -27,7 +27,7 @@ from slipstream.graph import (
     replay,
 )
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import need_gpu, not_on_gpu
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class CudaGraphs(Settings):
     """Replay forward and backward from CUDA graphs; the optimizer's step is launched as before."""
 
     name: ClassVar[str] = "cuda_graphs"
-    stage: ClassVar[int] = Stage.COMPILE + 1
-    reads_lanes: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 1, lanes=True)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no stretch of the step can be captured."""

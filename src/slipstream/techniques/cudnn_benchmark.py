@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from slipstream.durations import common_spread
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu, texts
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ class CudnnBenchmark(Settings):
     """Choose convolution algorithms by trying them, in place of by rules."""
 
     name: ClassVar[str] = "cudnn_benchmark"
-    stage: ClassVar[int] = Stage.COMPILE
-    reads_lanes: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, lanes=True)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is nothing to try."""

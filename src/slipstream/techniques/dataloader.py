@@ -31,7 +31,7 @@ from slipstream.graph import (
     TensorSpec,
 )
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -60,8 +60,7 @@ class DataLoader(Settings):
     workers: int = 2
 
     name: ClassVar[str] = "dataloader"
-    stage: ClassVar[int] = Stage.COMPILE + 4
-    clock: ClassVar[str] = "wall"
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 4, clock="wall")
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -19,7 +19,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -40,8 +40,9 @@ class FusedOptimizer(Settings):
     kind: Literal["fused", "foreach"] = "fused"
 
     name: ClassVar[str] = "fused_optimizer"
-    stage: ClassVar[int] = Stage.OPTIMIZER
-    variants: ClassVar[tuple[str, ...]] = ("fused_optimizer:fused", "fused_optimizer:foreach")
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.OPTIMIZER, variants=("fused_optimizer:fused", "fused_optimizer:foreach")
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why this optimizer cannot be fused."""

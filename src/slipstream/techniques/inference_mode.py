@@ -17,7 +17,7 @@ import numpy as np
 
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, replace_tasks
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.dataflow import Dataflow
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class InferenceMode(Settings):
 
     name: ClassVar[str] = "inference_mode"
     # Around the whole forward pass: after what puts other modules in the place of the model's.
-    stage: ClassVar[int] = Stage.MODEL + 1
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL + 1)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why autograd is needed, or not there."""

@@ -14,7 +14,7 @@ from slipstream.durations import questions, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.source import AlreadyThereError, Places, Source, value_of
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ChannelsLast(Settings):
     """Convolutional models with weights, inputs and activations in channels-last order."""
 
     name: ClassVar[str] = "channels_last"
-    stage: ClassVar[int] = Stage.MODEL
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why the format of the step's tensors does not matter."""

@@ -19,7 +19,7 @@ from slipstream.graph import PROVENANCES, Call, Editor, Graph, StepPhase, distin
 from slipstream.graph.graph import kept
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, refuse_inside
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._autocast_memory import edit_memory
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
@@ -45,7 +45,7 @@ class Amp(Settings):
     dtype: Literal["bf16", "fp16"] = "bf16"
 
     name: ClassVar[str] = "amp"
-    stage: ClassVar[int] = Stage.PRECISION
+    traits: ClassVar[Traits] = Traits(stage=Stage.PRECISION)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why autocast cannot help this step."""

@@ -28,7 +28,7 @@ from slipstream.surgery import (
     outputs_of,
     with_attention,
 )
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.attention import Attention, find_attention
 
@@ -49,7 +49,7 @@ class Sdpa(Settings):
     """Every attention that is written out as one ``scaled_dot_product_attention``."""
 
     name: ClassVar[str] = "sdpa"
-    stage: ClassVar[int] = Stage.MODEL
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no attention can be fused."""

@@ -16,7 +16,7 @@ from slipstream.durations import common_spread
 from slipstream.durations.datasheet import device_named
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu, texts
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class Tf32(Settings):
     """Allow TensorFloat-32 in float32 matrix products and convolutions."""
 
     name: ClassVar[str] = "tf32"
-    stage: ClassVar[int] = Stage.PRECISION
-    reads_lanes: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(stage=Stage.PRECISION, lanes=True)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no kernel of the step would change."""

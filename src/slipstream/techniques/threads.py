@@ -18,7 +18,7 @@ from slipstream.durations import Durations, Question, common_spread, usable_core
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Editor, Graph, distinct
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -34,8 +34,7 @@ class Threads(Settings):
 
     name: ClassVar[str] = "threads"
     # After whatever changes the operators: their new forms are what is timed on several threads.
-    stage: ClassVar[int] = Stage.COMPILE + 6
-    clock: ClassVar[str] = "wall"
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 6, clock="wall")
 
     def __str__(self) -> str:
         # What 0 stands for here: "threads:0" in a table says nothing.
@@ -59,7 +58,7 @@ class Threads(Settings):
             return f"this process may use {cores} cores; more threads than that wait for each other"
         return None
 
-    def least(self, graph: Graph) -> float:
+    def minimum_share(self, graph: Graph) -> float:
         """Its work in equal parts over the threads; going back to fewer has no such bound."""
         return _now(graph) / self._threads if self._threads > _now(graph) else 0.0
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from slipstream.child import channel, end_descendants
 from slipstream.errors import WorkloadError
 from slipstream.measure.wire import Interface, Samples, by_phase, sampled
-from slipstream.technique import Stage
+from slipstream.technique import Settings, Stage, Traits
 from slipstream.techniques.distributed.waits import (
     Layers,
     Waits,
@@ -39,7 +39,7 @@ _PARTS = "return (model, batch, loss, optimizer)"
 
 
 @dataclass(frozen=True)
-class Join:
+class Join(Settings):
     """Makes a process one of `ranks`: applied like a technique, before those of distribution.
 
     Attributes:
@@ -47,7 +47,8 @@ class Join:
         timeout_s: after which a collective that somebody has not joined fails.
     """
 
-    stage: ClassVar[int] = Stage.DISTRIBUTION - 1
+    name: ClassVar[str] = "join"
+    traits: ClassVar[Traits] = Traits(stage=Stage.DISTRIBUTION - 1)
     rank: int
     ranks: int
     store: str

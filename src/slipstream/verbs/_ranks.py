@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipstream import technique
 from slipstream.child import Child
 from slipstream.cluster.places import Places, places, rank_environment
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, MeasurementError, UsageError
 from slipstream.measure.arms import Arm, Sample
 from slipstream.measure.checks import Trial
-from slipstream.technique import Stage, Technique
+from slipstream.technique import Technique
 from slipstream.verbs.children import memory_limit_bytes
 from slipstream.workload import Workload, restore_files
 
@@ -54,8 +55,8 @@ def ranks_of(techniques: Sequence[Technique]) -> int:
     Raises:
         UsageError: something for replicas, without what makes replicas.
     """
-    workers = [one.workers for one in techniques if hasattr(one, "workers")]
-    of_replicas = [one for one in techniques if one.stage >= Stage.DISTRIBUTION]
+    workers = [one.workers for one in techniques if technique.makes_replicas(one)]
+    of_replicas = [one for one in techniques if one.traits.spreads]
     if of_replicas and not workers:
         name = of_replicas[0].name
         raise UsageError(
@@ -268,7 +269,7 @@ class RanksArm(Arm):
 
     def _start_steps(self) -> int:
         """Steps that techniques take otherwise than all later ones."""
-        return max((getattr(one, "start", 0) for one in self._workload.techniques), default=0)
+        return max((one.settle_steps() for one in self._workload.techniques), default=0)
 
     def _ask(self, warm: int, steps: int, timeout_s: float | None) -> list[Any]:
         asked = {"warm": warm, "steps": steps}
@@ -324,15 +325,13 @@ def check_ranks(
     found = {name: ranks_of(chosen) for name, chosen in combinations.items()}
     spread = {name: ranks for name, ranks in found.items() if ranks > 1}
     for name in spread:
-        for one in combinations[name]:
-            if getattr(one, "needs_cluster", False):
-                if cluster is None:
-                    raise UsageError(
-                        f"{name} starts {spread[name]} ranks, and it is not said on what network",
-                        remedy="--cluster here.toml (slipstream cluster measure), or in short "
-                        f"--cluster workers={spread[name]},link=100mbit,latency=50us",
-                    )
-                one.place(cluster)  # type: ignore[attr-defined]
+        if cluster is None:
+            raise UsageError(
+                f"{name} starts {spread[name]} ranks, and it is not said on what network",
+                remedy="--cluster here.toml (slipstream cluster measure), or in short "
+                f"--cluster workers={spread[name]},link=100mbit,latency=50us",
+            )
+        technique.need_devices(combinations[name], cluster)
         if workload.live is not None or workload.function is None:
             what = "live objects do" if workload.live is not None else "a plain script does"
             raise UsageError(

@@ -117,13 +117,8 @@ def _as_it_is(predictions: Sequence[Prediction]) -> tuple[float, int]:
 
 def single_names() -> list[str]:
     """Every technique of one machine with the settings worth trying."""
-    names = []
-    for kind in technique.registry().values():
-        if getattr(kind, "needs_cluster", False) or getattr(kind, "compresses", False):
-            continue
-        variants = getattr(kind, "variants", ()) or (str(kind()),)
-        names += [technique.combination_name(technique.parse(text)) for text in variants]
-    return names
+    kinds = technique.registry().values()
+    return [str(one) for k in kinds if not k.traits.spreads for one in technique.variants(k)]
 
 
 def _grow(

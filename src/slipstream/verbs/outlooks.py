@@ -87,7 +87,7 @@ def first_look(
         if unknown.any() and np.isin(kind, (_ASSUMED, _MEASURED, _TIMED)).all():
             most = prediction.baseline_ns / _per_sample(
                 prediction,
-                _at_least(after, unknown, getattr(one, "least", lambda graph: 0.0)(graph)),
+                _at_least(after, unknown, one.minimum_share(graph)),
             )
             if firm:
                 low = max(prediction.low, 1 / most)

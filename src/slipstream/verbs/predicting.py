@@ -24,6 +24,7 @@ from slipstream.provenance import Provenance, weakest
 from slipstream.technique import Context, Quality, Technique
 from slipstream.units import format_duration
 from slipstream.verbs.sharing import Shared, network_error_ns, shared_step
+from slipstream.workload import in_order
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -211,9 +212,8 @@ def predict(
     combinations = [_combination(one) for one in techniques]
     if cluster is not None:
         # Before anything is measured: whether they can be there at all.
-        for one in (one for combination in combinations for one in combination):
-            if getattr(one, "needs_cluster", False):
-                one.place(cluster)  # type: ignore[attr-defined]
+        for combination in combinations:
+            technique.need_devices(combination, cluster)
     found: list[Prediction] = []
     for combination, (edited, reason) in zip(
         combinations, _fold(graph, combinations, context, say), strict=True
@@ -234,7 +234,7 @@ def _combination(one: str | Technique | Sequence[Technique]) -> tuple[Technique,
         return technique.parse(one)
     if isinstance(one, Technique):
         return (one,)
-    return tuple(sorted(one, key=lambda technique: technique.stage))
+    return in_order(one)
 
 
 def _fold(
@@ -258,7 +258,7 @@ def _fold(
             before = made.get(head[:-1])
             if before is None:
                 reasons[head] = reasons[head[:-1]]
-            elif context.cluster is None and getattr(head[-1], "needs_cluster", False):
+            elif context.cluster is None and head[-1].traits.spreads:
                 reasons[head] = f"{head[-1].name}: {_NO_CLUSTER}"
             elif (reason := technique.refusal(head[-1], before)) is not None:
                 reasons[head] = f"{head[-1].name}: {reason}"

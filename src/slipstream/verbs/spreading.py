@@ -7,17 +7,16 @@ both steps on ever faster and slower networks.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream import technique
 from slipstream.durations import Durations
-from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph, replace_tasks, replay
 from slipstream.technique import Technique
 from slipstream.verbs.predicting import Prediction, predict
@@ -124,24 +123,15 @@ def with_workers(text: str, workers: int) -> tuple[Technique, ...]:
     Raises:
         UsageError: no part of it is spread over workers.
     """
-    parts: list[Any] = list(technique.parse(text))
-    spreading = [
-        getattr(part, "needs_cluster", False) and hasattr(part, "workers") for part in parts
-    ]
-    if not any(spreading):
-        raise UsageError(f"'{text}' spreads nothing over workers", remedy="as ddp or ddp+powersgd")
-    return tuple(
-        dataclasses.replace(part, workers=workers) if spreads else part
-        for part, spreads in zip(parts, spreading, strict=True)
-    )
+    return technique.on_workers(technique.parse(text), workers)
 
 
 def compressors() -> list[str]:
     """The installed techniques that compress gradients, with the settings worth trying."""
     names: list[str] = []
     for kind in technique.registry().values():
-        if getattr(kind, "compresses", False):
-            names += getattr(kind, "variants", ()) or (str(kind()),)
+        if kind.traits.compresses:
+            names += map(str, technique.variants(kind))
     return names
 
 

@@ -6,7 +6,8 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from slipstream.errors import WorkloadError
 from slipstream.units import with_article
@@ -28,13 +29,48 @@ def _nothing() -> None:
     """Nothing outlasts a step that nobody else takes part in."""
 
 
+class Staged(Protocol):
+    """What building needs to know of a technique's traits (see `slipstream.technique.Traits`)."""
+
+    @property
+    def stage(self) -> int:
+        """Its place in a combination."""
+
+    @property
+    def edits_script(self) -> bool:
+        """Whether it changes the loop of a plain script."""
+
+
 class Applicable(Protocol):
     """What building needs to know of a technique (see `slipstream.technique.Technique`)."""
 
-    stage: ClassVar[int]
+    @property
+    def name(self) -> str:
+        """The field's word for it."""
+
+    @property
+    def traits(self) -> Staged:
+        """What is declared of it."""
 
     def apply(self, built: Built) -> None:
         """Transform what was built, in place."""
+
+    def prepare(self) -> None:
+        """Change what the user's code is about to call."""
+
+    def edited(self, script: Path, content: bytes) -> bytes:
+        """A plain script with its change."""
+
+    def settle_steps(self) -> int:
+        """Steps at the beginning that are taken otherwise than all later ones."""
+
+
+_AnyTechnique = TypeVar("_AnyTechnique", bound=Applicable)
+
+
+def in_order(techniques: Iterable[_AnyTechnique]) -> tuple[_AnyTechnique, ...]:
+    """The order in which a combination is named, predicted and applied: by stage, then by name."""
+    return tuple(sorted(techniques, key=lambda technique: (technique.traits.stage, technique.name)))
 
 
 @dataclass
@@ -143,7 +179,7 @@ def build_from(
         built.samples = count_samples(built.batch)
     built.samples_before = built.samples
     torch.manual_seed(seed)
-    for technique in sorted(techniques, key=lambda technique: technique.stage):
+    for technique in in_order(techniques):
         technique.apply(built)
     return built
 

@@ -4,25 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from slipstream.workload.built import Applicable
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A technique that has to see the user's code make something."""
-
-    def prepare(self) -> None:
-        """Change what the user's code is about to call. Only ever runs in a child process."""
-
-
-@runtime_checkable
-class Editing(Protocol):
-    """A technique that changes the loop of a plain script, which nobody but the script runs."""
-
-    def edited(self, script: Path, content: bytes) -> bytes:
-        """The script with the change; a `SlipstreamError` where there is no place for it."""
+from slipstream.workload.built import Applicable, in_order
 
 
 def edited(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
@@ -32,19 +15,18 @@ def edited(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
         The file's bytes; None where none of them edits.
 
     Raises:
-        SlipstreamError: there is no place for an edit, see `Editing`.
+        SlipstreamError: there is no place for an edit.
     """
-    editing = [one for one in techniques if isinstance(one, Editing)]
+    editing = [one for one in techniques if one.traits.edits_script]
     if not editing:
         return None
     content = script.read_bytes()
-    for technique in sorted(editing, key=lambda technique: technique.stage):
+    for technique in in_order(editing):
         content = technique.edited(script, content)
     return content
 
 
 def prepare(techniques: Iterable[Applicable]) -> None:
-    """Let those of `techniques` that ask for it prepare this process, in stage order."""
-    for technique in sorted(techniques, key=lambda technique: technique.stage):
-        if isinstance(technique, Preparing):
-            technique.prepare()
+    """Let `techniques` prepare this process, in their order."""
+    for technique in in_order(techniques):
+        technique.prepare()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
-from slipstream.workload.built import Built
+from slipstream.workload.built import Built, in_order
 from slipstream.workload.lines import UserLines, project_root
 from slipstream.workload.prepare import edited, prepare
 from slipstream.workload.recipe import Workload, workload_functions
@@ -165,7 +165,7 @@ def run_script(
         try:
             built = _discovered(workload, discovery, optimizer)
             built.lines = lines
-            for technique in sorted(workload.techniques, key=lambda technique: technique.stage):
+            for technique in in_order(workload.techniques):
                 technique.apply(built)
         except Exception as error:
             _leave_with(error)

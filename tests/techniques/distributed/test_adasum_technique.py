@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import StepPhase, replay
-from slipstream.technique import QualityKind, parse, registry
+from slipstream.technique import QualityKind, clash, parse, registry
 from slipstream.techniques.distributed.adasum.technique import Adasum
 from slipstream.techniques.distributed.gradients import gradients
 from slipstream.workload import Built
@@ -31,7 +31,8 @@ def test_the_step_grows_by_the_exchange_and_five_copies() -> None:
 def test_it_is_found_by_name_and_is_one_of_the_ways_to_spread_a_step() -> None:
     (found,) = parse("adasum:workers=8")
     assert found == Adasum(8)
-    assert {"ddp", "fsdp"} <= registry()["adasum"].conflicts
+    known = registry()
+    assert all(clash(known["adasum"], known[other]) for other in ("ddp", "fsdp"))
     assert found.quality().kind is QualityKind.NEEDS_TRAINING
     assert "AdasumOptimizer" in found.code(None).note  # type: ignore[arg-type,union-attr]
 

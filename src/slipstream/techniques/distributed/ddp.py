@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from slipstream.durations import Question
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, Kind, Role, StepPhase, TensorSpec, insert_exchange
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context
+from slipstream.technique import CodeChange, Context, Traits
 from slipstream.techniques.distributed.gradients import (
     FIRST_BUCKET_BYTES,
     Gradient,
@@ -26,7 +26,13 @@ from slipstream.techniques.distributed.gradients import (
     gradients,
     last_backward,
 )
-from slipstream.techniques.distributed.workers import Spreads, need_cluster, need_workers, shared
+from slipstream.techniques.distributed.workers import (
+    REPLICAS,
+    Spreads,
+    need_cluster,
+    need_workers,
+    shared,
+)
 
 if TYPE_CHECKING:
     from slipstream.cluster import Group
@@ -57,6 +63,7 @@ class DDP(Spreads):
     jitter: float = 0.0
 
     name: ClassVar[str] = "ddp"
+    traits: ClassVar[Traits] = replace(REPLICAS, hook="gives")
     updates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -77,7 +84,7 @@ class DDP(Spreads):
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Put in copies to and from buckets, an all-reduce a bucket, and the wait for them."""
         cluster = need_cluster(context, self.name)
-        group = self.place(cluster)
+        group = self.group(cluster)
         edit = Editor(graph, str(self))
         made = self._buckets(gradients(graph))
         end = last_backward(graph)

@@ -9,7 +9,7 @@ Source: Rajbhandari et al., SC 2020, arXiv 1910.02054; Zhao et al., VLDB 2023, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from slipstream.cluster import Collective
 from slipstream.durations import Question
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
-from slipstream.technique import CodeChange, Context
+from slipstream.technique import CodeChange, Context, Traits
 from slipstream.techniques.distributed.ddp import DDP, copying, put_copy
 from slipstream.techniques.distributed.gradients import (
     Gradient,
@@ -27,7 +27,13 @@ from slipstream.techniques.distributed.gradients import (
     gradients,
 )
 from slipstream.techniques.distributed.sharded.technique import ShardedUpdate, share, share_update
-from slipstream.techniques.distributed.workers import Spreads, need_cluster, need_workers, shared
+from slipstream.techniques.distributed.workers import (
+    REPLICAS,
+    Spreads,
+    need_cluster,
+    need_workers,
+    shared,
+)
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Group
@@ -54,7 +60,9 @@ class FSDP(Spreads):
 
     name: ClassVar[str] = "fsdp"
     # Of several batches each would have its parameters gathered; it is not predicted.
-    conflicts: ClassVar[frozenset[str]] = frozenset({"accumulation", "sharded_update"})
+    traits: ClassVar[Traits] = replace(
+        REPLICAS, conflicts=frozenset({"accumulation"}), variants=("fsdp:stage=2", "fsdp:stage=3")
+    )
 
     def __post_init__(self) -> None:
         need_workers(self.name, self.workers)
@@ -85,7 +93,7 @@ class FSDP(Spreads):
         return self._fully(graph, context, cluster)
 
     def _fully(self, graph: Graph, context: Context, cluster: Cluster) -> Graph:
-        group, edit = self.place(cluster), Editor(graph, str(self))
+        group, edit = self.group(cluster), Editor(graph, str(self))
         limit = int(self.unit_mb * _MIB)
         # In the order of the forward pass: that of gradients turned round.
         units = buckets(gradients(graph), limit, limit)[::-1]

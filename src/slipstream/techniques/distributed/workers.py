@@ -10,7 +10,15 @@ import numpy as np
 
 from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
 from slipstream.graph import Graph, StepPhase
-from slipstream.technique import Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import (
+    Context,
+    Quality,
+    QualityKind,
+    Settings,
+    Stage,
+    Traits,
+    need_devices,
+)
 from slipstream.techniques.distributed.gradients import why_no_gradients
 
 if TYPE_CHECKING:
@@ -18,26 +26,23 @@ if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
 _LARGEST = 1 << 20
-SPREADS = frozenset({"adasum", "ddp", "fsdp", "priority_sync"})
-"""Ways to spread a step, of which a combination has one."""
+# What makes replicas, without and with DistributedDataParallel's hook for others.
+REPLICAS = Traits(stage=Stage.DISTRIBUTION, clock="wall", replicas="makes")
+# What changes how replicas in DistributedDataParallel average their gradients.
+ON_REPLICAS = Traits(clock="wall", replicas="uses", hook="takes")
 
 
 class Spreads(Settings):
     """Base of what spreads a step over `workers`, each with a batch of its own."""
 
     workers: int
-    stage: ClassVar[int] = Stage.DISTRIBUTION
-    clock: ClassVar[str] = "wall"
-    needs_cluster: ClassVar[bool] = True
     updates: ClassVar[bool] = True
+    traits: ClassVar[Traits] = REPLICAS
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.conflicts = cls.conflicts | (SPREADS - {cls.name})
-
-    def place(self, cluster: Cluster) -> Group:
+    def group(self, cluster: Cluster) -> Group:
         """The workers' devices; an `InvalidArgumentError` where there are too few."""
-        return group_of(cluster, self.workers, self.name)
+        need_devices([self], cluster)  # type: ignore[list-item]
+        return group_of(cluster, self.workers)
 
     def need_joined(self) -> None:
         """Raise a `WorkloadError` unless this process is one of `workers` that have joined."""
@@ -66,12 +71,6 @@ class Spreads(Settings):
 
 class OnReplicas(Settings):
     """Base of what changes how replicas average their gradients."""
-
-    clock: ClassVar[str] = "wall"
-    needs_cluster: ClassVar[bool] = True
-
-    def place(self, cluster: Cluster) -> None:
-        """Nothing of its own: the replicas are placed by their technique."""
 
     def questions(self, graph: Graph) -> Sequence[Any]:
         """Nothing: what computations change is scaled."""
@@ -150,20 +149,10 @@ def speaks_gloo(cluster: Cluster) -> bool:
     return cluster.calibration is not None and "gloo" in cluster.calibration.libraries
 
 
-def group_of(cluster: Cluster, workers: int, name: str) -> Group:
-    """The first devices of the cluster; in its dimensions where these are all.
-
-    Raises:
-        InvalidArgumentError: the cluster has fewer.
-    """
+def group_of(cluster: Cluster, workers: int) -> Group:
+    """The first devices of the cluster; in its dimensions where these are all."""
     from slipstream.cluster import Group
 
-    if workers > cluster.devices:
-        raise InvalidArgumentError(
-            f"{name}:workers",
-            f"{workers} is more than the {cluster.devices} devices of {cluster.name}",
-            remedy="a larger cluster: workers=N in short, else --cluster-set devices=N or hosts=N",
-        )
     whole = cluster.all()
     if workers == cluster.devices:
         return whole

@@ -16,7 +16,7 @@ from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.native import library, why_no_library
 from slipstream.provenance import Provenance
 from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class FusedDropout(Settings):
     """Every ``nn.Dropout`` of the model as a ``slipstream.nn.Dropout``."""
 
     name: ClassVar[str] = "dropout"
-    stage: ClassVar[int] = Stage.MODEL
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no dropout of the step can be exchanged."""

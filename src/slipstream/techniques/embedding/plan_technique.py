@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.embedding.exchange import by_hand, check_built
 from slipstream.techniques.embedding.groups import ALONE, Group, asked, exchanged, hashed_pass
@@ -48,8 +48,9 @@ class EmbeddingPlan(Settings):
     rows: int = 2000
 
     name: ClassVar[str] = "embedding_plan"
-    stage: ClassVar[int] = Stage.MODEL
-    conflicts: ClassVar[frozenset[str]] = frozenset({"robe_embedding", "tt_embedding"})
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.MODEL, conflicts=frozenset({"robe_embedding", "tt_embedding"})
+    )
 
     def __post_init__(self) -> None:
         if not (self.ratio >= 1 and math.isfinite(self.ratio)):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.surgery import exchange_parameters, place
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.embedding.exchange import (
     by_hand,
     check_built,
@@ -56,8 +56,9 @@ class RobeEmbedding(Settings):
     rows: int = 2000
 
     name: ClassVar[str] = "robe_embedding"
-    stage: ClassVar[int] = Stage.MODEL
-    variants: ClassVar[tuple[str, ...]] = ("robe_embedding:10.0", "robe_embedding:100.0")
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.MODEL, variants=("robe_embedding:10.0", "robe_embedding:100.0")
+    )
 
     def __post_init__(self) -> None:
         if not (self.ratio > 0 and math.isfinite(self.ratio)):

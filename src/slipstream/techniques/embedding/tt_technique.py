@@ -15,7 +15,7 @@ from slipstream.durations import questions, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph
 from slipstream.surgery import exchange_parameters, place
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.embedding.exchange import (
     by_hand,
     check_built,
@@ -59,9 +59,11 @@ class TTEmbeddings(Settings):
     svd: bool = False
 
     name: ClassVar[str] = "tt_embedding"
-    stage: ClassVar[int] = Stage.MODEL
-    conflicts: ClassVar[frozenset[str]] = frozenset({"embedding_plan", "robe_embedding"})
-    variants: ClassVar[tuple[str, ...]] = ("tt_embedding:8", "tt_embedding:32")
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.MODEL,
+        conflicts=frozenset({"embedding_plan", "robe_embedding"}),
+        variants=("tt_embedding:8", "tt_embedding:32"),
+    )
 
     def __post_init__(self) -> None:
         if self.rank < 1:

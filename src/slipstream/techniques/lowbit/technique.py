@@ -18,7 +18,7 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.lowbit.cost import (
@@ -73,9 +73,11 @@ class LowBit(Settings):
     train: bool = False
 
     name: ClassVar[str] = "lowbit"
-    stage: ClassVar[int] = Stage.PRECISION
-    conflicts: ClassVar[frozenset[str]] = frozenset({"amp", "compile"})
-    variants: ClassVar[tuple[str, ...]] = ("lowbit:w3a3", "lowbit:w8a8")
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.PRECISION,
+        conflicts=frozenset({"amp", "compile"}),
+        variants=("lowbit:w3a3", "lowbit:w8a8"),
+    )
 
     def __post_init__(self) -> None:
         if re.fullmatch(r"w[1-8]a[1-8]", self.bits) is None:

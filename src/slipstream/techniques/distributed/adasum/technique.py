@@ -110,7 +110,7 @@ class Adasum(Spreads):
     def _collective(self, nbytes: float, cluster: Cluster) -> Collective:
         from slipstream.cluster import Collective, Group
 
-        group = self.place(cluster)
+        group = self.group(cluster)
         if self.per_node == 1:
             return Collective("all_reduce", nbytes, group)
         shape = (self.workers // self.per_node, self.per_node)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Editor, Graph, replace_exchange
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques.distributed.workers import (
+    ON_REPLICAS,
     OnReplicas,
     need_cluster,
     need_hookless,
@@ -33,7 +34,7 @@ class TwoDAllReduce(OnReplicas):
     rows: int = 0
 
     name: ClassVar[str] = "two_d_allreduce"
-    stage: ClassVar[int] = Stage.DISTRIBUTION + 2
+    traits: ClassVar[Traits] = replace(ON_REPLICAS, stage=Stage.DISTRIBUTION + 2)
 
     def __post_init__(self) -> None:
         if self.rows < 0:

@@ -9,9 +9,10 @@ Distributed Deep Learning", ICDCS 2023 (ACP-SGD).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from slipstream.technique import Traits
 from slipstream.techniques.distributed.compression.compressor import (
     Exchange,
     Message,
@@ -19,6 +20,7 @@ from slipstream.techniques.distributed.compression.compressor import (
     sections,
 )
 from slipstream.techniques.distributed.compression.powersgd import LowRank, Matrix, as_they_are
+from slipstream.techniques.distributed.compression.technique import COMPRESSES
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +39,7 @@ class ACP(LowRank):
     """
 
     name: ClassVar[str] = "acp"
-    variants: ClassVar[tuple[str, ...]] = ("acp:4",)
+    traits: ClassVar[Traits] = replace(COMPRESSES, variants=("acp:4",))
 
     def messages(self, layout: Layout) -> list[Message]:
         """One factor with what is not compressed: the mean of even and odd steps."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from slipstream.technique import Quality, QualityKind
+from slipstream.technique import Quality, QualityKind, Traits
 from slipstream.techniques.distributed.compression.compressor import Exchange, Message, Reduce
-from slipstream.techniques.distributed.compression.technique import CompressionTechnique
+from slipstream.techniques.distributed.compression.technique import COMPRESSES, CompressionTechnique
 
 if TYPE_CHECKING:
     from slipstream.graph import Graph
@@ -19,7 +19,7 @@ class Cast(CompressionTechnique):
     """Half the bytes. A sum that overflows in fp16 is computed again as float32."""
 
     name: ClassVar[str] = "cast"
-    variants: ClassVar[tuple[str, ...]] = ("cast:bf16",)
+    traits: ClassVar[Traits] = replace(COMPRESSES, variants=("cast:bf16",))
     keeps: ClassVar[bool] = False
     dtype: Literal["bf16", "fp16"] = "bf16"
 

@@ -77,6 +77,10 @@ class Compressor(Settings):
     keeps: ClassVar[bool] = True
     start: int = 0
 
+    def settle_steps(self) -> int:
+        """Those that are exchanged as they are."""
+        return self.start
+
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
         """The mean of the bucket, in place; False, and nothing changed, where that cannot be.
 
@@ -150,6 +154,10 @@ class GatheringCompressor(Compressor):
     def messages(self, layout: Layout) -> list[Message]:
         """One gather."""
         return [Message("all_gather", HEADER_BYTES + self.payload_bytes(layout))]
+
+    def settle_steps(self) -> int:
+        """Those that are exchanged as they are."""
+        return self.start
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
         """Encode, gather, decode everybody's in the order of their ranks."""

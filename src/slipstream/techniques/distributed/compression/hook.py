@@ -15,12 +15,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
-from slipstream.technique import parse
+from slipstream.technique import parse, registry
 from slipstream.techniques.distributed.buckets import BucketThread, need_no_hook
 from slipstream.techniques.distributed.compression.auto import Auto, Chooser
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 from slipstream.techniques.distributed.compression.compressor import Compressor, dense, mean
-from slipstream.techniques.distributed.compression.technique import NAMES
 from slipstream.techniques.distributed.ranks import PATIENCE_S, TIMEOUT_S, Ranks
 from slipstream.techniques.distributed.waits import put_hook
 
@@ -75,6 +74,10 @@ def compress(
     return hook
 
 
+def _names() -> list[str]:
+    return [name for name, kind in registry().items() if kind.traits.compresses]
+
+
 def settings_of(how: str | Compressor | Auto) -> Compressor | Auto:
     """Settings as they are, or read from the grammar of techniques.
 
@@ -87,7 +90,7 @@ def settings_of(how: str | Compressor | Auto) -> Compressor | Auto:
     if not isinstance(how, str):
         raise InvalidArgumentError(
             "how", f"is {how!r}, not a way to compress",
-            remedy="auto, or one of " + ", ".join(sorted(NAMES)) + ", as topk:0.01",
+            remedy="auto, or one of " + ", ".join(_names()) + ", as topk:0.01",
         )  # fmt: skip
     if how == "auto":
         return Auto()
@@ -96,7 +99,7 @@ def settings_of(how: str | Compressor | Auto) -> Compressor | Auto:
         return found[0]
     raise UsageError(
         f"'{how}' is not one way to compress gradients",
-        remedy="auto, or one of " + ", ".join(sorted(NAMES)),
+        remedy="auto, or one of " + ", ".join(_names()),
     )
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.technique import Traits
 from slipstream.techniques.distributed.compression.compressor import (
     Exchange,
     Message,
     Reduce,
     sections,
 )
-from slipstream.techniques.distributed.compression.technique import CompressionTechnique
+from slipstream.techniques.distributed.compression.technique import COMPRESSES, CompressionTechnique
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +131,9 @@ class PowerSGD(LowRank):
     """
 
     name: ClassVar[str] = "powersgd"
-    variants: ClassVar[tuple[str, ...]] = ("powersgd:1", "powersgd:4", "powersgd:16")
+    traits: ClassVar[Traits] = replace(
+        COMPRESSES, variants=("powersgd:1", "powersgd:4", "powersgd:16")
+    )
 
     def messages(self, layout: Layout) -> list[Message]:
         """P with what is not compressed, then Q."""

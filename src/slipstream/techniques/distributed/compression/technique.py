@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques.distributed.compression import prediction
 from slipstream.techniques.distributed.compression.compressor import Compressor
-from slipstream.techniques.distributed.workers import SPREADS, need_ddp
+from slipstream.techniques.distributed.workers import ON_REPLICAS, need_ddp
 
 if TYPE_CHECKING:
     from slipstream.durations import Question
@@ -20,7 +21,8 @@ LATE = (
     "find the learning rate anew, without momentum first: what is kept arrives late and in one "
     "piece, and momentum repeats it"
 )
-NAMES = frozenset({"acp", "block_int", "cast", "powersgd", "randomk", "sign", "topk"})
+# Of a step that is shared among workers already.
+COMPRESSES = replace(ON_REPLICAS, stage=Stage.DISTRIBUTION + 1, compresses=True)
 
 
 class CompressionTechnique(Compressor):
@@ -30,17 +32,8 @@ class CompressionTechnique(Compressor):
         advice: what of the training has to change with it; see the convergence rows of the bench.
     """
 
-    # Of a step that is shared among workers already.
-    stage: ClassVar[int] = Stage.DISTRIBUTION + 1
-    conflicts: ClassVar[frozenset[str]] = frozenset()
-    clock: ClassVar[str] = "wall"
-    compresses: ClassVar[bool] = True
+    traits: ClassVar[Traits] = COMPRESSES
     advice: ClassVar[str] = ""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        # Only replicas in DistributedDataParallel have a hook for it.
-        cls.conflicts = (NAMES | SPREADS) - {"ddp", getattr(cls, "name", "")}
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why nothing of the step can be compressed."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.technique import Traits
 from slipstream.techniques.distributed.compression.compressor import (
     Exchange,
     GatheringCompressor,
@@ -19,7 +20,11 @@ from slipstream.techniques.distributed.compression.compressor import (
     Reduce,
     sections,
 )
-from slipstream.techniques.distributed.compression.technique import LATE, CompressionTechnique
+from slipstream.techniques.distributed.compression.technique import (
+    COMPRESSES,
+    LATE,
+    CompressionTechnique,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +47,7 @@ class TopK(CompressionTechnique, GatheringCompressor):
 
     name: ClassVar[str] = "topk"
     advice: ClassVar[str] = LATE
-    variants: ClassVar[tuple[str, ...]] = ("topk:0.1", "topk:0.01")
+    traits: ClassVar[Traits] = replace(COMPRESSES, variants=("topk:0.1", "topk:0.01"))
     ratio: float = 0.01
 
     def __post_init__(self) -> None:

@@ -47,7 +47,6 @@ class PrioritySync(Spreads):
     algo: str = "auto"
 
     name: ClassVar[str] = "priority_sync"
-    conflicts: ClassVar[frozenset[str]] = frozenset({"sharded_update"})
 
     def __post_init__(self) -> None:
         need_workers(self.name, self.workers)
@@ -64,7 +63,7 @@ class PrioritySync(Spreads):
     def predict(self, graph: Graph, context: Context) -> Graph:
         """All-reduces of slices by priority; each layer's update before its next forward pass."""
         cluster = need_cluster(context, self.name)
-        group = self.place(cluster)
+        group = self.group(cluster)
         tried = (self.slice_,) if self.slice_ else _TRIED
         made = [self._sliced(graph, cluster, group, size) for size in tried]
         return min(made, key=lambda one: replay(one).step_ns)

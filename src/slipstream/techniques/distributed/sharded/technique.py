@@ -25,8 +25,9 @@ from slipstream.graph import (
     replace_exchange,
 )
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques.distributed.workers import (
+    ON_REPLICAS,
     OnReplicas,
     has_update,
     need_cluster,
@@ -47,8 +48,7 @@ class ShardedUpdate(OnReplicas):
     """Each replica updates its share of the parameters."""
 
     name: ClassVar[str] = "sharded_update"
-    stage: ClassVar[int] = Stage.DISTRIBUTION + 4
-    conflicts: ClassVar[frozenset[str]] = frozenset({"fsdp", "priority_sync"})
+    traits: ClassVar[Traits] = replace(ON_REPLICAS, stage=Stage.DISTRIBUTION + 4)
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is no update to share out."""
