@@ -182,21 +182,3 @@ def name_of(graph: Graph, task: int) -> str:
 
 def module_of(graph: Graph, task: int) -> str:
     return graph.string(int(graph.tasks.module[task]))
-
-
-def same(one: Graph, other: Graph) -> bool:
-    """Whether two graphs are equal in everything."""
-    arrays = zip(
-        [c for part in (one.tasks, one.edges, one.memory) for c in vars(part).values()],
-        [c for part in (other.tasks, other.edges, other.memory) for c in vars(part).values()],
-        strict=True,
-    )
-    plain = ("strings", "calls", "shrunk", "lanes", "samples", "meta", "edits", "statistics")
-    return (
-        all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in arrays)
-        and all(
-            getattr(one, name).tobytes() == getattr(other, name).tobytes()
-            for name in ("operand_start", "operands", "parameters")
-        )
-        and all(getattr(one, name) == getattr(other, name) for name in plain)
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.errors import GraphError
 from slipstream.graph import Allocations, Edges, Editor, Graph, Tasks, distinct
-from slipstream.graph.graph import TASK_DTYPES, kept
+from slipstream.graph.graph import kept
 from slipstream.graph.uses import uses_of
 from slipstream.provenance import Provenance
 
@@ -24,7 +24,7 @@ def _drawn(seed: int) -> Graph:
     release = np.minimum(producer + rng.integers(0, 6, _ALLOCATIONS), _TASKS - 1)
     release[rng.random(_ALLOCATIONS) < 0.1] = -1
     return Graph(
-        tasks=Tasks(**{name: np.zeros(_TASKS, dtype) for name, dtype in TASK_DTYPES.items()}),
+        tasks=Tasks(**{name: np.zeros(_TASKS, dtype) for name, dtype in Tasks.dtypes.items()}),
         edges=Edges.none(),
         strings=("",),
         calls=(),

@@ -15,7 +15,6 @@ import numpy as np
 from slipstream.durations import Durations
 from slipstream.durations.durations import Answer
 from slipstream.graph import Allocations, Edges, Graph, Tasks
-from slipstream.graph.graph import TASK_DTYPES
 from slipstream.provenance import Provenance
 
 _TYPES = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
@@ -38,7 +37,7 @@ class AlikeDurations(Durations):
 def empty_graph() -> Graph:
     """A step in which nothing ran."""
     return Graph(
-        Tasks(**{name: np.zeros(0, dtype) for name, dtype in TASK_DTYPES.items()}),
+        Tasks(**{name: np.zeros(0, dtype) for name, dtype in Tasks.dtypes.items()}),
         Edges.none(), ("",), (), np.zeros(1, np.int64), np.zeros(0, np.int32),
         np.zeros(0, np.int32), (), 0,
     )  # fmt: skip

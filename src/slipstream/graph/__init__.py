@@ -16,20 +16,7 @@ from slipstream.graph.diff import Difference, difference
 from slipstream.graph.edit import Editor
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.file import load, save
-from slipstream.graph.graph import (
-    PROVENANCES,
-    Dependency,
-    Edges,
-    Edit,
-    Graph,
-    Kind,
-    StepPhase,
-    StringTable,
-    Tasks,
-    distinct,
-    need_graph,
-    replace_tasks,
-)
+from slipstream.graph.graph import Graph, need_graph, replace_tasks
 from slipstream.graph.kineto import KinetoTrace, MemoryChange, read_kineto, read_trace
 from slipstream.graph.lines import Attribution, Cost, LineCost, attribute
 from slipstream.graph.memory import Allocations, Role
@@ -48,6 +35,17 @@ from slipstream.graph.statistics import (
     TableIds,
 )
 from slipstream.graph.timeline import Timeline, lower, replay
+from slipstream.graph.values import (
+    PROVENANCES,
+    Dependency,
+    Edges,
+    Edit,
+    Kind,
+    StepPhase,
+    StringTable,
+    Tasks,
+    distinct,
+)
 
 __all__ = [
     "ITEM_BYTES",

@@ -13,15 +13,8 @@ from slipstream.errors import GraphError
 from slipstream.graph._kineto_columns import Category, Columns, Floats, Ints
 from slipstream.graph._kineto_device import Device, is_communication
 from slipstream.graph._kineto_links import LinkFinder, Window
-from slipstream.graph.graph import (
-    PROVENANCES,
-    Dependency,
-    Edges,
-    Graph,
-    Kind,
-    StepPhase,
-    Tasks,
-)
+from slipstream.graph.graph import Graph
+from slipstream.graph.values import PROVENANCES, Dependency, Edges, Kind, StepPhase, Tasks
 from slipstream.provenance import Provenance
 
 
@@ -137,13 +130,8 @@ class _Assembly:
         lag = np.array(links.lag, np.uint8)
         keep = (source >= 0) & (target >= 0) & ((lag == 1) | (source < target))
         self.found.dropped += int((~keep).sum())
-        return Edges(
-            source[keep].astype(np.int32),
-            target[keep].astype(np.int32),
-            np.array(links.kind, np.uint8)[keep],
-            np.array(links.delay, np.float64)[keep],
-            lag[keep],
-        )
+        edges = Edges.of(source, target, links.kind, links.delay, lag)
+        return edges.take(np.flatnonzero(keep))
 
     def _host_gaps(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.graph._kineto_columns import Category, Columns, Floats, Ints
-from slipstream.graph.graph import StepPhase, StringTable
+from slipstream.graph.values import StepPhase, StringTable
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer.step#"

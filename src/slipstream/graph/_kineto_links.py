@@ -32,11 +32,7 @@ from slipstream.errors import GraphError
 from slipstream.graph._kineto_columns import Category, Columns, Floats, Ints
 from slipstream.graph._kineto_device import ROUNDING_NS, Device, is_communication
 from slipstream.graph._kineto_host import Segments, flatten, frames
-from slipstream.graph.graph import (
-    Dependency,
-    StepPhase,
-    StringTable,
-)
+from slipstream.graph.values import Dependency, StepPhase, StringTable
 
 _STREAM_SYNC = ("cudaStreamSynchronize", "cuStreamSynchronize", "hipStreamSynchronize")
 _DEVICE_SYNC = (

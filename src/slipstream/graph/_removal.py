@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph.graph import Edges, Graph
+from slipstream.graph.graph import Graph
 from slipstream.graph.memory import Allocations
+from slipstream.graph.values import Edges
 
 _Edge = tuple[int, int, int, float, int]
 
@@ -117,15 +118,8 @@ class Links:
         for task in self._removed:
             self._take_away(task)
         extra = [edge for found in self._from.values() for edge in found]
-        columns = [[edge[column] for edge in extra] for column in range(5)]
-        edges, keep = self._edges, ~self._touched
-        return Edges(
-            np.concatenate([edges.source[keep], np.array(columns[0], np.int32)]),
-            np.concatenate([edges.target[keep], np.array(columns[1], np.int32)]),
-            np.concatenate([edges.kind[keep], np.array(columns[2], np.uint8)]),
-            np.concatenate([edges.delay_ns[keep], np.array(columns[3], np.float64)]),
-            np.concatenate([edges.lag[keep], np.array(columns[4], np.uint8)]),
-        )
+        kept = self._edges.take(np.flatnonzero(~self._touched))
+        return kept.joined(Edges.of(*zip(*extra, strict=True))) if extra else kept
 
     def _take_away(self, task: int) -> None:
         causes = [edge for edge in self._into.pop(task, []) if edge[0] != task]

@@ -21,21 +21,20 @@ from slipstream.errors import GraphError
 from slipstream.files import replacing
 from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.graph import (
+from slipstream.graph.graph import Graph
+from slipstream.graph.memory import Allocations
+from slipstream.graph.statistics import Statistics
+from slipstream.graph.timeline import replay
+from slipstream.graph.values import (
     PROVENANCES,
-    TASK_DTYPES,
     Dependency,
     Edges,
     Edit,
-    Graph,
     Kind,
     StepPhase,
     StringTable,
     Tasks,
 )
-from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations
-from slipstream.graph.statistics import Statistics
-from slipstream.graph.timeline import replay
 from slipstream.provenance import Provenance
 
 # The version of Chakra's schema that our field numbers are those of.
@@ -248,7 +247,7 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
         )
     n = len(nodes)
     columns: dict[str, NDArray[Any]] = {
-        column: np.zeros(n, dtype) for column, dtype in TASK_DTYPES.items()
+        column: np.zeros(n, dtype) for column, dtype in Tasks.dtypes.items()
     }
     edges: dict[int, tuple[int, int, int, float, int]] = {}
     starts = np.zeros(n + 1, np.int64)
@@ -278,10 +277,10 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
         raise GraphError("dependencies are missing", where=name, remedy="export it again")
     rows = [edges[number] for number in range(len(edges))]
     # Files written before memory was recorded have none.
-    memory = document.get("memory", {name: [] for name in ALLOCATION_DTYPES})
+    memory = document.get("memory", {name: [] for name in Allocations.dtypes})
     graph = Graph(
         tasks=Tasks(**columns),
-        edges=_edges(rows),
+        edges=Edges.of(*zip(*rows, strict=True)) if rows else Edges.none(),
         strings=tuple(str(text) for text in document["strings"]),
         calls=tuple(Call.from_json(call) for call in document["calls"]),
         operand_start=starts,
@@ -291,7 +290,7 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
         samples=int(document["samples"]),
         meta=dict(document["meta"]),
         edits=tuple(Edit(str(a), str(b), int(c)) for a, b, c in document["edits"]),
-        memory=Allocations.of(*(memory[name] for name in ALLOCATION_DTYPES)),
+        memory=Allocations.of(*(memory[name] for name in Allocations.dtypes)),
         shrunk=tuple(
             None if call is None else Call.from_json(call) for call in document.get("shrunk", ())
         ),
@@ -303,16 +302,6 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
         if graph.strings[graph.tasks.name[task]] != node.name:
             raise GraphError(f"the name of node {task} was changed to '{node.name}'", where=name)
     return graph
-
-
-def _edges(rows: Sequence[tuple[int, int, int, float, int]]) -> Edges:
-    return Edges(
-        np.array([row[0] for row in rows], np.int32),
-        np.array([row[1] for row in rows], np.int32),
-        np.array([row[2] for row in rows], np.uint8),
-        np.array([row[3] for row in rows], np.float64),
-        np.array([row[4] for row in rows], np.uint8),
-    )
 
 
 def _foreign(nodes: Sequence[Any], version: str, name: str) -> Graph:
@@ -347,13 +336,13 @@ def _foreign(nodes: Sequence[Any], version: str, name: str) -> Graph:
             code = Dependency.DATA if dependency in data and not talks else between
             edges.append((source, place, int(code), 0.0, 0))
     n = len(order)
-    columns = {key: np.zeros(n, dtype) for key, dtype in TASK_DTYPES.items()}
-    columns.update({key: np.array(rows[key], TASK_DTYPES[key]) for key in rows})
+    columns = {key: np.zeros(n, dtype) for key, dtype in Tasks.dtypes.items()}
+    columns.update({key: np.array(rows[key], Tasks.dtypes[key]) for key in rows})
     columns["call"][:] = columns["sequence"][:] = -1
     columns["provenance"][:] = PROVENANCES.index(Provenance.MEASURED)
     graph = Graph(
         tasks=Tasks(**columns),
-        edges=_edges(edges),
+        edges=Edges.of(*zip(*edges, strict=True)) if edges else Edges.none(),
         strings=strings.freeze(),
         calls=(),
         operand_start=np.zeros(n + 1, np.int64),

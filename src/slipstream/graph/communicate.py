@@ -29,8 +29,9 @@ from slipstream.errors import GraphError
 from slipstream.graph.call import Call, TensorSpec
 from slipstream.graph.edit import Editor
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.graph import Graph, Kind
+from slipstream.graph.graph import Graph
 from slipstream.graph.timeline import replay
+from slipstream.graph.values import Kind
 from slipstream.provenance import Provenance
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from slipstream import native
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph.graph import Dependency, Graph, Kind
+from slipstream.graph.graph import Graph
 from slipstream.graph.timeline import Timeline
+from slipstream.graph.values import Dependency, Kind
 
 Floats = NDArray[np.float64]
 GROUPS = ("operator", "module", "line", "phase", "lane", "kind")

@@ -20,18 +20,11 @@ from slipstream.errors import GraphError
 from slipstream.graph._removal import Heirs, Links
 from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.graph import (
-    PROVENANCES,
-    TASK_DTYPES,
-    Dependency,
-    Edges,
-    Edit,
-    Graph,
-    Kind,
-    StringTable,
-)
-from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations, Role
+from slipstream.graph.graph import Graph
+from slipstream.graph.memory import Allocations, Role
+from slipstream.graph.rewiring import Rewired, aliases_of, checked_operands, rewired
 from slipstream.graph.select import Selection, matching
+from slipstream.graph.values import PROVENANCES, Dependency, Edges, Edit, Kind, StringTable, Tasks
 from slipstream.provenance import Provenance
 
 
@@ -56,10 +49,12 @@ class Editor:
         self._inserts = 0
         # By handle: the storages of its call's tensors.
         self._given: dict[int, Sequence[int]] = {}
+        # By recorded task: the storages it has in place of the recorded ones.
+        self._operands_of: dict[int, list[int]] = {}
         self._nbytes = graph.memory.nbytes.copy()
         self._release = graph.memory.release.astype(np.int64)
         # New allocations: as `Allocations`, with -1 or an index or handle for tasks.
-        self._allocated: dict[str, list[int]] = {name: [] for name in ALLOCATION_DTYPES}
+        self._allocated: dict[str, list[int]] = {name: [] for name in Allocations.dtypes}
         self._lanes = list(graph.lanes)
         # (source, target, kind, delay, lag) of new dependencies.
         self._connected: list[_Edge] = []
@@ -148,8 +143,45 @@ class Editor:
         self._check(tasks)
         if self._reordered:
             raise GraphError("tasks were reordered in this edit", remedy="apply it, then remove")
+        waiting = {task for source, target, *_ in self._connected for task in (source, target)}
+        if waiting.intersection(tasks.tolist()):
+            task = min(waiting.intersection(tasks.tolist()))
+            raise GraphError(f"task {task} was connected in this edit", remedy="remove it first")
         self._removed[tasks] = True
         self._touched[tasks] = True
+
+    def set_operands(
+        self, task: int, inputs: Sequence[int], outputs: Sequence[int] | None = None
+    ) -> None:
+        """Let `task` read, and write, other storages; memory lives as long as they are in use.
+
+        Its call is the one it makes in this edit by now: change that first. An output that lies in
+        an input, because the task works in place or only looks at it, stays there: by itself where
+        no `outputs` are given. Who reads what the task wrote before has to be told in the same
+        edit; the memory of what nobody uses any more goes away, see `rewiring.rewired`.
+
+        Args:
+            inputs: a storage for each tensor its call reads, -1 for unknown.
+            outputs: for each that it returns; None for those it has.
+
+        Raises:
+            GraphError: there is no such task or it makes no known call, not one storage for every
+                tensor, or one that parts an output from the input it lies in or puts a new tensor
+                into one. By `apply`: a task reads what nothing makes any more.
+        """
+        self._check(_one(task))
+        number = int(self._call[task])
+        if number < 0:
+            raise GraphError(f"task {task} makes no known call, whose tensors could lie elsewhere")
+        call, recorded = self._calls[number], number == self._graph.tasks.call[task]
+        aliases = aliases_of(self._graph, task, call, recorded=recorded)
+        present = self._operands_of.get(task, self._graph.storages(task).tolist())
+        given = outputs is not None
+        written = outputs if outputs is not None else present[len(present) - len(call.outputs) :]
+        self._operands_of[task] = checked_operands(
+            task, call, aliases, inputs, written, given=given
+        )
+        self._touched[task] = True
 
     def insert(
         self,
@@ -272,8 +304,15 @@ class Editor:
         """Let `target` wait for `source`, of this step or (lag 1) of the one before.
 
         Both are indices or what `insert` gave.
+
+        Raises:
+            GraphError: there is no such task, or it was removed in this edit.
         """
         self._check_references((source, target))
+        for task in (source, target):
+            if task < 0 or (task < len(self._removed) and self._removed[task]):
+                what = "was removed in this edit" if task >= 0 else "is none"
+                raise GraphError(f"task {task} cannot be waited for or wait: it {what}")
         self._connected.append((source, target, int(kind), delay_ns, lag))
 
     def exchange(self, row: Exchange) -> None:
@@ -414,7 +453,8 @@ class Editor:
 
     def apply(self, what: str) -> Graph:
         """The edited copy, with one `Edit` that says `what` was done."""
-        graph = self._graph
+        wiring = self._wiring()
+        graph = wiring.graph
         added = self._added()
         order, new_index = self._placed(added)
         edited = replace(
@@ -429,14 +469,14 @@ class Editor:
         for name, column in edited.columns().items():
             if name in added:
                 column[places] = added[name]
-        starts, operands = self._operands(order, places, added["like"])
+        starts, operands = self._operands(graph, order, places, added["like"])
         return replace(
             graph,
             tasks=edited,
             edges=self._edges(new_index),
             lanes=tuple(self._lanes),
             exchanges=self._renumbered(new_index),
-            memory=self._remapped(new_index, order),
+            memory=self._remapped(wiring, new_index, order),
             strings=self._strings.freeze(),
             calls=tuple(self._calls),
             shrunk=self._shrunk(),
@@ -447,6 +487,14 @@ class Editor:
                 Edit(self._technique, what, int(self._touched.sum()) + self._inserts),
             ),
         )
+
+    def _wiring(self) -> Rewired:
+        """The graph with the operands that `set_operands` gave."""
+        graph = self._graph
+        if not self._operands_of:
+            return Rewired(graph, np.ones(len(graph.memory), bool), Allocations.none())
+        calls = {task: self._calls[self._call[task]] for task in self._operands_of}
+        return rewired(graph, self._operands_of, calls, self._removed)
 
     def _added(self) -> dict[str, NDArray[Any]]:
         """The columns of all inserted tasks, in order of insertion."""
@@ -510,7 +558,11 @@ class Editor:
         return (*recorded, *[None] * added) if recorded else ()
 
     def _operands(
-        self, order: NDArray[np.int64], places: NDArray[np.int64], like: NDArray[np.int64]
+        self,
+        graph: Graph,
+        order: NDArray[np.int64],
+        places: NDArray[np.int64],
+        like: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Of the edited graph; a new task at one of `places` has those of the task it is `like`."""
         repeated = order.copy()
@@ -519,23 +571,24 @@ class Editor:
             int(places[handle - len(self._graph)]): np.array(given, np.int32)
             for handle, given in self._given.items()
         }
-        return self._graph.gathered(repeated, own)
+        return graph.gathered(repeated, own)
 
-    def _remapped(self, new_index: NDArray[np.int64], order: NDArray[np.int64]) -> Allocations:
+    def _remapped(
+        self, wiring: Rewired, new_index: NDArray[np.int64], order: NDArray[np.int64]
+    ) -> Allocations:
         """The allocations with tasks numbered as in the edited graph.
 
         What a removed task allocated goes with it, unless a kept task uses it: then the next task
         on the lane allocates it. What a removed task freed is freed after the task before it, or
         by what was put in its place.
         """
-        changed = {"nbytes": self._nbytes, "release": self._release}
-        recorded = {**self._graph.memory.columns(), **changed}
-        memory = Allocations.of(
-            *(
-                np.concatenate([column, np.array(self._allocated[name], np.int64)])
-                for name, column in recorded.items()
-            )
-        )
+        recorded = wiring.graph.memory
+        asked = self._release != self._graph.memory.release
+        release = np.where(asked, self._release, recorded.release)
+        columns = recorded.columns() | {"nbytes": self._nbytes, "release": release}
+        allocated = Allocations.of(*self._allocated.values())
+        kept = Allocations.of(*(column[wiring.needed] for column in columns.values()))
+        memory = kept.joined(allocated, wiring.added)
         if not self._removed.any() or not len(memory):
             numbers = np.append(new_index, -1)  # -1 stays -1
             return replace(
@@ -543,7 +596,7 @@ class Editor:
                 producer=numbers[memory.producer].astype(np.int32),
                 release=numbers[memory.release].astype(np.int32),
             )
-        return Heirs(self._graph, self._removed, new_index, order).hand_on(memory)
+        return Heirs(wiring.graph, self._removed, new_index, order).hand_on(memory)
 
     def _edges(self, new_index: NDArray[np.int64]) -> Edges:
         """Edges between kept tasks, and from what a removed task waited for to what waited.
@@ -560,19 +613,8 @@ class Editor:
             edges = replace(kept, source=source.astype(np.int32), target=target.astype(np.int32))
         if not self._connected:
             return edges
-        columns = [list(column) for column in zip(*self._connected, strict=True)]
-        added = Edges(
-            new_index[np.array(columns[0])].astype(np.int32),
-            new_index[np.array(columns[1])].astype(np.int32),
-            np.array(columns[2], np.uint8),
-            np.array(columns[3], np.float64),
-            np.array(columns[4], np.uint8),
-        )
-        there = (added.source >= 0) & (added.target >= 0)
-        names = ("source", "target", "kind", "delay_ns", "lag")
-        return Edges(
-            *(np.concatenate([getattr(edges, n), getattr(added, n)[there]]) for n in names)
-        )
+        first, second, *rest = zip(*self._connected, strict=True)
+        return edges.joined(Edges.of(new_index[list(first)], new_index[list(second)], *rest))
 
     def _renumbered(self, new_index: NDArray[np.int64]) -> tuple[Exchange, ...]:
         """The exchanges whose task is still there, in its order."""
@@ -610,5 +652,5 @@ _INSERTED: dict[str, Any] = {
     "beside": np.int64,
     "before": np.bool_,
     "like": np.int64,
-    **{name: dtype for name, dtype in TASK_DTYPES.items() if name not in ("phase", "rank")},
+    **{name: dtype for name, dtype in Tasks.dtypes.items() if name not in ("phase", "rank")},
 }

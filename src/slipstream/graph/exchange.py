@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slipstream.cluster import Collective
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exchange:
     """One communication of the step.
 
@@ -47,6 +47,9 @@ class Exchange:
     bottleneck: str = ""
     lag: int = 0
     modules: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Exchange) and self.to_json() == other.to_json()
 
     @property
     def ranks(self) -> int:

@@ -19,18 +19,15 @@ from slipstream.errors import GraphError
 from slipstream.files import replacing
 from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.graph import TASK_DTYPES, Edges, Edit, Graph, Tasks
-from slipstream.graph.memory import ALLOCATION_DTYPES, Allocations
+from slipstream.graph.graph import Graph
+from slipstream.graph.memory import Allocations
 from slipstream.graph.statistics import Statistics
 from slipstream.graph.timeline import lower
+from slipstream.graph.values import Columns, Edges, Edit, Tasks
 
 SCHEMA = 2
 _ALIGNMENT = 64
 _DATE = (1980, 1, 1, 0, 0, 0)
-_EDGE_DTYPES: dict[str, Any] = {
-    "source": np.int32, "target": np.int32, "kind": np.uint8, "delay_ns": np.float64,
-    "lag": np.uint8,
-}  # fmt: skip
 _ARRAY_DTYPES: dict[str, Any] = {
     "operand_start": np.int64, "operands": np.int32, "parameters": np.int32,
 }  # fmt: skip
@@ -46,14 +43,10 @@ def save(graph: Graph, path: Path) -> None:
         GraphError: the file cannot be written.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    for name, column in graph.tasks.columns().items():
-        arrays[f"tasks/{name}"] = column
-    for name in _EDGE_DTYPES:
-        arrays[f"edges/{name}"] = getattr(graph.edges, name)
-    for name in _ARRAY_DTYPES:
-        arrays[name] = getattr(graph, name)
-    for name, column in graph.memory.columns().items():
-        arrays[f"memory/{name}"] = column
+    for table in ("tasks", "edges"):
+        arrays |= _named(table, getattr(graph, table))
+    arrays |= {name: getattr(graph, name) for name in _ARRAY_DTYPES}
+    arrays |= _named("memory", graph.memory)
     meta = {
         "format": "slipgraph",
         "schema": SCHEMA,
@@ -77,6 +70,10 @@ def save(graph: Graph, path: Path) -> None:
             where=str(path),
             remedy="name another file with -o",
         ) from error
+
+
+def _named(table: str, columns: Columns) -> dict[str, NDArray[Any]]:
+    return {f"{table}/{name}": column for name, column in columns.columns().items()}
 
 
 def load(path: Path) -> Graph:
@@ -144,6 +141,9 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
             raise broken(f"'{name}' has the wrong type or shape")
         return found
 
+    def columns(name: str, table: type[Columns]) -> dict[str, NDArray[Any]]:
+        return {column: array(f"{name}/{column}", t) for column, t in table.dtypes.items()}
+
     try:
         if archive.getinfo("meta.json").file_size > _LARGEST_META_BYTES:
             raise broken("meta.json is too large")
@@ -160,20 +160,18 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
             remedy="upgrade slipstream",
         )
     try:
-        memory = Allocations.none()
-        if schema >= _FIRST_WITH_MEMORY:
-            columns = {name: array(f"memory/{name}", t) for name, t in ALLOCATION_DTYPES.items()}
-            memory = Allocations(**columns)
         graph = Graph(
-            tasks=Tasks(**{name: array(f"tasks/{name}", t) for name, t in TASK_DTYPES.items()}),
-            edges=Edges(**{name: array(f"edges/{name}", t) for name, t in _EDGE_DTYPES.items()}),
+            tasks=Tasks(**columns("tasks", Tasks)),
+            edges=Edges(**columns("edges", Edges)),
             strings=tuple(_text(text) for text in meta["strings"]),
             calls=tuple(Call.from_json(call) for call in meta["calls"]),
             lanes=tuple(_text(text) for text in meta["lanes"]),
             samples=int(meta["samples"]),
             meta=dict(meta["meta"]),
             edits=tuple(Edit(_text(a), _text(b), int(c)) for a, b, c in meta["edits"]),
-            memory=memory,
+            memory=Allocations(**columns("memory", Allocations))
+            if schema >= _FIRST_WITH_MEMORY
+            else Allocations.none(),
             shrunk=tuple(
                 None if call is None else Call.from_json(call) for call in meta.get("shrunk", ())
             ),

@@ -6,15 +6,16 @@ simulation of an edited graph gives the memory of the edited step.
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
+from slipstream.graph.values import Columns
 
 
 class Role(IntEnum):
@@ -30,8 +31,8 @@ class Role(IntEnum):
     TEMPORARY = 7
 
 
-@dataclass(frozen=True)
-class Allocations:
+@dataclass(frozen=True, eq=False)
+class Allocations(Columns):
     """Columns over the m allocations of a step.
 
     An allocation that one task both makes and frees is that task's workspace: what it needs while
@@ -45,45 +46,16 @@ class Allocations:
         release: int32 [m], the task after which it is freed; -1: it outlives the step.
     """
 
+    dtypes: ClassVar[Mapping[str, Any]] = {
+        "nbytes": np.int64, "storage": np.int32, "role": np.uint8, "producer": np.int32,
+        "release": np.int32,
+    }  # fmt: skip
+
     nbytes: NDArray[np.int64]
     storage: NDArray[np.int32]
     role: NDArray[np.uint8]
     producer: NDArray[np.int32]
     release: NDArray[np.int32]
-
-    @classmethod
-    def none(cls) -> Allocations:
-        """No allocations: memory was not recorded."""
-        return cls.of((), (), (), (), ())
-
-    @classmethod
-    def of(
-        cls,
-        nbytes: ArrayLike,
-        storage: ArrayLike,
-        role: ArrayLike,
-        producer: ArrayLike,
-        release: ArrayLike,
-    ) -> Allocations:
-        """Columns of anything array-like, in their dtypes."""
-        given = (nbytes, storage, role, producer, release)
-        return cls(
-            *(
-                np.array(column, dtype)
-                for column, dtype in zip(given, ALLOCATION_DTYPES.values(), strict=True)
-            )
-        )
-
-    def __len__(self) -> int:
-        return len(self.nbytes)
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
-    def take(self, order: NDArray[np.int64]) -> Allocations:
-        """The allocations at `order`; one may be taken more than once."""
-        return Allocations(**{name: column[order] for name, column in self.columns().items()})
 
     def check(self, tasks: int) -> None:
         """Raise a `GraphError` naming the first row that cannot belong to a graph of `tasks`."""
@@ -107,8 +79,4 @@ class Allocations:
             raise GraphError("the allocations add up to more than 2^62 bytes")
 
 
-ALLOCATION_DTYPES: dict[str, Any] = {
-    "nbytes": np.int64, "storage": np.int32, "role": np.uint8, "producer": np.int32,
-    "release": np.int32,
-}  # fmt: skip
 _LARGEST_BYTES = 1 << 62

@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from slipstream import native
-from slipstream.graph.graph import PROVENANCES, Edit, Graph, replace_tasks
+from slipstream.graph.graph import Graph, replace_tasks
 from slipstream.graph.timeline import Timeline, replay_like
+from slipstream.graph.values import PROVENANCES, Edit
 from slipstream.provenance import Provenance
 
 PAGE_FAULTS = "page faults"

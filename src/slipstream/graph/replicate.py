@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph.graph import Dependency, Edges, Edit, Graph, Kind, Tasks
+from slipstream.graph.graph import Graph
+from slipstream.graph.values import Dependency, Edges, Edit, Kind, Tasks
 
 
 def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -> Graph:
@@ -105,10 +106,7 @@ def _edges(graph: Graph, ranks: int) -> Edges:
     here = np.concatenate([np.full(len(which), a * n) for a, _, which in pairs])
     there = np.concatenate([np.full(len(which), b * n) for _, b, which in pairs])
     kind = np.where(here == there, edges.kind[chosen], Dependency.COMMUNICATION)
-    return Edges(
-        (edges.source[chosen] + here).astype(np.int32),
-        (edges.target[chosen] + there).astype(np.int32),
-        kind.astype(np.uint8),
-        edges.delay_ns[chosen],
-        edges.lag[chosen],
-    )
+    return Edges.of(
+        edges.source[chosen] + here, edges.target[chosen] + there, kind,
+        edges.delay_ns[chosen], edges.lag[chosen],
+    )  # fmt: skip

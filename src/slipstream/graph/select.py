@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph.graph import Graph, Kind, StepPhase
+from slipstream.graph.graph import Graph
+from slipstream.graph.values import Kind, StepPhase
 from slipstream.provenance import Provenance
 
 if TYPE_CHECKING:

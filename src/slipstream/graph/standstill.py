@@ -19,8 +19,9 @@ import numpy as np
 
 from slipstream.graph.critical_path import Causes
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.graph import Graph, Kind
+from slipstream.graph.graph import Graph
 from slipstream.graph.timeline import Timeline
+from slipstream.graph.values import Kind
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from slipstream.graph import (
     StringTable,
     TensorSpec,
 )
-from slipstream.graph.graph import PROVENANCES
+from slipstream.graph.values import PROVENANCES
 from slipstream.provenance import Provenance
 from slipstream.source import Source, accumulate, locate
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
@@ -247,8 +247,7 @@ def _memory(
         parts.append(
             replace(part, producer=producer.astype(np.int32), release=release.astype(np.int32))
         )
-    columns = [[getattr(part, name) for part in parts] for name in memory.columns()]
-    return Allocations(*(np.concatenate(column) for column in columns))
+    return parts[0].joined(*parts[1:])
 
 
 def _gradients(graph: Graph) -> list[TensorSpec]:

@@ -191,12 +191,10 @@ def _contracted(edges: Edges, owner: NDArray[np.int64], place: NDArray[np.int64]
     launcher[edges.target[launches]] = source[launches]
     merged = (target != edges.target) | np.isin(target, owner[owner != np.arange(len(owner))])
     keep = (source != target) & ~(merged & (launcher[edges.source] == target))
-    return Edges(
-        place[source[keep]].astype(np.int32),
-        place[target[keep]].astype(np.int32),
-        edges.kind[keep],
-        edges.delay_ns[keep],
-        edges.lag[keep],
+    return replace(
+        edges.take(np.flatnonzero(keep)),
+        source=place[source[keep]].astype(np.int32),
+        target=place[target[keep]].astype(np.int32),
     )
 
 

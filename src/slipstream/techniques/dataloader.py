@@ -27,7 +27,6 @@ from slipstream.graph import (
     Editor,
     Graph,
     Kind,
-    Tasks,
     TensorSpec,
 )
 from slipstream.provenance import Provenance
@@ -187,14 +186,16 @@ class DataLoader(Settings):
             spread=np.maximum(moved.spread, spread),
             provenance=np.full(len(order), PROVENANCES.index(Provenance.SIMULATED), np.uint8),
         )
-        ours, theirs = edited.tasks.columns(), moved.columns()
-        take = next(t for t in range(n) if edited.string(int(ours["name"][t])) == _TAKE)
+        (take,) = np.flatnonzero(edited.tasks.name == edited.strings.index(_TAKE))
+        # The next step's taking of a batch waits for each worker's last task.
         ends = n + each * np.arange(1, self.workers + 1) - 1
+        alike = np.ones(self.workers)
+        waits = Edges.of(ends, alike * take, alike * Dependency.DATA, alike * 0, alike)
         starts, operands = graph.gathered(order)
         return replace(
             edited,
-            tasks=Tasks(**{name: np.concatenate([ours[name], theirs[name]]) for name in ours}),
-            edges=_joined(edited.edges, ends, take),
+            tasks=edited.tasks.joined(moved),
+            edges=edited.edges.joined(waits),
             lanes=(*edited.lanes, *(f"loader {worker}" for worker in range(self.workers))),
             operand_start=np.concatenate(
                 [edited.operand_start, edited.operand_start[-1] + starts[1:]]
@@ -251,18 +252,6 @@ def _batch(graph: Graph, loading: NDArray[np.int64]) -> tuple[TensorSpec, ...]:
 
 def _take(specs: tuple[TensorSpec, ...]) -> Question:
     return Question(Call("slipstream::take_batch()", specs))
-
-
-def _joined(edges: Edges, ends: NDArray[np.int64], take: int) -> Edges:
-    """`edges`, and one from each worker's last task to the next step's taking of a batch."""
-    count = len(ends)
-    return Edges(
-        np.concatenate([edges.source, ends.astype(np.int32)]),
-        np.concatenate([edges.target, np.full(count, take, np.int32)]),
-        np.concatenate([edges.kind, np.full(count, Dependency.DATA, np.uint8)]),
-        np.concatenate([edges.delay_ns, np.zeros(count)]),
-        np.concatenate([edges.lag, np.ones(count, np.uint8)]),
-    )
 
 
 def _with_workers(make: Callable[..., None], workers: int) -> Callable[..., None]:

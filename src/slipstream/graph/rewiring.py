@@ -1,0 +1,212 @@
+"""Tasks that read and write other storages than recorded, and what that does to memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
+from slipstream.graph.call import Call, TensorSpec
+from slipstream.graph.graph import Graph
+from slipstream.graph.memory import Allocations, Role
+
+_WRITTEN = re.compile(r"\(([a-z]+)!\)")
+
+
+def written_aliases(call: Call) -> list[tuple[int, int]]:
+    """(input, output) of each output that the schema says is an input the call writes in place."""
+    schema, _, returned = call.op.rpartition("->")
+    parameters = schema.partition("(")[2].replace("*, ", "").split(", ")
+    names = [_WRITTEN.search(text) for text in returned.split(", ")]
+    found, position = [], 0
+    for text, argument in zip(parameters, call.arguments, strict=False):
+        mark = _WRITTEN.search(text)
+        if isinstance(argument, TensorSpec) and mark is not None:
+            outputs = (j for j, name in enumerate(names) if name and name[1] == mark[1])
+            found += [(position, j) for j in outputs if j < len(call.outputs)]
+        position += len(Call(call.op, (argument,)).inputs)
+    return found
+
+
+def aliases_of(graph: Graph, task: int, call: Call, *, recorded: bool) -> list[tuple[int, int]]:
+    """(input, output) of each output of `call` that lies in one of its inputs' storages.
+
+    Args:
+        recorded: whether the task makes the call it was recorded with: then a view, too, shows in
+            its storages. Else its schema tells what it writes in place.
+    """
+    storages = graph.storages(task).tolist()
+    inputs = len(call.inputs)
+    if not recorded or len(storages) != inputs + len(call.outputs):
+        return written_aliases(call)
+    return [
+        (storages.index(storage), number)
+        for number, storage in enumerate(storages[inputs:])
+        if storage >= 0 and storage in storages[:inputs]
+    ]
+
+
+def checked_operands(
+    task: int,
+    call: Call,
+    aliases: Sequence[tuple[int, int]],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    *,
+    given: bool,
+) -> list[int]:
+    """Storages of the inputs and then of the outputs of `task`, with its `aliases` as they were.
+
+    Args:
+        given: whether `outputs` were asked for; else they follow the inputs they lie in.
+
+    Raises:
+        GraphError: not one storage for each tensor, an output that leaves the input it lies in, or
+            one that comes to lie in an input though the call makes a new tensor.
+    """
+    for tensors, storages, word in (
+        (call.inputs, inputs, "inputs"),
+        (call.outputs, outputs, "outputs"),
+    ):
+        if len(storages) != len(tensors):
+            raise GraphError(f"{len(storages)} storages for {len(tensors)} {word} of {call.name}")
+    found = list(outputs)
+    for i, j in aliases:
+        if given and found[j] != inputs[i]:
+            raise GraphError(
+                f"output {j} of task {task} ({call.name}) lies in its input {i}: "
+                f"storage {inputs[i]}, not {found[j]}",
+                remedy="give it a call that does not work in place, or the same storage for both",
+            )
+        found[j] = inputs[i]
+    aliased = {j for _, j in aliases}
+    for j, storage in enumerate(found):
+        if j not in aliased and storage >= 0 and storage in inputs:
+            raise GraphError(
+                f"output {j} of task {task} ({call.name}) is a new tensor, "
+                f"and storage {storage} holds its input {list(inputs).index(storage)}"
+            )
+    return [*inputs, *found]
+
+
+@dataclass(frozen=True)
+class Rewired:
+    """A graph with other operands for some tasks.
+
+    Attributes:
+        graph: with those operands; its allocations are those recorded, with other lifetimes.
+        needed: bool [allocations], false where nothing uses what is allocated any more.
+        added: what is allocated beside them, for outputs in storages of which nothing was known.
+    """
+
+    graph: Graph
+    needed: NDArray[np.bool_]
+    added: Allocations
+
+
+def rewired(
+    graph: Graph,
+    operands: Mapping[int, Sequence[int]],
+    calls: Mapping[int, Call],
+    removed: NDArray[np.bool_],
+) -> Rewired:
+    """`graph` with these operands by task, and memory that lives as long as they are in use.
+
+    An allocation that was freed after its last user still is; one that was kept longer is kept as
+    long, or until its last user where that is later. What nothing uses any more is not allocated,
+    and what another task makes now is allocated by that one.
+
+    Args:
+        operands: by task: the storages of its call's inputs and outputs.
+        calls: by the same tasks: the calls they make.
+        removed: bool [tasks], those that are taken out and use nothing.
+
+    Raises:
+        GraphError: a task reads a storage that nothing makes any more.
+    """
+    order = np.arange(len(graph))
+    order[list(operands)] = -1
+    starts, column = graph.gathered(
+        order, {task: np.array(storages, np.int32) for task, storages in operands.items()}
+    )
+    after = replace(graph, operand_start=starts, operands=column)
+    memory = graph.memory
+    if not len(memory):
+        return Rewired(after, np.ones(0, bool), Allocations.none())
+    changed = {s for task, storages in operands.items() for s in storages}
+    changed |= {s for task in operands for s in graph.storages(task).tolist()}
+    changed -= {-1, *graph.parameters.tolist()}
+    users, present = _users(graph, changed), _users(after, changed)
+    gone = set(np.flatnonzero(removed).tolist())
+    producer, release = memory.producer.copy(), memory.release.copy()
+    needed = np.ones(len(memory), bool)
+    for storage in sorted(changed):
+        remaining = [task for task in present[storage] if task not in gone]
+        for row, begin, end in _lives(memory, storage, len(graph)):
+            born, freed = int(memory.producer[row]), int(memory.release[row])
+            until = freed if freed >= 0 else len(graph)
+            before = [task for task in users[storage] if max(born, 0) <= task <= until]
+            now = [task for task in remaining if begin < task < end]
+            if now == before:
+                continue
+            if not now:
+                needed[row] = born < 0 or born in gone or not before
+                continue
+            if born >= 0 and born not in now:
+                if _makes(after, calls, now[0], storage):
+                    producer[row] = now[0]
+                elif born not in gone:
+                    raise GraphError(
+                        f"task {now[0]} reads storage {storage}, which nothing makes any more",
+                        remedy=f"give it the storage that task {born} writes now",
+                    )
+            if freed >= 0:
+                last = max(now[-1], int(producer[row]))
+                release[row] = last if freed == max([born, *before]) else max(freed, last)
+    edited = replace(memory, producer=producer, release=release)
+    fresh = [
+        (spec.nbytes, storage, int(Role.ACTIVATION), task, max([*present[storage], task]))
+        for task, storages in sorted(operands.items())
+        for spec, storage in zip(
+            calls[task].outputs, storages[len(calls[task].inputs) :], strict=True
+        )
+        if storage in changed
+        and storage not in memory.storage
+        and storage not in storages[: len(calls[task].inputs)]
+        and min(present[storage]) == task
+    ]
+    return Rewired(
+        replace(after, memory=edited), needed,
+        Allocations.of(*zip(*fresh, strict=True)) if fresh else Allocations.none(),
+    )  # fmt: skip
+
+
+def _users(graph: Graph, storages: set[int]) -> dict[int, list[int]]:
+    """By storage the tasks that have it among their operands, ascending, each once."""
+    wanted = np.isin(graph.operands, list(storages))
+    task = np.repeat(np.arange(len(graph)), np.diff(graph.operand_start))[wanted].tolist()
+    found: dict[int, dict[int, None]] = {storage: {} for storage in storages}
+    for storage, user in zip(graph.operands[wanted].tolist(), task, strict=True):
+        found[storage][user] = None
+    return {storage: list(tasks) for storage, tasks in found.items()}
+
+
+def _lives(memory: Allocations, storage: int, tasks: int) -> Iterator[tuple[int, int, int]]:
+    """Each allocation of `storage`, and the tasks between which the number can only mean it."""
+    rows = np.flatnonzero(memory.storage == storage)
+    rows = rows[np.argsort(memory.producer[rows], kind="stable")].tolist()
+    for place, row in enumerate(rows):
+        earlier = int(memory.release[rows[place - 1]]) if place else -1
+        later = int(memory.producer[rows[place + 1]]) if place + 1 < len(rows) else tasks
+        yield row, earlier, later
+
+
+def _makes(graph: Graph, calls: Mapping[int, Call], task: int, storage: int) -> bool:
+    """Whether `task` returns a tensor in `storage`."""
+    number = int(graph.tasks.call[task])
+    call = calls.get(task) or (graph.calls[number] if number >= 0 else None)
+    return call is not None and storage in graph.storages(task)[len(call.inputs) :]
