@@ -1,17 +1,17 @@
 """Modules to use in place of torch's own."""
 
 from slipstream.techniques.dropout.nn import Dropout, dropout
-from slipstream.techniques.embedding.low_dimension import LowDimTable
-from slipstream.techniques.embedding.quantized_rows import QuantizedTable
-from slipstream.techniques.embedding.robe import (
+from slipstream.techniques.embedding.formats.codes import QuantizedTable
+from slipstream.techniques.embedding.formats.hashed import HashedTable
+from slipstream.techniques.embedding.formats.lowdim import LowDimTable
+from slipstream.techniques.embedding.formats.robe import (
     ROBEEmbedding,
     ROBEEmbeddingBag,
     ROBEEmbeddingCollection,
 )
-from slipstream.techniques.embedding.shared_array import SharedArray
-from slipstream.techniques.embedding.shared_rows import HashedTable
-from slipstream.techniques.embedding.table_modules import TableEmbedding, TableEmbeddingBag
-from slipstream.techniques.embedding.tt import TTEmbedding, TTEmbeddingBag
+from slipstream.techniques.embedding.formats.shared_array import SharedArray
+from slipstream.techniques.embedding.formats.tt import TTEmbedding, TTEmbeddingBag
+from slipstream.techniques.embedding.modules import TableEmbedding, TableEmbeddingBag
 
 __all__ = [
     "Dropout",

@@ -18,11 +18,11 @@ from slipstream.graph import Statistics, TableIds
 from slipstream.provenance import Provenance
 from slipstream.techniques.embedding.allocate import allocate, lower_hull
 from slipstream.techniques.embedding.facts import shares_of
+from slipstream.techniques.embedding.formats import FORMATS
+from slipstream.techniques.embedding.formats.format import Choice, TableFacts, sizes, with_errors
+from slipstream.techniques.embedding.modules import CompressedEmbedding
 from slipstream.techniques.embedding.planning import LEAST_ROWS, plan
-from slipstream.techniques.embedding.protocol import CompressedEmbedding
 from slipstream.techniques.embedding.tt_init import LEAST_STD
-from slipstream.techniques.embedding.ways import WAYS
-from slipstream.techniques.embedding.ways.way import Choice, TableFacts, sizes, with_errors
 from slipstream.techniques.embedding.weighting import relative_error
 
 
@@ -65,18 +65,18 @@ def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: flo
     errors = [one.error for one in fitting if one.error is not None]
     assert errors == sorted(errors)
     assert made.method == fitting[0].method
-    assert {one.method for one in made.alternatives} == {*WAYS, "mixed"} - {"dense"}
+    assert {one.method for one in made.alternatives} == {*FORMATS, "mixed"} - {"dense"}
     if not trained:
-        assert {c.way for c in made.tables.values()}.isdisjoint({"int8", "int4", "lowdim_int8"})
+        assert {c.format for c in made.tables.values()}.isdisjoint({"int8", "int4", "lowdim_int8"})
     new = made.apply(copy.deepcopy(model))
     assert isinstance(new.day, nn.Embedding)
     total = 0
     for name, choice in made.tables.items():
         module = new.get_submodule(name)
-        if choice.way == "dense":
+        if choice.format == "dense":
             continue
         assert isinstance(module, CompressedEmbedding)
-        if choice.way != "robe":
+        if choice.format != "robe":
             assert abs(module.nbytes - choice.nbytes) <= 8
             total += module.nbytes
     assert new(torch.arange(5), torch.arange(10).view(5, 2), torch.arange(5)).shape == (5, 1)
@@ -97,10 +97,10 @@ def test_what_is_lost_is_what_the_modules_lose() -> None:
     ):
         made = plan(model, told, ratio=3, methods=[name], trained=True, least_rows=350)
         choice = made.tables["item"]
-        if choice.way == "dense":
+        if choice.format == "dense":
             made = plan(model, told, ratio=2.5, methods=[name], trained=True, least_rows=350)
             choice = made.tables["item"]
-        assert choice.way == name
+        assert choice.format == name
         written = made.apply(copy.deepcopy(model)).item.to_dense()  # type: ignore[operator, union-attr]
         error = relative_error(model.item.weight, written, told["item"])
         # Sizes between those that were measured are drawn straight; codes of narrow rows are
@@ -112,7 +112,7 @@ def test_low_rank_is_found_and_a_smaller_dimension_wins() -> None:
     made = plan(Two(), counts(), ratio=4, methods=["lowdim", "hash", "robe"], trained=True,
                 least_rows=350)  # fmt: skip
     assert made.method == "lowdim"
-    assert made.tables["item"].way == "lowdim"
+    assert made.tables["item"].format == "lowdim"
     assert made.tables["item"].error < 1e-9
     assert made.alternatives[0].method == "lowdim"
 
@@ -210,7 +210,7 @@ def test_cached_rows_of_a_train_are_those_looked_up_most() -> None:
         item(torch.tensor([100])).sum().backward()
         assert bool(item.hot.weight.grad.any())
         assert not any(bool(core.grad.any()) for core in item.cores)
-    assert not list(WAYS["hot_tt"].choices(TableFacts("x", 5000, 8)))  # nothing was counted
+    assert not list(FORMATS["hot_tt"].choices(TableFacts("x", 5000, 8)))  # nothing was counted
 
 
 def test_a_train_begins_far_enough_from_zero_to_be_trained() -> None:
@@ -289,8 +289,8 @@ def test_sizes_and_errors_between_them() -> None:
 
 
 def test_a_dimension_without_three_factors_has_no_train() -> None:
-    assert not list(WAYS["tt"].choices(TableFacts("x", 5000, 7)))
-    assert list(WAYS["tt"].choices(TableFacts("x", 5000, 8)))
+    assert not list(FORMATS["tt"].choices(TableFacts("x", 5000, 7)))
+    assert list(FORMATS["tt"].choices(TableFacts("x", 5000, 8)))
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -15,11 +15,11 @@ from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, UnknownNameError, UsageError, WorkloadError
 from slipstream.graph import Graph, StepPhase
 from slipstream.technique import Context, QualityKind, parse
+from slipstream.techniques.embedding.formats.robe import ROBEEmbedding
+from slipstream.techniques.embedding.formats.tt import TTEmbedding
+from slipstream.techniques.embedding.modules import TableEmbedding, TableEmbeddingBag
 from slipstream.techniques.embedding.plan_technique import EmbeddingPlan
 from slipstream.techniques.embedding.planning import plan
-from slipstream.techniques.embedding.robe import ROBEEmbedding
-from slipstream.techniques.embedding.table_modules import TableEmbedding, TableEmbeddingBag
-from slipstream.techniques.embedding.tt import TTEmbedding
 from slipstream.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import slipstream as ss
 from slipstream.errors import InvalidArgumentError, UnknownNameError
-from slipstream.techniques.embedding.protocol import CompressedEmbedding
+from slipstream.techniques.embedding.modules import CompressedEmbedding
 
 IDS = pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 MODES = pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -52,7 +52,7 @@ def test_a_bag_is_torchs_over_the_dense_table(dtype: torch.dtype, mode: str, blo
     ended = ss.nn.ROBEEmbeddingBag(
         200, 32, bag.pool, mode=mode, padding_idx=199, include_last_offset=True
     )
-    ended._tables = bag._tables
+    ended._padded = bag._padded
     assert torch.equal(ended(ids, offsets), bag(ids, offsets[:-1]))
     assert bag(ids[:0], offsets[:0]).shape == (0, 32)
     assert not bag(ids[:0], offsets[:2] * 0).any()

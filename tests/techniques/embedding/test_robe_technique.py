@@ -15,9 +15,8 @@ from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Graph, StepPhase
 from slipstream.technique import Context, QualityKind, parse
-from slipstream.techniques.embedding.robe import ROBEEmbedding, ROBEEmbeddingBag
+from slipstream.techniques.embedding.formats.robe import SIGN, ROBEEmbedding, ROBEEmbeddingBag
 from slipstream.techniques.embedding.technique import RobeEmbedding
-from slipstream.techniques.embedding.ways.robe import SIGN
 from slipstream.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

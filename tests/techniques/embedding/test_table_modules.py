@@ -9,11 +9,14 @@ import torch
 from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.embedding.low_dimension import LowDimTable, principal
-from slipstream.techniques.embedding.protocol import CompressedEmbedding
-from slipstream.techniques.embedding.quantized_rows import QuantizedTable
-from slipstream.techniques.embedding.shared_rows import HashedTable
-from slipstream.techniques.embedding.table_modules import TableEmbedding, TableEmbeddingBag
+from slipstream.techniques.embedding.formats.codes import QuantizedTable
+from slipstream.techniques.embedding.formats.hashed import HashedTable
+from slipstream.techniques.embedding.formats.lowdim import LowDimTable, principal
+from slipstream.techniques.embedding.modules import (
+    CompressedEmbedding,
+    TableEmbedding,
+    TableEmbeddingBag,
+)
 from slipstream.techniques.embedding.weighting import relative_error
 
 ROWS, DIM = 50, 12

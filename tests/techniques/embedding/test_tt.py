@@ -15,8 +15,7 @@ from torch.nn import functional
 
 import slipstream as ss
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.embedding.protocol import CompressedEmbedding
-from slipstream.techniques.embedding.rowwise_adagrad import RowwiseAdagrad
+from slipstream.techniques.embedding.modules import CompressedEmbedding
 
 IDS = pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 MODES = pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -134,9 +133,8 @@ def test_a_thousand_times_the_same_id_gives_the_same_bits(ranks: tuple[int, ...]
         functools.partial(torch.optim.SGD, lr=0.05),
         functools.partial(torch.optim.Adagrad, lr=0.05),
         functools.partial(torch.optim.Adam, lr=0.01),
-        functools.partial(RowwiseAdagrad, lr=0.05),
     ],
-    ids=["SGD", "Adagrad", "Adam", "RowwiseAdagrad"],
+    ids=["SGD", "Adagrad", "Adam"],
 )
 def test_stepping_in_the_backward_pass_is_stepping_after_it(make: Any) -> None:
     fused, plain = bag(fused_optimizer=make), bag()
@@ -150,18 +148,6 @@ def test_stepping_in_the_backward_pass_is_stepping_after_it(make: Any) -> None:
     assert all(core.grad is None for core in fused.cores)
     assert error(fused.to_dense(), plain.to_dense()) <= 1e-5
     assert error(fused.to_dense(), bag().to_dense()) > 0.01
-
-
-def test_rowwise_adagrad_keeps_one_number_a_slice() -> None:
-    parameter = nn.Parameter(torch.ones(3, 4))
-    optimizer = RowwiseAdagrad([parameter], lr=0.5)
-    parameter.grad = torch.tensor([[1.0], [2.0], [0.0]]).expand(3, 4).clone()
-    for _ in range(2):
-        optimizer.step()
-    assert optimizer.state[parameter]["sum"].shape == (3,)
-    expected = 1 - 0.5 * (1 + 1 / math.sqrt(2))
-    torch.testing.assert_close(parameter.detach()[:2], torch.full((2, 4), expected))
-    assert torch.equal(parameter.detach()[2], torch.ones(4))
 
 
 def test_checkpoints_and_copies_keep_every_row() -> None:

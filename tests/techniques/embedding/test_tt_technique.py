@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
 from slipstream.graph import StepPhase
 from slipstream.technique import Context, QualityKind, parse
-from slipstream.techniques.embedding.tt import TTEmbedding, TTEmbeddingBag
+from slipstream.techniques.embedding.formats.tt import TTEmbedding, TTEmbeddingBag
 from slipstream.techniques.embedding.tt_shape import TTShape
 from slipstream.techniques.embedding.tt_technique import TTEmbeddings
 from slipstream.workload import Workload
@@ -132,12 +133,16 @@ def test_tables_that_are_trains_are_kept_by_svd() -> None:
     train = TTEmbedding(ROWS, DIM, (4, 4), shape, init_std=1.0)
     model = nn.Embedding.from_pretrained(train.to_dense(), freeze=False)
 
-    module = TTEmbeddings(8, svd=True)._made(model)
+    def alone() -> Any:
+        ids = torch.randint(0, ROWS, (32,))
+        return nn.Sequential(copy.deepcopy(model)), ids
+
+    module = build(alone, TTEmbeddings(8, svd=True)).model[0]
     assert module.shape.ranks == (1, 8, 8, 1)
     # Balanced factors are other ones than the table's: the nearest train, far nearer than chance.
     distance = (module.to_dense() - model.weight).norm() / model.weight.norm()
     assert float(distance) < 1
-    assert type(TTEmbeddings(8)._made(model)) is TTEmbedding
+    assert type(build(alone, TTEmbeddings(8)).model[0]) is TTEmbedding
 
 
 def test_what_cannot_be_exchanged_is_refused() -> None:

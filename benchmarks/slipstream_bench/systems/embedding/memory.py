@@ -11,8 +11,8 @@ import torch
 
 from slipstream.native import why_no_library
 from slipstream.native.robe import kernels
-from slipstream.techniques.embedding.robe import ROBEEmbeddingBag
-from slipstream.techniques.embedding.shared_array import SharedArray
+from slipstream.techniques.embedding.formats.robe import ROBEEmbeddingBag
+from slipstream.techniques.embedding.formats.shared_array import SharedArray
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.embedding.criteo import TERABYTE_40M_ROWS
 from slipstream_bench.systems.embedding.growth import growth_mib
@@ -85,7 +85,7 @@ def _train(steps: int) -> None:
 
     from torch.nn.functional import binary_cross_entropy_with_logits
 
-    from slipstream.techniques.embedding.robe import ROBEEmbeddingCollection
+    from slipstream.techniques.embedding.formats.robe import ROBEEmbeddingCollection
     from slipstream_bench.systems.embedding.dlrm import ClickNetwork
 
     def peak_gib() -> float:

@@ -18,8 +18,8 @@ import torch
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.facts import facts_of
+from slipstream.techniques.embedding.formats import FORMATS
 from slipstream.techniques.embedding.planning import MIXED, Plan, plan, plan_tables
-from slipstream.techniques.embedding.ways import WAYS
 from slipstream_bench.systems.embedding.quality_tasks import Task
 
 DENSE = "dense"
@@ -34,7 +34,7 @@ class Scored:
     """A way on a task.
 
     Attributes:
-        method: ``dense``, a name of `WAYS`, ``mixed``, or codes of the trained dense tables.
+        method: ``dense``, a name of `FORMATS`, ``mixed``, or codes of the trained dense tables.
         asked: times smaller, as asked; 1 for dense, and for codes.
         nbytes, ratio: of the tables; what was reached.
         rate: that it was trained with.
@@ -90,7 +90,7 @@ def compare(
     """Dense, its codes, and every method at every ratio that it can reach.
 
     Args:
-        methods: names of `WAYS`, and ``mixed``.
+        methods: names of `FORMATS`, and ``mixed``.
         rates: times the task's own; of several each method, the dense tables too, gets the one that
             is best on held-out training data, with one seed.
         convert: also compress the trained dense tables by the best plan for each ratio.
@@ -232,7 +232,8 @@ def _codes(job: _Job, model: torch.nn.Module, method: str) -> Plan:
     """All tables of a trained model as codes."""
     facts = facts_of(model, job.task.counts(), trained=True, least_rows=job.least_rows)
     least = sum(
-        min([one.nbytes, *(choice.nbytes for choice in WAYS[method].choices(one))]) for one in facts
+        min([one.nbytes, *(choice.nbytes for choice in FORMATS[method].choices(one))])
+        for one in facts
     )
     return plan_tables(facts, budget=least, methods=[method]).best
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from slipstream.techniques.embedding.robe import ROBEEmbeddingBag
-from slipstream.techniques.embedding.shared_array import SharedArray
-from slipstream.techniques.embedding.ways.robe import SIGN
+from slipstream.techniques.embedding.formats.robe import SIGN, ROBEEmbeddingBag
+from slipstream.techniques.embedding.formats.shared_array import SharedArray
 from slipstream.units import format_bytes
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.embedding.arms import BATCHES, fits, in_turns

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional
 
-from slipstream.techniques.embedding.robe import ROBEEmbeddingCollection
-from slipstream.techniques.embedding.shared_array import SharedArray
+from slipstream.techniques.embedding.formats.robe import ROBEEmbeddingCollection
+from slipstream.techniques.embedding.formats.shared_array import SharedArray
 from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
 from slipstream_bench.systems.embedding.arms import BATCHES, fits, in_turns
 from slipstream_bench.systems.embedding.criteo import TERABYTE_ROWS, scaled_rows

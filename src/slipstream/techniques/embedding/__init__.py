@@ -10,38 +10,41 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
-    from slipstream.techniques.embedding.low_dimension import LowDimTable
-    from slipstream.techniques.embedding.onnx_export import export
-    from slipstream.techniques.embedding.planning import Plan, plan
-    from slipstream.techniques.embedding.protocol import CompressedEmbedding
-    from slipstream.techniques.embedding.quantized_rows import QuantizedTable
-    from slipstream.techniques.embedding.robe import (
+    from slipstream.techniques.embedding.formats.codes import QuantizedTable
+    from slipstream.techniques.embedding.formats.hashed import HashedTable
+    from slipstream.techniques.embedding.formats.lowdim import LowDimTable
+    from slipstream.techniques.embedding.formats.robe import (
         ROBEEmbedding,
         ROBEEmbeddingBag,
         ROBEEmbeddingCollection,
     )
-    from slipstream.techniques.embedding.shared_array import SharedArray
-    from slipstream.techniques.embedding.shared_rows import HashedTable
-    from slipstream.techniques.embedding.table_modules import TableEmbedding, TableEmbeddingBag
-    from slipstream.techniques.embedding.tt import TTEmbedding, TTEmbeddingBag
+    from slipstream.techniques.embedding.formats.shared_array import SharedArray
+    from slipstream.techniques.embedding.formats.tt import TTEmbedding, TTEmbeddingBag
+    from slipstream.techniques.embedding.modules import (
+        CompressedEmbedding,
+        TableEmbedding,
+        TableEmbeddingBag,
+    )
+    from slipstream.techniques.embedding.onnx_export import export
+    from slipstream.techniques.embedding.planning import Plan, plan
     from slipstream.techniques.embedding.tt_shape import TTShape
 
 _HOMES = {
-    "CompressedEmbedding": "protocol",
-    "HashedTable": "shared_rows",
-    "LowDimTable": "low_dimension",
+    "CompressedEmbedding": "modules",
+    "HashedTable": "formats.hashed",
+    "LowDimTable": "formats.lowdim",
     "Plan": "planning",
-    "QuantizedTable": "quantized_rows",
-    "ROBEEmbedding": "robe",
-    "ROBEEmbeddingBag": "robe",
-    "ROBEEmbeddingCollection": "robe",
-    "SharedArray": "shared_array",
-    "TableEmbedding": "table_modules",
-    "TableEmbeddingBag": "table_modules",
+    "QuantizedTable": "formats.codes",
+    "ROBEEmbedding": "formats.robe",
+    "ROBEEmbeddingBag": "formats.robe",
+    "ROBEEmbeddingCollection": "formats.robe",
+    "SharedArray": "formats.shared_array",
+    "TableEmbedding": "modules",
+    "TableEmbeddingBag": "modules",
     "export": "onnx_export",
     "plan": "planning",
-    "TTEmbedding": "tt",
-    "TTEmbeddingBag": "tt",
+    "TTEmbedding": "formats.tt",
+    "TTEmbeddingBag": "formats.tt",
     "TTShape": "tt_shape",
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from slipstream.techniques.embedding.ways.way import Choice
+from slipstream.techniques.embedding.formats.format import Choice
 
 
 def allocate(

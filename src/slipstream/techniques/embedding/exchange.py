@@ -2,23 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, Role, TensorSpec
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Call, Editor, Graph
 from slipstream.native import library, why_no_library
-from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
-from slipstream.technique import CodeChange, Context
+from slipstream.technique import CodeChange, Context, Settings
 from slipstream.techniques._baseline import already_compiled
+from slipstream.techniques.embedding.groups import Group, asked, exchanged
 from slipstream.techniques.embedding.tables import Lookup, lookups
 
 if TYPE_CHECKING:
-    from slipstream.workload import Workload
+    from slipstream.techniques.embedding.formats.format import TableFacts
+    from slipstream.techniques.embedding.planning import Plan
+    from slipstream.workload import Built, Workload
 
-_UNKNOWN_SPREAD = 0.5
-_TABLE_ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER, Role.TEMPORARY)
+
+class TableExchange(Settings, ABC):
+    """A technique that puts tables into other formats.
+
+    Attributes:
+        by_hand: lines that do the same in a user's source.
+        rows: smaller tables stay as they are.
+    """
+
+    by_hand: ClassVar[str]
+    rows: int
+
+    @abstractmethod
+    def groups(self, graph: Graph) -> list[Group]:
+        """The tables it would exchange in a recorded step; none where none is worth it."""
+
+    @abstractmethod
+    def summary(self, groups: Sequence[Group]) -> str:
+        """What becomes of the tables, for the list of edits."""
+
+    @abstractmethod
+    def plans(self, built: Built, tables: Sequence[TableFacts]) -> list[Plan]:
+        """The formats of these tables of a model; each plan is applied by itself.
+
+        Raises:
+            WorkloadError: none of them can be exchanged.
+            InvalidArgumentError: they cannot be so small.
+        """
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """The modules' passes, and updates as they are and as they would be."""
+        return asked(graph, self.groups(graph))
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Other look-ups, gradients, updates and memory."""
+        edit = Editor(graph, str(self))
+        groups = self.groups(graph)
+        if not groups:
+            return edit.apply("nothing to exchange")
+        exchanged(edit, graph, groups, context)
+        return edit.apply(self.summary(groups))
+
+    def apply(self, built: Built) -> None:
+        """Exchange the modules, and let the optimizer train the new parameters.
+
+        Raises:
+            WorkloadError: the step hides its model, no table can be exchanged, or the optimizer
+                takes sparse gradients only.
+            InvalidArgumentError: the tables cannot be so small, or a saved plan is for others.
+        """
+        from slipstream.techniques.embedding.facts import facts_of
+
+        if built.model is None:
+            raise WorkloadError(
+                f"{self.name} needs the model, and this workload's step hides it",
+                remedy="return (model, batch, loss, optimizer)",
+            )
+        if type(built.optimizer).__name__ == "SparseAdam":
+            raise WorkloadError(
+                "SparseAdam takes sparse gradients only, and those of smaller tables are dense",
+                remedy="torch.optim.Adam or Adagrad",
+            )
+        try:
+            tables = facts_of(built.model, None, trained=False, least_rows=self.rows)
+        except InvalidArgumentError as error:
+            remedy = f"{self.name}:rows=N changes the limit"
+            raise WorkloadError(error.what, remedy=remedy) from error
+        for plan in self.plans(built, tables):
+            plan.apply(built.model, built.optimizer)
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """Tables are made in too many ways to place the edit; the lines to write."""
+        return CodeChange.of(workload, _no_edit, by_hand=self.by_hand)
+
+
+def dense_bytes(groups: Sequence[Group]) -> int:
+    """Bytes of the tables in `groups` as they were recorded."""
+    return sum(spec.nbytes for group in groups for spec in group.tables.values())
 
 
 def chosen(graph: Graph, rows: int) -> list[Lookup]:
@@ -31,13 +110,8 @@ def chosen(graph: Graph, rows: int) -> list[Lookup]:
     return [one for one in large if one.weight.device == large[0].weight.device]
 
 
-def weights_of(found: Sequence[Lookup]) -> dict[int, TensorSpec]:
-    """Tables by their storage, in the order of their look-ups."""
-    return {lookup.table: lookup.weight for lookup in found}
-
-
 def why_none(graph: Graph, rows: int) -> str | None:
-    """None, or why no table can be exchanged for a module with kernels for processors."""
+    """None, or why no table can be exchanged for a module that is made and timed on processors."""
     if (reason := already_compiled(graph)) is not None:
         return reason
     every = lookups(graph)
@@ -49,92 +123,14 @@ def why_none(graph: Graph, rows: int) -> str | None:
         return f"the largest table has {most} rows; below {rows} they are not worth it"
     if any(lookup.weight.device != "cpu" for lookup in found):
         return "the kernels are for processors, and the tables are on another device"
-    if library() is None:
-        return f"it needs the compiled library: {why_no_library()}"
     return None
 
 
-def retime(
-    edit: Editor,
-    graph: Graph,
-    context: Context,
-    lookup: Lookup,
-    pass_of: Callable[[Lookup, bool], Call],
-) -> None:
-    """Give a look-up and its backward the durations of the module's passes."""
-    for task, backward in zip(lookup.tasks, (False, True), strict=False):
-        answer = context.durations.lookup(pass_of(lookup, backward))
-        now = float(graph.tasks.duration_ns[task])
-        duration = now if answer is None else answer.nanoseconds
-        edit.set_duration(
-            task, duration, Provenance.ASSUMED if answer is None else answer.provenance,
-            spread=_UNKNOWN_SPREAD if answer is None else answer.spread,
-        )  # fmt: skip
-
-
-def insert(edit: Editor, task: int, call: Call, context: Context) -> None:
-    """A further call, after a task."""
-    answer = context.durations.lookup(call)
-    edit.insert(
-        task, call.name, 0.0 if answer is None else answer.nanoseconds,
-        Provenance.ASSUMED if answer is None else answer.provenance,
-        spread=_UNKNOWN_SPREAD if answer is None else answer.spread, call=call,
-    )  # fmt: skip
-
-
-def shrink(edit: Editor, graph: Graph, found: Sequence[Lookup], share: Mapping[int, float]) -> None:
-    """Whatever is as large as a table becomes that share, by bytes, of it."""
-    memory = graph.memory
-    others = set(graph.parameters.tolist()) - set(weights_of(found))
-    for one in range(len(memory)):
-        nbytes = int(memory.nbytes[one])
-        if nbytes not in share or int(memory.role[one]) not in _TABLE_ROLES:
-            continue
-        if int(memory.storage[one]) not in others:
-            edit.resize(one, round(nbytes * share[nbytes]))
-
-
-def exchangeable(model: Any, rows: int) -> list[tuple[str, Any]]:
-    """Modules by name, of at least so many rows, whose weights nothing else holds."""
-    from torch import nn
-
-    holders: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if type(module) in (nn.Embedding, nn.EmbeddingBag)
-        and module.num_embeddings >= rows
-        and module.weight.dtype.is_floating_point
-        and holders[id(module.weight)] == 1
-        and module.max_norm is None
-        and not module.scale_grad_by_freq
-    ]
-
-
-def check_built(name: str, built: Any, what: str) -> None:
-    """See that a model is there, and an optimizer that takes dense gradients.
-
-    Raises:
-        WorkloadError: the step hides its model, or the optimizer takes sparse gradients only.
-    """
-    if built.model is None:
-        raise WorkloadError(
-            f"{name} needs the model, and this workload's step hides it",
-            remedy="return (model, batch, loss, optimizer)",
-        )
-    if type(built.optimizer).__name__ == "SparseAdam":
-        raise WorkloadError(
-            f"SparseAdam takes sparse gradients only, and {what} dense",
-            remedy="torch.optim.Adam or Adagrad",
-        )
-
-
-def by_hand(workload: Workload, lines: str) -> CodeChange | None:
-    """Tables are made in too many ways to place the edit: the lines to write."""
-    return CodeChange.of(workload, _no_edit, by_hand=lines)
+def why_no_kernels() -> str | None:
+    """None, or why there are no kernels on this machine."""
+    if library() is None:
+        return f"it needs the compiled library: {why_no_library()}"
+    return None
 
 
 def _no_edit(where: Places) -> Source:

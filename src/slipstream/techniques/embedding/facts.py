@@ -9,8 +9,7 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Graph, Statistics, TableIds
-from slipstream.techniques.embedding.exchange import exchangeable
-from slipstream.techniques.embedding.ways.way import TableFacts
+from slipstream.techniques.embedding.formats.format import TableFacts
 
 IdStatistics = Graph | Statistics | Sequence[TableIds] | Mapping[str, Any]
 """A recorded graph with the statistic "ids", that statistic, or counts [rows] by table."""
@@ -48,19 +47,37 @@ def facts_of(
     total = sum(lookups for _, lookups in known.values())
     # A table that was not counted is taken to be read as often as the others.
     usual = (None, total / len(known) if known else 1.0)
-    found = []
+    facts = []
     for name, module in modules.items():
         shares, lookups = known.get(name, usual)
         weight = module.weight.detach()
         if trained and not bool(weight.isfinite().all()):
             raise InvalidArgumentError("model", f"the table '{name}' holds NaN or infinity")
-        found.append(
+        facts.append(
             TableFacts(
                 name, module.num_embeddings, module.embedding_dim, weight.element_size(), shares,
                 weight if trained else None, lookups,
             )
         )  # fmt: skip
-    return found
+    return facts
+
+
+def exchangeable(model: torch.nn.Module, rows: int) -> list[tuple[str, Any]]:
+    """Modules by name, of at least so many rows, whose weights nothing else holds."""
+    holders: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) in (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        and module.num_embeddings >= rows
+        and module.weight.dtype.is_floating_point
+        and holders[id(module.weight)] == 1
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
+    ]
 
 
 def _counts(id_stats: IdStatistics | None) -> dict[str, Any]:
@@ -97,15 +114,15 @@ def _shares(name: str, counts: Any, rows: int) -> tuple[torch.Tensor, float]:
             return torch.full((rows,), 1 / rows, dtype=torch.float64), 0.0
         return shares_of(counts), float(counts.lookups)
     try:
-        found = torch.as_tensor(counts, dtype=torch.float64)
+        shares = torch.as_tensor(counts, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgumentError("id_stats", f"'{name}' has no counts: {counts!r:.40}") from error
-    if found.shape != (rows,) or not bool((found.isfinite() & (found >= 0)).all()):
+    if shares.shape != (rows,) or not bool((shares.isfinite() & (shares >= 0)).all()):
         raise InvalidArgumentError(
             "id_stats", f"'{name}' needs a count for each of its {rows} rows, none negative"
         )
-    total = float(found.sum())
-    return (found / total if total else torch.full_like(found, 1 / rows)), total
+    total = float(shares.sum())
+    return (shares / total if total else torch.full_like(shares, 1 / rows)), total
 
 
 def shares_of(ids: TableIds) -> torch.Tensor:

@@ -1,15 +1,14 @@
-"""A recorded step with its tables kept in other ways: other look-ups, updates and memory."""
+"""A recorded step with its tables in other formats: other look-ups, updates and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.durations import questions, rescale
 from slipstream.graph import Call, Editor, Graph, Role, TensorSpec
+from slipstream.provenance import Provenance
 from slipstream.technique import Context
-from slipstream.techniques.embedding.exchange import insert, retime
 from slipstream.techniques.embedding.tables import (
     Lookup,
     list_updates,
@@ -19,164 +18,196 @@ from slipstream.techniques.embedding.tables import (
 )
 
 _ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
-ALONE = "slipstream.techniques.embedding.alone"
-"""Where modules are that are timed by themselves."""
-
+_TIMED = "slipstream.techniques.embedding.timed:module_of"
+_UNKNOWN_SPREAD = 0.5
 _TABLE_ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER, Role.TEMPORARY)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tables that become one set of numbers.
+    """Tables that become one set of parameters, in one format.
 
     Attributes:
         lookups: of these tables.
-        numbers: that are trained in their place; 0 for none.
-        nbytes: that are kept in their place.
-        a_pass: a look-up, or its backward pass, as the micro-benchmark times it.
+        format: its name.
+        settings: of the format: whole numbers, or ids.
+        nbytes: of what comes in the tables' place.
+        trained: numbers in each tensor that is trained in their place; empty for none.
     """
 
     lookups: tuple[Lookup, ...]
-    numbers: int
+    format: str
+    settings: Mapping[str, int | tuple[int, ...]]
     nbytes: int
-    a_pass: Callable[[Lookup, bool], Call]
+    trained: tuple[int, ...]
 
     @property
     def tables(self) -> dict[int, TensorSpec]:
         """By storage, in the order of their look-ups."""
         return {lookup.table: lookup.weight for lookup in self.lookups}
 
+    def timed_pass(self, lookup: Lookup, backward: bool) -> Call:
+        """A look-up by the format's module, or its backward pass, as a micro-benchmark times it."""
+        rows, dim = lookup.weight.shape
+        # Which ids are hot does not change the time; their number does.
+        settings = tuple(
+            (key, len(value) if isinstance(value, tuple) else value)
+            for key, value in self.settings.items()
+        )
+        described = {
+            "num_embeddings": rows, "embedding_dim": dim, "format": self.format,
+            "settings": settings, "mode": "" if lookup.bags is None else lookup.mode,
+        }  # fmt: skip
+        arguments = (_TIMED, tuple(described.items()), lookup.input, backward)
+        return Call("slipstream::module_pass()", arguments, (lookup.made,))
 
-def module_pass(
-    modules: str, kind: str, settings: dict[str, Any], lookup: Lookup, backward: bool
-) -> Call:
-    """A look-up by another module, or its backward pass, as the micro-benchmark times it.
+    def timed_passes(self, lookup: Lookup) -> list[tuple[int, Call]]:
+        """The tasks of a look-up, with the passes that come in their place."""
+        return [
+            (task, self.timed_pass(lookup, backward))
+            for task, backward in zip(lookup.tasks, (False, True), strict=False)
+        ]
 
-    Args:
-        modules: where its class is.
-        kind: the class; where the look-up is of bags, the one that is called so with ``Bag``.
-        settings: what it is made with besides the table's shape and the bags' mode.
+    @property
+    def sum_of_gradients(self) -> Call | None:
+        """The call that adds one table's gradient to another's; None for a single table."""
+        if len(self.tables) == 1:
+            return None
+        array = TensorSpec("float32", (sum(self.trained),), (1,))
+        return Call(_ADD, (array, array, 1), (array,))
+
+
+@dataclass(frozen=True)
+class _Updates:
+    """What becomes of the optimizer's tasks on tables.
+
+    Attributes:
+        changed: tasks with other calls.
+        added: further calls, behind a task.
+        removed: tasks that have nothing to do any more.
     """
-    rows, dim = lookup.weight.shape
-    described = {"num_embeddings": rows, "embedding_dim": dim, **settings}
-    if lookup.bags is not None:
-        kind, described["mode"] = f"{kind}Bag", lookup.mode
-    arguments = (f"{modules}:{kind}", tuple(described.items()), lookup.input, backward)
-    return Call("slipstream::module_pass()", arguments, (lookup.made,))
 
-
-def hashed_pass(numbers: int, block: int, sign: bool, lookup: Lookup, backward: bool) -> Call:
-    """`module_pass` of a look-up in a shared array."""
-    settings = {"size": numbers, "block": block, "sign": sign}
-    return module_pass(ALONE, "Alone", settings, lookup, backward)
+    changed: dict[int, Call]
+    added: list[tuple[int, Call]]
+    removed: list[int]
 
 
 def asked(graph: Graph, groups: Sequence[Group]) -> list[Call]:
     """Calls whose durations `exchanged` looks up."""
-    found = [
-        group.a_pass(lookup, backward)
-        for group in groups
-        for lookup in group.lookups
-        for _, backward in zip(lookup.tasks, (False, True), strict=False)
+    passes = [
+        call for group in groups for one in group.lookups for _, call in group.timed_passes(one)
     ]
-    kept, _ = _updates(graph, groups)
-    return [*found, *questions(graph, kept), *(_sum(group) for group in groups if _joins(group))]
+    found = _updates(graph, groups)
+    sums = [group.sum_of_gradients for group in groups]
+    return [
+        *passes, *questions(graph, found.changed), *(call for _, call in found.added),
+        *(call for call in sums if call is not None),
+    ]  # fmt: skip
 
 
 def exchanged(edit: Editor, graph: Graph, groups: Sequence[Group], context: Context) -> None:
     """Other look-ups and gradients, one update in place of a group's, other memory."""
-
     for group in groups:
         first = True
         for lookup in group.lookups:
-            retime(edit, graph, context, lookup, group.a_pass)
+            for task, call in group.timed_passes(lookup):
+                _retime(edit, graph, task, call, context)
             if lookup.backward is None:
                 continue
-            if not first and _joins(group):
-                insert(edit, lookup.backward, _sum(group), context)
+            if not first and group.sum_of_gradients is not None:
+                _insert(edit, lookup.backward, group.sum_of_gradients, context)
             first = False
-    kept, removed = _updates(graph, groups)
-    rescale(edit, graph, kept, context.durations)
-    for task in removed:
+    found = _updates(graph, groups)
+    rescale(edit, graph, found.changed, context.durations)
+    for task, call in found.added:
+        _insert(edit, task, call, context)
+    for task in found.removed:
         edit.remove(task)
     _resize(edit, graph, groups)
 
 
-def _joins(group: Group) -> bool:
-    """Whether gradients of several tables become one."""
-    return len(group.tables) > 1
+def _retime(edit: Editor, graph: Graph, task: int, call: Call, context: Context) -> None:
+    answer = context.durations.lookup(call)
+    if answer is None:
+        now = float(graph.tasks.duration_ns[task])
+        edit.set_duration(task, now, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
+    else:
+        edit.set_duration(task, answer.nanoseconds, answer.provenance, spread=answer.spread)
 
 
-def _sum(group: Group) -> Call:
-    array = TensorSpec("float32", (group.numbers,), (1,))
-    return Call(_ADD, (array, array, 1), (array,))
+def _insert(edit: Editor, task: int, call: Call, context: Context) -> None:
+    """A further call, behind a task; at no time where its duration is not known."""
+    answer = context.durations.lookup(call)
+    edit.insert(
+        task, call.name, 0.0 if answer is None else answer.nanoseconds,
+        Provenance.ASSUMED if answer is None else answer.provenance,
+        spread=_UNKNOWN_SPREAD if answer is None else answer.spread, call=call,
+    )  # fmt: skip
 
 
-def _places(
+def _trained_in_place(
     graph: Graph, groups: Sequence[Group]
-) -> dict[tuple[int, ...], list[tuple[int, int | None]]]:
-    """By shape, of each table in the order of look-ups: its group, and what comes in its place.
+) -> dict[tuple[int, ...], list[tuple[int, ...] | None]]:
+    """By shape, of each table in the order of look-ups, numbers of the tensors in its place.
 
-    That is the number of trained numbers for a group's first table and None for the others; the
-    group is -1 and the number the table's own where it stays as it is.
+    They are those of a group for the first of its tables and empty for the others; None where a
+    table stays. Shapes of which all tables stay are left out.
     """
-    found: dict[tuple[int, ...], list[tuple[int, int | None]]] = {}
-    group_of = {table: n for n, group in enumerate(groups) for table in group.tables}
-    seen: set[int] = set()
-    met: set[int] = set()
-    for lookup in lookups(graph):
-        if lookup.table in met:
-            continue
-        met.add(lookup.table)
-        number = group_of.get(lookup.table, -1)
-        trained: int | None = lookup.weight.numel
-        if number >= 0:
-            trained = groups[number].numbers if number not in seen else None
-            seen.add(number)
-        found.setdefault(lookup.weight.shape, []).append((number, trained or None))
-    return {shape: own for shape, own in found.items() if any(number >= 0 for number, _ in own)}
+    in_place: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {}
+    group_of = {table: group for group in groups for table in group.tables}
+    for table, weight in {one.table: one.weight for one in lookups(graph)}.items():
+        group = group_of.get(table)
+        trained = None
+        if group is not None:
+            trained = group.trained if next(iter(group.tables)) == table else ()
+        in_place.setdefault(weight.shape, []).append(trained)
+    return {
+        shape: tables
+        for shape, tables in in_place.items()
+        if any(trained is not None for trained in tables)
+    }
 
 
-def _updates(graph: Graph, groups: Sequence[Group]) -> tuple[dict[int, Call], list[int]]:
-    """Of the optimizer's tasks on tables: those that stay, with other calls; those that go."""
-    places = _places(graph, groups)
-    if not places:
-        return {}, []
-    new: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {
-        shape: [
-            shape if group < 0 else None if trained is None else (trained,)
-            for group, trained in own
-        ]
-        for shape, own in places.items()
+def _updates(graph: Graph, groups: Sequence[Group]) -> _Updates:
+    in_place = _trained_in_place(graph, groups)
+    if not in_place:
+        return _Updates({}, [], [])
+    together: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {
+        shape: [shape if one is None else (sum(one),) if one else None for one in tables]
+        for shape, tables in in_place.items()
     }
-    kept = {
-        task: with_arrays(graph.calls[graph.tasks.call[task]], new)
-        for task in list_updates(graph, list(places))
+    changed = {
+        task: with_arrays(graph.calls[graph.tasks.call[task]], together)
+        for task in list_updates(graph, list(in_place))
     }
+    added: list[tuple[int, Call]] = []
     removed: list[int] = []
-    for shape, tasks in updates(graph, list(places)).items():
+    for shape, tasks in updates(graph, list(in_place)).items():
         # Tables of one shape are updated one after the other, alike.
-        own = len(tasks) // len(new[shape])
-        for number, becomes in enumerate(new[shape]):
-            mine = tasks[number * own : (number + 1) * own]
-            if becomes is None:
-                removed += mine
-            elif becomes != shape:
-                for task in mine:
-                    call = graph.calls[graph.tasks.call[task]]
-                    kept[task] = with_arrays(call, {shape: [becomes]})
-    return kept, removed
+        count = len(tasks) // len(in_place[shape])
+        for number, trained in enumerate(in_place[shape]):
+            of_table = tasks[number * count : (number + 1) * count]
+            if trained is None:
+                continue
+            if not trained:
+                removed += of_table
+                continue
+            *others, largest = sorted(trained)
+            for task in of_table:
+                call = graph.calls[graph.tasks.call[task]]
+                changed[task] = with_arrays(call, {shape: [(largest,)]})
+                added += [(task, with_arrays(call, {shape: [(one,)]})) for one in others]
+    return _Updates(changed, added, removed)
 
 
 def _resize(edit: Editor, graph: Graph, groups: Sequence[Group]) -> None:
-    """Whatever is as large as a table becomes its share of what is kept for its group."""
+    """Whatever is as large as a table becomes its share of what comes in its group's place."""
     share_of: dict[int, float] = {}
     by_size: dict[int, list[float]] = {}
-    sizes = {lookup.table: lookup.weight.nbytes for lookup in lookups(graph)}
     for group in groups:
         share = group.nbytes / sum(spec.nbytes for spec in group.tables.values())
         share_of.update(dict.fromkeys(group.tables, share))
-    for table, nbytes in sizes.items():
+    for table, nbytes in {one.table: one.weight.nbytes for one in lookups(graph)}.items():
         by_size.setdefault(nbytes, []).append(share_of.get(table, 1.0))
     memory = graph.memory
     parameters = set(graph.parameters.tolist())
@@ -188,4 +219,5 @@ def _resize(edit: Editor, graph: Graph, groups: Sequence[Group]) -> None:
             edit.resize(one, round(nbytes * share_of[storage]))
         elif storage not in parameters:
             # A gradient or an optimizer's state: of one of the tables of this size.
-            edit.resize(one, round(nbytes * sum(by_size[nbytes]) / len(by_size[nbytes])))
+            mean = sum(by_size[nbytes]) / len(by_size[nbytes])
+            edit.resize(one, round(nbytes * mean))

@@ -23,18 +23,8 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
 from slipstream.files import replacing
 from slipstream.native import _robe_reference as hashes
-from slipstream.native import _tt_reference as trains
 from slipstream.surgery import place
-from slipstream.techniques.embedding.quantized_rows import QuantizedTable
-from slipstream.techniques.embedding.robe import (
-    ROBEEmbedding,
-    ROBEEmbeddingBag,
-    ROBEEmbeddingCollection,
-)
-from slipstream.techniques.embedding.shared_array import SharedArray
-from slipstream.techniques.embedding.shared_rows import HashedTable
-from slipstream.techniques.embedding.table_modules import TableEmbedding, TableEmbeddingBag
-from slipstream.techniques.embedding.tt import TTEmbedding, TTEmbeddingBag
+from slipstream.techniques.embedding.modules import Exportable
 
 OPSET = 18
 """The first whose bitwise operators take integers."""
@@ -79,7 +69,7 @@ def export(
         raise InvalidArgumentError(
             "input_names", f"there are {len(names)} for {len(arguments)} arguments"
         )
-    own = _exportable(copy.deepcopy(model).eval())
+    exported = _exportable(copy.deepcopy(model).eval())
     every = [*names, *output_names]
     target = Path(path)
     try:
@@ -87,8 +77,8 @@ def export(
             # Of tracing, and that this exporter is the older one.
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                own, arguments, str(part), dynamo=False, opset_version=OPSET, input_names=names,
-                output_names=list(output_names),
+                exported, arguments, str(part), dynamo=False, opset_version=OPSET,
+                input_names=names, output_names=list(output_names),
                 dynamic_axes={name: {0: "batch"} for name in every},
             )  # fmt: skip
     except OSError as error:
@@ -96,186 +86,27 @@ def export(
     return target
 
 
-class _Hashed(nn.Module):
-    """Rows of a shared array, by the operator that the exporter is told."""
-
-    def __init__(self, pool: SharedArray, described: torch.Tensor) -> None:
-        super().__init__()
-        if pool.array.dtype is not torch.float32:
-            raise InvalidArgumentError("model", f"an array is {pool.array.dtype}, not float32")
-        self.array, self.block, self.sign = pool.array, pool.block, pool.sign
-        self.described, self.width = described, int(described[0, 2])
-
-    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        how = (None, None, self.described, ids.shape[0], self.width, self.block, self.sign)
-        made: torch.Tensor = torch.ops.slipstream.robe.default(self.array, ids, *how, 0)
-        return made
-
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
-
-
-class _Train(nn.Module):
-    """Rows of a tensor train, multiplied."""
-
-    def __init__(self, cores: nn.ParameterList) -> None:
-        super().__init__()
-        if cores[0].dtype is not torch.float32:
-            raise InvalidArgumentError("model", f"a tensor train is {cores[0].dtype}, not float32")
-        self.cores = cores
-
-    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        return trains.rows_of(list(self.cores), ids)
-
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
-
-
-class _Placed(nn.Module):
-    """Rows that are shared: which one an id reads is written down."""
-
-    at: torch.Tensor
-
-    def __init__(self, table: HashedTable) -> None:
-        super().__init__()
-        self.weight = table.weight
-        places = table.places(torch.arange(table.num_embeddings, device=table.weight.device))
-        self.register_buffer("at", places.to(torch.int32))
-
-    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        return nn.functional.embedding(self.at[ids], self.weight)
-
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
-
-
-class _Written(nn.Module):
-    """Rows that are all written down."""
-
-    def __init__(self, table: torch.Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(table, requires_grad=False)
-
-    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        return nn.functional.embedding(ids, self.weight)
-
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
-
-
-class _Coded(nn.Module):
-    """Rows of codes, by arithmetic alone: ONNX has no bitwise operators for bytes."""
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-
-    def __init__(self, table: QuantizedTable) -> None:
-        super().__init__()
-        self.register_buffer("codes", table.codes)
-        self.register_buffer("scale", table.scale)
-        self.bits, self.width = table.bits, table.embedding_dim
-
-    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        codes = self.codes[ids].float()
-        if self.bits == 4:
-            high = torch.floor(codes / 16)
-            codes = torch.stack([codes - 16 * high, high], 2).flatten(1)[:, : self.width]
-        # Two's complement: the upper half of all codes are negative.
-        top = 1 << self.bits
-        return (codes - top * (codes >= top // 2).float()) * self.scale[ids, None]
-
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
-
-
-class _Bags(nn.Module):
-    """A module over rows, in operators that are exported well: bags of one size."""
-
-    def __init__(self, module: Any, table: Any) -> None:
-        super().__init__()
-        self.table, self.padding_idx = table, module.padding_idx
-        self.mode = getattr(module, "mode", None)
-
-    def forward(self, input: torch.Tensor, offsets: None = None) -> torch.Tensor:
-        if offsets is not None:
-            raise InvalidArgumentError(
-                "offsets", "bags with offsets are not exported",
-                remedy="give bags of one size as rows of a two-dimensional input, padded",
-            )  # fmt: skip
-        rows: torch.Tensor = self.table.widen(self.table.look_up(input.long().reshape(-1)))
-        rows = rows.reshape(*input.shape, rows.shape[-1])
-        if self.mode is None and self.padding_idx is None:
-            return rows
-        present = torch.ones_like(input, dtype=rows.dtype)
-        if self.padding_idx is not None:
-            present = (input != self.padding_idx).to(rows.dtype)
-        rows = rows * present[..., None]
-        if self.mode is None:
-            return rows
-        made = rows.sum(1)
-        return made if self.mode == "sum" else made / present.sum(1)[:, None].clamp(min=1)
-
-
-class _SideBySide(nn.Module):
-    """A collection's tables, one after the other."""
-
-    def __init__(self, collection: ROBEEmbeddingCollection) -> None:
-        super().__init__()
-        found = [_Hashed(collection.pool, collection.table(one)[1]) for one in collection.tables]
-        self.tables: Any = nn.ModuleList(found)
-        self.mean = collection.mode == "mean"
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        apart = input.long().reshape(len(self.tables), -1, input.shape[1])
-        made = []
-        for number, table in enumerate(self.tables):
-            rows = table.look_up(apart[number].reshape(-1))
-            rows = rows.reshape(-1, input.shape[1], rows.shape[-1])
-            made.append(rows.mean(1) if self.mean else rows.sum(1))
-        return torch.cat(made, 1)
-
-
 def _exportable(model: nn.Module) -> nn.Module:
-    """`model` with modules in the place of those that have no operators in ONNX."""
+    """`model` with modules in the place of those that have no operators in ONNX.
+
+    Raises:
+        InvalidArgumentError: a table has the mode max, or there is no form for its dtype.
+    """
     exchanged: list[str] = []
     for name, module in list(model.named_modules()):
-        within = any(name.startswith(f"{one}.") for one in exchanged)
-        new = None if within else _in_place_of(module)
-        if new is None:
+        if not isinstance(module, Exportable) or any(name.startswith(f"{n}.") for n in exchanged):
             continue
-        exchanged.append(name)
-        if getattr(module, "mode", None) == "max":
+        if module.mode == "max":
             raise InvalidArgumentError("model", f"'{name}' has the mode max, which is not exported")
+        new = module.for_export()
+        if new is module:
+            continue
+        new = _exportable(new)
         if not name:
             return new
+        exchanged.append(name)
         place(model, name, new)
     return model
-
-
-def _in_place_of(module: Any) -> nn.Module | None:
-    if isinstance(module, QuantizedTable):
-        return _Coded(module)
-    if isinstance(module, ROBEEmbeddingCollection):
-        return _SideBySide(module)
-    if isinstance(module, ROBEEmbedding | ROBEEmbeddingBag):
-        return _Bags(module, _Hashed(module.pool, module.described))
-    if isinstance(module, TTEmbedding | TTEmbeddingBag):
-        return _Bags(module, _Train(module.cores)) if module.hot is None else _dense(module)
-    if isinstance(module, TableEmbedding | TableEmbeddingBag):
-        table: Any = module.table
-        if isinstance(table, HashedTable):
-            table = _Placed(table)
-        elif isinstance(table, QuantizedTable):
-            table = _Coded(table)
-        else:
-            table = _exportable(table)
-        return _Bags(module, table)
-    return None
-
-
-def _dense(module: Any) -> nn.Module:
-    """A tensor train and its cached rows as one table."""
-    return _Bags(module, _Written(module.to_dense()))
 
 
 class _OurOperator:

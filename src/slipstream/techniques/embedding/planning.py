@@ -1,4 +1,4 @@
-"""`plan`: which way each table of a model is kept, within a budget of bytes."""
+"""`plan`: the format of each table of a model, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ from slipstream.surgery import exchange_parameters, place
 from slipstream.tables import Column, Table
 from slipstream.techniques.embedding.allocate import allocate
 from slipstream.techniques.embedding.facts import IdStatistics, facts_of
-from slipstream.techniques.embedding.making import Making
-from slipstream.techniques.embedding.ways import WAYS, ways_of
-from slipstream.techniques.embedding.ways.dense import Dense
-from slipstream.techniques.embedding.ways.robe import SIGN
-from slipstream.techniques.embedding.ways.way import Choice, TableFacts
+from slipstream.techniques.embedding.formats import FORMATS, formats_of
+from slipstream.techniques.embedding.formats.dense import Dense
+from slipstream.techniques.embedding.formats.format import (
+    Choice,
+    Exchange,
+    Settings,
+    Start,
+    TableFacts,
+)
+from slipstream.techniques.embedding.formats.robe import SIGN
 from slipstream.units import format_bytes, parse_bytes
 
 LEAST_ROWS = 2000
@@ -38,7 +43,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Alternative:
-    """What a single way would do in the plan's place, or the mixture of all.
+    """What a single format would do in the plan's place, or the mixture of all.
 
     Attributes:
         method: its name, or ``mixed``.
@@ -58,16 +63,16 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which way each table is kept.
+    """The format of each table.
 
     Attributes:
         tables: the choice by table.
         budget: bytes that all of them may have.
         dense_bytes: that they had.
-        method: ``mixed``, or the single way that is better.
+        method: ``mixed``, or the single format that is better.
         alternatives: all that were compared, the best first.
         basis: where errors come from: measured on trained tables, or assumed.
-        block, sign: of the array that tables with the way ``robe`` share.
+        block, sign: of the array that tables of the format ``robe`` share.
         facts: what is known of the tables; not saved.
     """
 
@@ -80,6 +85,22 @@ class Plan:
     block: int = _BLOCK
     sign: bool = SIGN
     facts: tuple[TableFacts, ...] = dataclasses.field(default=(), repr=False, compare=False)
+
+    @classmethod
+    def of(cls, facts: Sequence[TableFacts], tables: Mapping[str, Choice], **settings: Any) -> Plan:
+        """The plan of these choices, whatever they need.
+
+        Args:
+            settings: further attributes.
+        """
+        budget = sum(choice.nbytes for choice in tables.values())
+        dense = sum(one.nbytes for one in facts)
+        return cls(tables, budget, dense, facts=tuple(facts), **settings)
+
+    @property
+    def exchanged(self) -> dict[str, Choice]:
+        """The choices of tables that do not stay dense."""
+        return {n: choice for n, choice in self.tables.items() if choice.format != Dense.name}
 
     @property
     def nbytes(self) -> int:
@@ -94,8 +115,28 @@ class Plan:
     @property
     def numbers(self) -> int:
         """Of the array that hashed tables share; 0 for none."""
-        found = [choice.settings.get("numbers", 0) for choice in self.tables.values()]
-        return sum(number for number in found if isinstance(number, int))
+        return sum(
+            number
+            for choice in self.tables.values()
+            if isinstance(number := choice.settings.get("numbers", 0), int)
+        )
+
+    def together(self) -> list[list[str]]:
+        """Exchanged tables by name: those with one set of parameters, others by themselves."""
+        shared: dict[str, list[str]] = {}
+        together: list[list[str]] = []
+        for name, choice in self.exchanged.items():
+            names = shared.setdefault(choice.format, []) if FORMATS[choice.format].shared else []
+            if not names:
+                together.append(names)
+            names.append(name)
+        return together
+
+    def settings_of(self, choice: Choice) -> Settings:
+        """What a table's module is made with; of a shared array also what all its tables have."""
+        if not FORMATS[choice.format].shared:
+            return choice.settings
+        return {**choice.settings, "block": min(self.block, self.numbers), "sign": self.sign}
 
     def apply(self, model: torch.nn.Module, optimizer: Any = None) -> torch.nn.Module:
         """Exchange the tables of `model`, in place; `optimizer` trains the new parameters.
@@ -111,24 +152,25 @@ class Plan:
         modules = dict(model.named_modules())
         for name, choice in self.tables.items():
             _check(name, modules.get(name), choice, facts.get(name))
-        chosen = {n: c for n, c in self.tables.items() if c.way != Dense.name}
-        if not chosen:
+        if not self.exchanged:
             return model
-        weights = [modules[name].weight for name in chosen]
-        made = Making(self.numbers, self.block, self.sign, weights)
-        for name, choice in chosen.items():
-            old = modules[name]
-            own = facts.get(name) or TableFacts(name, old.num_embeddings, old.embedding_dim)
-            if own.weight is not None:
-                own = dataclasses.replace(own, weight=old.weight.detach())
-            new = WAYS[choice.way].module(old, own, choice.settings, made)
-            place(model, name, new.train(old.training))
-            if optimizer is not None and choice.way != "robe":
-                exchange_parameters(optimizer, [old.weight], *new.parameters())
-        made.finish()
-        if optimizer is not None and self.numbers:
-            shared = [modules[n].weight for n, c in chosen.items() if c.way == "robe"]
-            exchange_parameters(optimizer, shared, made.array.array)
+        start = Start.like([modules[name].weight for name in self.exchanged])
+        for names in self.together():
+            old = [modules[name] for name in names]
+            every = []
+            for name, module in zip(names, old, strict=True):
+                table = facts.get(name)
+                if table is None:
+                    table = TableFacts(name, module.num_embeddings, module.embedding_dim)
+                elif table.weight is not None:
+                    table = dataclasses.replace(table, weight=module.weight.detach())
+                every.append(Exchange(module, table, self.settings_of(self.tables[name])))
+            new = FORMATS[self.tables[names[0]].format].modules(every, start)
+            for name, module in zip(names, new, strict=True):
+                place(model, name, module.train(modules[name].training))
+            if optimizer is not None:
+                weights = [module.weight for module in old]
+                exchange_parameters(optimizer, weights, *new[0].parameters())
         return model
 
     def converting(self, model: torch.nn.Module) -> Plan:
@@ -147,7 +189,7 @@ class Plan:
         return dataclasses.replace(self, facts=tuple(facts))
 
     def table(self) -> Table:
-        """Which way each table is kept, and what else was compared."""
+        """The format of each table, and what else was compared."""
         rows = [
             (name, _described(choice), format_bytes(choice.nbytes), f"{choice.error:.1%}")
             for name, choice in self.tables.items()
@@ -170,7 +212,7 @@ class Plan:
             "version": _VERSION, "budget": self.budget, "dense_bytes": self.dense_bytes,
             "method": self.method, "basis": self.basis.value, "block": self.block,
             "sign": self.sign,
-            "tables": {name: dataclasses.asdict(choice) for name, choice in self.tables.items()},
+            "tables": {name: _written(choice) for name, choice in self.tables.items()},
             "alternatives": [dataclasses.asdict(one) for one in self.alternatives],
         }  # fmt: skip
         try:
@@ -206,7 +248,7 @@ class Plan:
             ) from error
 
     def _title(self) -> str:
-        stay = all(choice.way == Dense.name for choice in self.tables.values())
+        stay = not self.exchanged
         method = Dense.name if stay else self.method
         return (
             f"{format_bytes(self.dense_bytes)} of tables in {format_bytes(self.nbytes)} "
@@ -225,10 +267,10 @@ def plan(
     evaluate: Callable[[torch.nn.Module], float] | None = None,
     least_rows: int = LEAST_ROWS,
 ) -> Plan:
-    """Choose for each table of `model` the way to keep it, so that all fit the budget.
+    """Choose for each table of `model` the format, so that all fit the budget.
 
-    The mixture that loses least is compared with each way alone: where one of them is no worse, it
-    is taken, since it is simpler. What is lost of a trained table is measured on its numbers,
+    The mixture that loses least is compared with each format alone: where one of them is no worse,
+    it is taken, since it is simpler. What is lost of a trained table is measured on its numbers,
     weighted by how often rows are read. For a table that is yet to be trained it is an assumption;
     `evaluate` tells the truth: it trains or scores a compressed copy of the model, one for each
     alternative, and the best score wins.
@@ -239,7 +281,7 @@ def plan(
         budget: bytes of all tables together: a number or ``"512MiB"``; those of tables with fewer
             than `least_rows` rows, which stay as they are, not counted. Or
         ratio: how many times smaller they shall be.
-        methods: names of `WAYS` to choose from; all if None. ``dense`` is always possible.
+        methods: names of `FORMATS` to choose from; all if None. ``dense`` is always possible.
         trained: the tables hold trained numbers: errors are measured, rows are converted, and
             codes of eight and four bits are possible.
         evaluate: a copy of the model with compressed tables to a score, the higher the better.
@@ -264,11 +306,11 @@ def plan(
 
 @dataclass(frozen=True)
 class Compared:
-    """Plans for the same tables and budget: the mixture, and each way alone.
+    """Plans for the same tables and budget: the mixture, and each format alone.
 
     Attributes:
         plans: those that fit, the one with the least error first.
-        left_out: ways that cannot reach the budget, or need trained tables.
+        left_out: formats that cannot reach the budget, or need trained tables.
     """
 
     plans: tuple[Plan, ...]
@@ -276,7 +318,7 @@ class Compared:
 
     @property
     def best(self) -> Plan:
-        """The plan with the least error; a single way where a mixture is no better."""
+        """The plan with the least error; a single format where a mixture is no better."""
         told = [_alternative(one) for one in self.plans]
         return dataclasses.replace(self.plans[0], alternatives=(*told, *self.left_out))
 
@@ -298,18 +340,17 @@ def plan_tables(
     """`plan` for tables of which only facts are known: see there.
 
     Args:
-        codes: whether ways are possible that cannot be trained; where all tables are trained by
+        codes: whether formats are possible that cannot be trained; where all tables are trained by
             default.
     """
     dense = sum(one.nbytes for one in facts)
     room = _budget(dense, budget, ratio)
-    ways = ways_of(methods)
     total = sum(one.lookups for one in facts) or 1.0
     weights = [one.lookups / total for one in facts]
     trained = all(one.weight is not None for one in facts)
     every = {
-        name: [list(way.choices(one)) for one in facts]
-        for name, way in ways.items()
+        name: [list(one_format.choices(one)) for one in facts]
+        for name, one_format in formats_of(methods).items()
         if name != Dense.name
     }
     stay = [list(Dense().choices(one)) for one in facts]
@@ -328,7 +369,7 @@ def plan_tables(
     for name, own in every.items():
         single = [[*mine, *as_is] for mine, as_is in zip(own, stay, strict=True)]
         least = sum(min(choice.nbytes for choice in mine) for mine in single)
-        possible = fixed or WAYS[name].trains
+        possible = fixed or FORMATS[name].trains
         made = planned(name, single) if possible else None
         if made is not None:
             found.append(made)
@@ -337,7 +378,7 @@ def plan_tables(
         if not possible:
             why += ", and for tables that are trained already"
         left_out.append(Alternative(name, least, None, None, why))
-    open_to = [own for name, own in every.items() if fixed or WAYS[name].trains]
+    open_to = [own for name, own in every.items() if fixed or FORMATS[name].trains]
     columns = zip(*open_to, stay, strict=True)
     mixture = planned(MIXED, [[c for own in column for c in own] for column in columns])
     if mixture is None:
@@ -355,7 +396,7 @@ def _check(name: str, module: Any, choice: Choice, known: TableFacts | None) -> 
     """See that `module` is the table that was planned.
 
     Raises:
-        InvalidArgumentError: it is not, or the way needs trained numbers.
+        InvalidArgumentError: it is not, or the format needs trained numbers.
     """
     if type(module) not in (torch.nn.Embedding, torch.nn.EmbeddingBag):
         raise InvalidArgumentError("model", f"'{name}' is no embedding table")
@@ -364,9 +405,9 @@ def _check(name: str, module: Any, choice: Choice, known: TableFacts | None) -> 
         raise InvalidArgumentError(
             "model", f"'{name}' is {shape[0]} x {shape[1]}, not {known.rows} x {known.dim}"
         )
-    if not WAYS[choice.way].trains and (known is None or known.weight is None):
+    if not FORMATS[choice.format].trains and (known is None or known.weight is None):
         raise InvalidArgumentError(
-            "model", f"'{name}' is to become {choice.way}, which is made from trained tables",
+            "model", f"'{name}' is to become {choice.format}, which is made from trained tables",
             remedy="plan.converting(model), once they are trained",
         )  # fmt: skip
 
@@ -412,13 +453,19 @@ def _alternative(one: Plan) -> Alternative:
     return Alternative(one.method, one.nbytes, _error(one))
 
 
+def _written(choice: Choice) -> dict[str, Any]:
+    """As `_choice` reads it: files call the format a way."""
+    written = dataclasses.asdict(choice)
+    return {"way": written.pop("format"), **written}
+
+
 def _choice(found: Mapping[str, Any]) -> Choice:
     settings = {
         str(key): tuple(map(int, value)) if isinstance(value, list) else int(value)
         for key, value in found["settings"].items()
     }
-    if found["way"] not in WAYS:
-        raise ValueError(f"there is no way '{found['way']}'")
+    if found["way"] not in FORMATS:
+        raise ValueError(f"there is no table format '{found['way']}'")
     return Choice(found["way"], settings, int(found["nbytes"]), float(found["error"]))
 
 
@@ -427,7 +474,7 @@ def _described(choice: Choice) -> str:
         f"{key}={len(value) if isinstance(value, tuple) else value}"
         for key, value in choice.settings.items()
     ]
-    return " ".join([choice.way, *parts])
+    return " ".join([choice.format, *parts])
 
 
 def _said(one: Alternative) -> str:

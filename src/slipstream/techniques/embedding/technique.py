@@ -10,26 +10,25 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, ClassVar
 
-from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase
-from slipstream.surgery import exchange_parameters, place
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.errors import InvalidArgumentError
+from slipstream.graph import Graph, StepPhase
+from slipstream.technique import Quality, QualityKind, Stage, Traits
 from slipstream.techniques.embedding.exchange import (
-    by_hand,
-    check_built,
+    TableExchange,
     chosen,
-    exchangeable,
-    weights_of,
+    dense_bytes,
+    why_no_kernels,
     why_none,
 )
-from slipstream.techniques.embedding.groups import Group, asked, exchanged, hashed_pass
-from slipstream.techniques.embedding.tables import Lookup
+from slipstream.techniques.embedding.groups import Group
 from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
+    from slipstream.techniques.embedding.formats.format import TableFacts
+    from slipstream.techniques.embedding.planning import Plan
     from slipstream.workload import Built, Workload
 
 _BY_HAND = """\
@@ -39,7 +38,7 @@ self.item = slipstream.nn.ROBEEmbedding(rows, dim, pool)"""
 
 
 @dataclass(frozen=True)
-class RobeEmbedding(Settings):
+class RobeEmbedding(TableExchange):
     """Tables of at least `rows` rows in one array with `ratio` times fewer numbers.
 
     Attributes:
@@ -51,7 +50,7 @@ class RobeEmbedding(Settings):
 
     ratio: float = 100.0
     block: int = 32
-    # As a plan's (`ways.robe.SIGN`): trained rows with signs can have no direction in common.
+    # As a plan's (`formats.robe.SIGN`): trained rows with signs can have no direction in common.
     sign: bool = False
     rows: int = 2000
 
@@ -59,6 +58,7 @@ class RobeEmbedding(Settings):
     traits: ClassVar[Traits] = Traits(
         stage=Stage.MODEL, variants=("robe_embedding:10.0", "robe_embedding:100.0")
     )
+    by_hand: ClassVar[str] = _BY_HAND
 
     def __post_init__(self) -> None:
         if not (self.ratio > 0 and math.isfinite(self.ratio)):
@@ -68,13 +68,12 @@ class RobeEmbedding(Settings):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no table is worth it."""
-        if (reason := why_none(graph, self.rows)) is not None:
+        if (reason := why_none(graph, self.rows) or why_no_kernels()) is not None:
             return reason
-        found = chosen(graph, self.rows)
-        if self._numbers(found) < self.block:
-            return f"{self.ratio:g} times fewer numbers are less than a block of {self.block}"
-        dense = sum(spec.nbytes for spec in weights_of(found).values())
-        cache = _cache_bytes()
+        groups = self.groups(graph)
+        if sum(groups[0].trained) < self.block:
+            return self._too_short
+        dense, cache = dense_bytes(groups), _cache_bytes()
         trains = bool((graph.tasks.phase == StepPhase.BACKWARD).any())
         if not trains and dense <= cache:
             return (
@@ -83,41 +82,38 @@ class RobeEmbedding(Settings):
             )
         return None
 
-    def questions(self, graph: Graph) -> Sequence[Call]:
-        """The modules' passes, and updates as they are and as they would be."""
-        return asked(graph, self._groups(graph))
+    def groups(self, graph: Graph) -> list[Group]:
+        """All tables together, in one array."""
+        found = chosen(graph, self.rows)
+        if not found:
+            return []
+        total = sum(spec.numel for spec in {one.table: one.weight for one in found}.values())
+        numbers = self._numbers(total)
+        settings = {"numbers": numbers, "block": self.block, "sign": self.sign}
+        return [Group(tuple(found), "robe", settings, 4 * numbers, (numbers,))]
 
-    def predict(self, graph: Graph, context: Context) -> Graph:
-        """Other look-ups and gradients, one update in place of all tables', less memory."""
-        edit = Editor(graph, str(self))
-        groups = self._groups(graph)
-        if not groups:
-            return edit.apply("nothing to exchange")
-        exchanged(edit, graph, groups, context)
+    def summary(self, groups: Sequence[Group]) -> str:
+        """Tables and numbers."""
         (group,) = groups
-        dense = sum(spec.nbytes for spec in group.tables.values())
-        return edit.apply(
-            f"{len(group.tables)} tables of {format_bytes(dense)} in {group.numbers} numbers"
+        return (
+            f"{len(group.tables)} tables of {format_bytes(dense_bytes(groups))} in "
+            f"{sum(group.trained)} numbers"
         )
 
-    def apply(self, built: Built) -> None:
-        """Exchange the modules, and let the optimizer train the array in the tables' place.
+    def plans(self, built: Built, tables: Sequence[TableFacts]) -> list[Plan]:
+        """One array; it begins with normal numbers as far from zero as the tables' are."""
+        from slipstream.techniques.embedding.formats.format import Choice
+        from slipstream.techniques.embedding.planning import Plan
 
-        The array begins with normal numbers as far from zero as the tables' are.
-
-        Raises:
-            WorkloadError: the step hides its model, no table can be exchanged, or the optimizer
-                takes sparse gradients only.
-        """
-        check_built(self.name, built, "the shared array's is")
-        modules = exchangeable(built.model, self.rows)
-        if not modules:
-            raise WorkloadError(
-                f"the model has no nn.Embedding or nn.EmbeddingBag of {self.rows} rows and more "
-                "that can be exchanged",
-                remedy="robe_embedding:rows=N changes the limit",
-            )
-        self._exchange(built, modules)
+        # Each table's share of the array, so that they add up to its numbers.
+        ends = [0, *(self._numbers(n) for n in accumulate(one.rows * one.dim for one in tables))]
+        if ends[-1] < self.block:
+            raise InvalidArgumentError("robe_embedding:block", self._too_short)
+        choices = {
+            one.name: Choice("robe", {"numbers": end - begin}, (end - begin) * one.item_bytes, 0.0)
+            for one, (begin, end) in zip(tables, pairwise(ends), strict=True)
+        }
+        return [Plan.of(tables, choices, block=self.block, sign=self.sign)]
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """Rows share numbers: another model."""
@@ -127,52 +123,13 @@ class RobeEmbedding(Settings):
             "click models with a network on top, poor in matrix factorisation",
         )
 
-    def code(self, workload: Workload) -> CodeChange | None:
-        """Tables are made in too many ways to place the edit; the lines to write."""
-        return by_hand(workload, _BY_HAND)
+    @property
+    def _too_short(self) -> str:
+        return f"{self.ratio:g} times fewer numbers are less than a block of {self.block}"
 
-    def _numbers(self, found: Sequence[Lookup]) -> int:
-        total = sum(spec.numel for spec in weights_of(found).values())
-        return max(1, round(total / self.ratio))
-
-    def _groups(self, graph: Graph) -> list[Group]:
-        """All tables together, in one array; none where no table is large enough."""
-        found = chosen(graph, self.rows)
-        if not found:
-            return []
-        numbers = self._numbers(found)
-        a_pass = partial(hashed_pass, numbers, self.block, self.sign)
-        return [Group(tuple(found), numbers, 4 * numbers, a_pass)]
-
-    def _exchange(self, built: Built, modules: Sequence[tuple[str, Any]]) -> None:
-        from torch import nn
-
-        from slipstream.techniques.embedding.robe import ROBEEmbedding, ROBEEmbeddingBag
-        from slipstream.techniques.embedding.shared_array import SharedArray
-
-        weights = [module.weight for _, module in modules]
-        total = sum(weight.numel() for weight in weights)
-        square = sum(float(w.detach().double().square().sum()) for w in weights) / total
-        pool = SharedArray.compressing(
-            [tuple(weight.shape) for weight in weights], self.ratio, block=self.block,
-            sign=self.sign, init_std=math.sqrt(square), device=weights[0].device,
-            dtype=weights[0].dtype,
-        )  # fmt: skip
-        for name, module in modules:
-            made: Any
-            if type(module) is nn.Embedding:
-                made = ROBEEmbedding(
-                    module.num_embeddings, module.embedding_dim, pool,
-                    padding_idx=module.padding_idx,
-                )  # fmt: skip
-            else:
-                made = ROBEEmbeddingBag(
-                    module.num_embeddings, module.embedding_dim, pool, mode=module.mode,
-                    padding_idx=module.padding_idx, include_last_offset=module.include_last_offset,
-                )  # fmt: skip
-            place(built.model, name, made.train(module.training))
-        if built.optimizer is not None:
-            exchange_parameters(built.optimizer, weights, pool.array)
+    def _numbers(self, dense: int) -> int:
+        """Of an array in the place of tables with so many."""
+        return max(1, round(dense / self.ratio))
 
 
 def _cache_bytes() -> int:

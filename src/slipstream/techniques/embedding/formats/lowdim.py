@@ -1,22 +1,39 @@
-"""A table of fewer columns, and one matrix that widens its rows: the plainest way to a smaller one.
+"""A table of fewer columns, and one matrix that widens its rows: the plainest smaller format.
 
-It is what every other way has to beat at the same bytes.
+It is what every other format has to beat at the same bytes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.embedding.quantized_rows import QuantizedTable, coded
+from slipstream.techniques.embedding.formats.codes import (
+    QuantizedTable,
+    coded,
+    rounding_error,
+    table_bytes,
+)
+from slipstream.techniques.embedding.formats.format import (
+    Choice,
+    Exchange,
+    Start,
+    TableFacts,
+    TableFormat,
+    sizes,
+    usual_energies,
+)
+from slipstream.techniques.embedding.modules import Table, over
 from slipstream.techniques.embedding.weighting import chunks, row_weights_of
 
 
-class LowDimTable(nn.Module):
+class LowDimTable(Table):
     """Rows of `dim` numbers times a [dim, embedding_dim] matrix.
 
     Args:
@@ -146,3 +163,52 @@ def principal(
             gram += double.T @ (double * counted[rows, None])
     energy, axes = torch.linalg.eigh(gram)
     return energy.flip(0).clamp(min=0), axes.flip(1)
+
+
+class LowDim(TableFormat):
+    """`LowDimTable` of every useful dimension."""
+
+    name: ClassVar[str] = "lowdim"
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """Dimensions below the table's, four to a halving."""
+        if table.weight is None:
+            energy = usual_energies(table.dim)
+        else:
+            energy, _ = principal(table.weight, table.shares)
+            energy = energy / energy.sum().clamp(min=1e-300)
+        for dim in sizes(table.dim):
+            nbytes = (table.rows + table.dim) * dim * table.item_bytes
+            if nbytes < table.nbytes:
+                yield Choice(self.name, {"dim": dim}, nbytes, float(energy[dim:].sum()))
+
+    def module(self, one: Exchange, start: Start) -> Any:
+        """Rows of a random table, or of the nearest to the trained one."""
+        return over(one.old, self._table(one, start))
+
+    def _table(self, one: Exchange, start: Start) -> LowDimTable:
+        table, dim = one.table, one.number("dim")
+        if table.weight is not None:
+            return LowDimTable.from_dense(table.weight, dim, table.shares)
+        return LowDimTable(table.rows, table.dim, dim, init_std=start.std, **start.where)
+
+
+class LowDimCodes(LowDim):
+    """`LowDimTable` with rows of eight bits."""
+
+    name: ClassVar[str] = "lowdim_int8"
+    trains: ClassVar[bool] = False
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """Those of `LowDim`, with what the codes lose besides."""
+        rounding = rounding_error(table, 8)
+        for choice in super().choices(table):
+            dim = choice.settings["dim"]
+            assert isinstance(dim, int)
+            nbytes = table_bytes(table.rows, dim, 8) + dim * table.dim * table.item_bytes
+            if nbytes < choice.nbytes:
+                yield Choice(self.name, choice.settings, nbytes, choice.error + rounding)
+
+    def module(self, one: Exchange, start: Start) -> Any:
+        """Codes of the nearest table of that dimension."""
+        return over(one.old, self._table(one, start).quantized())

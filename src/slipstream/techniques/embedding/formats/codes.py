@@ -1,19 +1,31 @@
-"""A trained table as codes of eight or four bits, with a scale for every row."""
+"""Codes of eight or four bits with a scale for every row: formats of trained tables."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant import Granularity, code_weights
+from slipstream.techniques.embedding.formats.format import (
+    Choice,
+    Exchange,
+    Start,
+    TableFacts,
+    TableFormat,
+)
+from slipstream.techniques.embedding.modules import Rows, Table, over
 from slipstream.techniques.embedding.weighting import chunks, row_weights_of
 
 _SCALE_BYTES = 4
 _NIBBLE = 15
 
 
-class QuantizedTable(nn.Module):
+class QuantizedTable(Table):
     """Codes of rows; made from a trained table by `from_dense`, and not trained any further.
 
     Args:
@@ -63,9 +75,9 @@ class QuantizedTable(nn.Module):
         half = 1 << (self.bits - 1)
         return ((codes ^ half).float() - half) * self.scale[ids, None]
 
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        """They are as wide as they will be."""
-        return rows
+    def for_export(self) -> nn.Module:
+        """The same codes, looked up by arithmetic alone."""
+        return _ExportedCodes(self)
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -121,3 +133,71 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
     return (codes[:, 0::2] & _NIBBLE) | (codes[:, 1::2] << 4)
+
+
+class _ExportedCodes(Rows):
+    """Rows of codes, by arithmetic alone: ONNX has no bitwise operators for bytes."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, table: QuantizedTable) -> None:
+        super().__init__()
+        self.register_buffer("codes", table.codes)
+        self.register_buffer("scale", table.scale)
+        self.bits, self.width = table.bits, table.embedding_dim
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        codes = self.codes[ids].float()
+        if self.bits == 4:
+            high = torch.floor(codes / 16)
+            codes = torch.stack([codes - 16 * high, high], 2).flatten(1)[:, : self.width]
+        # Two's complement: the upper half of all codes are negative.
+        top = 1 << self.bits
+        return (codes - top * (codes >= top // 2).float()) * self.scale[ids, None]
+
+
+class _Codes(TableFormat):
+    trains: ClassVar[bool] = False
+    bits: ClassVar[int]
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """One, where it has fewer bytes."""
+        nbytes = table_bytes(table.rows, table.dim, self.bits)
+        if nbytes < table.nbytes:
+            yield Choice(self.name, {}, nbytes, rounding_error(table, self.bits))
+
+    def module(self, one: Exchange, start: Start) -> Any:
+        """Codes of the trained rows."""
+        assert one.table.weight is not None
+        return over(one.old, QuantizedTable.from_dense(one.table.weight, self.bits))
+
+
+class Int8(_Codes):
+    """A byte a number, and a scale a row."""
+
+    name: ClassVar[str] = "int8"
+    bits: ClassVar[int] = 8
+
+
+class Int4(_Codes):
+    """Half a byte a number, and a scale a row."""
+
+    name: ClassVar[str] = "int4"
+    bits: ClassVar[int] = 4
+
+
+def rounding_error(table: TableFacts, bits: int) -> float:
+    """What codes of `bits` bits lose of a table; of one to be trained, as of normal numbers."""
+    if table.weight is None:
+        reach = math.sqrt(2 * math.log(2 * table.dim))
+        return (reach / ((1 << (bits - 1)) - 1)) ** 2 / 12
+    counted = row_weights_of(table.weight, table.shares)
+    lost = whole = 0.0
+    for rows in chunks(table.rows):
+        part = table.weight[rows].detach()
+        coded = QuantizedTable.from_dense(part, bits)
+        rounded = coded.look_up(torch.arange(len(part), device=part.device))
+        lost += float(((part - rounded).double().square().sum(1) * counted[rows]).sum())
+        whole += float((part.double().square().sum(1) * counted[rows]).sum())
+    return lost / whole if whole else 0.0

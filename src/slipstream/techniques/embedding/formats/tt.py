@@ -7,38 +7,51 @@ Models", MLSys 2021.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
+from slipstream.native import _tt_reference as trains
 from slipstream.native import tt as door
 from slipstream.techniques.embedding import tt_init
-from slipstream.techniques.embedding.bags import (
-    Bags,
-    check_mode,
-    each,
-    expect_tensor,
-    normalise,
-    padding_row,
-    reduced,
+from slipstream.techniques.embedding.bags import Bags, check_mode, expect_tensor, reduced
+from slipstream.techniques.embedding.formats.format import (
+    Choice,
+    Exchange,
+    Settings,
+    Start,
+    TableFacts,
+    TableFormat,
+    with_errors,
 )
-from slipstream.techniques.embedding.hot_rows import HotRows
-from slipstream.techniques.embedding.protocol import CHUNK_ROWS, dense
+from slipstream.techniques.embedding.hot_rows import HotRows, cache_bytes
+from slipstream.techniques.embedding.modules import (
+    ByBag,
+    ById,
+    CompressedModule,
+    Rows,
+    called_as,
+    lines_of,
+)
 from slipstream.techniques.embedding.tt_shape import TTShape
 from slipstream.techniques.embedding.tt_svd import tt_svd
+from slipstream.techniques.embedding.weighting import relative_error
 
 INITS = ("sampled-gaussian", "gaussian")
-_LINE_BYTES = 64
+_MOST_RANK = 128
+_RANKS_PER_DOUBLING = 2
+_LEAST_HOT = 8
 
 Shapes = Sequence[Sequence[int]] | None
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-class _TensorTrain(nn.Module):
+class _TensorTrain(CompressedModule):
     """A table of rows as a tensor train.
 
     Attributes:
@@ -63,15 +76,14 @@ class _TensorTrain(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         kind = dtype or torch.get_default_dtype()
         if not kind.is_floating_point:
             raise InvalidArgumentError("dtype", f"{kind} has no floating point")
         if init not in INITS:
             raise InvalidArgumentError("init", f"'{init}' is not possible", remedy=", ".join(INITS))
-        self.shape = TTShape.of(num_embeddings, embedding_dim, tt_ranks, tt_shapes)
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = padding_row(padding_idx, num_embeddings)
+        shape = TTShape.of(num_embeddings, embedding_dim, tt_ranks, tt_shapes)
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        self.shape = shape
         self.init = init
         self.init_std = 1 / math.sqrt(3 * num_embeddings) if init_std is None else init_std
         if not 0 <= self.init_std < math.inf:
@@ -133,40 +145,25 @@ class _TensorTrain(nn.Module):
         draw(list(self.cores), self.init_std)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the cores, and of the cached rows with their table."""
-        cached = 0 if self.hot is None else self.hot.weight.nbytes + self.hot.table.nbytes
-        return sum(int(core.nbytes) for core in self.cores) + cached
+    def parameter(self) -> torch.Tensor:
+        """The first core."""
+        first: torch.Tensor = self.cores[0]
+        return first
 
     @property
     def reads_per_id(self) -> float:
         """Cache lines of the slices that one id reads, if no other id of the batch reads them."""
         item = self.cores[0].element_size()
-        return float(sum((core[0].numel() * item - 1) / _LINE_BYTES + 1 for core in self.cores))
+        return float(sum(lines_of(core[0].numel() * item) for core in self.cores))
 
     @property
     def flops_per_id(self) -> int:
         """Of one row's products, and its addition to a bag."""
         return self.shape.flops + self.embedding_dim
 
-    def materialize(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows of these ids, int32 or int64, padding too: [*rows.shape, embedding_dim].
-
-        Raises:
-            InvalidArgumentError: an id that is no row.
-        """
-        ids = each(rows, self.cores[0].device)
-        made = self._look_up(ids, "sum", padding=-1, counted=False)
-        return made.view(*rows.shape, self.embedding_dim)
-
-    def to_dense(self, chunk_rows: int = CHUNK_ROWS) -> torch.Tensor:
-        """The whole table: [num_embeddings, embedding_dim], without a gradient; cached rows too.
-
-        Raises:
-            InvalidArgumentError: `chunk_rows` is less than 1.
-        """
-        shape = (self.num_embeddings, self.embedding_dim)
-        return dense(self.materialize, shape, self.cores[0], chunk_rows)
+    def exported_rows(self) -> nn.Module:
+        """Products of slices; with cached rows the whole table."""
+        return _ExportedTrain(self.cores) if self.hot is None else _ExportedTable(self.to_dense())
 
     def refresh(self, optimizer: torch.optim.Optimizer | None = None) -> torch.Tensor:
         """Cache the rows that were looked up most; the cache's rows that changed hands, int64.
@@ -187,12 +184,16 @@ class _TensorTrain(nn.Module):
         own = self.optimizers.get("hot.weight", optimizer)
         return self.hot.refresh(list(self.cores), own)
 
-    def _look_up(
-        self, bags: Bags, mode: str, padding: int | None = None, counted: bool = True
+    def look_up(
+        self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True
     ) -> torch.Tensor:
-        """Bags of rows: [bags, embedding_dim], differentiable."""
-        if padding is None:
-            padding = -1 if self.padding_idx is None else self.padding_idx
+        """Sums and means of rows that are not written down; maxima of rows that are."""
+        if mode == "max":
+            door.check_ids(bags.ids, bags.offsets, self.num_embeddings, bags.total)
+            each_by_itself = Bags(bags.ids, None, None, bags.ids.numel())
+            every = self.look_up(each_by_itself, None, None, counted)
+            return reduced(every, bags, "max", padding_idx)
+        padding = -1 if padding_idx is None else padding_idx
         cache = hot = None
         counted = counted and self.training and not torch.compiler.is_compiling()
         if self.hot is not None:
@@ -201,7 +202,7 @@ class _TensorTrain(nn.Module):
                 self.refresh()
             cache, hot = self.hot.weight, self.hot.table
         how = (hot, bags.ids, bags.offsets, bags.weights, self.num_embeddings, padding, bags.total,
-               door.MODES.index(mode))  # fmt: skip
+               door.MODES.index(mode or "sum"))  # fmt: skip
         cores = list(self.cores)
         trained = [one for one in (*cores, cache, bags.weights) if one is not None]
         made: torch.Tensor
@@ -222,16 +223,12 @@ class _TensorTrain(nn.Module):
             hook = _stepping(self.optimizers[name])
             parameter.register_post_accumulate_grad_hook(hook)
 
-    def extra_repr(self) -> str:
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+    def _format_repr(self) -> str:
         rows, columns = ("x".join(map(str, f)) for f in (self.shape.rows, self.shape.columns))
-        return (
-            f"{self.num_embeddings}, {self.embedding_dim}, rows {rows}, columns {columns}, "
-            f"ranks {list(self.shape.ranks[1:-1])}{padding}"
-        )
+        return f", rows {rows}, columns {columns}, ranks {list(self.shape.ranks[1:-1])}"
 
 
-class TTEmbedding(_TensorTrain):
+class TTEmbedding(_TensorTrain, ById):
     """``nn.Embedding`` with its table as a tensor train.
 
     Args:
@@ -252,17 +249,8 @@ class TTEmbedding(_TensorTrain):
         InvalidArgumentError: a size or rank below 1, factors that do not fit or cannot be found.
     """
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Rows of `input`, int32 or int64 of any shape: [*input.shape, embedding_dim].
 
-        Raises:
-            InvalidArgumentError: an id that is no row, or no integer.
-        """
-        bags = each(input, self.cores[0].device)
-        return self._look_up(bags, "sum").view(*input.shape, self.embedding_dim)
-
-
-class TTEmbeddingBag(_TensorTrain):
+class TTEmbeddingBag(_TensorTrain, ByBag):
     """``nn.EmbeddingBag`` with its table as a tensor train.
 
     Args:
@@ -297,33 +285,6 @@ class TTEmbeddingBag(_TensorTrain):
             cache_rows, cache_policy, fused_optimizer, device, dtype,
         )  # fmt: skip
         self.mode, self.include_last_offset = mode, include_last_offset
-
-    def forward(
-        self,
-        input: torch.Tensor,
-        offsets: torch.Tensor | None = None,
-        per_sample_weights: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Sums, means or maxima of bags of rows: [bags, embedding_dim]; zeros for empty bags.
-
-        Raises:
-            InvalidArgumentError: names the argument and what is wrong with it.
-        """
-        first = self.cores[0]
-        bags = normalise(
-            input, offsets, per_sample_weights, mode=self.mode, dtype=first.dtype,
-            device=first.device, include_last_offset=self.include_last_offset,
-        )  # fmt: skip
-        return self._largest(bags) if self.mode == "max" else self._look_up(bags, self.mode)
-
-    def _largest(self, bags: Bags) -> torch.Tensor:
-        """Maxima, of rows that are written down."""
-        door.check_ids(bags.ids, bags.offsets, self.num_embeddings, bags.total)
-        rows = self._look_up(Bags(bags.ids, None, None, bags.ids.numel()), "sum", padding=-1)
-        return reduced(rows, bags, "max", self.padding_idx)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, mode={self.mode!r}"
 
 
 class _Rows(torch.autograd.Function):
@@ -361,8 +322,147 @@ def _stepping(optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None
     return step
 
 
-if TYPE_CHECKING:
-    from slipstream.techniques.embedding.protocol import CompressedEmbedding
+class _ExportedTrain(Rows):
+    """Rows of a tensor train, multiplied."""
 
-    def _conforms(one: TTEmbedding, other: TTEmbeddingBag) -> tuple[CompressedEmbedding, ...]:
-        return one, other
+    def __init__(self, cores: nn.ParameterList) -> None:
+        super().__init__()
+        if cores[0].dtype is not torch.float32:
+            raise InvalidArgumentError("model", f"a tensor train is {cores[0].dtype}, not float32")
+        self.cores = cores
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        return trains.rows_of(list(self.cores), ids)
+
+
+class _ExportedTable(Rows):
+    """Rows that are all written down."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(table, requires_grad=False)
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(ids, self.weight)
+
+
+class TT(TableFormat):
+    """`TTEmbedding` of three cores with both ranks alike."""
+
+    name: ClassVar[str] = "tt"
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """Ranks from large to small; none where the dimension has no three factors."""
+        numbers = _numbers(table)
+
+        def error(rank: int) -> float:
+            if table.weight is None:
+                return _usual_error(table, numbers[rank])
+            made = TTEmbedding.from_dense(table.weight, rank, row_weights=table.shares)
+            return relative_error(table.weight, made.to_dense(), table.shares)
+
+        for rank, lost in with_errors(error, list(numbers)):
+            nbytes = numbers[rank] * table.item_bytes
+            yield Choice(self.name, {"rank": rank}, nbytes, lost)
+
+    def module(self, one: Exchange, start: Start) -> Any:
+        """A random train with numbers at least as far from zero as the tables', or the nearest.
+
+        Its setting ``cores`` is 3 where it is not given.
+        """
+        table, hot, ranks = one.table, one.hot, _ranks_of(one.settings)
+        kind, arguments = called_as(one.old, TTEmbedding, TTEmbeddingBag)
+        if hot:
+            arguments |= {"cache_rows": len(hot), "cache_policy": "manual"}
+        module: Any
+        if table.weight is not None:
+            module = kind.from_dense(table.weight, ranks, row_weights=table.shares, **arguments)
+        else:
+            # Beside rows of their own the train holds rare ids alone: best left near zero.
+            std = start.std if hot else max(start.std, tt_init.LEAST_STD)
+            arguments |= {"init_std": std, **start.where}
+            module = kind(table.rows, table.dim, ranks, **arguments)
+        if hot:
+            module.hot.record(torch.tensor(hot))
+            module.refresh()
+        if hot and table.weight is not None:
+            with torch.no_grad():
+                module.hot.weight.copy_(table.weight[module.hot.ids])
+        return module
+
+    def trained(self, table: TableFacts, settings: Settings, nbytes: int) -> tuple[int, ...]:
+        """Of its cores, and of the rows that are cached."""
+        shape = TTShape.of(table.rows, table.dim, _ranks_of(settings))
+        hot = settings.get("hot", ())
+        cached = (len(hot) * table.dim,) if isinstance(hot, tuple) and hot else ()
+        return (*map(math.prod, shape.cores), *cached)
+
+
+class HotTT(TT):
+    """`TTEmbedding` whose most frequent rows are cached; where look-ups were counted."""
+
+    name: ClassVar[str] = "hot_tt"
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """Every rank with powers of two of cached rows: those fill the table that finds them."""
+        if table.shares is None:
+            return
+        numbers, shares = _numbers(table), table.shares
+        order = torch.argsort(shares, descending=True, stable=True)
+
+        @cache
+        def tails(rank: int) -> torch.Tensor:
+            """What is lost where the first rows of `order` are cached, by their count."""
+            if table.weight is None:
+                lost, whole = shares * _usual_error(table, numbers[rank]), 1.0
+            else:
+                rows = table.weight.detach().double().cpu()
+                made = TTEmbedding.from_dense(table.weight, rank, row_weights=shares)
+                lost = (rows - made.to_dense().double().cpu()).square().sum(1) * shares
+                whole = float((rows.square().sum(1) * shares).sum()) or 1.0
+            return lost[order].flip(0).cumsum(0).flip(0) / whole
+
+        def error(count: int, rank: int) -> float:
+            return float(tails(rank)[count])
+
+        for count in _counts(table):
+            hot = tuple(sorted(order[:count].tolist()))
+            for rank, lost in with_errors(partial(error, count), list(numbers)):
+                nbytes = numbers[rank] * table.item_bytes
+                nbytes += cache_bytes(count, table.dim, table.item_bytes)
+                if nbytes < table.nbytes:
+                    yield Choice(self.name, {"rank": rank, "hot": hot}, nbytes, lost)
+
+
+def _ranks_of(settings: Settings) -> tuple[int, ...]:
+    """Of a train with all ranks alike, of three cores where ``cores`` does not say."""
+    rank, cores = settings["rank"], settings.get("cores", 3)
+    assert isinstance(rank, int)
+    assert isinstance(cores, int)
+    return (rank,) * (cores - 1)
+
+
+def _numbers(table: TableFacts) -> dict[int, int]:
+    """Of trains smaller than the table, by falling rank; none without three factors."""
+    try:
+        found = {rank: TTShape.of(table.rows, table.dim, rank).numbers for rank in _ranks()}
+    except InvalidArgumentError:
+        return {}
+    return {rank: number for rank, number in found.items() if number < table.rows * table.dim}
+
+
+def _usual_error(table: TableFacts, numbers: int) -> float:
+    """A train fits as many numbers as it has: ids in no order have no more in common."""
+    return 1 - numbers / (table.rows * table.dim)
+
+
+def _counts(table: TableFacts) -> Iterator[int]:
+    count = _LEAST_HOT
+    while count < table.rows:
+        yield count
+        count *= 2
+
+
+def _ranks() -> list[int]:
+    steps = range(_MOST_RANK.bit_length() * _RANKS_PER_DOUBLING - 1)
+    return sorted({round(2 ** (step / _RANKS_PER_DOUBLING)) for step in steps}, reverse=True)

@@ -7,6 +7,11 @@ Hashing for Recommender Systems", RecSys 2020.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, ClassVar
+
 import torch
 from torch import nn
 
@@ -14,10 +19,24 @@ from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import _robe_reference as hashes
 from slipstream.techniques.embedding.bags import expect_tensor
+from slipstream.techniques.embedding.formats.format import (
+    Choice,
+    Exchange,
+    Start,
+    TableFacts,
+    TableFormat,
+    sizes,
+    with_errors,
+)
+from slipstream.techniques.embedding.modules import Rows, Table, over
 from slipstream.techniques.embedding.weighting import row_weights_of
 
+_ID_BYTES = 8
+_LEAST_ROWS = 8
+_HOT_SHARES = (0.25, 0.5, 0.75, 0.9)
 
-class HashedTable(nn.Module):
+
+class HashedTable(Table):
     """`rows` rows for `num_embeddings` ids, and one more for each id in `hot`.
 
     Args:
@@ -114,19 +133,14 @@ class HashedTable(nn.Module):
         """Rows of `ids` [count]: [count, embedding_dim]."""
         return nn.functional.embedding(self.places(ids), self.weight)
 
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        """They are as wide as they will be."""
-        return rows
+    def for_export(self) -> nn.Module:
+        """Rows whose numbers are written down, four bytes an id."""
+        return _ExportedHashes(self)
 
     @property
     def parameter(self) -> torch.Tensor:
         """What tells device and dtype."""
         return self.weight
-
-    @property
-    def flops_per_id(self) -> int:
-        """None but the sum of the bag."""
-        return 0
 
     @property
     def row_bytes(self) -> float:
@@ -156,3 +170,106 @@ class HashedTable(nn.Module):
 def place_of(ids: torch.Tensor, rows: int, seed: int = 0) -> torch.Tensor:
     """The shared row of each id, int64: the same on every device and in every version."""
     return hashes.starts(hashes.table_key(seed, 0), ids, torch.zeros_like(ids), rows)
+
+
+class _ExportedHashes(Rows):
+    """Rows that are shared: which one an id reads is written down."""
+
+    at: torch.Tensor
+
+    def __init__(self, table: HashedTable) -> None:
+        super().__init__()
+        self.weight = table.weight
+        places = table.places(torch.arange(table.num_embeddings, device=table.weight.device))
+        self.register_buffer("at", places.to(torch.int32))
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(self.at[ids], self.weight)
+
+
+class Hash(TableFormat):
+    """`HashedTable` without private rows."""
+
+    name: ClassVar[str] = "hash"
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """Rows below the table's, four to a halving."""
+        for rows, error in with_errors(partial(shared_error, table), sizes(table.rows)):
+            yield Choice(self.name, {"rows": rows}, rows * table.dim * table.item_bytes, error)
+
+    def module(self, one: Exchange, start: Start) -> Any:
+        """Random rows, or means of the trained ones."""
+        table, rows = one.table, one.number("rows")
+        ids = torch.tensor(one.hot, dtype=torch.int64) if one.hot else None
+        if table.weight is not None:
+            new = HashedTable.from_dense(table.weight, rows, hot=ids, row_weights=table.shares)
+        else:
+            new = HashedTable(
+                table.rows, table.dim, rows, hot=ids, init_std=start.std, **start.where
+            )
+        return over(one.old, new)
+
+
+class HotHash(Hash):
+    """`HashedTable` with private rows for frequent ids; where look-ups were counted."""
+
+    name: ClassVar[str] = "hot_hash"
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """For every size that division of it between private and shared rows that loses least."""
+        if table.shares is None:
+            return
+        order = torch.argsort(table.shares, descending=True, stable=True)
+        row_bytes = table.dim * table.item_bytes
+
+        def best(total: int) -> tuple[float, int]:
+            """Least error, and the number of private rows, of `total`, that has it."""
+            counts = [int(total * share) for share in _HOT_SHARES]
+            return min((shared_error(table, total - n, order[:n]), n) for n in counts)
+
+        divided: dict[int, int] = {}
+
+        def error_of(total: int) -> float:
+            error, divided[total] = best(total)
+            return error
+
+        every = sizes(table.rows, _LEAST_ROWS)
+        for total, error in with_errors(error_of, every):
+            near = min(divided, key=lambda known: abs(known - total))
+            count = int(total * divided[near] / near)
+            nbytes = total * row_bytes + count * _ID_BYTES
+            if nbytes < table.nbytes:
+                hot = tuple(sorted(order[:count].tolist()))
+                yield Choice(self.name, {"rows": total - count, "hot": hot}, nbytes, error)
+
+
+def shared_error(table: TableFacts, rows: int, hot: torch.Tensor | None = None) -> float:
+    """What is lost where ids share `rows` rows and those in `hot` have their own.
+
+    A shared row is best as the weighted mean of its ids' rows. Of rows that have nothing in common
+    it keeps ``sum p^2 / sum p`` of the weight p of its ids.
+    """
+    if table.shares is None and table.weight is None and hot is None:
+        load = table.rows / rows
+        return 1 - -math.expm1(-load) / load
+    shares = table.shares
+    if shares is None:
+        shares = torch.full((table.rows,), 1 / table.rows, dtype=torch.float64)
+    if table.weight is not None:
+        shares = row_weights_of(table.weight, shares)
+    place = place_of(torch.arange(table.rows), rows)
+    kept = torch.ones(table.rows, dtype=torch.bool)
+    if hot is not None:
+        kept[hot] = False
+    p, at = shares[kept], place[kept]
+    mass = torch.zeros(rows, dtype=torch.float64).index_add_(0, at, p).clamp(min=1e-300)
+    if table.weight is None:
+        held = torch.zeros(rows, dtype=torch.float64).index_add_(0, at, p * p)
+        return float((mass.clamp(min=0) - held / mass).sum())
+    numbers = table.weight.detach().double()
+    whole = float((numbers.square().sum(1) * shares).sum())
+    tail = numbers[kept]
+    sums = torch.zeros(rows, table.dim, dtype=torch.float64)
+    sums.index_add_(0, at, tail * p[:, None])
+    lost = float((tail.square().sum(1) * p).sum()) - float((sums.square().sum(1) / mass).sum())
+    return max(lost, 0.0) / whole if whole else 0.0

@@ -12,6 +12,7 @@ from torch import nn
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import robe as door
+from slipstream.techniques.embedding.bags import Bags
 from slipstream.units import parse_bytes
 
 _VERSION = 1
@@ -120,29 +121,21 @@ class SharedArray(nn.Module):
         self._taken.add(table_id)
         return table_id
 
-    def look_up(
-        self,
-        ids: torch.Tensor,
-        offsets: torch.Tensor | None,
-        weights: torch.Tensor | None,
-        tables: torch.Tensor,
-        bags: int,
-        width: int,
-        mode: str,
-    ) -> torch.Tensor:
+    def look_up(self, bags: Bags, tables: torch.Tensor, width: int, mode: str) -> torch.Tensor:
         """Bags of rows of `tables` (see `tables_of`): [bags, width], differentiable.
 
         Raises:
             InvalidArgumentError: an id outside its table, or offsets out of order.
         """
-        how = (ids, offsets, weights, tables, bags, width, self.block, self.sign,
+        ids, offsets, weights, total = bags
+        how = (ids, offsets, weights, tables, total, width, self.block, self.sign,
                door.MODES.index(mode))  # fmt: skip
         array = self.array
         if not torch.is_grad_enabled() or not (
             array.requires_grad or (weights is not None and weights.requires_grad)
         ):
-            found: torch.Tensor = door.robe(array, *how)
-            return found
+            plain: torch.Tensor = door.robe(array, *how)
+            return plain
         if array.dtype is not torch.float32:
             return _scaled(array, self.grad_scale, how)
         made: torch.Tensor = _Bags.apply(array, self.grad_scale, *how)

@@ -1,16 +1,21 @@
-"""What a planner must know of a way to make a table smaller: what it costs, what it loses."""
+"""`TableFormat`: how a table's rows are stored, what that costs and what it loses."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import nn
 
 Setting = int | tuple[int, ...]
 """A whole number, or ids."""
+
+Settings = Mapping[str, Setting]
+DenseModule = nn.Embedding | nn.EmbeddingBag
 
 STEPS_PER_HALVING = 4
 _MOST_HALVINGS = 20
@@ -48,10 +53,10 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class Choice:
-    """A way with its settings, for one table.
+    """A table format with its settings, for one table.
 
     Attributes:
-        way: its name.
+        format: its name.
         settings: what it is made with.
         nbytes: of the table then.
         error: of the weighted squares of the table's numbers the share that is lost. Measured
@@ -59,8 +64,8 @@ class Choice:
             have nothing else in common: an assumption.
     """
 
-    way: str
-    settings: Mapping[str, Setting]
+    format: str
+    settings: Settings
     nbytes: int
     error: float
 
@@ -73,28 +78,94 @@ class Choice:
         return -math.log(max(1 - self.error, _LEAST_KEPT))
 
 
-class Way(Protocol):
-    """One way to keep a table.
+class Start(NamedTuple):
+    """How the numbers of new tables begin.
+
+    Attributes:
+        std: their root of mean square.
+        device, dtype: theirs.
+    """
+
+    std: float
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def like(cls, weights: Sequence[torch.Tensor]) -> Start:
+        """As far from zero as the numbers of these tables are, together."""
+        total = sum(weight.numel() for weight in weights)
+        square = sum(float(w.detach().double().square().sum()) for w in weights)
+        std = math.sqrt(square / total) if total else 1.0
+        return cls(std, weights[0].device, weights[0].dtype)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Device and dtype, as modules take them."""
+        return {"device": self.device, "dtype": self.dtype}
+
+
+class Exchange(NamedTuple):
+    """A table that is exchanged.
+
+    Attributes:
+        old: its module.
+        table: what is known of it: with its trained numbers where they are to be kept.
+        settings: of the format it gets.
+    """
+
+    old: DenseModule
+    table: TableFacts
+    settings: Settings
+
+    def number(self, key: str) -> int:
+        """The setting of that name."""
+        value = self.settings[key]
+        assert isinstance(value, int)
+        return value
+
+    @property
+    def hot(self) -> tuple[int, ...]:
+        """Ids with rows of their own."""
+        ids = self.settings.get("hot", ())
+        assert isinstance(ids, tuple)
+        return ids
+
+
+class TableFormat(ABC):
+    """One format of a table: its module, bytes, expected error, and conversion of trained tables.
+
+    The time that its look-ups take is measured of its modules; see `groups.timed_pass`. How they
+    are written as ONNX, they know themselves; see `modules.Exportable`.
 
     Attributes:
         name: in plans and settings.
-        trains: whether what it makes can be trained; else it is for trained tables alone.
+        trains: whether its modules can be trained; else it is for trained tables alone.
+        shared: whether all tables of a model in this format have one set of parameters.
     """
 
     name: ClassVar[str]
-    trains: ClassVar[bool]
+    trains: ClassVar[bool] = True
+    shared: ClassVar[bool] = False
 
+    @abstractmethod
     def choices(self, table: TableFacts) -> Iterable[Choice]:
         """What it could be for `table`, from large to small; none where it makes no sense."""
 
-    def module(
-        self, old: Any, table: TableFacts, settings: Mapping[str, Setting], made: Any
-    ) -> Any:
-        """What comes in the place of `old`, an ``nn.Embedding`` or ``nn.EmbeddingBag``.
+    @abstractmethod
+    def module(self, one: Exchange, start: Start) -> Any:
+        """What comes in the place of a table's module, called as that one is."""
+
+    def modules(self, every: Sequence[Exchange], start: Start) -> list[Any]:
+        """`module` of each of the tables of a model that get this format together."""
+        return [self.module(one, start) for one in every]
+
+    def trained(self, table: TableFacts, settings: Settings, nbytes: int) -> tuple[int, ...]:
+        """Numbers in each tensor that an optimizer steps in a table's place.
 
         Args:
-            made: the `slipstream.techniques.embedding.making.Making` of this model.
+            nbytes: of the table in this format.
         """
+        return (nbytes // table.item_bytes,) if self.trains else ()
 
 
 def sizes(most: int, least: int = 1) -> list[int]:

@@ -1,0 +1,398 @@
+"""Embeddings whose rows are hashed blocks of a `SharedArray`.
+
+Source: Desai, Chou and Shrivastava, "Random Offset Block Embedding (ROBE) for compressed embedding
+tables in deep learning recommendation systems", MLSys 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from slipstream.arguments import whole_number
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.native import _robe_reference as hashes
+from slipstream.techniques.embedding.bags import Bags, check_mode, each, normalise
+from slipstream.techniques.embedding.formats.format import (
+    Choice,
+    Exchange,
+    Start,
+    TableFacts,
+    TableFormat,
+    sizes,
+    with_errors,
+)
+from slipstream.techniques.embedding.formats.hashed import shared_error
+from slipstream.techniques.embedding.formats.shared_array import SharedArray, tables_of
+from slipstream.techniques.embedding.modules import (
+    ByBag,
+    ById,
+    CompressedModule,
+    Exportable,
+    Rows,
+    called_as,
+    lines_of,
+)
+from slipstream.techniques.embedding.weighting import chunks, row_weights_of
+
+SIGN = False
+"""Whether rows have hashed signs: with them rows can have no direction in common, as those of
+popular items have, which all users take."""
+
+_MEASURED_HALVINGS = 14
+
+
+class _InArray(CompressedModule):
+    """A table of rows in a shared array.
+
+    Attributes:
+        pool: the array.
+        table_id: the table's number in it: part of what its hashes depend on.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        pool: SharedArray,
+        table_id: int | None,
+        padding_idx: int | None,
+    ) -> None:
+        _expect_pool(pool)
+        num_embeddings = whole_number("num_embeddings", num_embeddings)
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        tables_of(pool.seed, [(0, num_embeddings, embedding_dim, None)])
+        self.pool = pool
+        self.table_id = pool.take(table_id)
+        # Not buffers: they stay on the CPU, whatever the module is moved to.
+        self._plain, self._padded = (
+            tables_of(pool.seed, [(self.table_id, num_embeddings, embedding_dim, padding)])
+            for padding in (None, self.padding_idx)
+        )
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        """The array."""
+        return self.pool.array
+
+    @property
+    def reads_per_id(self) -> float:
+        """Cache lines of the array that one id reads: blocks begin anywhere."""
+        item = self.pool.array.element_size()
+        each_block = min(self.pool.block, self.embedding_dim)
+        return self.embedding_dim / each_block * lines_of(each_block * item)
+
+    @property
+    def flops_per_id(self) -> int:
+        """A sign and an addition for every number."""
+        return self.embedding_dim * (2 if self.pool.sign else 1)
+
+    def look_up(
+        self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True
+    ) -> torch.Tensor:
+        """Bags of rows, of blocks that are hashed where they are read."""
+        described = self._plain if padding_idx is None else self._padded
+        return self.pool.look_up(bags, described, self.embedding_dim, mode or "sum")
+
+    def exported_rows(self) -> nn.Module:
+        """Blocks, hashed by the operator that the exporter is told of."""
+        return _ExportedBlocks(self.pool, self._plain)
+
+    def _format_repr(self) -> str:
+        return f", table_id={self.table_id}"
+
+
+class ROBEEmbedding(_InArray, ById):
+    """``nn.Embedding`` with its rows in a shared array.
+
+    Args:
+        num_embeddings, embedding_dim: of the table it stands for.
+        pool: where its numbers are, perhaps with other tables'.
+        table_id: its number in `pool`, part of the checkpoint's meaning; the next free if None.
+        padding_idx: an id whose row is zeros and gets no gradient.
+
+    Raises:
+        InvalidArgumentError: a size below 1, a padding row the table lacks, a number that is taken.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        pool: SharedArray,
+        table_id: int | None = None,
+        padding_idx: int | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, pool, table_id, padding_idx)
+
+
+class ROBEEmbeddingBag(_InArray, ByBag):
+    """``nn.EmbeddingBag`` with its rows in a shared array.
+
+    Args:
+        num_embeddings, embedding_dim, mode, padding_idx, include_last_offset: as
+            ``nn.EmbeddingBag``.
+        pool, table_id: as `ROBEEmbedding`.
+
+    Raises:
+        InvalidArgumentError: as `ROBEEmbedding`; an unknown mode.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        pool: SharedArray,
+        table_id: int | None = None,
+        mode: str = "mean",
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+    ) -> None:
+        check_mode(mode)
+        super().__init__(num_embeddings, embedding_dim, pool, table_id, padding_idx)
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+
+class ROBEEmbeddingCollection(Exportable):
+    """Several tables of one shared array, looked up in one call.
+
+    Args:
+        tables: rows and dimension of each by name; they are numbered from `table_id` on.
+        pool: where their numbers are.
+        mode: of all bags.
+        table_id: the first table's number; the next free one if None.
+        include_last_offset: offsets have one element more, the end of the last bag.
+
+    Raises:
+        InvalidArgumentError: no tables, or as `ROBEEmbeddingBag`.
+    """
+
+    mode: str
+
+    def __init__(
+        self,
+        tables: Mapping[str, tuple[int, int]],
+        pool: SharedArray,
+        mode: str = "sum",
+        table_id: int | None = None,
+        include_last_offset: bool = False,
+    ) -> None:
+        super().__init__()
+        check_mode(mode)
+        _expect_pool(pool)
+        if not tables:
+            raise InvalidArgumentError("tables", "there are none")
+        try:
+            shapes = [(rows, dimension, None) for rows, dimension in tables.values()]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                "tables", "are not rows and dimensions by name", remedy='{"film": (10_000, 64)}'
+            ) from error
+        tables_of(pool.seed, [(0, *shape) for shape in shapes])
+        numbers = [
+            pool.take(None if table_id is None else table_id + place)
+            for place in range(len(shapes))
+        ]
+        self.pool, self.mode, self.include_last_offset = pool, mode, include_last_offset
+        self.tables = dict(tables)
+        self.table_ids = dict(zip(tables, numbers, strict=True))
+        self._tables = tables_of(
+            pool.seed, [(number, *shape) for number, shape in zip(numbers, shapes, strict=True)]
+        )
+        self._width = sum(dimension for _, dimension in tables.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self.pool.nbytes
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Bags of all tables, side by side: [bags, sum of dimensions].
+
+        Args:
+            input: ids of the first table's bags, then those of the second and so on: [count] with
+                `offsets` [tables * bags], or [tables * bags, n] for bags of n ids each.
+
+        Raises:
+            InvalidArgumentError: names the argument and what is wrong with it.
+        """
+        array = self.pool.array
+        bags = normalise(
+            input, offsets, per_sample_weights, mode=self.mode, dtype=array.dtype,
+            device=array.device, include_last_offset=self.include_last_offset,
+            tables=len(self.tables),
+        )  # fmt: skip
+        return self.pool.look_up(bags, self._tables, self._width, self.mode)
+
+    def split(self, made: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What `forward` returned by table: [bags, dimension] each, views."""
+        sizes = [dimension for _, dimension in self.tables.values()]
+        return dict(zip(self.tables, torch.split(made, sizes, 1), strict=True))
+
+    def table(self, name: str) -> tuple[int, torch.Tensor]:
+        """The number of a table, and its row of the operator's description.
+
+        Raises:
+            UnknownNameError: there is no such table.
+        """
+        if name not in self.table_ids:
+            raise UnknownNameError("table", name, self.table_ids)
+        place = list(self.table_ids).index(name)
+        return self.table_ids[name], self._tables[place : place + 1]
+
+    def materialize(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of the table `name`: [len(rows), dimension].
+
+        Raises:
+            UnknownNameError: there is no such table.
+            InvalidArgumentError: an id that is no row of it.
+        """
+        _, described = self.table(name)
+        bags = each(rows, self.pool.array.device)
+        return self.pool.look_up(bags, described, self.tables[name][1], "sum")
+
+    def for_export(self) -> nn.Module:
+        """Its tables, one after the other."""
+        return _ExportedTables(self)
+
+    def extra_repr(self) -> str:
+        rows = sum(rows for rows, _ in self.tables.values())
+        return f"{len(self.tables)} tables, {rows} rows, mode={self.mode!r}"
+
+
+def _expect_pool(pool: object) -> None:
+    """
+    Raises:
+        InvalidArgumentError: it is no `SharedArray`.
+    """
+    if not isinstance(pool, SharedArray):
+        raise InvalidArgumentError(
+            "pool", f"is a {type(pool).__name__}, not a SharedArray", remedy='SharedArray("64MiB")'
+        )
+
+
+class _ExportedBlocks(Rows):
+    """Rows of a shared array, by the operator that the exporter is told of."""
+
+    def __init__(self, pool: SharedArray, described: torch.Tensor) -> None:
+        super().__init__()
+        if pool.array.dtype is not torch.float32:
+            raise InvalidArgumentError("model", f"an array is {pool.array.dtype}, not float32")
+        self.array, self.block, self.sign = pool.array, pool.block, pool.sign
+        self.described, self.width = described, int(described[0, 2])
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        how = (None, None, self.described, ids.shape[0], self.width, self.block, self.sign)
+        rows: torch.Tensor = torch.ops.slipstream.robe.default(self.array, ids, *how, 0)
+        return rows
+
+
+class _ExportedTables(nn.Module):
+    """A collection's tables, one after the other."""
+
+    def __init__(self, collection: ROBEEmbeddingCollection) -> None:
+        super().__init__()
+        self.tables: Any = nn.ModuleList(
+            _ExportedBlocks(collection.pool, collection.table(name)[1])
+            for name in collection.tables
+        )
+        self.mean = collection.mode == "mean"
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        apart = input.long().reshape(len(self.tables), -1, input.shape[1])
+        bags = []
+        for number, table in enumerate(self.tables):
+            rows = table.look_up(apart[number].reshape(-1))
+            rows = rows.reshape(-1, input.shape[1], rows.shape[-1])
+            bags.append(rows.mean(1) if self.mean else rows.sum(1))
+        return torch.cat(bags, 1)
+
+
+class Robe(TableFormat):
+    """`ROBEEmbedding`; the array has the sum of what its tables are given."""
+
+    name: ClassVar[str] = "robe"
+    shared: ClassVar[bool] = True
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """Numbers below the table's; at least a row."""
+        for rows, error in with_errors(partial(self._error, table), sizes(table.rows)):
+            numbers = rows * table.dim
+            nbytes = numbers * table.item_bytes
+            yield Choice(self.name, {"numbers": numbers}, nbytes, error)
+
+    def module(self, one: Exchange, start: Start) -> Any:
+        """The only table of its array."""
+        return self.modules([one], start)[0]
+
+    def modules(self, every: Sequence[Exchange], start: Start) -> list[Any]:
+        """Tables of one array of all their numbers, random ones or the nearest to trained tables.
+
+        Its settings ``block`` and ``sign`` are the first table's.
+        """
+        array = SharedArray(
+            sum(one.number("numbers") for one in every), block=every[0].number("block"),
+            sign=bool(every[0].number("sign")), init_std=start.std, **start.where,
+        )  # fmt: skip
+        modules: list[Any] = []
+        for one in every:
+            kind, arguments = called_as(one.old, ROBEEmbedding, ROBEEmbeddingBag)
+            modules.append(kind(one.table.rows, one.table.dim, array, **arguments))
+        trained = [
+            (module.table_id, one.table)
+            for module, one in zip(modules, every, strict=True)
+            if one.table.weight is not None
+        ]
+        if trained:
+            sums, mass = fitted_sums(
+                trained, array.array.numel(), array.block, array.sign, array.seed
+            )
+            with torch.no_grad():
+                array.array.copy_(sums / mass.clamp(min=1e-300))
+        return modules
+
+    def _error(self, table: TableFacts, rows: int) -> float:
+        """Of rows with nothing in common: as much as sharing whole rows loses."""
+        if table.weight is None or table.rows / rows > 2**_MEASURED_HALVINGS:
+            return shared_error(table, rows)
+        size = rows * table.dim
+        sums, mass = fitted_sums([(0, table)], size, min(table.dim, 32, size), SIGN, 0)
+        counted = row_weights_of(table.weight, table.shares)
+        whole = float((table.weight.detach().double().square().sum(1) * counted).sum())
+        kept = float((sums.square() / mass.clamp(min=1e-300)).sum())
+        return max(1 - kept / whole, 0.0) if whole else 0.0
+
+
+def fitted_sums(
+    tables: list[tuple[int, TableFacts]], size: int, block: int, sign: bool, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For every number of an array: the weighted sum of what tables would have there, its weight.
+
+    Their quotient is the array of least squared error: each place is read with a sign alone.
+    """
+    sums = torch.zeros(size, dtype=torch.float64)
+    mass = torch.zeros(size, dtype=torch.float64)
+    for number, table in tables:
+        assert table.weight is not None
+        counted = row_weights_of(table.weight, table.shares)
+        key = hashes.table_key(seed, number)
+        for rows in chunks(table.rows):
+            ids = torch.arange(rows.start, rows.stop)
+            numbers = table.weight[rows].detach().double()
+            if sign:
+                numbers = numbers * hashes.signs(key, ids, table.dim, torch.float64)
+            # An id that is never read still counts a little.
+            share = (counted[rows, None] + 1e-12).expand(-1, table.dim)
+            at = hashes.places(key, ids, table.dim, block, size).flatten()
+            sums.index_add_(0, at, (numbers * share).flatten())
+            mass.index_add_(0, at, share.flatten())
+    return sums, mass
