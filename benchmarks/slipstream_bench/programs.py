@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slipstream.native._program import (
+from slipstream.native.engine import quantize_ns
+from slipstream.native.program import (
     Edges,
     Float64s,
     Flows,
@@ -16,7 +17,6 @@ from slipstream.native._program import (
     Resources,
     Tensors,
 )
-from slipstream.native.engine import quantize_ns
 
 
 def seeded(holds: Callable[[np.random.Generator], bool]) -> Callable[[int], bool]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.native import _dropout_reference as reference
-from slipstream.native import dropout as door
+from slipstream.techniques.dropout import kernels as door
+from slipstream.techniques.dropout import reference
 from slipstream_bench.systems.dropout.bars import mask
 from slipstream_bench.systems.dropout.independence import (
     TESTS,

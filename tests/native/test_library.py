@@ -15,22 +15,22 @@ from slipstream.native import (
     CpuFeatures,
     InstructionSet,
     Program,
-    _library,
     cpu_features,
     library,
+    loader,
     simulate,
     why_no_library,
 )
-from slipstream.native._instruction_set import features_in_cpuinfo
+from slipstream.native.instruction_set import features_in_cpuinfo
 
 
 @pytest.fixture
 def fresh_loader(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A loader that has not tried yet; undone afterwards."""
     monkeypatch.delenv("SLIPSTREAM_NATIVE", raising=False)
-    monkeypatch.setattr(_library, "_tried", False)
-    monkeypatch.setattr(_library, "_loaded", None)
-    monkeypatch.setattr(_library, "_why_not", None)
+    monkeypatch.setattr(loader, "_tried", False)
+    monkeypatch.setattr(loader, "_loaded", None)
+    monkeypatch.setattr(loader, "_why_not", None)
     return monkeypatch
 
 
@@ -54,7 +54,7 @@ def test_off_means_python_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_missing_library_warns_once_and_python_does_it(
     fresh_loader: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fresh_loader.setattr(_library, "_search_folders", lambda: [tmp_path])
+    fresh_loader.setattr(loader, "_search_folders", lambda: [tmp_path])
     with pytest.warns(SlipstreamWarning, match="much slower"):
         assert library() is None
     assert library() is None  # a second warning would be an error here
@@ -64,14 +64,14 @@ def test_a_missing_library_warns_once_and_python_does_it(
 
 def test_a_file_that_is_no_library_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "libslipstream_native.so").write_bytes(b"not a library")
-    found, why_not = _library._load([tmp_path])
+    found, why_not = loader._load([tmp_path])
     assert found is None
     assert "libslipstream_native.so cannot be loaded" in str(why_not)
 
 
 def test_another_abi_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "ENGINE_ABI", 99)
-    found, why_not = _library._load(_library._search_folders())
+    monkeypatch.setattr(loader, "ENGINE_ABI", 99)
+    found, why_not = loader._load(loader._search_folders())
     assert found is None
     assert "this package needs 99" in str(why_not)
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from sanitized import NATIVE, SANITIZERS, build
 
-from slipstream.native import InstructionSet, robe, tt
+from sanitized import NATIVE, SANITIZERS, build
+from slipstream.native import InstructionSet
 from slipstream.techniques.distributed.adasum import kernels as adasum
 from slipstream.techniques.distributed.compression import kernels as compress
+from slipstream.techniques.embedding.kernels import robe, tt
 
 # By family: the levels of this build and processor, and what of `native/src` its kernels need.
 FAMILIES: Mapping[str, tuple[Callable[[], Mapping[InstructionSet, int]], tuple[str, ...]]] = {

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
-from slipstream.native import _library
-_library._search_folders = lambda: [Path(sys.argv[1])]
+from slipstream.native import loader
+loader._search_folders = lambda: [Path(sys.argv[1])]
 from slipstream.sparse import METRICS, kernels, pairwise_distances
 from slipstream.sparse.matrix import as_rows
 from slipstream.sparse.metrics import NON_NEGATIVE

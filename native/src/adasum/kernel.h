@@ -14,7 +14,7 @@ namespace adasum {
 constexpr int64_t kLanes = 16;
 
 struct Kernel {
-  const char* level;  // a value of InstructionSet (slipstream/native/_instruction_set.py)
+  const char* level;  // a value of InstructionSet (slipstream/native/instruction_set.py)
 
   // The products of `workers` rows' numbers `begin` to `end`, [workers][workers].
   void (*products32)(const float* const* rows, int64_t workers, int64_t begin, int64_t end,

@@ -25,7 +25,7 @@ struct Block {
 };
 
 struct Kernel {
-  const char* level;  // a value of InstructionSet (slipstream/native/_instruction_set.py)
+  const char* level;  // a value of InstructionSet (slipstream/native/instruction_set.py)
 
   bool (*finite)(const float* x, int64_t count);
 

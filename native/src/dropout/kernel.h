@@ -25,7 +25,7 @@ struct Draw {
 };
 
 struct Kernel {
-  const char* level;  // a value of InstructionSet (slipstream/native/_instruction_set.py)
+  const char* level;  // a value of InstructionSet (slipstream/native/instruction_set.py)
 
   // `count` elements from batch `first` on; x may be y, else the two do not overlap.
   void (*float32)(const Draw&, int64_t first, int64_t count, const float* x, float* y);

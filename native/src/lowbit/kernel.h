@@ -26,7 +26,7 @@ struct Problem {
 
 struct Kernel {
   const char* scheme;  // "dense", "deferred", "bit_serial", "byte_table", ...: how it multiplies
-  const char* level;   // a value of InstructionSet (slipstream/native/_instruction_set.py)
+  const char* level;   // a value of InstructionSet (slipstream/native/instruction_set.py)
   uint32_t features;   // bits of slipstream_cpu_features; all must be there to run it
   int64_t panel;       // columns of the output are divided among threads in multiples of this
 

@@ -20,7 +20,7 @@ struct Part {
 };
 
 struct Kernel {
-  const char* level;  // a value of InstructionSet (slipstream/native/_instruction_set.py)
+  const char* level;  // a value of InstructionSet (slipstream/native/instruction_set.py)
 
   void (*forward)(const Part&, const float* array, float* result);
   // Only slots [begin, end) of the gradient, in the order of the ids.

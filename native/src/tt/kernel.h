@@ -44,7 +44,7 @@ inline int64_t scratch_floats(const Sizes& sizes) {
 }
 
 struct Kernel {
-  const char* level;  // a value of InstructionSet (slipstream/native/_instruction_set.py)
+  const char* level;  // a value of InstructionSet (slipstream/native/instruction_set.py)
 
   // rows[u * dim] for first <= u < last; `digits` rise by middle, first and last digit.
   void (*forward)(const Lookup&, const Sizes&, const Digits* digits, int64_t first, int64_t last,

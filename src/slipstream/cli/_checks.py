@@ -157,7 +157,7 @@ def _instruction_sets() -> list[Check]:
     from slipstream.errors import SlipstreamError
 
     try:
-        from slipstream.native._instruction_set import InstructionSet, cpu_features
+        from slipstream.native import InstructionSet, cpu_features
 
         features = cpu_features()
         levels = ", ".join(level.value for level in InstructionSet if features.runs(level))
@@ -210,7 +210,7 @@ def _torch() -> Check:
 def _native() -> Check:
     unlocks = "fast simulation (Python gives the same results, slower)"
     try:
-        from slipstream.native._library import why_no_library
+        from slipstream.native.loader import why_no_library
     except ImportError as error:
         return Check("software", "compiled library", False, str(error), unlocks)
     why = why_no_library()

@@ -16,8 +16,9 @@ given shapes from a worker of a ``DataLoader`` that has it ready; ``slipstream::
 operator called with autograd, without, or in inference mode; and ``slipstream::module_pass``, the
 forward or backward pass of a module, Python and all.
 A technique adds calls of its own, ``slipstream::NAME``, by an entry point NAME in the group
-``slipstream.timers``: a function from the `Call` to what is to be timed. Only what is installed can
-be named so, whatever a graph holds.
+``slipstream.timers``: a function from the `Call` to what is to be timed; and an operator of
+torch's library by one in ``slipstream.operators``: the module that registers it. Only what is
+installed can be named so, whatever a graph holds.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ TAKE_BATCH = "slipstream::take_batch"
 IN_MODE = "slipstream::in_mode"
 MODULE_PASS = "slipstream::module_pass"
 TIMERS = "slipstream.timers"
+OPERATORS = "slipstream.operators"
 _ROUNDS = 15
 _SAMPLE_NS = 2e6
 _BATCH_BUDGET_S = 20.0
@@ -297,8 +299,8 @@ def _resolve(
     schema = torch._C.parse_schema(call.op)
     namespace, _, name = schema.name.partition("::")
     if namespace == "slipstream":
-        # An operator of ours is registered by the module of its name.
-        importlib.import_module(f"slipstream.native.{name}")
+        for point in entry_points(group=OPERATORS, name=name):
+            point.load()  # which registers it
     operator = getattr(getattr(torch.ops, namespace), name)
     operator = getattr(operator, schema.overload_name or "default")
     bound = _index_bound(call)

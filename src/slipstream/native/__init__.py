@@ -5,10 +5,17 @@ Everything here works without the compiled library too, with the same results, o
 
 from slipstream.native._families import family_kernels
 from slipstream.native._heap import changes_in_turn, heap_growth
-from slipstream.native._instruction_set import CpuFeatures, InstructionSet, cpu_features
-from slipstream.native._library import build, library, why_no_library
 from slipstream.native._memory import MemoryTimeline, memory_timeline
-from slipstream.native._program import (
+from slipstream.native.engine import (
+    RESOLUTION_NS,
+    Compiled,
+    Schedule,
+    quantize_ns,
+    simulate,
+)
+from slipstream.native.instruction_set import CpuFeatures, InstructionSet, cpu_features
+from slipstream.native.loader import build, library, triton_module, why_no_library
+from slipstream.native.program import (
     CycleError,
     Edges,
     Flows,
@@ -20,13 +27,6 @@ from slipstream.native._program import (
     RateChanges,
     Resources,
     Tensors,
-)
-from slipstream.native.engine import (
-    RESOLUTION_NS,
-    Compiled,
-    Schedule,
-    quantize_ns,
-    simulate,
 )
 
 __all__ = [
@@ -56,5 +56,6 @@ __all__ = [
     "memory_timeline",
     "quantize_ns",
     "simulate",
+    "triton_module",
     "why_no_library",
 ]

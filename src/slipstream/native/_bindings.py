@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import SlipstreamError
-from slipstream.native._program import (
+from slipstream.native.program import (
     CycleError,
     Float64s,
     Packets,

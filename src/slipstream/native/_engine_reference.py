@@ -17,7 +17,7 @@ import numpy as np
 from slipstream.errors import GraphError
 from slipstream.native._network_reference import Network
 from slipstream.native._packets_reference import PacketNetwork
-from slipstream.native._program import (
+from slipstream.native.program import (
     CycleError,
     Edges,
     Float64s,

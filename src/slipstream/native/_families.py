@@ -6,8 +6,8 @@ import ctypes
 import functools
 from typing import Any
 
-from slipstream.native._instruction_set import InstructionSet, cpu_features
-from slipstream.native._library import library
+from slipstream.native.instruction_set import InstructionSet, cpu_features
+from slipstream.native.loader import library
 
 
 @functools.cache

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.native._library import library
-from slipstream.native._program import Int32s, Int64s
+from slipstream.native.loader import library
+from slipstream.native.program import Int32s, Int64s
 
 _CYCLES = 3
 """Steps until what the first one had to grow is over."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slipstream.native._program import Flows, Program, RateChanges
+from slipstream.native.program import Flows, Program, RateChanges
 
 # As in network.cpp.
 _EQUAL = 1e-11

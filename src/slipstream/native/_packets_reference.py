@@ -12,7 +12,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from slipstream.native._program import Flows, Packets, Program, QueueCounts, RateChanges
+from slipstream.native.program import Flows, Packets, Program, QueueCounts, RateChanges
 
 # As in packets.cpp.
 _GAIN = 1.0 / 16.0

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native._bindings import BlockTimeline, NativePlan, NativeProgram
 from slipstream.native._engine_reference import ReferenceProgram
-from slipstream.native._library import library, why_no_library
 from slipstream.native._memory import MemoryTimeline, memory_timeline
-from slipstream.native._program import (
+from slipstream.native.loader import library, why_no_library
+from slipstream.native.program import (
     Float64s,
     Int32s,
     Program,

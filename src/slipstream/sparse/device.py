@@ -5,7 +5,6 @@ Row terms are made on the CPU as for every other engine; they take time linear i
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import InvalidArgumentError, MissingExtraError
+from slipstream.native import triton_module
 from slipstream.sparse.matrix import Floats, Int64s, Rows
 from slipstream.sparse.metrics import Exact, Plan, Side
 
@@ -55,14 +55,11 @@ def as_tensor(values: Any, device: Any) -> Any:
     return importlib.import_module("torch").from_numpy(values).to(device)
 
 
-@functools.cache
 def _kernels() -> Any:
-    try:
-        return importlib.import_module("slipstream.sparse._triton")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "triton":
-            raise
-        raise MissingExtraError("a distance on a CUDA device", "triton", "triton") from error
+    found = triton_module("slipstream.sparse._triton")
+    if found is None:
+        raise MissingExtraError("a distance on a CUDA device", "triton", "triton")
+    return found
 
 
 @dataclass(frozen=True, eq=False)

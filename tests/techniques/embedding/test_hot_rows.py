@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import slipstream as ss
-from slipstream.native import _tt_reference as reference
-from slipstream.native import tt as door
 from slipstream.techniques.embedding.hot_rows import _hashed
+from slipstream.techniques.embedding.kernels import tt as door
+from slipstream.techniques.embedding.kernels import tt_reference as reference
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distributed"))
 from team import run_ranks

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.native import _robe_reference as reference
+from slipstream.techniques.embedding.kernels import robe_reference as reference
 from slipstream_bench.systems.embedding import theory
 
 SIZE, BLOCK = 100_003, 32

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 
 from slipstream.heap import keep_pages
-from slipstream.native import dropout as door
 from slipstream.native import why_no_library
+from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.dropout.nn import dropout
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.dropout.independence import (

@@ -18,8 +18,6 @@ import torch
 from torch.nn import functional
 
 from slipstream.heap import keep_pages
-from slipstream.native import _robe_reference as reference
-from slipstream.native import robe as door
 from slipstream.native import why_no_library
 from slipstream.techniques.embedding.formats.robe import (
     SIGN,
@@ -27,6 +25,8 @@ from slipstream.techniques.embedding.formats.robe import (
     ROBEEmbeddingCollection,
 )
 from slipstream.techniques.embedding.formats.shared_array import SharedArray
+from slipstream.techniques.embedding.kernels import robe as door
+from slipstream.techniques.embedding.kernels import robe_reference as reference
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.embedding import device as bench_device
 from slipstream_bench.systems.embedding import memory as bench_memory

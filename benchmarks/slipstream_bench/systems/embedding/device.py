@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.nn import functional
 
-from slipstream.native import _tt_reference as reference
 from slipstream.techniques.embedding.formats.tt import TTEmbeddingBag
+from slipstream.techniques.embedding.kernels import tt_reference as reference
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 _ROWS, _FACTORS, _RANK = 11_000_000, ((200, 220, 250), (4, 4, 4)), 32

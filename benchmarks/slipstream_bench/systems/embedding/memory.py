@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 
 from slipstream.native import why_no_library
-from slipstream.native.robe import kernels
 from slipstream.techniques.embedding.formats.robe import ROBEEmbeddingBag
 from slipstream.techniques.embedding.formats.shared_array import SharedArray
+from slipstream.techniques.embedding.kernels.robe import kernels
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.embedding.criteo import TERABYTE_40M_ROWS
 from slipstream_bench.systems.embedding.growth import growth_mib

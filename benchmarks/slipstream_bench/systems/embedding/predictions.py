@@ -17,9 +17,9 @@ from slipstream.capture import CaptureSettings, capture
 from slipstream.durations import Durations
 from slipstream.graph import Graph, Role, StepPhase
 from slipstream.native import why_no_library
-from slipstream.native.tt import kernels
 from slipstream.technique import Context
 from slipstream.techniques.embedding.formats.tt import TTEmbeddingBag
+from slipstream.techniques.embedding.kernels.tt import kernels
 from slipstream.techniques.embedding.tables import lookups
 from slipstream.techniques.embedding.tt_technique import TTEmbeddings
 from slipstream.workload import build_from, run_steps

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from slipstream.native import _robe_reference as reference
+from slipstream.techniques.embedding.kernels import robe_reference as reference
 
 Vector = NDArray[np.float64]
 

@@ -19,10 +19,10 @@ import torch
 from torch.nn import functional
 
 from slipstream.heap import keep_pages
-from slipstream.native import _tt_reference as reference
-from slipstream.native import tt as door
 from slipstream.native import why_no_library
 from slipstream.techniques.embedding.formats.tt import TTEmbedding, TTEmbeddingBag
+from slipstream.techniques.embedding.kernels import tt as door
+from slipstream.techniques.embedding.kernels import tt_reference as reference
 from slipstream.techniques.embedding.tt_shape import TTShape
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.embedding.arms import Arms, in_turns

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.native import dropout as door
+from slipstream.techniques.dropout import kernels as door
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

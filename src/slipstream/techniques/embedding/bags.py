@@ -1,7 +1,7 @@
 """The arguments of ``nn.EmbeddingBag`` in one form: ids in a row, and where bags begin.
 
 Shapes and dtypes are checked here, without a look at the ids themselves, so that it can be traced;
-ids and offsets are checked when the operator runs, by `slipstream.native.bags`.
+ids and offsets are checked when the operator runs, by `kernels.bags`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.native.robe import MODES
+from slipstream.techniques.embedding.kernels.robe import MODES
 
 _INTEGERS = (torch.int32, torch.int64)
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.native import _tt_reference as reference
-from slipstream.native import tt as door
+from slipstream.techniques.embedding.kernels import tt as door
+from slipstream.techniques.embedding.kernels import tt_reference as reference
 from slipstream.techniques.embedding.tt_svd import refit
 
 POLICIES = ("auto", "manual")

@@ -10,7 +10,6 @@ from torch import nn
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.native.bags import check, check_weights
 from slipstream.techniques.embedding.bags import (
     Bags,
     check_mode,
@@ -19,6 +18,7 @@ from slipstream.techniques.embedding.bags import (
     padding_row,
     reduced,
 )
+from slipstream.techniques.embedding.kernels.bags import check, check_weights
 from slipstream.techniques.embedding.weighting import chunks
 
 CHUNK_ROWS = 1 << 20

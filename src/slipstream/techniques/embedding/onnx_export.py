@@ -1,6 +1,6 @@
 """Models with compressed tables as ONNX: tables stay as small as they are.
 
-Hashed blocks are found in the runtime by the same integer arithmetic (`_robe_reference`), tensor
+Hashed blocks are found in the runtime by the same integer arithmetic (`robe_reference`), tensor
 trains are multiplied there, codes are scaled there. Which row a hashed id shares is written down,
 four bytes each. Tensor trains with cached rows become the dense table.
 
@@ -22,8 +22,8 @@ from torch import nn
 
 from slipstream.errors import InvalidArgumentError, MissingExtraError, SlipstreamError
 from slipstream.files import replacing
-from slipstream.native import _robe_reference as hashes
 from slipstream.surgery import place
+from slipstream.techniques.embedding.kernels import robe_reference as hashes
 from slipstream.techniques.embedding.modules import Exportable
 
 OPSET = 18
@@ -136,7 +136,7 @@ def _robe(
 
 
 def _hashed(g: Any, ids: Any, key: int, dim: int, block: int, size: int) -> tuple[Any, Any]:
-    """Where the numbers of rows lie, and their signs, [count, dim] both; see `_robe_reference`."""
+    """Where the numbers of rows lie, and their signs, [count, dim] both; see `robe_reference`."""
     element = torch.arange(dim)
     rows = g.op("Reshape", ids, _whole(g, [-1, 1]))
     of_row = g.op("Mul", rows, _whole(g, hashes._signed(hashes._ROW)))
@@ -165,7 +165,7 @@ def _starts(g: Any, key: int, of_row: Any | None, number: Any, size: int) -> Any
     own = g.op("Mul", number, _whole(g, hashes._signed(hashes._BLOCK)))
     own = g.op("Add", own, _whole(g, key))
     x = _mixed(g, own if of_row is None else g.op("Add", of_row, own))
-    # The upper 64 of 128 bits, by halves: see `_robe_reference._upper_product`.
+    # The upper 64 of 128 bits, by halves: see `robe_reference._upper_product`.
     high, low = _right(g, x, 32), _and(g, x, _HALF)
     size_high, size_low = size >> 32, size & _HALF
     cross = g.op(

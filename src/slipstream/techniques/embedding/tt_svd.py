@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from slipstream.native import _tt_reference as reference
+from slipstream.techniques.embedding.kernels import tt_reference as reference
 from slipstream.techniques.embedding.tt_shape import TTShape
 from slipstream.techniques.embedding.weighting import row_weights_of
 

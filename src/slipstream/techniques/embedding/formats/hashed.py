@@ -17,7 +17,6 @@ from torch import nn
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.native import _robe_reference as hashes
 from slipstream.techniques.embedding.bags import expect_tensor
 from slipstream.techniques.embedding.formats.format import (
     Choice,
@@ -28,6 +27,7 @@ from slipstream.techniques.embedding.formats.format import (
     sizes,
     with_errors,
 )
+from slipstream.techniques.embedding.kernels import robe_reference as hashes
 from slipstream.techniques.embedding.modules import Rows, Table, over
 from slipstream.techniques.embedding.weighting import row_weights_of
 

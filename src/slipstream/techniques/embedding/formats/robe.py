@@ -15,7 +15,6 @@ from torch import nn
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError, UnknownNameError
-from slipstream.native import _robe_reference as hashes
 from slipstream.techniques.embedding.bags import Bags, check_mode, each, normalise
 from slipstream.techniques.embedding.formats.format import (
     Choice,
@@ -28,6 +27,7 @@ from slipstream.techniques.embedding.formats.format import (
 )
 from slipstream.techniques.embedding.formats.hashed import shared_error
 from slipstream.techniques.embedding.formats.shared_array import SharedArray, tables_of
+from slipstream.techniques.embedding.kernels import robe_reference as hashes
 from slipstream.techniques.embedding.modules import (
     ByBag,
     ById,

@@ -11,8 +11,8 @@ from torch import nn
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.native import robe as door
 from slipstream.techniques.embedding.bags import Bags
+from slipstream.techniques.embedding.kernels import robe as door
 from slipstream.units import parse_bytes
 
 _VERSION = 1

@@ -16,8 +16,6 @@ from torch import nn
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.native import _tt_reference as trains
-from slipstream.native import tt as door
 from slipstream.techniques.embedding import tt_init
 from slipstream.techniques.embedding.bags import Bags, check_mode, expect_tensor, reduced
 from slipstream.techniques.embedding.formats.format import (
@@ -30,6 +28,8 @@ from slipstream.techniques.embedding.formats.format import (
     with_errors,
 )
 from slipstream.techniques.embedding.hot_rows import HotRows, cache_bytes
+from slipstream.techniques.embedding.kernels import tt as door
+from slipstream.techniques.embedding.kernels import tt_reference as trains
 from slipstream.techniques.embedding.modules import (
     ByBag,
     ById,

@@ -9,8 +9,8 @@ import torch
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import InstructionSet
-from slipstream.native import _tt_reference as reference
-from slipstream.native import tt as door
+from slipstream.techniques.embedding.kernels import tt as door
+from slipstream.techniques.embedding.kernels import tt_reference as reference
 
 KERNELS = pytest.mark.parametrize("kernel", door.kernels().items(), ids=lambda k: str(k[0]))
 SHAPES = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.errors import UnknownNameError
-from slipstream.native._library import library
+from slipstream.native.loader import library
 
 
 class InstructionSet(enum.StrEnum):

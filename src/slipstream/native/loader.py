@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib
 import os
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 from slipstream.errors import SlipstreamWarning
 
@@ -69,6 +71,21 @@ def why_no_library() -> str | None:
         warnings.simplefilter("ignore", SlipstreamWarning)
         library()
     return _why_not
+
+
+@functools.cache
+def triton_module(name: str) -> Any:
+    """A module of kernels for CUDA devices; None where Triton is not installed.
+
+    Args:
+        name: with its package.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "triton":
+            raise
+        return None
 
 
 def _search_folders() -> list[Path]:

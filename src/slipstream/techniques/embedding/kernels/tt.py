@@ -1,9 +1,9 @@
 """The operator ``slipstream::tt``: bags of rows of a tensor train, and of cached rows.
 
 Ids are grouped by the middle core's slice: one real matrix product for each slice, whatever the
-bags are, and only a micro-batch of rows is ever written down. `slipstream.native._tt_reference`
-stands in for other dtypes, devices and four cores, and where the compiled library is missing; on a
-CUDA device rows are made by Triton's kernels (`slipstream.native._tt_triton`) where it is there.
+bags are, and only a micro-batch of rows is ever written down. `tt_reference` stands in for other
+dtypes, devices and four cores, and where the compiled library is missing; on a CUDA device rows are
+made by Triton's kernels (`tt_triton`) where it is there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.native import _tt_reference as reference
-from slipstream.native import bags as bags_door
-from slipstream.native._families import family_kernels
-from slipstream.native._instruction_set import InstructionSet
-from slipstream.native._library import library
-from slipstream.native._operators import define, triton_kernels
+from slipstream.native import InstructionSet, family_kernels, library, triton_module
+from slipstream.native.operators import define
+from slipstream.techniques.embedding.kernels import bags as bags_door
+from slipstream.techniques.embedding.kernels import tt_reference as reference
 
 MODES = ("sum", "mean")
 """How a bag's rows become one, by the numbers the operator takes."""
@@ -80,6 +78,11 @@ def _compiled() -> Any:
 def kernels() -> dict[InstructionSet, int]:
     """The kernels that run here, see `family_kernels`."""
     return family_kernels("tt")
+
+
+def _on_device() -> Any:
+    """The kernels for CUDA devices, or None."""
+    return triton_module("slipstream.techniques.embedding.kernels.tt_triton")
 
 
 @functools.cache
@@ -292,12 +295,10 @@ def _tt(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
 def by_reference(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """The same by torch's operators, and differentiable."""
     cache, hot, ids, offsets, weights, _, padding, bags, mode = how
-    on_device = (
-        cores[0].is_cuda and triton_kernels("tt") is not None and triton_kernels("tt").runs(cores)
-    )
+    on_device = cores[0].is_cuda and _on_device() is not None and _on_device().runs(cores)
     return reference.bags_of(
         cores, cache, hot, ids, offsets, weights, padding, bags, MODES[mode],
-        triton_kernels("tt").rows_of if on_device else reference.rows_of,
+        _on_device().rows_of if on_device else reference.rows_of,
     )  # fmt: skip
 
 

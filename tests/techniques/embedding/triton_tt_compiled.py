@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.native import _tt_triton as kernels
+from slipstream.techniques.embedding.kernels import tt_triton as kernels
 
 TENSORS = ("one", "two", "three", "made", "grad", "one_grad", "two_grad", "three_grad")
 TYPES = {

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from environments import check_choice
 from numpy.typing import NDArray
 
+from environments import check_choice
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import InstructionSet
-from slipstream.native import _robe_reference as reference
-from slipstream.native import robe as door
+from slipstream.techniques.embedding.kernels import robe as door
+from slipstream.techniques.embedding.kernels import robe_reference as reference
 
 KERNELS = pytest.mark.parametrize("kernel", door.kernels().items(), ids=lambda k: str(k[0]))
 BLOCKS = (1, 2, 8, 16, 32, 48, 64, 128, 256)
@@ -197,7 +197,7 @@ def test_an_array_beyond_the_range_of_int32() -> None:
 
 def test_the_environment_chooses_and_changes_no_row() -> None:
     script = (
-        "import torch; from slipstream.native import robe as r;"
+        "import torch; from slipstream.techniques.embedding.kernels import robe as r;"
         "t = torch.tensor([[r.table_key(0, 0), 99, 64, -1]]); a = torch.arange(500.);"
         "ids = torch.arange(99, dtype=torch.int32);"
         "made = r.robe(a, ids, None, None, t, 99, 64, 32, True, 0);"

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-NATIVE = Path(__file__).resolve().parents[2] / "native"
+NATIVE = Path(__file__).resolve().parents[1] / "native"
 # What files of a level are compiled with; `native/CMakeLists.txt` says the same.
 FLAGS: Mapping[str, Sequence[str]] = {
     "scalar": [],

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.native._library import library
+from slipstream.native import library
 
 _ID, _OFFSET = 1, 2
 

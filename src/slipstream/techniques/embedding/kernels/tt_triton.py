@@ -136,7 +136,7 @@ def runs(cores: Sequence[torch.Tensor]) -> bool:
 
 
 def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """As `_tt_reference.rows_of`, of cores that `runs`: [n, q_1 ... q_d], differentiable."""
+    """As `tt_reference.rows_of`, of cores that `runs`: [n, q_1 ... q_d], differentiable."""
     made: torch.Tensor = _Rows.apply(ids, *_of_three(cores))
     return made
 

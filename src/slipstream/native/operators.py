@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -31,14 +29,3 @@ def define(
     for device in devices:
         _operators.impl(name, run, device)
     torch.library.register_fake(f"slipstream::{name}", shape, lib=_operators)
-
-
-@functools.cache
-def triton_kernels(family: str) -> Any:
-    """The module of a family's kernels for CUDA devices; None where Triton is not installed."""
-    try:
-        return importlib.import_module(f"slipstream.native._{family}_triton")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "triton":
-            raise
-        return None

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.native import _robe_triton as kernels
-from slipstream.native import robe as door
+from slipstream.techniques.embedding.kernels import robe as door
+from slipstream.techniques.embedding.kernels import robe_triton as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = list(itertools.product(("sum", "mean", "max"), (1, 8, 40), (True,)))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.native import _tt_reference as reference
-from slipstream.native import _tt_triton as kernels
+from slipstream.techniques.embedding.kernels import tt_reference as reference
+from slipstream.techniques.embedding.kernels import tt_triton as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = (

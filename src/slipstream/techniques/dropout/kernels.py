@@ -4,8 +4,8 @@
 any tensor, whatever the processor, the dtype or the number of threads. So its gradient is the
 operator itself, with the same seed, and no mask is stored. ``dropout_`` is the same in place.
 
-What is drawn is told by `slipstream.native._dropout_reference`, which stands in where the compiled
-library is missing, and which all kernels equal to the bit.
+What is drawn is told by the room's `reference`, which stands in where the compiled library is
+missing, and which all kernels equal to the bit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import numpy as np
 import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.native import _dropout_reference as reference
-from slipstream.native._families import family_kernels
-from slipstream.native._instruction_set import InstructionSet
-from slipstream.native._library import library
-from slipstream.native._operators import define
+from slipstream.native import InstructionSet, family_kernels, library
+from slipstream.native.operators import define
+from slipstream.techniques.dropout import reference
 
 KERNEL_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What is computed in one pass; other floating-point numbers take a few."""

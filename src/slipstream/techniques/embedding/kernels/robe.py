@@ -2,9 +2,9 @@
 
 Several tables are looked up in one call. Blocks are hashed where they are read: no index is
 written down, in either direction. Where a number lies is told by ``native/src/robe/hash.h`` and,
-in torch's operators, by `slipstream.native._robe_reference`, which stands in for other dtypes and
-devices, and where the compiled library is missing. A CUDA device has Triton's kernels
-(`slipstream.native._robe_triton`) where Triton is installed.
+in torch's operators, by `robe_reference`, which stands in for other dtypes and devices, and where
+the compiled library is missing. A CUDA device has Triton's kernels (`robe_triton`) where Triton is
+installed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.native import _robe_reference as reference
-from slipstream.native import bags as bags_door
-from slipstream.native._families import family_kernels
-from slipstream.native._instruction_set import InstructionSet
-from slipstream.native._library import library
-from slipstream.native._operators import define, triton_kernels
+from slipstream.native import InstructionSet, family_kernels, library, triton_module
+from slipstream.native.operators import define
+from slipstream.techniques.embedding.kernels import bags as bags_door
+from slipstream.techniques.embedding.kernels import robe_reference as reference
 
 MODES = ("sum", "mean", "max")
 """How a bag's rows become one, by the numbers the operator takes."""
@@ -79,6 +77,11 @@ def kernels() -> dict[InstructionSet, int]:
     return family_kernels("robe")
 
 
+def _on_device() -> Any:
+    """The kernels for CUDA devices, or None."""
+    return triton_module("slipstream.techniques.embedding.kernels.robe_triton")
+
+
 @functools.cache
 def _best() -> int:
     return next(iter(kernels().values()))
@@ -91,7 +94,7 @@ def _runs(array: torch.Tensor) -> bool:
 
 def _runs_on_device(array: torch.Tensor) -> bool:
     """Whether a kernel of Triton's does it."""
-    return array.is_cuda and array.dtype is torch.float32 and triton_kernels("robe") is not None
+    return array.is_cuda and array.dtype is torch.float32 and _on_device() is not None
 
 
 def _described(
@@ -200,7 +203,7 @@ def _robe(array: torch.Tensor, *how: Any) -> torch.Tensor:
     ids, offsets, _, tables, bags = how[:5]
     bags_door.check(ids, offsets, tables[:, 1], bags)
     if _runs_on_device(array):
-        found: torch.Tensor = triton_kernels("robe").forward(array, *how)
+        found: torch.Tensor = _on_device().forward(array, *how)
         return found
     return by_reference(array, *how)
 
@@ -224,9 +227,7 @@ def _gradient(
         return backward_by(_best(), grad.contiguous(), array, made, *how_, scale=scale)
     gradient: torch.Tensor
     if _runs_on_device(array):
-        gradient = triton_kernels("robe").backward(
-            grad.contiguous(), array, made, *how_, scale=scale
-        )
+        gradient = _on_device().backward(grad.contiguous(), array, made, *how_, scale=scale)
         return gradient
     with torch.enable_grad():
         leaf = array.detach().requires_grad_()
@@ -242,9 +243,7 @@ def _weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor
     if _runs(array):
         return weights_by(_best(), grad.contiguous(), array, *how)
     if _runs_on_device(array):
-        gradient: torch.Tensor = triton_kernels("robe").weight_gradient(
-            grad.contiguous(), array, *how
-        )
+        gradient: torch.Tensor = _on_device().weight_gradient(grad.contiguous(), array, *how)
         return gradient
     with torch.enable_grad():
         leaf = how[2].detach().requires_grad_()

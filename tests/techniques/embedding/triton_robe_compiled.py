@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.native import _robe_triton as kernels
+from slipstream.techniques.embedding.kernels import robe_triton as kernels
 
 TYPES = {
     **dict.fromkeys(("array", "made", "weights", "grad", "gradient"), "*fp32"),

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from environments import check_choice
 from sanitized import NATIVE, SANITIZERS, build
-
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import InstructionSet
-from slipstream.native import _dropout_reference as reference
-from slipstream.native import dropout as door
+from slipstream.techniques.dropout import kernels as door
+from slipstream.techniques.dropout import reference
 
 KERNELS = pytest.mark.parametrize("kernel", door.kernels().items(), ids=lambda k: str(k[0]))
 DTYPES = pytest.mark.parametrize("dtype", list(door.KERNEL_DTYPES), ids=str)
@@ -100,7 +100,7 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_environment_chooses_the_kernel() -> None:
     script = (
-        "import torch; from slipstream.native import dropout as d;"
+        "import torch; from slipstream.techniques.dropout import kernels as d;"
         "x = torch.arange(300.); s = torch.tensor([3, 4]);"
         "print(next(iter(d.kernels()), None), d.dropout(x, s, 0.3).sum().item())"
     )
@@ -123,7 +123,7 @@ def build_program(folder: Path, compiler: str, levels: list[str], *flags: str) -
     """The driver with the kernels of `levels`."""
     source = NATIVE / "src"
     return build(
-        folder, "dropout", levels, Path(__file__).parent / "dropout_main.cpp",
+        folder, "dropout", levels, NATIVE.parent / "tests/native/dropout_main.cpp",
         source / "dropout" / "dropout.cpp", source / "threads.cpp",
         compiler=compiler, flags=flags,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.native import bags
+from slipstream.techniques.embedding.kernels import bags
 
 ROWS = torch.tensor([5, 7])
 

@@ -1,0 +1,1 @@
+"""Operators of embedding tables: compiled kernels, their twins in torch, and Triton's."""
