@@ -62,6 +62,38 @@ def test_write_edits_the_file_and_undo_takes_it_back(slipstream: Any) -> None:
     assert "kept as train.py.undone" in run.stderr
 
 
+def test_a_class_is_written_at_every_place_where_the_model_is_built_of_it(slipstream: Any) -> None:
+    train = slipstream.folder / "blocks.py"
+    train.write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "class Block(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.parts = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Dropout(0.2))\n\n"
+        "    def forward(self, x):\n"
+        "        return x + self.parts(x)\n\n"
+        "def make():\n"
+        "    blocks = [Block() for _ in range(3)]\n"
+        "    blocks.append(nn.Dropout(0.3))\n"
+        "    model = nn.Sequential(*blocks)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    batch = torch.ones(4, 8), torch.ones(4, 8)\n"
+        "    return model, batch, nn.functional.mse_loss, optimizer\n"
+    )
+    before = train.read_bytes()
+    run = slipstream("apply", "blocks.py:make", "-t", "dropout", "--write", "--json")
+    assert run.returncode == 0, run.stderr
+    applied = json.loads(run.stdout)
+    text = train.read_text()
+    assert text.count("slipstream.nn.Dropout(") == 3
+    assert " nn.Dropout" not in text
+    again = slipstream("apply", "blocks.py:make", "-t", "fused_optimizer", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["losses_before"] == applied["losses_after"]
+    assert slipstream.briefly("apply", "blocks.py", "--undo").returncode == 0
+    assert train.read_bytes() == before
+
+
 def test_a_reader_that_leaves_does_not_stop_the_writing(slipstream: Any) -> None:
     train = slipstream.folder / "train.py"
     before = train.read_bytes()

@@ -127,6 +127,68 @@ Trainer(1e-2).train()
 """
 )
 
+_BLOCKS = """\
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import Dropout as Drop
+import torch.nn.functional as F
+
+Act = nn.ReLU
+
+
+class Still(nn.Dropout):
+    def forward(self, x):
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self, width, drop=nn.Dropout):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, 2 * width), torch.nn.Linear(2 * width, width)
+        self.drop: nn.Dropout = drop(0.1)
+        self.last = Drop(p=0.2)
+        assert isinstance(self.last, nn.Dropout)
+
+    def forward(self, x):
+        return x + self.last(self.second(self.drop(F.relu(self.first(x)))))
+
+
+def head(width, drop=partial(nn.Dropout, 0.1)):
+    layers = [drop(), Still()]
+    layers.append(nn.Linear(width, 4))
+    return nn.Sequential(*layers)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(3, 8)
+        self.blocks = nn.ModuleList([Block(8) for _ in range(3)])
+        self.head = head(8)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+"""
+
+BLOCKS = (
+    _BLOCKS
+    + """
+def make():
+    teacher = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+    model = Net()
+    images, labels = torch.randn(6, 3), torch.randint(0, 4, (6,))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return model, (images, labels), F.cross_entropy, optimizer
+"""
+)
+"""A model of several blocks, each of several parts of one class, beside another model."""
+
 SCRIPTS = {"plain": PLAIN, "main": MAIN, "class": CLASS}
 FUNCTIONS = {"function": FUNCTION, "inline": INLINE}
 

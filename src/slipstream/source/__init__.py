@@ -21,8 +21,12 @@ for what the file calls them (``self.net``, ``th``); ``import torch`` is added w
 ``where.after_model("{model} = f({model})")``          lines after the statement that makes the
                                                        model, before the optimizer is made
 ``where.at_top("{torch}.set_num_threads(4)")``         lines after the imports
-``where.set_call("torch.utils.data.DataLoader",        keyword arguments of the only call of that
-num_workers="4")``                                     qualified name; added or replaced
+``where.set_call("torch.utils.data.DataLoader",        keyword arguments of a call of that qualified
+num_workers="4")``                                     name, added or replaced: of the only one, of
+                                                       the one the loop goes over, or of all that
+                                                       make parts of the model
+``where.replace_class("torch.nn.Dropout",              another class wherever the model's code
+"slipstream.nn.Dropout")``                             builds one, or hands the class on
 ``where.set_optimizer(fused="True")``                  the same for the optimizer's constructor
 ``where.set_default("batch_size", "64")``              the default of the named function's argument
 ``where.before_return("{model}.eval()")``              lines before the function's ``return``

@@ -164,6 +164,10 @@ class Names:
         place = names.index(name)
         return call.args[place] if place < len(call.args) else None
 
+    def owner(self, name: ast.Name) -> ast.AST | None:
+        """The scope whose variable a name is; None for one that the file does not bind."""
+        return self._owner(name, name.id)
+
     def _owner(self, node: ast.AST, name: str) -> ast.AST | None:
         """The scope whose variable `name` is, read where `node` stands."""
         scope: ast.AST = self.scope(node)

@@ -10,6 +10,7 @@ from functools import cached_property
 from slipstream.source._function import Returned, find_function, inputs_of, returned_by
 from slipstream.source._names import Function, Identity
 from slipstream.source._optimizer import Optimizer, assigned_to, optimizers_in, trained_by
+from slipstream.source._parts import code_of, mentions
 from slipstream.source._refusals import AlreadyThereError, NotPlacedError
 from slipstream.source._source import Source
 from slipstream.source._step import Step, find_step
@@ -119,6 +120,21 @@ class Places:
         """The expressions the model is fed: of the returned batch, or in the loop's calls."""
         return inputs_of(self.source, self.returned) if self.function else self.step.inputs
 
+    @cached_property
+    def model_code(self) -> frozenset[ast.AST]:
+        """The nodes of all code that makes the model and its parts, as far as it is in the file."""
+        if self.function is None:
+            roots: list[ast.AST] = [self.model.statement]
+        else:
+            expression = self.returned.get("model")
+            if expression is None:
+                raise NotPlacedError(
+                    "the function returns no model",
+                    where=self.source.line(self.returned.statement),
+                )
+            roots = [expression]
+        return frozenset(code_of(self.source.names, roots))
+
     @property
     def torch(self) -> str:
         """What the file calls torch, or ``torch`` where it does not import it."""
@@ -217,11 +233,12 @@ class Places:
     def set_call(self, function: str, **keywords: str) -> Source:
         """Keyword arguments of the call of `function`, such as ``torch.utils.data.DataLoader``.
 
-        Of several calls it is the one the training loop goes over.
+        Of several calls it is the one the training loop goes over; or, where `function` makes
+        parts of the model, every one that does (a call in a class or a loop stands for many).
 
         Raises:
             NotPlacedError: there is no such call, or it cannot be told which.
-            AlreadyThereError: it has them.
+            AlreadyThereError: it has them; where there are several, all of them do.
         """
         names = self.source.names
         found = [call for call in names.calls() if names.qualified(call.func) == function]
@@ -234,12 +251,50 @@ class Places:
                 over = self.step.iterates(names)
                 found = [one for one in found if over and assigned_to(names, one) == over] or found
         if len(found) > 1:
-            short = function.rpartition(".")[2]
-            raise NotPlacedError(
-                f"{short} is called on {_numbers([call.lineno for call in found])}",
-                where=self.source.line(found[1]),
-            )
-        return self.source.set_keywords(found[0], **keywords)
+            parts: list[ast.Call] = []
+            with contextlib.suppress(NotPlacedError):
+                parts = [call for call in found if call in self.model_code]
+            if not parts:
+                short = function.rpartition(".")[2]
+                raise NotPlacedError(
+                    f"{short} is called on {_numbers([call.lineno for call in found])}",
+                    where=self.source.line(found[1]),
+                )
+            found = parts
+        return _set_all(self.source, self.source, found, keywords)
+
+    def replace_class(self, old: str, new: str, **keywords: str) -> Source:
+        """Another class wherever the code of the model builds one, or hands the class on.
+
+        Every call is edited where it stands, so that other models of the file, subclasses and
+        ``isinstance`` keep the old class; one in the class of a block does for all blocks.
+
+        Args:
+            old, new: qualified names, ``torch.nn.Dropout``; the module of `new` is imported.
+            keywords: arguments that each call is given besides, as source text.
+
+        Raises:
+            NotPlacedError: the model's code does not build `old`; or hands it on, where what it
+                is called with cannot be seen and `keywords` would be lost.
+            AlreadyThereError: the model's code builds `new`, and no `old`.
+        """
+        source, names = self.source, self.source.names
+        found = mentions(names, self.model_code, old)
+        short = old.removeprefix("torch.")
+        if not found:
+            if there := mentions(names, self.model_code, new):
+                raise AlreadyThereError(f"{short} is {new}", where=source.line(there[0]))
+            raise NotPlacedError(f"the file makes no {short}", where=str(source.path))
+        edited = source.with_import(new.rpartition(".")[0])
+        calls = []
+        for node in found:
+            call = names.parent(node)
+            if isinstance(call, ast.Call) and call.func is node:
+                calls.append(call)
+            elif keywords:
+                raise NotPlacedError(f"{short} is handed on", where=source.line(node))
+            edited = edited.replace(node, new)
+        return _set_all(source, edited, calls, keywords) if keywords else edited
 
     def set_default(self, name: str, value: str) -> Source:
         """The default of an argument of the workload's function.
@@ -361,6 +416,26 @@ class Places:
         node = there.get(ast.dump(_statement(lines[0])))
         if node is not None:
             raise AlreadyThereError(f"'{lines[0]}' is there", where=self.source.line(node))
+
+
+def _set_all(
+    source: Source, edited: Source, calls: list[ast.Call], keywords: dict[str, str]
+) -> Source:
+    """`edited` with the arguments of each call; one that has them stays as it is.
+
+    Raises:
+        AlreadyThereError: every call has them.
+    """
+    there: AlreadyThereError | None = None
+    changed = edited
+    for call in calls:
+        try:
+            changed = changed.set_keywords(call, **keywords)
+        except AlreadyThereError as error:
+            there = error
+    if there is not None and changed is source:
+        raise there
+    return changed
 
 
 def refuse_inside(source: Source, node: ast.AST, context: str) -> None:

@@ -330,7 +330,11 @@ class Source:
         if self.names.module_name(module):
             return self
         name = module.partition(".")[0]
-        if self.names.is_taken(name):
+        bound = self.names.bindings(self.tree, name)
+        if any(isinstance(one, ast.alias) and one.name == module for one in bound):
+            return self
+        # Beside `import torch`, `import torch.optim` gives the name torch to the same module.
+        if bound and self.names.module_name(name) != name:
             raise NotPlacedError(f"'{name}' stands for something else", where=str(self.path))
         edited = self.insert_at_top(f"import {module}", before_others=True)
         # An edit before this one may have needed it, too.

@@ -6,6 +6,7 @@ MLSys 2021; random numbers: Salmon et al., "Parallel random numbers: as easy as 
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +16,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.native import library, why_no_library
 from slipstream.provenance import Provenance
-from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source
+from slipstream.source import NotPlacedError, Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 
@@ -33,6 +34,10 @@ _FUNCTION = (
     "an nn.Dropout; slipstream.nn.dropout takes the place of F.dropout"
 )
 _TORCH_CLASS, _OUR_CLASS = "torch.nn.Dropout", "slipstream.nn.Dropout"
+# Classes of torch's that hold an nn.Dropout, which no edit of the user's file reaches.
+_MAKERS = (
+    "torch.nn.Transformer", "torch.nn.TransformerEncoderLayer", "torch.nn.TransformerDecoderLayer",
+)  # fmt: skip
 _BY_HAND = "import slipstream.nn\nself.drop = slipstream.nn.Dropout(0.1)"
 
 
@@ -142,17 +147,15 @@ class FusedDropout(Settings):
 
 
 def _edit(where: Places) -> Source:
-    source, names = where.source, where.source.names
-    calls = list(names.calls())
-    made = [call for call in calls if names.qualified(call.func) == _TORCH_CLASS]
-    if not made:
-        if any(names.qualified(call.func) == _OUR_CLASS for call in calls):
-            raise AlreadyThereError("nn.Dropout is slipstream's", where=str(source.path))
-        raise NotPlacedError("the file makes no nn.Dropout", where=str(source.path))
-    edited = source.with_import("slipstream.nn")
-    for call in made:
-        edited = edited.replace(call.func, _OUR_CLASS)
-    return edited
+    names = where.source.names
+    for call in where.model_code:
+        kind = names.qualified(call.func) if isinstance(call, ast.Call) else None
+        if kind in _MAKERS:
+            raise NotPlacedError(
+                f"{kind.removeprefix('torch.')} makes an nn.Dropout of its own",
+                where=where.source.line(call),
+            )
+    return where.replace_class(_TORCH_CLASS, _OUR_CLASS)
 
 
 @dataclass(frozen=True)
