@@ -32,4 +32,5 @@ def test_the_index_is_a_few_times_the_matrix() -> None:
     rows = as_rows(skewed_rows(50_000, 10_000, 1.0, seed=1), "X")
     run = Searcher(rows, "cosine", {}, Limits()).against(rows.slice(0, 10))
     matrix = rows.data.nbytes + rows.indices.nbytes + rows.indptr.nbytes
-    assert run.slabs.index.nbytes <= 2**25 + 5 * matrix  # type: ignore[attr-defined]
+    assert run.index is not None
+    assert run.index.nbytes <= 2**25 + 5 * matrix

@@ -38,8 +38,6 @@ def mean_size(weight: Any, granularity: Granularity) -> Any:
     rows = size.movedim(granularity.axis, 0).reshape(shape[0], -1)
     if granularity.block is None:
         return rows.mean(1)
-    missing = shape[1] * granularity.block - rows.shape[1]
-    sums = torch.nn.functional.pad(rows, (0, missing)).reshape(*shape, granularity.block).sum(2)
     counts = torch.full((shape[1],), float(granularity.block), device=weight.device)
-    counts[-1] -= missing
-    return sums / counts
+    counts[-1] -= shape[1] * granularity.block - rows.shape[1]
+    return granularity.sums(size) / counts

@@ -33,7 +33,7 @@ def quantize(
             another shape.
     """
     values = real_numbers("values", values)
-    scale, zero = _spread(grid, tuple(values.shape))
+    scale, zero = grid.spread(tuple(values.shape))
     low, high = grid.format.low, grid.format.high
     # Clamped before the zero point is added: beyond 2^24 float32 has no room for it.
     steps = rounded(values / scale, rounding, generator)
@@ -49,7 +49,7 @@ def dequantize(codes: Any, grid: Grid) -> Any:
     """
     if codes.is_floating_point():
         raise InvalidArgumentError("codes", f"have dtype {codes.dtype}, codes are whole numbers")
-    scale, zero = _spread(grid, tuple(codes.shape))
+    scale, zero = grid.spread(tuple(codes.shape))
     return (codes.float() - zero) * scale
 
 
@@ -82,14 +82,3 @@ def code_weights(
         method="least_error" if least_error else "range",
     )
     return quantize(weight, grid), grid.scale
-
-
-def _spread(grid: Grid, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    wanted = grid.granularity.scales_shape(shape)
-    if tuple(grid.scale.shape) != wanted:
-        raise InvalidArgumentError(
-            "grid", f"has scales of shape {tuple(grid.scale.shape)}; a tensor of shape {shape} "
-            f"needs {wanted}",
-        )  # fmt: skip
-    spread = grid.granularity.spread
-    return spread(grid.scale, shape), spread(grid.zero.float(), shape)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError
 from slipstream.quant.binary import mean_size
 from slipstream.quant.format import Granularity
 from slipstream.quant.grid import LEAST_SCALE, Grid
@@ -27,14 +26,7 @@ def fake_quantize(values: Any, grid: Grid) -> Any:
     Raises:
         InvalidArgumentError: the grid is for another shape.
     """
-    shape = tuple(values.shape)
-    wanted = grid.granularity.scales_shape(shape)
-    if tuple(grid.scale.shape) != wanted:
-        raise InvalidArgumentError(
-            "grid", f"has scales of shape {tuple(grid.scale.shape)}, not {wanted}"
-        )
-    spread = grid.granularity.spread
-    scale, zero = spread(grid.scale, shape), spread(grid.zero.float(), shape)
+    scale, zero = grid.spread(tuple(values.shape))
     low, high = grid.format.low - zero, grid.format.high - zero
     return _through(values, scale, low, high)
 

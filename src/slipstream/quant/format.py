@@ -153,3 +153,16 @@ class Granularity:
             rows = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1)
         blocks = rows.reshape(*shape, self.block)
         return blocks.amin(2), blocks.amax(2)
+
+    def sums(self, tensor: Any) -> Any:
+        """The sum of the values behind each scale, of `scales_shape`."""
+        import torch
+
+        shape = self.scales_shape(tuple(tensor.shape))
+        if self.axis is None:
+            return tensor.sum()
+        rows = tensor.movedim(self.axis, 0).reshape(shape[0], -1)
+        if self.block is None:
+            return rows.sum(1)
+        rows = torch.nn.functional.pad(rows, (0, shape[1] * self.block - rows.shape[1]))
+        return rows.reshape(*shape, self.block).sum(2)

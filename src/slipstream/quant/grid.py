@@ -63,6 +63,21 @@ class Grid:
         low = (self.format.low - self.zero) * self.scale
         return low, (self.format.high - self.zero) * self.scale
 
+    def spread(self, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Scales and zero points, both float32, so that they broadcast against that shape.
+
+        Raises:
+            InvalidArgumentError: the grid is for another shape.
+        """
+        wanted = self.granularity.scales_shape(shape)
+        if tuple(self.scale.shape) != wanted:
+            raise InvalidArgumentError(
+                "grid", f"has scales of shape {tuple(self.scale.shape)}; a tensor of shape "
+                f"{shape} needs {wanted}",
+            )  # fmt: skip
+        spread = self.granularity.spread
+        return spread(self.scale, shape), spread(self.zero.float(), shape)
+
 
 def grid_of_range(
     low: Any,
@@ -148,31 +163,20 @@ def grid_of_weights(
     if method != "least_error":
         raise InvalidArgumentError("method", f"'{method}' is neither range nor least_error")
     scale, zero = best.scale, best.zero
-    least = _squared_error(weight, dequantize(quantize(weight, best), best), granularity)
+
+    def squared_error(grid: Grid) -> Any:
+        again = dequantize(quantize(weight, grid), grid)
+        return granularity.sums((weight - again).square().double())
+
+    least = squared_error(best)
     for step in range(1, _SHRINKS):
         factor = 1 - 0.8 * step / _SHRINKS
         tried = grid_of_range(
             low * factor, high * factor, format, symmetric=symmetric, granularity=granularity
         )
-        error = _squared_error(weight, dequantize(quantize(weight, tried), tried), granularity)
+        error = squared_error(tried)
         better = error < least
         least = torch.where(better, error, least)
         scale = torch.where(better, tried.scale, scale)
         zero = torch.where(better, tried.zero, zero)
     return Grid(format, scale, zero, granularity)
-
-
-def _squared_error(weight: Any, again: Any, granularity: Granularity) -> Any:
-    """The sum of squared errors behind each scale."""
-    import torch
-
-    error = (weight - again).square().double()
-    shape = granularity.scales_shape(tuple(weight.shape))
-    if granularity.axis is None:
-        return error.sum()
-    rows = error.movedim(granularity.axis, 0).reshape(shape[0], -1)
-    if granularity.block is None:
-        return rows.sum(1)
-    missing = shape[1] * granularity.block - rows.shape[1]
-    rows = torch.nn.functional.pad(rows, (0, missing))
-    return rows.reshape(*shape, granularity.block).sum(2)

@@ -37,8 +37,8 @@ class Observer(Protocol):
         """
 
 
-class MinMax:
-    """The outermost values ever seen, per tensor, channel or block."""
+class _Extremes:
+    """The outermost values of each batch, joined with those of the batches before."""
 
     def __init__(self, granularity: Granularity | None = None) -> None:
         self._granularity = granularity or Granularity()
@@ -47,19 +47,29 @@ class MinMax:
 
     def observe(self, values: Any) -> None:
         """See `Observer`."""
-        import torch
-
         low, high = self._granularity.extremes(real_numbers("values", values))
         if self._low is not None:
-            low, high = torch.minimum(low, self._low), torch.maximum(high, self._high)
+            low, high = self._joined(low, high)
         self._low, self._high = low, high
+
+    def _joined(self, low: Any, high: Any) -> tuple[Any, Any]:
+        raise NotImplementedError
 
     def range(self) -> tuple[Any, Any]:
         """See `Observer`."""
         return _seen(self._low), self._high
 
 
-class MovingAverage:
+class MinMax(_Extremes):
+    """The outermost values ever seen, per tensor, channel or block."""
+
+    def _joined(self, low: Any, high: Any) -> tuple[Any, Any]:
+        import torch
+
+        return torch.minimum(low, self._low), torch.maximum(high, self._high)
+
+
+class MovingAverage(_Extremes):
     """The outermost values of each batch, averaged over batches with exponential weights.
 
     Args:
@@ -69,22 +79,12 @@ class MovingAverage:
     def __init__(self, momentum: float = 0.1, granularity: Granularity | None = None) -> None:
         if not 0 < momentum <= 1:
             raise InvalidArgumentError("momentum", f"{momentum} is not above 0 and at most 1")
+        super().__init__(granularity)
         self._momentum = momentum
-        self._granularity = granularity or Granularity()
-        self._low: Any = None
-        self._high: Any = None
 
-    def observe(self, values: Any) -> None:
-        """See `Observer`."""
-        low, high = self._granularity.extremes(real_numbers("values", values))
-        if self._low is not None:
-            low = self._low + self._momentum * (low - self._low)
-            high = self._high + self._momentum * (high - self._high)
-        self._low, self._high = low, high
-
-    def range(self) -> tuple[Any, Any]:
-        """See `Observer`."""
-        return _seen(self._low), self._high
+    def _joined(self, low: Any, high: Any) -> tuple[Any, Any]:
+        low = self._low + self._momentum * (low - self._low)
+        return low, self._high + self._momentum * (high - self._high)
 
 
 class _Histogram:

@@ -15,9 +15,9 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.sparse.matrix import Int64s, Rows, as_rows, of_tensor
-from slipstream.sparse.neighbours import check_count, check_distance, lists_within, without_self
-from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.matrix import Int64s, as_rows, of_tensor
+from slipstream.sparse.neighbours import check_distance, lists_within, nearest_of, run_of
+from slipstream.sparse.search import Limits, Searcher
 
 
 class _Neighbours(BaseEstimator):
@@ -75,9 +75,7 @@ class _Neighbours(BaseEstimator):
         """
         check_is_fitted(self)
         k = self.n_neighbors if n_neighbors is None else n_neighbors
-        run, own = self._run(X)
-        check_count(k, self.n_samples_fit_, own)
-        distance, row = without_self(run, k) if own else run.nearest(k)
+        distance, row = nearest_of(self._searcher, self._queries(X), k)
         return (distance, row) if return_distance else row
 
     def kneighbors_graph(
@@ -118,7 +116,7 @@ class _Neighbours(BaseEstimator):
         radius = self.radius if radius is None else radius
         if not isinstance(radius, int | float | np.number) or np.isnan(radius):
             raise InvalidArgumentError("radius", f"{radius!r} is not a number")
-        run, own = self._run(X)
+        run, own = run_of(self._searcher, self._queries(X))
         distances, rows = lists_within(run, float(radius), own, sort_results)
         return (distances, rows) if return_distance else rows
 
@@ -139,12 +137,8 @@ class _Neighbours(BaseEstimator):
         )
         return sp.csr_matrix((data, row, starts), shape=(len(rows), self.n_samples_fit_))
 
-    def _run(self, X: Any) -> tuple[Run, bool]:
-        """Queries against the fitted rows; whether the queries are those rows."""
-        fitted: Rows = self._searcher.right
-        if X is None:
-            return self._searcher.against(fitted, "X"), True
-        return self._searcher.against(as_rows(self._checked(X, reset=False), "X"), "X"), False
+    def _queries(self, X: Any) -> Any:
+        return None if X is None else self._checked(X, reset=False)
 
     def _checked(self, X: Any, reset: bool) -> Any:
         return validate_data(

@@ -91,6 +91,24 @@ def check_count(n_neighbors: Any, rows: int, own: bool) -> None:
         )
 
 
+def run_of(searcher: Searcher, queries: Any) -> tuple[Run, bool]:
+    """Queries against a searcher's rows, and whether they are those rows: so for None."""
+    if queries is None:
+        return searcher.against(searcher.right, "X"), True
+    return searcher.against(as_rows(queries, "X"), "X"), False
+
+
+def nearest_of(searcher: Searcher, queries: Any, n_neighbors: Any) -> tuple[Floats, Int64s]:
+    """Distances and rows of the nearest, [queries, n_neighbors]; of its own rows for None.
+
+    Raises:
+        InvalidArgumentError: not a number of neighbours that can be had.
+    """
+    run, own = run_of(searcher, queries)
+    check_count(n_neighbors, len(searcher.right), own)
+    return without_self(run, n_neighbors) if own else run.nearest(n_neighbors)
+
+
 def without_self(run: Run, k: int) -> tuple[Floats, Int64s]:
     """As `Run.nearest`, where the queries are the rows themselves: each without itself."""
     if k == 0:

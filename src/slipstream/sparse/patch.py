@@ -15,9 +15,9 @@ import sklearn.neighbors._base as sklearn_neighbours
 from scipy.spatial.distance import cdist
 
 from slipstream.sparse.matrix import as_rows
-from slipstream.sparse.neighbours import check_count, lists_within, without_self
+from slipstream.sparse.neighbours import lists_within, nearest_of, run_of
 from slipstream.sparse.pairwise import pairwise_distances
-from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.search import Limits, Searcher
 
 # What scikit-learn calls them; it refuses names it does not know before anything of ours is asked.
 _NAMES = {
@@ -94,12 +94,6 @@ def _searcher(estimator: Any) -> Searcher | None:
     return Searcher(as_rows(fitted, "X"), _NAMES[name], options, limits, "X")
 
 
-def _run(searcher: Searcher, X: Any) -> tuple[Run, bool]:
-    if X is None:
-        return searcher.against(searcher.right, "X"), True
-    return searcher.against(as_rows(X, "X"), "X"), False
-
-
 def _kneighbors(usual: Callable[..., Any]) -> Callable[..., Any]:
     def kneighbors(
         self: Any,
@@ -111,9 +105,7 @@ def _kneighbors(usual: Callable[..., Any]) -> Callable[..., Any]:
         if searcher is None:
             return usual(self, X, n_neighbors, return_distance)
         k = self.n_neighbors if n_neighbors is None else n_neighbors
-        run, own = _run(searcher, X)
-        check_count(k, len(searcher.right), own)
-        distance, row = without_self(run, k) if own else run.nearest(k)
+        distance, row = nearest_of(searcher, X, k)
         return (distance.astype(np.float64), row) if return_distance else row
 
     return kneighbors
@@ -130,7 +122,7 @@ def _within(usual: Callable[..., Any]) -> Callable[..., Any]:
         searcher = _searcher(self)
         if searcher is None:
             return usual(self, X, radius, return_distance, sort_results)
-        run, own = _run(searcher, X)
+        run, own = run_of(searcher, X)
         far = float(self.radius if radius is None else radius)
         distances, rows = lists_within(run, far, own, sort_results, np.float64)
         return (distances, rows) if return_distance else rows

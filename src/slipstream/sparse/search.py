@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -148,115 +148,55 @@ class Searcher:
         names = argument, self.argument if self.argument != argument else "what was fitted"
         left, right = same_columns(left, self.right, names)
         # Numbers of columns are made for the pair where they are many, and so is an index then.
-        made = self._made if right.width == right.columns else {}
+        cached = self._made if right.width == right.columns else {}
         if isinstance(self.metric, Semiring):
-            columns = made.setdefault("columns", None) or ByColumn(right.as_type(np.float64))
-            made["columns"] = columns
-            return Run(left, right, self.limits, _SemiringSlabs(self.metric, columns))
+            if "columns" not in cached:
+                cached["columns"] = ByColumn(right.as_type(np.float64))
+            semiring, columns = self.metric, cached["columns"]
+            return Run(
+                left, right, self.limits, np.dtype(np.float64),
+                lambda slab: SemiringSearch(semiring, slab, columns),
+            )  # fmt: skip
         check_domain(self.metric, left, argument)
         if self.metric == "chebyshev":
             dtype = np.result_type(left.data, right.data)
-            return Run(left, right, self.limits, _ChebyshevSlabs(right, dtype))
+            return Run(
+                left, right, self.limits, dtype, lambda slab: ChebyshevSearch(slab, right, dtype)
+            )
         non_negative = all(not rows.nnz or rows.data.min() >= 0 for rows in (left, right))
         plan = plan_of(self.metric, self.options, right.columns, non_negative)
         dtype = _working_type(plan, left, right)
+        library = None if self.device is not None else kernels.native()
+        key = (plan.ops, dtype, library is not None)
+        if key not in cached:
+            cached[key] = self._prepared(right, plan, dtype, library)
+        prepared, side = cached[key]
+
+        def engine(slab: Rows) -> Engine:
+            own = plan.left(slab).as_type(dtype)
+            if self.device is not None:
+                sides = (slab, own), (right, prepared)
+                return DeviceSearch(
+                    plan, *sides, NEAR_ZERO, self.device, self.limits.block_bytes
+                )  # fmt: skip
+            if library is None:
+                return ReferenceSearch(plan, (slab, own), (prepared, side), NEAR_ZERO)
+            queries = kernels.Queries.of(slab, own, prepared)
+            return kernels.NativeSearch(library, plan, prepared, queries, NEAR_ZERO)
+
+        index = prepared if library is not None else None
+        return Run(left, right, self.limits, dtype, engine, index, self.device)
+
+    def _prepared(
+        self, right: Rows, plan: Plan, dtype: np.dtype[Any], library: Any
+    ) -> tuple[Any, Side]:
+        """The searched rows as an engine reads them, and what the metric makes of them."""
+        side = plan.right(right).as_type(dtype)
         if self.device is not None:
-            if (plan.ops, dtype) not in made:
-                side = plan.right(right).as_type(dtype)
-                made[plan.ops, dtype] = OnDevice.of(right, side, self.device)
-            slabs = _DeviceSlabs(
-                plan, dtype, right, made[plan.ops, dtype], self.device, self.limits.block_bytes
-            )
-            return Run(left, right, self.limits, slabs, self.device)
-        found = kernels.native()
-        key = (plan.ops, dtype, found is not None)
-        if key not in made:
-            side = plan.right(right).as_type(dtype)
-            made[key] = (
-                ByColumn(right) if found is None
-                else build_index(right, plan, side, _tile(self.limits, plan, dtype)),
-                side,
-            )  # fmt: skip
-        indexed, side = made[key]
-        if found is None:
-            return Run(left, right, self.limits, _ReferenceSlabs(plan, dtype, indexed, side))
-        return Run(left, right, self.limits, _NativeSlabs(plan, found, indexed))
-
-
-class _Slabs(Protocol):
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def index(self) -> Index | None: ...
-    def engine(self, slab: Rows) -> Engine: ...
-
-
-@dataclass(frozen=True, eq=False)
-class _NativeSlabs:
-    plan: Plan
-    library: Any
-    index: Index
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.index.dtype
-
-    def engine(self, slab: Rows) -> Engine:
-        side = self.plan.left(slab).as_type(self.index.dtype)
-        queries = kernels.Queries.of(slab, side, self.index)
-        return kernels.NativeSearch(self.library, self.plan, self.index, queries, NEAR_ZERO)
-
-
-@dataclass(frozen=True, eq=False)
-class _ReferenceSlabs:
-    plan: Plan
-    dtype: np.dtype[Any]
-    columns: ByColumn
-    side: Side
-    index: None = None
-
-    def engine(self, slab: Rows) -> Engine:
-        side = self.plan.left(slab).as_type(self.dtype)
-        return ReferenceSearch(self.plan, (slab, side), (self.columns, self.side), NEAR_ZERO)
-
-
-@dataclass(frozen=True, eq=False)
-class _DeviceSlabs:
-    plan: Plan
-    dtype: np.dtype[Any]
-    right: Rows
-    on_device: OnDevice
-    device: Any
-    block_bytes: int
-    index: None = None
-
-    def engine(self, slab: Rows) -> Engine:
-        left, right = (slab, self.plan.left(slab).as_type(self.dtype)), (self.right, self.on_device)
-        return DeviceSearch(self.plan, left, right, NEAR_ZERO, self.device, self.block_bytes)
-
-
-@dataclass(frozen=True, eq=False)
-class _ChebyshevSlabs:
-    right: Rows
-    dtype: np.dtype[Any]
-    index: None = None
-
-    def engine(self, slab: Rows) -> Engine:
-        return ChebyshevSearch(slab, self.right, self.dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class _SemiringSlabs:
-    semiring: Semiring
-    columns: ByColumn
-    index: None = None
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float64)
-
-    def engine(self, slab: Rows) -> Engine:
-        return SemiringSearch(self.semiring, slab, self.columns)
+            return OnDevice.of(right, side, self.device), side
+        if library is None:
+            return ByColumn(right), side
+        return build_index(right, plan, side, _tile(self.limits, plan, dtype)), side
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,24 +204,19 @@ class Run:
     """Queries and rows, ready to be computed block by block.
 
     Attributes:
+        dtype: of the distances.
+        engine: makes the engine of some of the queries.
+        index: the searched rows by columns, where the compiled kernels do the work.
         device: where blocks of distances are: torch tensors there, or None for NumPy's arrays.
     """
 
     left: Rows
     right: Rows
     limits: Limits
-    slabs: _Slabs
+    dtype: np.dtype[Any]
+    engine: Callable[[Rows], Engine]
+    index: Index | None = None
     device: Any = None
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the distances."""
-        return self.slabs.dtype
-
-    @property
-    def index(self) -> Index | None:
-        """The searched rows by columns, where the compiled kernels do the work."""
-        return self.slabs.index
 
     def empty(self, queries: int) -> Any:
         """Room for the distances of so many queries: [queries, rows]."""
@@ -336,7 +271,7 @@ class Run:
         for begin, end in cut(self.left.indptr[first : last + 1], entries):
             begin, end = begin + first, end + first
             slab = self.left.slice(begin, end)
-            engine = self.slabs.engine(slab)
+            engine = self.engine(slab)
             # Also a pair without a shared column is looked at.
             cost = self._work(slab) + len(self.right) / 8
             for low, high in cut(running(cost), _CALL_WORK):

@@ -14,7 +14,8 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant import Format, Granularity, code_weights, dequantize, grid_of_range, quantize
 from slipstream.techniques.lowbit.coded import CodedTensor
-from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear, as_rows, why_kept
+from slipstream.techniques.lowbit.layer import as_rows, why_kept
+from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
 
 RANGE = (-1.5, 2.5)
 

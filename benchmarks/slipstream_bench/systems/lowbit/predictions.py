@@ -175,7 +175,8 @@ def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
     from torch import nn
 
     from slipstream.techniques.lowbit.cost import CALIBRATED, Layer, linear
-    from slipstream.techniques.lowbit.nn import padding_of, why_kept
+    from slipstream.techniques.lowbit.layer import why_kept
+    from slipstream.techniques.lowbit.nn import padding_of
     from slipstream_bench.systems.lowbit.networks import NETWORKS, SIZE
 
     # Of a transformer of width 768 on 128 tokens, and of a recurrent network.

@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 
 from slipstream.techniques.lowbit.convolve import Codes, Convolution, max_pool
+from slipstream.techniques.lowbit.windows import pair
 
 _aten = torch.ops.aten
 _POOLS = (torch.max_pool2d, torch.nn.functional.max_pool2d)
@@ -230,8 +231,8 @@ class CodedTensor(HeldTensor):
             return None
         images, channels, height, width = self.codes.shape
         shape = Convolution(
-            (images, height, width, channels), _two(kernel_size), _two(stride or kernel_size),
-            _two(padding), _two(dilation),
+            (images, height, width, channels), pair(kernel_size), pair(stride or kernel_size),
+            pair(padding), pair(dilation),
         )  # fmt: skip
         sizes = pooled_size(shape, ceil_mode)
         if sizes is None:
@@ -352,8 +353,3 @@ def _windows(shape: Convolution) -> list[tuple[int, int, int, int, int, int]]:
             shape.kernel, strict=True,
         )
     ]  # fmt: skip
-
-
-def _two(value: Any) -> tuple[int, int]:
-    values = [int(one) for one in value] if isinstance(value, (list, tuple)) else [int(value)]
-    return values[0], values[-1]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.quant import Granularity
+from slipstream.quant import Format, Granularity, code_weights, grid_of_range
 from slipstream.techniques.lowbit.coded import HeldTensor
 from slipstream.techniques.lowbit.convolve import (
     Codes,
@@ -88,6 +88,43 @@ class LowBitLayer(nn.Module):
         blocks = self._blocks()
         self.register_buffer("scale", torch.ones(n if len(blocks) == 1 else (n, len(blocks))))
         self.register_buffer("bias", torch.zeros(n) if bias else None)
+
+    @classmethod
+    def shaped_like(cls, module: Any, bias: bool, wbits: int, abits: int, scales: str) -> Self:
+        """A layer of the sizes of a float one, without weights."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_float(
+        cls,
+        module: Any,
+        wbits: int,
+        abits: int,
+        ranges: Any,
+        *,
+        scales: str = "channel",
+        least_error: bool = True,
+    ) -> Self:
+        """The layer that does what `module` does, with its weights rounded.
+
+        Args:
+            module: ``nn.Linear`` or ``nn.Conv2d``.
+            ranges: of inputs: a `slipstream.quant.Range`, or (low, high).
+            least_error: of the weights: see `slipstream.quant.code_weights`.
+
+        Raises:
+            InvalidArgumentError: groups (depthwise convolutions are no matrix product), padding
+                other than with zeros, NaN or infinity in a weight or range, or other bits.
+        """
+        if (reason := why_kept(module)) is not None:
+            raise InvalidArgumentError("module", reason, remedy="leave it as it is")
+        layer = cls.shaped_like(module, module.bias is not None, wbits, abits, scales)
+        codes, scale = code_weights(
+            as_rows(module.weight), wbits, layer.granularity, least_error=least_error
+        )
+        layer.set_weights(codes, scale, codes_of_range(ranges, abits), module.bias)
+        layer.training = module.training
+        return layer
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -347,3 +384,39 @@ def _numbers(codes: Codes | None) -> list[Any] | None:
 
 def _codes_or_none(numbers: Any) -> Codes | None:
     return None if numbers is None else Codes(*numbers)
+
+
+def why_kept(module: nn.Module) -> str | None:
+    """None, or why `module` has no low-bit form; it then stays in float32."""
+    if isinstance(module, nn.Linear):
+        return None
+    if not isinstance(module, nn.Conv2d):
+        return f"a {type(module).__name__} is neither linear nor a two-dimensional convolution"
+    if module.groups != 1:
+        what = "depthwise" if module.groups == module.in_channels else "grouped"
+        return f"a {what} convolution is no matrix product"
+    if module.padding_mode != "zeros":
+        return f"it pads with '{module.padding_mode}', not with zeros"
+    if module.padding == "same" and any((k - 1) * d % 2 for k, d in zip(
+        module.kernel_size, module.dilation, strict=True
+    )):  # fmt: skip
+        return "it pads one side more than the other"
+    return None
+
+
+def codes_of_range(ranges: Any, bits: int) -> Codes:
+    """How inputs of that range (a `slipstream.quant.Range`, or low and high) are rounded.
+
+    Raises:
+        InvalidArgumentError: no finite range.
+    """
+    low, high = (ranges.low, ranges.high) if hasattr(ranges, "low") else ranges
+    grid = grid_of_range(low, high, Format(bits))
+    return Codes(bits, float(grid.scale), int(grid.zero))
+
+
+def as_rows(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [n, channels, height, width] as [n, height * width * channels]; a matrix stays."""
+    if weight.dim() == 2:
+        return weight
+    return weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1)

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.quant import Format, code_weights
 from slipstream.techniques.lowbit._bindings import OK
 from slipstream.techniques.lowbit.coded import CodedTensor, HeldTensor, Unfinished
-from slipstream.techniques.lowbit.convolve import (
-    Codes,
-    Convolution,
-)
+from slipstream.techniques.lowbit.convolve import Codes, Convolution
 from slipstream.techniques.lowbit.kernels import linear
 from slipstream.techniques.lowbit.layer import LowBitLayer
+from slipstream.techniques.lowbit.windows import pair
 
 
 class LowBitLinear(LowBitLayer):
@@ -54,33 +50,12 @@ class LowBitLinear(LowBitLayer):
         self.in_features, self.out_features = in_features, out_features
 
     @classmethod
-    def from_float(
-        cls,
-        module: nn.Linear,
-        wbits: int,
-        abits: int,
-        ranges: Any,
-        *,
-        scales: str = "channel",
-        least_error: bool = True,
+    def shaped_like(
+        cls, module: nn.Linear, bias: bool, wbits: int, abits: int, scales: str
     ) -> Self:
-        """The layer that does what `module` does, with its weights rounded.
-
-        Args:
-            ranges: of inputs: a `slipstream.quant.Range`, or (low, high).
-            least_error: of the weights: see `slipstream.quant.code_weights`.
-
-        Raises:
-            InvalidArgumentError: a weight or range that holds NaN or infinity, or other bits.
-        """
-        made = cls(
-            module.in_features, module.out_features, module.bias is not None,
-            wbits=wbits, abits=abits, scales=scales,
-        )  # fmt: skip
-        codes, scale = code_weights(module.weight, wbits, made.granularity, least_error=least_error)
-        made.set_weights(codes, scale, codes_of_range(ranges, abits), module.bias)
-        made.training = module.training
-        return made
+        """See `LowBitLayer.shaped_like`."""
+        sizes = module.in_features, module.out_features
+        return cls(*sizes, bias, wbits=wbits, abits=abits, scales=scales)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., in] to float32 [..., out]; a row that holds NaN gives NaN.
@@ -189,38 +164,15 @@ class LowBitConv2d(LowBitLayer):
         self.dilation = _pair("dilation", dilation, 1)
 
     @classmethod
-    def from_float(
-        cls,
-        module: nn.Conv2d,
-        wbits: int,
-        abits: int,
-        ranges: Any,
-        *,
-        scales: str = "channel",
-        least_error: bool = True,
+    def shaped_like(
+        cls, module: nn.Conv2d, bias: bool, wbits: int, abits: int, scales: str
     ) -> Self:
-        """The layer that does what `module` does, with its weights rounded.
-
-        Args:
-            ranges: of inputs: a `slipstream.quant.Range`, or (low, high).
-
-        Raises:
-            InvalidArgumentError: groups (depthwise convolutions are no matrix product), padding
-                other than with zeros, NaN or infinity in a weight or range, or other bits.
-        """
-        if (reason := why_kept(module)) is not None:
-            raise InvalidArgumentError("module", reason, remedy="leave it as it is")
-        made = cls(
-            module.in_channels, module.out_channels, _two(module.kernel_size),
-            _two(module.stride), padding_of(module), _two(module.dilation),
-            module.bias is not None, wbits=wbits, abits=abits, scales=scales,
+        """See `LowBitLayer.shaped_like`."""
+        return cls(
+            module.in_channels, module.out_channels, pair(module.kernel_size),
+            pair(module.stride), padding_of(module), pair(module.dilation), bias,
+            wbits=wbits, abits=abits, scales=scales,
         )  # fmt: skip
-        codes, scale = code_weights(
-            as_rows(module.weight), wbits, made.granularity, least_error=least_error
-        )
-        made.set_weights(codes, scale, codes_of_range(ranges, abits), module.bias)
-        made.training = module.training
-        return made
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [images, in, height, width] to float32 [images, out, ...], channels-last.
@@ -288,40 +240,9 @@ class LowBitConv2d(LowBitLayer):
         )
 
 
-def why_kept(module: nn.Module) -> str | None:
-    """None, or why `module` has no low-bit form; it then stays in float32."""
-    if isinstance(module, nn.Linear):
-        return None
-    if not isinstance(module, nn.Conv2d):
-        return f"a {type(module).__name__} is neither linear nor a two-dimensional convolution"
-    if module.groups != 1:
-        what = "depthwise" if module.groups == module.in_channels else "grouped"
-        return f"a {what} convolution is no matrix product"
-    if module.padding_mode != "zeros":
-        return f"it pads with '{module.padding_mode}', not with zeros"
-    if module.padding == "same" and any((k - 1) * d % 2 for k, d in zip(
-        module.kernel_size, module.dilation, strict=True
-    )):  # fmt: skip
-        return "it pads one side more than the other"
-    return None
-
-
-def codes_of_range(ranges: Any, bits: int) -> Codes:
-    """How inputs of that range (a `slipstream.quant.Range`, or low and high) are rounded.
-
-    Raises:
-        InvalidArgumentError: no finite range.
-    """
-    from slipstream.quant import grid_of_range
-
-    low, high = (ranges.low, ranges.high) if hasattr(ranges, "low") else ranges
-    grid = grid_of_range(low, high, Format(bits))
-    return Codes(bits, float(grid.scale), int(grid.zero))
-
-
-def as_rows(weight: torch.Tensor) -> torch.Tensor:
-    """A convolution's weight [n, channels, height, width] as [n, height * width * channels]."""
-    return weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1)
+def low_bit_class(module: nn.Module) -> type[LowBitLayer]:
+    """The class of the low-bit layer in the place of a linear layer or a convolution."""
+    return LowBitLinear if isinstance(module, nn.Linear) else LowBitConv2d
 
 
 def padding_of(module: nn.Conv2d) -> tuple[int, int]:
@@ -334,7 +255,7 @@ def padding_of(module: nn.Conv2d) -> tuple[int, int]:
         )
         return high, wide
     assert not isinstance(module.padding, str)
-    return _two(module.padding)
+    return pair(module.padding)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -364,11 +285,6 @@ def _spoil(
             "x", "holds NaN, which has no code", remedy="find where it comes from"
         )
     floats[at][which] = math.nan
-
-
-def _two(values: Sequence[int]) -> tuple[int, int]:
-    one, two = values
-    return one, two
 
 
 def _pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:

@@ -32,14 +32,8 @@ from slipstream.quant import (
 from slipstream.surgery import consecutive_pairs, place
 from slipstream.techniques.lowbit.convolve import Codes
 from slipstream.techniques.lowbit.handover import hand_over
-from slipstream.techniques.lowbit.layer import LowBitLayer
-from slipstream.techniques.lowbit.nn import (
-    LowBitConv2d,
-    LowBitLinear,
-    as_rows,
-    padding_of,
-    why_kept,
-)
+from slipstream.techniques.lowbit.layer import LowBitLayer, as_rows, why_kept
+from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear, low_bit_class
 
 EDGE_BITS = 8
 
@@ -56,7 +50,7 @@ class _Trained(nn.Module):
     def take(self, wbits: int, abits: int, granularity: Granularity, ranges: Any) -> None:
         """Start from the best scales of the weights as they are, and from `ranges` of inputs."""
         self.wbits = wbits
-        rows = self.as_rows(self.weight.detach())
+        rows = as_rows(self.weight.detach())
         if wbits == 1:
             self.weight_fake = BinaryWeights(granularity)
         else:
@@ -66,17 +60,13 @@ class _Trained(nn.Module):
             self.weight_fake = FakeQuantize(grid)
         self.input_fake = FakeQuantize(ranges.grid(Format(abits)))
 
-    def as_rows(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight as a matrix, in the order that scales of blocks count."""
-        return weight
-
     def rounded_weight(self) -> torch.Tensor:
         """The weight as its codes give it back; gradients reach weight and scales."""
         return cast(torch.Tensor, self.weight_fake(self.weight))
 
     def coded(self) -> tuple[torch.Tensor, torch.Tensor, Codes]:
         """Codes of the weights (rows), their scales, and how inputs are rounded."""
-        rows = self.as_rows(self.weight.detach())
+        rows = as_rows(self.weight.detach())
         if isinstance(self.weight_fake, BinaryWeights):
             codes, scale = binarize(rows, self.weight_fake.granularity)
         else:
@@ -104,10 +94,6 @@ class QatLinear(_Trained, nn.Linear):  # type: ignore[misc]
 
 class QatConv2d(_Trained, nn.Conv2d):  # type: ignore[misc]
     """``nn.Conv2d`` whose input and weight are rounded on the way."""
-
-    def as_rows(self, weight: torch.Tensor) -> torch.Tensor:
-        """See `_Trained.as_rows`."""
-        return as_rows(weight)
 
     def rounded_weight(self) -> torch.Tensor:
         """See `_Trained.rounded_weight`."""
@@ -213,11 +199,9 @@ def convert(
         bits = _with_bits(chosen, ranges, wbits, abits, edge_bits)
         for name, weight_bits, input_bits in bits:
             old = model.get_submodule(name)
-            kind = LowBitLinear if isinstance(old, nn.Linear) else LowBitConv2d
-            made = kind.from_float(
-                cast(Any, old), weight_bits, input_bits, ranges[name],
-                scales=scales, least_error=least_error,
-            )  # fmt: skip
+            made = low_bit_class(old).from_float(
+                old, weight_bits, input_bits, ranges[name], scales=scales, least_error=least_error
+            )
             place(model, name, made)
         names += chosen
     if not names:
@@ -273,9 +257,10 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
                 raise InvalidArgumentError("state", f"has a module '{one}', the model none")
         if (reason := why_kept(named[name])) is not None:
             raise InvalidArgumentError("model", f"'{name}': {reason}")
-        new[name] = _shaped_like(
-            named[name], f"{name}.bias" in state, extra["wbits"], extra["input"][0], extra["scales"]
-        ).train(named[name].training)
+        old = named[name]
+        new[name] = low_bit_class(old).shaped_like(
+            old, f"{name}.bias" in state, extra["wbits"], extra["input"][0], extra["scales"]
+        ).train(old.training)  # fmt: skip
         new |= {str(one): nn.Identity() for one in extra["absorbed"]}
     for name, module in new.items():
         place(model, name, module)
@@ -402,22 +387,11 @@ def _same(old: nn.Module) -> Any:
 
 def _converted(old: Any) -> LowBitLayer:
     codes, scale, seen = old.coded()
-    made = _shaped_like(old, old.bias is not None, old.wbits, seen.bits, old.scales)
+    kind = low_bit_class(old)
+    made = kind.shaped_like(old, old.bias is not None, old.wbits, seen.bits, old.scales)
     made.set_weights(codes, scale, seen, old.bias)
     made.training = old.training
     return made
-
-
-def _shaped_like(old: nn.Module, bias: bool, wbits: int, abits: int, scales: str) -> LowBitLayer:
-    if isinstance(old, nn.Linear):
-        return LowBitLinear(
-            old.in_features, old.out_features, bias, wbits=wbits, abits=abits, scales=scales
-        )
-    assert isinstance(old, nn.Conv2d)
-    return LowBitConv2d(
-        old.in_channels, old.out_channels, cast(Any, old.kernel_size), cast(Any, old.stride),
-        padding_of(old), cast(Any, old.dilation), bias, wbits=wbits, abits=abits, scales=scales,
-    )  # fmt: skip
 
 
 def _both(model: nn.Module, first: str, second: str) -> tuple[Any, Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from slipstream.graph import Call, Graph, StepPhase
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.lowbit import cost
 from slipstream.techniques.lowbit.cost import Form
 from slipstream.techniques.lowbit.timing import concat_call, pool_call
+from slipstream.techniques.lowbit.windows import pair
 from slipstream.techniques.memory_format import channels_last, is_channels_last
 
 RELUS = ("aten::relu", "aten::relu_")
@@ -176,12 +176,10 @@ def _code(graph: Graph, flow: Dataflow, task: int, found: Handover) -> None:
             (batch, height, width), tuple(spec.shape[1] for spec in call.inputs)
         )
     else:
-        window = tuple(_two(one) for one in (*call.arguments[1:5],))
+        kernel, stride, padding, dilation = call.arguments[1:5]
+        # Without a stride windows lie side by side.
+        window = tuple(map(pair, (kernel, stride or kernel, padding, dilation)))
         found.coded[task] = pool_call((batch, height, width, channels), window, call.arguments[5])
-
-
-def _two(value: Any) -> tuple[int, ...]:
-    return tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else (int(value),)
 
 
 def _order(

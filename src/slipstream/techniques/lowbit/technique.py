@@ -30,6 +30,7 @@ from slipstream.techniques.lowbit.cost import (
     questions,
 )
 from slipstream.techniques.lowbit.recorded import RELUS, Handover, handover
+from slipstream.techniques.lowbit.windows import pair
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -333,7 +334,7 @@ def _layer(call: Call, inputs: list[int], parameters: set[int]) -> Layer | None:
         if call.arguments[groups] != 1 or (not mkldnn and call.arguments[_TRANSPOSED]):
             return None
         n, channels, *kernel = weight.shape
-        spread = _two(call.arguments[dilation])
+        spread = pair(call.arguments[dilation])
         wide = tuple((k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True))
         batch, _, height, width = image.shape
         if spread != (1, 1):
@@ -341,8 +342,8 @@ def _layer(call: Call, inputs: list[int], parameters: set[int]) -> Layer | None:
             over = [full - k for full, k in zip(wide, kernel, strict=True)]
             height, width = height - over[0], width - over[1]
         return Layer(
-            (batch, height, width, channels), n, _two(kernel), _two(call.arguments[stride]),
-            _two(call.arguments[padding]),
+            (batch, height, width, channels), n, pair(kernel), pair(call.arguments[stride]),
+            pair(call.arguments[padding]),
         )  # fmt: skip
     if call.name in ("aten::addmm", "aten::mm"):
         place = 2 if call.name == "aten::addmm" else 1
@@ -371,11 +372,6 @@ def _handover(graph: Graph, sites: Sequence[_Site]) -> Handover:
     flow = Dataflow(graph)
     behind = {site.task: site.behind for site in sites}
     return handover(graph, flow, behind, {site.task: site.bits[1] for site in sites})
-
-
-def _two(values: Any) -> tuple[int, int]:
-    numbers = [int(one) for one in values] if isinstance(values, (list, tuple)) else [int(values)]
-    return numbers[0], numbers[-1]
 
 
 def _beside(lowbit: float, eight: float) -> str:

@@ -67,8 +67,6 @@ def _kernels() -> str:
 
 def timer(call: Call) -> Callable[[], object]:
     """The layer, or the rounding, as a function of nothing, on random numbers."""
-    from torch import nn
-
     others: dict[Any, Callable[..., Callable[[], object]]] = {
         "rounding": _rounding,
         "pool": _pool,
@@ -79,13 +77,14 @@ def timer(call: Call) -> Callable[[], object]:
     from slipstream.techniques.lowbit.coded import CodedTensor
     from slipstream.techniques.lowbit.convolve import quantise
     from slipstream.techniques.lowbit.layer import AfterSum
-    from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
+    from slipstream.techniques.lowbit.nn import low_bit_class
 
     wbits, abits = call.arguments[:2]
     reads, gives = call.arguments[7:]
     module, x = float_layer(call)
-    kind: Any = LowBitLinear if isinstance(module, nn.Linear) else LowBitConv2d
-    layer = kind.from_float(module, wbits, abits, (0.0, 1.0), least_error=False).eval()
+    layer = (
+        low_bit_class(module).from_float(module, wbits, abits, (0.0, 1.0), least_error=False).eval()
+    )
     layer.expect_rows(layer(x).numel() // len(layer.scale))
     if reads == "codes":
         x = CodedTensor(quantise(x, layer.input_codes)[0], layer.input_codes)
