@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -103,6 +104,11 @@ class Paired:
     experiment: Experiment
     clock: Clock
 
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Names, the baseline first."""
+        return tuple(arm.name for arm in self.experiment.arms)
+
     def ratio(self, slow: str, fast: str) -> Ratio:
         """How many times as long `slow` takes as `fast`."""
         interval = claims.ratio_between(self.experiment, self.clock, slow, fast)
@@ -126,6 +132,9 @@ class Paired:
     def median_s(self, name: str) -> float:
         """The median of `times_s`."""
         return float(np.median(self.times_s(name)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {1e3 * self.median_s(name):.4g}" for name in self.arms) + " ms"
 
     def minimum_s(self, name: str) -> float:
         """The minimum of `times_s`: what the arm takes undisturbed."""
@@ -194,6 +203,12 @@ def times_s(
         return np.array([arm.sample(1, None)[clock] for _ in range(repeats)]) / 1e9
     finally:
         arm.close()
+
+
+def numbered(function: Callable[[int], object]) -> Function:
+    """An arm that tells its function the number of the call: to take another batch each time."""
+    numbers = itertools.count()
+    return lambda: function(next(numbers))
 
 
 def guarded(row: Bar, ratios: Mapping[str, Ratio]) -> Bar:

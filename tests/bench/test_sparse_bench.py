@@ -13,8 +13,7 @@ import scipy.sparse as sp
 from slipstream.sparse import kernels
 from slipstream_bench.systems.sparse import scaling as bench_scaling
 from slipstream_bench.systems.sparse.peers import _largest
-from slipstream_bench.systems.sparse.samples import skewed_rows
-from slipstream_bench.systems.sparse.timing import prepared, sample
+from slipstream_bench.systems.sparse.samples import prepared, sample, skewed_rows
 
 
 @dataclass

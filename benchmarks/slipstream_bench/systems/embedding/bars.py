@@ -2,14 +2,13 @@
 
 The rows of tensor trains are `tt_bench`'s.
 
-Times are CPU time of one thread, arms in turns in one process, medians of the pairs' ratios. Every
-arm runs several batches of other ids in its turn, so that it is timed with its own data in the
-caches, as a server's is. Hashed rows have no signs, as the technique and a plan make them.
+Times are CPU time of one thread. Every sample is of batches of other ids, behind one that is not
+counted, so that an arm is timed with its own data in the caches, as a server's
+is. Hashed rows have no signs, as the technique and a plan make them.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +26,8 @@ from slipstream.techniques.embedding.formats.robe import (
 from slipstream.techniques.embedding.formats.shared_array import SharedArray
 from slipstream.techniques.embedding.kernels import robe as door
 from slipstream.techniques.embedding.kernels import robe_reference as reference
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.harness import numbered, one_thread, paired
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.embedding import device as bench_device
 from slipstream_bench.systems.embedding import memory as bench_memory
 from slipstream_bench.systems.embedding import predictions as bench_predictions
@@ -36,12 +36,13 @@ from slipstream_bench.systems.embedding import scaling as bench_scaling
 from slipstream_bench.systems.embedding import serving as bench_serving
 from slipstream_bench.systems.embedding import theory
 from slipstream_bench.systems.embedding import tt as tt_bench
-from slipstream_bench.systems.embedding.arms import BATCHES, Arms, fits, in_turns
 from slipstream_bench.systems.embedding.criteo import TERABYTE_ROWS, scaled_rows
+from slipstream_bench.systems.embedding.growth import fits
 
 _ROWS, _DIM = 11_000_000, 64
 _BAGS, _IDS = 512, 10_240
 _SPEED_BARS = {64: 5.0, 32: 3.1, 16: 2.0}
+_BATCHES = 16
 _LEAST_P_VALUE = 0.001
 
 
@@ -53,26 +54,21 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("look-up, block 32: over EmbeddingBag", "x", ">= 3.1", reason)
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     keep_pages()
-    try:
+    with one_thread():
         yield from _lookup_rows(options)
         yield from _collection_rows(options)
         yield from bench_scaling.bars(options)
         yield from bench_serving.bars(options)
         yield from bench_predictions.bars(options)
-    finally:
-        torch.set_num_threads(threads)
     yield from _hash_rows(options)
     yield from _theory_rows(options)
     yield from bench_memory.bars(options)
     yield from bench_quality.bars(options)
 
 
-def _said(ratios: list[float]) -> str:
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return f"quartiles {low:.2f} to {high:.2f}; {next(iter(door.kernels()))}"
+def _kernel() -> str:
+    return next(iter(door.kernels()))
 
 
 def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -87,7 +83,7 @@ def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(f"a table of {_ROWS} x {_DIM}")
     table = torch.full((_ROWS, _DIM), 0.1)
-    ids = [torch.randint(0, _ROWS, (_IDS,)) for _ in range(2 * BATCHES)]
+    ids = [torch.randint(0, _ROWS, (_IDS,)) for _ in range(_BATCHES)]
     offsets = torch.arange(0, _IDS, _IDS // _BAGS)
     shape = (_ROWS, _DIM)
     bags = {
@@ -97,26 +93,24 @@ def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
         for z in _SPEED_BARS
     }
 
-    def of(bag: Any) -> Callable[[int], object]:
-        return lambda number: bag(ids[number % len(ids)], offsets)
+    def of(bag: Any) -> Callable[[], object]:
+        return numbered(lambda number: bag(ids[number % len(ids)], offsets))
 
     def dense(number: int) -> object:
         return functional.embedding_bag(ids[number % len(ids)], table, offsets, mode="sum")
 
     with torch.no_grad():
-        arms: Arms = {"dense": dense, **{str(z): of(bag) for z, bag in bags.items()}}
-        ratios, median = in_turns(arms, 30 if options.full else 12)
+        arms = {"dense": numbered(dense), **{str(z): of(bag) for z, bag in bags.items()}}
+        taken = paired(arms, blocks=30 if options.full else 12, warm=True)
     for z, name in names.items():
         if options.wants(name):
             detail = (
                 f"{_ROWS} x {_DIM} at 1000x, {_IDS} uniform ids in {_BAGS} bags; ns per id: dense "
-                f"{median['dense'] / _IDS:.1f}, ours {median[str(z)] / _IDS:.1f}; "
+                f"{taken.median_s('dense') / _IDS * 1e9:.1f}, ours "
+                f"{taken.median_s(str(z)) / _IDS * 1e9:.1f}; {_kernel()}"
             )
-            own = ratios[str(z)]
-            yield at_least(
-                name, statistics.median(own), _SPEED_BARS[z], "x", n=len(own),
-                detail=detail + _said(own),
-            )  # fmt: skip
+            ratio = taken.ratio("dense", str(z))
+            yield ratio.at_least(name, _SPEED_BARS[z], detail=detail)
     if options.wants(step):
         options.progress(step)
         yield _train_row(step, table, bags[32], ids, offsets)
@@ -131,7 +125,7 @@ def _train_row(
         return not_judged(bar, "x", ">= 1.5", "too little free memory for Adagrad's sums")
     gradient = torch.randn(_BAGS, _DIM)
 
-    def trains(run: Callable[[int], torch.Tensor], parameter: torch.Tensor) -> Any:
+    def trains(run: Callable[[int], torch.Tensor], parameter: torch.Tensor) -> Callable[[], object]:
         optimizer = torch.optim.Adagrad([parameter], lr=1e-3)
 
         def step(number: int) -> None:
@@ -139,7 +133,7 @@ def _train_row(
             torch.autograd.backward(run(number), gradient)
             optimizer.step()
 
-        return step
+        return numbered(step)
 
     def dense(number: int) -> torch.Tensor:
         return functional.embedding_bag(
@@ -151,10 +145,12 @@ def _train_row(
         return made
 
     arms = {"dense": trains(dense, table), "ours": trains(ours, bag.pool.array)}
-    ratios, median = in_turns(arms, 5)
-    detail = f"ns per id: dense {median['dense'] / _IDS:.0f}, ours {median['ours'] / _IDS:.0f}; "
-    own = ratios["ours"]
-    return at_least(bar, statistics.median(own), 1.5, "x", n=len(own), detail=detail + _said(own))
+    taken = paired(arms, blocks=8, warm=True)
+    detail = (
+        f"ns per id: dense {taken.median_s('dense') / _IDS * 1e9:.0f}, ours "
+        f"{taken.median_s('ours') / _IDS * 1e9:.0f}; {_kernel()}"
+    )
+    return taken.ratio("dense", "ours").at_least(bar, 1.5, detail=detail)
 
 
 def _collection_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -172,27 +168,26 @@ def _collection_rows(options: BenchOptions) -> Iterator[Bar]:
     pool = SharedArray.compressing(list(named.values()), 1000, block=64, sign=SIGN)
     together = ROBEEmbeddingCollection(named, pool)
     ids = [
-        torch.stack([torch.randint(0, count, (batch, 1)) for count in rows]) for _ in range(BATCHES)
+        torch.stack([torch.randint(0, count, (batch, 1)) for count in rows])
+        for _ in range(_BATCHES // 2)
     ]
 
     def apart(number: int) -> object:
-        own = ids[number % BATCHES]
+        own = ids[number % len(ids)]
         return [functional.embedding_bag(own[i], t, mode="sum") for i, t in enumerate(tables)]
 
     with torch.no_grad():
-        ratios, median = in_turns(
-            {
-                "dense": apart,
-                "ours": lambda number: together(ids[number % BATCHES].view(-1, 1)),
-            },
-            12,
-        )
-    own = ratios["ours"]
+        arms = {
+            "dense": numbered(apart),
+            "ours": numbered(lambda number: together(ids[number % len(ids)].view(-1, 1))),
+        }
+        taken = paired(arms, blocks=12, warm=True)
     detail = (
         f"{nbytes / 1e9:.0f} GB of {dim} columns at 1000x, block 64, bags of one, batch {batch}; "
-        f"us a batch: dense {median['dense'] / 1e3:.0f}, ours {median['ours'] / 1e3:.0f}; "
+        f"us a batch: dense {taken.median_s('dense') * 1e6:.0f}, ours "
+        f"{taken.median_s('ours') * 1e6:.0f}; {_kernel()}"
     )
-    yield at_least(bar, statistics.median(own), 4.0, "x", n=len(own), detail=detail + _said(own))
+    yield taken.ratio("dense", "ours").at_least(bar, 4.0, detail=detail)
 
 
 def _hash_rows(options: BenchOptions) -> Iterator[Bar]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn import functional
 
 from slipstream.techniques.embedding.formats.tt import TTEmbeddingBag
 from slipstream.techniques.embedding.kernels import tt_reference as reference
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.harness import Paired, paired
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
 _ROWS, _FACTORS, _RANK = 11_000_000, ((200, 220, 250), (4, 4, 4)), 32
 _BAGS, _IDS = 512, 10_240
-_STEPS = 20
 _OVER = "tensor train on a CUDA device, forward and backward: over torch's batched products"
 _TIME = "tensor train on a CUDA device, forward and backward: time"
 
@@ -29,36 +27,36 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield not_judged(_TIME, "us per id", "<= 0.05", "no CUDA device")
         return
     options.progress(_OVER)
-    rounds = 12 if options.full else 4
-    times = step_seconds(torch.device("cuda"), _ROWS, _FACTORS, _RANK, (_BAGS, _IDS), rounds)
-    us = {arm: statistics.median(own) / _IDS * 1e6 for arm, own in times.items()}
+    device = torch.device("cuda")
+    taken = steps(device, _ROWS, _FACTORS, _RANK, (_BAGS, _IDS), 12 if options.full else 8)
+    us = {arm: taken.median_s(arm) / _IDS * 1e6 for arm in taken.arms}
     detail = f"{torch.cuda.get_device_name()}; us per id: " + ", ".join(
         f"{arm} {value:.4f}" for arm, value in us.items()
     )
-    ratios = [b / a for a, b in zip(times["ours"], times["products"], strict=True)]
+    ratio = taken.ratio("products", "ours")
     if options.wants(_OVER):
-        yield at_least(_OVER, statistics.median(ratios), 10.0, "x", n=rounds, detail=detail)
+        yield ratio.at_least(_OVER, 10.0, detail=detail)
     if options.wants(_TIME):
-        yield at_most(_TIME, us["ours"], 0.05, "us per id", n=rounds, detail=detail)
+        yield at_most(_TIME, us["ours"], 0.05, "us per id", n=ratio.n, detail=detail, data=us)
 
 
-def step_seconds(
+def steps(
     device: torch.device,
     rows: int,
     factors: tuple[Sequence[int], Sequence[int]],
     rank: int,
     batch: tuple[int, int],
-    rounds: int,
-) -> dict[str, list[float]]:
-    """Seconds of a forward and a backward pass by arm, arms in turns.
+    blocks: int,
+) -> Paired:
+    """A forward and a backward pass of each arm.
 
     Args:
         factors: of the table's rows and columns, three each.
         batch: equal bags, and ids in all of them.
 
     Returns:
-        for ``ours``, ``products`` (slices gathered and multiplied by torch's operators) and
-        ``dense`` (`functional.embedding_bag` with sparse gradients) a time for each round.
+        ``ours``, ``products`` (slices gathered and multiplied by torch's operators) and
+        ``dense`` (`functional.embedding_bag` with sparse gradients).
     """
     bags, count = batch
     ids = torch.randint(0, rows, (count,), device=device)
@@ -80,26 +78,5 @@ def step_seconds(
         made = functional.embedding_bag(ids, table, offsets, mode="sum", sparse=True)
         torch.autograd.grad(made, table, gradient)
 
-    arms: dict[str, Callable[[], None]] = {"ours": ours, "products": products, "dense": dense}
-    times: dict[str, list[float]] = {arm: [] for arm in arms}
-    for turn in range(rounds + 1):
-        for arm, run in arms.items():
-            spent = _seconds(run, device)
-            if turn:  # in the first, kernels are compiled
-                times[arm].append(spent)
-    return times
-
-
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    run()
-    _wait(device)
-    before = time.perf_counter()
-    for _ in range(_STEPS):
-        run()
-    _wait(device)
-    return (time.perf_counter() - before) / _STEPS
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    arms = {"ours": ours, "products": products, "dense": dense}
+    return paired(arms, clock="wall", blocks=blocks)

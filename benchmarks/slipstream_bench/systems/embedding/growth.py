@@ -1,4 +1,4 @@
-"""By how much this process grows while something runs, as its largest resident size tells."""
+"""Memory: by how much this process grows while something runs, and whether more would fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
+
+
+def fits(nbytes: int) -> bool:
+    """Whether so much memory, and half as much again, is free."""
+    return bool(psutil.virtual_memory().available > 1.5 * nbytes)
 
 
 def growth_mib(run: Callable[[], object]) -> float | None:

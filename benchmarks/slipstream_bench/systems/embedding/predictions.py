@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from slipstream.techniques.embedding.kernels.tt import kernels
 from slipstream.techniques.embedding.tables import lookups
 from slipstream.techniques.embedding.tt_technique import TTEmbeddings
 from slipstream.workload import build_from, run_steps
+from slipstream_bench.harness import numbered, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
 _ROWS, _BAGS, _EACH = 200_000, 512, 20
@@ -104,13 +104,8 @@ def _measured_ns(bag: Any, full: bool) -> float:
     parameters = list(bag.parameters())
 
     def step(number: int) -> None:
-        torch.autograd.grad(bag(ids[number]), parameters, gradient)
+        torch.autograd.grad(bag(ids[number % _BATCHES]), parameters, gradient)
 
-    return min(_round_ns(step) for _ in range(12 if full else 6)) / _BATCHES
-
-
-def _round_ns(step: Callable[[int], None]) -> int:
-    begin = time.thread_time_ns()
-    for number in range(_BATCHES):
-        step(number)
-    return time.thread_time_ns() - begin
+    # The first round of the batches is not counted.
+    taken = times_s(numbered(step), (12 if full else 6) * _BATCHES, settle=_BATCHES)
+    return 1e9 * float(taken.reshape(-1, _BATCHES).mean(1).min())

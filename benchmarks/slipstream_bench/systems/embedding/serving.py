@@ -5,8 +5,6 @@ What look-ups save is bounded by their share of the time: that of the networks i
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,13 +12,15 @@ from torch.nn import functional
 
 from slipstream.techniques.embedding.formats.robe import ROBEEmbeddingCollection
 from slipstream.techniques.embedding.formats.shared_array import SharedArray
-from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
-from slipstream_bench.systems.embedding.arms import BATCHES, fits, in_turns
+from slipstream_bench.harness import numbered, paired
+from slipstream_bench.rows import Bar, BenchOptions, not_judged
 from slipstream_bench.systems.embedding.criteo import TERABYTE_ROWS, scaled_rows
 from slipstream_bench.systems.embedding.dlrm import ClickNetwork
+from slipstream_bench.systems.embedding.growth import fits
 
 _DIM, _BATCH, _DENSE = 128, 2048, 13
 _BOTTOM, _TOP = (512, 256), (1024, 1024, 512, 256)
+_BATCHES = 8
 _BAR = "inference of a click model, 2 threads: over dense tables"
 
 
@@ -44,44 +44,41 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     numbers = torch.randn(_BATCH, _DENSE)
     ids = [
         torch.stack([torch.randint(0, count, (_BATCH, 1)) for count in rows])
-        for _ in range(BATCHES)
+        for _ in range(_BATCHES)
     ]
 
     def dense_rows(number: int) -> torch.Tensor:
-        own = ids[number % BATCHES]
+        own = ids[number % _BATCHES]
         return torch.stack(
             [functional.embedding_bag(own[i], t, mode="sum") for i, t in enumerate(tables)], 1
         )
 
     def our_rows(number: int) -> torch.Tensor:
-        made: torch.Tensor = together(ids[number % BATCHES].view(-1, 1))
+        made: torch.Tensor = together(ids[number % _BATCHES].view(-1, 1))
         return made.view(_BATCH, len(rows), _DIM)
 
     kept = our_rows(0).detach()
 
-    def inference(look_up: Callable[[int], torch.Tensor]) -> Callable[[int], object]:
-        return lambda number: network(look_up(number), numbers)
+    def inference(look_up: Callable[[int], torch.Tensor]) -> Callable[[], object]:
+        return numbered(lambda number: network(look_up(number), numbers))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         with torch.no_grad():
-            ratios, median = in_turns(
-                {
-                    "dense": inference(dense_rows), "ours": inference(our_rows),
-                    "networks": lambda number: network(kept, numbers),
-                },
-                12 if options.full else 5, batches=2, clock=time.perf_counter_ns,
-            )  # fmt: skip
+            arms = {
+                "dense": inference(dense_rows), "ours": inference(our_rows),
+                "networks": lambda: network(kept, numbers),
+            }  # fmt: skip
+            taken = paired(arms, clock="wall", blocks=12 if options.full else 8, warm=True)
     finally:
         torch.set_num_threads(threads)
-    own = ratios["ours"]
-    share = median["networks"] / median["dense"]
+    share = taken.median_s("networks") / taken.median_s("dense")
     detail = (
         f"{nbytes / 1e9:.0f} GB of {_DIM} columns at 1000x, block 64, batch {_BATCH}, networks "
         f"{_DENSE}-512-256-{_DIM} and 1024-1024-512-256-1; samples/s: dense "
-        f"{_BATCH / median['dense'] * 1e9:.0f}, ours {_BATCH / median['ours'] * 1e9:.0f}; the "
+        f"{_BATCH / taken.median_s('dense'):.0f}, ours {_BATCH / taken.median_s('ours'):.0f}; the "
         f"networks take {share:.0%} of the dense model's time: with look-ups for nothing it would "
         f"be {1 / share:.2f}x"
     )
-    yield at_least(_BAR, statistics.median(own), 1.3, "x", n=len(own), detail=detail)
+    yield taken.ratio("dense", "ours").at_least(_BAR, 1.3, detail=detail)

@@ -11,8 +11,8 @@ import importlib
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ from slipstream.techniques.embedding.formats.tt import TTEmbedding, TTEmbeddingB
 from slipstream.techniques.embedding.kernels import tt as door
 from slipstream.techniques.embedding.kernels import tt_reference as reference
 from slipstream.techniques.embedding.tt_shape import TTShape
+from slipstream_bench.harness import Paired, guarded, numbered, one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.embedding.arms import Arms, in_turns
 from slipstream_bench.systems.embedding.criteo import KAGGLE_ROWS, TERABYTE_ROWS
 from slipstream_bench.systems.embedding.growth import growth_mib
 
@@ -65,9 +65,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("tensor train, look-up: over naive torch", "x", ">= 30", reason)
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         yield from _memory_row(options)
         yield from _lookup_rows(options)
         keep_pages()
@@ -77,8 +75,6 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _refresh_row(options)
         yield from _bits_row(options)
         yield from _thread_row(options)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _ratio_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -151,55 +147,54 @@ def _train(**settings: Any) -> TTEmbeddingBag:
     return TTEmbeddingBag(_ROWS, _DIM, (_RANK, _RANK), _FACTORS, **settings)
 
 
-def _said(ratios: list[float]) -> str:
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return f"quartiles {low:.2f} to {high:.2f}; {next(iter(door.kernels()))}"
+def _kernel() -> str:
+    return next(iter(door.kernels()))
 
 
 def _lookup_rows(options: BenchOptions) -> Iterator[Bar]:
     naive, other = (f"tensor train, look-up: over {name}" for name in _PEERS)
     if options.wants(naive) or options.wants(other):
         options.progress(naive)
-        ratios, detail = _against_peers(12 if options.full else 5)
+        taken = _against_peers(12 if options.full else 8)
         for bar, name, target in ((naive, _PEERS[0], 30.0), (other, _PEERS[1], 50.0)):
             if not options.wants(bar):
                 continue
-            if name not in ratios:
+            if name not in taken.arms:
                 yield not_judged(bar, "x", f">= {target:g}", _INSTALL)
                 continue
-            own = ratios[name]
-            yield at_least(bar, statistics.median(own), target, "x", n=len(own),
-                           detail=f"{detail}; {_said(own)}")  # fmt: skip
+            yield taken.ratio(name, "ours").at_least(bar, target, detail=_us_per_id(taken))
     yield from _rate_rows(options)
 
 
 def _kept_row(options: BenchOptions) -> Iterator[Bar]:
     bar = "tensor train, look-up: over naive torch that keeps its pages"
     if options.wants(bar):
-        ratios, detail = _against_peers(12 if options.full else 5)
-        own = ratios[_PEERS[0]]
-        yield Bar(bar, statistics.median(own), "x", "no bar: the gain without page faults", None,
-                  len(own), f"{detail}; {_said(own)}")  # fmt: skip
+        taken = _against_peers(12 if options.full else 8)
+        ratio = taken.ratio(_PEERS[0], "ours")
+        yield ratio.reported(bar, detail=f"the gain without page faults; {_us_per_id(taken)}")
 
 
-def _against_peers(rounds: int) -> tuple[dict[str, list[float]], str]:
-    """By peer: its time over ours in each round; and what to say of all times."""
+def _us_per_id(taken: Paired) -> str:
+    """What to say of the times of all arms."""
+    said = ", ".join(f"{name} {taken.median_s(name) / _IDS * 1e6:.2f}" for name in taken.arms)
+    return f"us per id: {said}; {_kernel()}"
+
+
+def _against_peers(blocks: int) -> Paired:
+    """Ours, and the peers that are here."""
     bag = _train()
     cores = [core.detach() for core in bag.cores]
     ids = [torch.randint(0, _ROWS, (_IDS,)) for _ in range(_BATCHES)]
     offsets = torch.arange(0, _IDS, _IDS // _BAGS)
-    arms: Arms = {
-        "ours": lambda number: bag(ids[number % _BATCHES], offsets),
-        _PEERS[0]: lambda number: _naive(cores, ids[number % _BATCHES], _BAGS),
+    arms = {
+        "ours": numbered(lambda number: bag(ids[number % _BATCHES], offsets)),
+        _PEERS[0]: numbered(lambda number: _naive(cores, ids[number % _BATCHES], _BAGS)),
     }
     peer = _tensorly()
     if peer is not None:
-        arms[_PEERS[1]] = lambda number: peer(ids[number % _BATCHES])
+        arms[_PEERS[1]] = numbered(lambda number: peer(ids[number % _BATCHES]))
     with torch.no_grad():
-        ratios, median = in_turns(arms, rounds, batches=2)
-    said = ", ".join(f"{name} {value / _IDS / 1e3:.2f}" for name, value in median.items())
-    over = {n: [1 / ratio for ratio in own] for n, own in ratios.items() if n != "ours"}
-    return over, f"us per id: {said}"
+        return paired(arms, blocks=blocks, warm=True)
 
 
 def _rate_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -225,27 +220,29 @@ def _rate_rows(options: BenchOptions) -> Iterator[Bar]:
         torch.autograd.backward(bag(ids[number % _BATCHES], offsets), gradient)
         optimizer.step()
 
-    arms: Arms = {
-        "forward": ours,
-        "mm": lambda number: torch.mm(left, right, out=out),
-        "step": step,
+    arms = {
+        "forward": numbered(ours),
+        "mm": lambda: torch.mm(left, right, out=out),
+        "step": numbered(step),
     }
-    ratios, median = in_turns(arms, 20 if options.full else 8)
-    share = bag.shape.flops / (2 * _RANK * 4 * _RANK)
+    taken = paired(arms, blocks=20 if options.full else 8, warm=True)
     if options.wants(names[0]):
+        ratio = taken.ratio("mm", "forward")
         # Time of mm over ours, times our work over its.
-        own = [share / ratio for ratio in ratios["mm"]]
-        detail = (
-            f"GFLOP/s: ours {bag.shape.flops * _IDS / median['forward']:.0f}, torch.mm of {_IDS} x "
-            f"{_RANK} x {4 * _RANK} {2 * _IDS * _RANK * 4 * _RANK / median['mm']:.0f}; "
+        share = bag.shape.flops / (2 * _RANK * 4 * _RANK) * ratio.value
+        rates = (
+            bag.shape.flops * _IDS / taken.median_s("forward") / 1e9,
+            2 * _IDS * _RANK * 4 * _RANK / taken.median_s("mm") / 1e9,
         )
-        yield at_least(names[0], statistics.median(own), 0.9, "x", n=len(own),
-                       detail=detail + _said(own))  # fmt: skip
+        detail = (
+            f"GFLOP/s: ours {rates[0]:.0f}, torch.mm of {_IDS} x {_RANK} x {4 * _RANK} "
+            f"{rates[1]:.0f}; time {ratio}; {_kernel()}"
+        )
+        row = at_least(names[0], share, 0.9, "x", n=ratio.n, detail=detail)
+        yield guarded(row, {"mm over forward": ratio})
     if options.wants(names[1]):
-        own = [1 / ratio for ratio in ratios["step"]]
-        detail = ", ".join(f"{n} {median[n] / _IDS / 1e3:.2f}" for n in ("forward", "step"))
-        yield at_most(names[1], statistics.median(own), 4.0, "x", n=len(own),
-                      detail=f"us per id: {detail}; {_said(own)}")  # fmt: skip
+        ratio = taken.ratio("step", "forward")
+        yield ratio.at_most(names[1], 4.0, detail=_us_per_id(taken))
 
 
 def _zipf(count: int, exponent: float, rows: int) -> torch.Tensor:
@@ -266,8 +263,8 @@ def _reuse_rows(options: BenchOptions) -> Iterator[Bar]:
     uniform = [torch.randint(0, _ROWS, (_IDS,)) for _ in range(_BATCHES)]
     zipf = [_zipf(_IDS, 1.05, _ROWS) for _ in range(_BATCHES)]
 
-    def of(ids: list[torch.Tensor]) -> Callable[[int], object]:
-        return lambda number: bag(ids[number % _BATCHES], offsets)
+    def of(ids: list[torch.Tensor]) -> Callable[[], object]:
+        return numbered(lambda number: bag(ids[number % _BATCHES], offsets))
 
     # As many ids, of so many prefixes: their last digits are all different.
     grouped = {
@@ -278,18 +275,19 @@ def _reuse_rows(options: BenchOptions) -> Iterator[Bar]:
         ]
         for count in _PREFIXES
     }
-    arms: Arms = {"uniform": of(uniform), "zipf": of(zipf)}
+    arms = {"uniform": of(uniform), "zipf": of(zipf)}
     with torch.no_grad():
-        ratios, _ = in_turns(arms, 12)
-        _, median = in_turns({name: of(ids) for name, ids in grouped.items()}, 12)
+        zipf_taken = paired(arms, blocks=12, warm=True)
+        taken = paired({name: of(ids) for name, ids in grouped.items()}, blocks=12, warm=True)
     if options.wants(sorted_):
-        own = ratios["zipf"]
-        yield at_least(sorted_, statistics.median(own), 2.0, "x", n=len(own), detail=_said(own))
+        yield zipf_taken.ratio("uniform", "zipf").at_least(sorted_, 2.0, detail=_kernel())
     if options.wants(slope):
-        pairs = torch.tensor([[float(c), median[str(c)]] for c in _PREFIXES]).T
+        times_us = {count: taken.median_s(str(count)) * 1e6 for count in _PREFIXES}
+        pairs = torch.tensor([list(times_us), list(times_us.values())])
         square = float(torch.corrcoef(pairs)[0, 1]) ** 2
-        detail = "us a batch: " + ", ".join(f"{c}: {median[str(c)] / 1e3:.0f}" for c in _PREFIXES)
-        yield at_least(slope, square, 0.95, "", n=len(_PREFIXES), detail=detail)
+        detail = "us a batch: " + ", ".join(f"{c}: {time:.0f}" for c, time in times_us.items())
+        data = {"prefixes": list(times_us), "us": list(times_us.values())}
+        yield at_least(slope, square, 0.95, "", n=len(_PREFIXES), detail=detail, data=data)
 
 
 def _cache_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -323,15 +321,15 @@ def _cached_row(bar: str, bag: TTEmbeddingBag) -> Bar:
     ours = [known[torch.randint(0, len(known), (_IDS,))] for _ in range(_BATCHES)]
     ids = [torch.randint(0, len(table), (_IDS,)) for _ in range(_BATCHES)]
     offsets = torch.arange(0, _IDS, _IDS // _BAGS)
-    arms: Arms = {
-        "dense": lambda n: functional.embedding_bag(ids[n % _BATCHES], table, offsets, mode="sum"),
-        "ours": lambda n: bag(ours[n % _BATCHES], offsets),
+    arms = {
+        "dense": numbered(
+            lambda n: functional.embedding_bag(ids[n % _BATCHES], table, offsets, mode="sum")
+        ),
+        "ours": numbered(lambda n: bag(ours[n % _BATCHES], offsets)),
     }
     with torch.no_grad():
-        ratios, median = in_turns(arms, 20)
-    own = [1 / ratio for ratio in ratios["ours"]]
-    detail = f"ns per id: dense {median['dense'] / _IDS:.0f}, ours {median['ours'] / _IDS:.0f}"
-    return at_most(bar, statistics.median(own), 2.0, "x", n=len(own), detail=detail)
+        taken = paired(arms, blocks=20, warm=True)
+    return taken.ratio("ours", "dense").at_most(bar, 2.0, detail=_us_per_id(taken))
 
 
 def _refresh_row(options: BenchOptions) -> Iterator[Bar]:
@@ -418,17 +416,18 @@ def _thread_row(options: BenchOptions) -> Iterator[Bar]:
         return
     bag, ids = _train(), torch.randint(0, _ROWS, (_IDS,))
     offsets = torch.arange(0, _IDS, _IDS // _BAGS)
-    taken: dict[int, list[int]] = {1: [], 2: []}
-    made = []
+
+    def by(threads: int) -> torch.Tensor:
+        torch.set_num_threads(threads)
+        rows: torch.Tensor = bag(ids, offsets)
+        return rows
+
     with torch.no_grad():
-        for _ in range(30):
-            for threads in taken:
-                torch.set_num_threads(threads)
-                begin = time.perf_counter_ns()
-                made.append(bag(ids, offsets))
-                taken[threads].append(time.perf_counter_ns() - begin)
+        same = all(torch.equal(by(1), by(2)) for _ in range(30))
+        taken = paired({"1": lambda: by(1), "2": lambda: by(2)}, clock="wall", blocks=30)
     torch.set_num_threads(1)
-    same = all(torch.equal(made[0], other) for other in made)
-    value = min(taken[1]) / min(taken[2])
-    yield Bar(bar, value, "x", ">= 1.7, same bits", value >= 1.7 and same, 30,
-              "least wall times; same bits" if same else "other bits")  # fmt: skip
+    row = taken.ratio("1", "2").at_least(bar, 1.7, detail="wall times")
+    yield replace(
+        row, target=f"{row.target}, same bits", holds=row.holds if same else False,
+        detail=f"{row.detail}; {'same' if same else 'other'} bits",
+    )  # fmt: skip

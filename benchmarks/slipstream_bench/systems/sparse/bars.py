@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,18 +19,25 @@ from slipstream.data import MissingDataError, get
 from slipstream.sparse import kernels
 from slipstream.sparse.metrics import METRICS
 from slipstream.sparse.neighbours import knn_graph
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.harness import one_thread, paired, times_s
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.sparse.peers import knn_bars, optional, semiring_bars
-from slipstream_bench.systems.sparse.samples import newsgroups_rows, worst_error
+from slipstream_bench.systems.sparse.samples import (
+    block_of,
+    newsgroups_rows,
+    prepared,
+    sample,
+    worst_error,
+)
 from slipstream_bench.systems.sparse.scaling import (
     device_bars,
     memory_bars,
     threads_bars,
     work_law_bars,
 )
-from slipstream_bench.systems.sparse.timing import block_of, paired, prepared, sample, seconds
 
 _QUERIES_FULL, _QUERIES_QUICK = 200, 60
+_BLOCKS = 8
 _CHEAP = ("manhattan", "euclidean", "canberra", "hamming")
 _DEAR = ("jensenshannon", "kl", "minkowski")
 _SEMIRING_SETS = ("20 Newsgroups", "Gowalla")
@@ -112,7 +118,6 @@ def _right(options: BenchOptions) -> Iterator[Bar]:
 
 def _against_sklearn(options: BenchOptions, name: str, rows: sp.csr_matrix) -> Iterator[Bar]:
     queries = sample(rows, _QUERIES_FULL if options.full else _QUERIES_QUICK)
-    pairs = 3 if options.full else 2
     bar = f"L1 against scikit-learn: {name}"
     target = {"20 Newsgroups": 30.0, "Gowalla": 60.0}.get(name)
     if target is not None and options.wants(bar):
@@ -122,19 +127,24 @@ def _against_sklearn(options: BenchOptions, name: str, rows: sp.csr_matrix) -> I
         for dtype in (np.float32, np.float64):
             one, other = few.astype(dtype), rows.astype(dtype)
             ours = block_of(prepared(one, other, "manhattan"))
-            timing = paired(ours, functools.partial(theirs, one, other), pairs)
+            with one_thread():
+                arms: dict[str, Callable[[], object]] = {
+                    "ours": ours,
+                    "theirs": functools.partial(theirs, one, other),
+                }
+                taken = paired(arms, blocks=_BLOCKS)
             detail = f"{few.shape[0]} queries x all rows, one thread, both {dtype.__name__}; "
-            detail += f"index made before; {timing.words()}"
+            detail += f"index made before; {taken}"
+            ratio = taken.ratio("theirs", "ours")
             if dtype is np.float32:
-                yield at_least(bar, timing.ratio, target, "x", n=pairs, detail=detail)
+                yield ratio.at_least(bar, target, detail=detail)
             else:
-                wide = f"{bar}, float64"
-                yield Bar(wide, timing.ratio, "x", "reported", None, pairs, f"no bar; {detail}")
+                yield ratio.reported(f"{bar}, float64", detail=detail)
     # Always as many: of few, most of the time is what a call costs.
     queries = sample(rows, _QUERIES_FULL)
-    yield from knn_bars(options, name, rows, queries, 2 * pairs + 1)
+    yield from knn_bars(options, name, rows, queries, _BLOCKS)
     if name in _SEMIRING_SETS:
-        yield from semiring_bars(options, name, rows, queries, pairs)
+        yield from semiring_bars(options, name, rows, queries, _BLOCKS)
 
 
 def _among_metrics(options: BenchOptions, name: str, rows: sp.csr_matrix) -> Iterator[Bar]:
@@ -142,16 +152,17 @@ def _among_metrics(options: BenchOptions, name: str, rows: sp.csr_matrix) -> Ite
         return
     queries = sample(rows, _QUERIES_FULL if options.full else _QUERIES_QUICK)
     dot = block_of(prepared(queries, rows, "inner_product"))
-    pairs = 7 if options.full else 3
     for metric in (*_CHEAP, *_DEAR):
         bar = f"time of {metric} over a dot product: {name}"
         if not options.wants(bar):
             continue
         options.progress(bar)
-        timing = paired(dot, block_of(prepared(queries, rows, metric)), pairs)
-        detail = f"{queries.shape[0]} queries x all rows, float32, one thread; {timing.words()}"
+        with one_thread():
+            others = {"dot product": dot, metric: block_of(prepared(queries, rows, metric))}
+            taken = paired(others, blocks=_BLOCKS)
+        detail = f"{queries.shape[0]} queries x all rows, float32, one thread; {taken}"
         target = 1.6 if metric in _CHEAP else 5.0
-        yield at_most(bar, timing.ratio, target, "x", n=pairs, detail=detail)
+        yield taken.ratio(metric, "dot product").at_most(bar, target, detail=detail)
 
 
 def _whole_graph(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Iterator[Bar]:
@@ -164,7 +175,7 @@ def _whole_graph(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
         yield not_judged(bar, "x", target, str(rows))
         return
     options.progress(bar)
-    ours = seconds(lambda: knn_graph(rows, 15, "cosine"), time.perf_counter)
+    ours = _wall_s(lambda: knn_graph(rows, 15, "cosine"))
     if pynndescent is None:
         reason = f"pynndescent is not installed; ours took {ours:.1f} s, recall 1"
         yield not_judged(bar, "x", target, reason)
@@ -179,8 +190,8 @@ def _whole_graph(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
 
     build()
     exact = knn_graph(rows, 15, "cosine")[0]
-    theirs = seconds(build, time.perf_counter)
-    ours = seconds(lambda: knn_graph(rows, 15, "cosine"), time.perf_counter)
+    theirs = _wall_s(build)
+    ours = _wall_s(lambda: knn_graph(rows, 15, "cosine"))
     found = build()[0]
     recall = statistics.fmean(
         len(set(a) & set(b)) / 15 for a, b in zip(exact.tolist(), found.tolist(), strict=True)
@@ -188,3 +199,8 @@ def _whole_graph(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
     detail = f"15 neighbours, one thread; ours {ours:.1f} s with recall 1, theirs {theirs:.1f} s "
     detail += f"with recall {recall:.3f} (compiled before)"
     yield at_most(bar, ours / theirs, 0.35, "x", detail=detail)
+
+
+def _wall_s(function: Callable[[], object]) -> float:
+    """Seconds of one call, which takes long enough."""
+    return float(times_s(function, clock="wall", settle=0)[0])

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from slipstream.sparse.semiring import Semiring
-from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
-from slipstream_bench.systems.sparse.timing import block_of, paired, prepared
+from slipstream_bench.harness import one_thread, paired
+from slipstream_bench.rows import Bar, BenchOptions, not_judged
+from slipstream_bench.systems.sparse.samples import block_of, prepared
 
 # Times that of the best peer that a search for the nearest by cosine is to be, of each set.
 _TARGETS = {"20 Newsgroups": 1.5}
@@ -51,7 +52,7 @@ def _graphblas() -> Any:
 
 
 def knn_bars(
-    options: BenchOptions, name: str, rows: sp.csr_matrix, queries: sp.csr_matrix, pairs: int
+    options: BenchOptions, name: str, rows: sp.csr_matrix, queries: sp.csr_matrix, blocks: int
 ) -> Iterator[Bar]:
     bar = f"kNN cosine against the best peer: {name}"
     if not options.wants(bar):
@@ -81,17 +82,13 @@ def knn_bars(
         peers["GraphBLAS and a top k"] = lambda: _largest(
             _product(graphblas.semiring.plus_times, left, right), 10
         )
-    timings = {
-        peer: paired(functools.partial(run.nearest, 10), theirs, pairs)
-        for peer, theirs in peers.items()
-    }
-    best = min(timings, key=lambda peer: timings[peer].ratio)
-    words = "; ".join(f"{peer}: {timing.words()}" for peer, timing in timings.items())
-    detail = f"k=10, {queries.shape[0]} queries, float32, one thread; {words}"
-    if missing:
-        detail += "; " + ", ".join(missing)
-    target = _TARGETS.get(name, 1.0)
-    yield at_least(bar, timings[best].ratio, target, "x", n=pairs, detail=detail)
+    with one_thread():
+        taken = paired({"ours": functools.partial(run.nearest, 10), **peers}, blocks=blocks)
+    ratios = {peer: taken.ratio(peer, "ours") for peer in peers}
+    best = min(peers, key=lambda peer: ratios[peer].value)
+    detail = f"k=10, {queries.shape[0]} queries, float32, one thread; {taken}; "
+    detail += ", ".join([f"{peer} {ratio}" for peer, ratio in ratios.items()] + missing)
+    yield ratios[best].at_least(bar, _TARGETS.get(name, 1.0), detail=detail)
 
 
 def _product(semiring: Any, left: Any, right: Any) -> Any:
@@ -115,7 +112,7 @@ def _largest(products: Any, k: int) -> list[npt.NDArray[Any]]:
 
 
 def semiring_bars(
-    options: BenchOptions, name: str, rows: sp.csr_matrix, queries: sp.csr_matrix, pairs: int
+    options: BenchOptions, name: str, rows: sp.csr_matrix, queries: sp.csr_matrix, blocks: int
 ) -> Iterator[Bar]:
     for semiring, metric in _SEMIRINGS.items():
         bar = f"semiring {semiring} against GraphBLAS: {name}"
@@ -130,8 +127,9 @@ def semiring_bars(
         left, right = map(graphblas.io.from_scipy_sparse, (queries, rows.T.tocsr()))
         ours = block_of(prepared(queries, rows, metric))
         product = functools.partial(_product, multiply, left, right)
-        timing = paired(ours, product, pairs)
+        with one_thread():
+            taken = paired({"ours": ours, "GraphBLAS": product}, blocks=blocks)
         detail = f"{queries.shape[0]} queries x all rows, one thread, ours dense"
         detail += ", a Semiring of NumPy in float64" if isinstance(metric, Semiring) else ""
-        detail += f", theirs of float32 and without what finishes a distance; {timing.words()}"
-        yield Bar(bar, timing.ratio, "x", "reported", None, pairs, f"no bar; {detail}")
+        detail += f", theirs of float32 and without what finishes a distance; {taken}"
+        yield taken.ratio("GraphBLAS", "ours").reported(bar, detail=detail)

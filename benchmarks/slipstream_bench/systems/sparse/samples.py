@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from slipstream.data import get
 from slipstream.sparse.matrix import as_rows
 from slipstream.sparse.metrics import NON_NEGATIVE
 from slipstream.sparse.pairwise import pairwise_distances
-from slipstream.sparse.search import Limits, Searcher
+from slipstream.sparse.search import Limits, Run, Searcher
+from slipstream.sparse.semiring import Semiring
 
 # SciPy's names; the others are computed from their formula below.
 _SCIPY = {"manhattan": "cityblock", "inner_product": "", "hellinger": "", "ruzicka": ""}
@@ -120,3 +123,24 @@ def peak(rows: int, block_bytes: int) -> None:
     held = tracemalloc.get_traced_memory()[0]
     run.nearest(10)
     print(whole, tracemalloc.get_traced_memory()[1] - held, made.nnz)
+
+
+def sample(rows: sp.csr_matrix, count: int) -> sp.csr_matrix:
+    """So many of the rows, in their order."""
+    chosen = np.random.default_rng(0).choice(rows.shape[0], min(count, rows.shape[0]), False)
+    return rows[np.sort(chosen)]
+
+
+def prepared(
+    queries: sp.csr_matrix, rows: sp.csr_matrix, metric: str | Semiring, threads: int = 1
+) -> Run:
+    """A search among `rows`, whose index is made."""
+    given = {"p": 3} if metric == "minkowski" else {}
+    searcher = Searcher(as_rows(rows, "B"), metric, given, Limits(threads=threads))
+    return searcher.against(as_rows(queries, "A"))
+
+
+def block_of(run: Run) -> Callable[[], object]:
+    """An arm that computes all distances of a search."""
+    out = np.empty((len(run.left), len(run.right)), run.dtype)
+    return functools.partial(run.distances, out)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,9 +15,9 @@ from slipstream.sparse.kernels import AT_ONCE
 from slipstream.sparse.matrix import Floats
 from slipstream.sparse.pairwise import distance_tiles
 from slipstream.sparse.search import Run
+from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.sparse.samples import heavy_row, skewed_rows
-from slipstream_bench.systems.sparse.timing import Paired, prepared, sample, seconds
+from slipstream_bench.systems.sparse.samples import heavy_row, prepared, sample, skewed_rows
 
 _NEIGHBOURS = 10
 # Of one core of most server processors.
@@ -40,19 +38,13 @@ def threads_bars(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
         made = make()
         queries = made if "density" in bar else sample(made, 2000)
         one, two = (prepared(queries, made, "cosine", threads) for threads in (1, 2))
-        two.nearest(10)
-        pairs = 5 if options.full else 3
-        times = [
-            (
-                seconds(functools.partial(one.nearest, 10), time.perf_counter),
-                seconds(functools.partial(two.nearest, 10), time.perf_counter),
-            )
-            for _ in range(pairs)
-        ]
-        ratios = [a / b for a, b in times]
-        detail = f"kNN of {queries.shape[0]} queries, wall time, ratios {min(ratios):.2f} to "
-        detail += f"{max(ratios):.2f}; both processors must be idle"
-        yield at_least(bar, statistics.median(ratios), target, "x", n=pairs, detail=detail)
+        arms = {
+            "one": functools.partial(one.nearest, _NEIGHBOURS),
+            "two": functools.partial(two.nearest, _NEIGHBOURS),
+        }
+        taken = paired(arms, clock="wall", blocks=8)
+        detail = f"kNN of {queries.shape[0]} queries, wall time; both processors must be idle"
+        yield taken.ratio("one", "two").at_least(bar, target, detail=detail)
 
 
 def work_law_bars(options: BenchOptions) -> Iterator[Bar]:
@@ -78,7 +70,8 @@ def work_law_bars(options: BenchOptions) -> Iterator[Bar]:
     detail += f"{1e3 * measured.max():.1f} ms; each predicted from a fit to the others, median "
     detail += f"error {100 * float(np.median(off)):.0f} %"
     if options.wants(bar):
-        yield at_least(bar, r2, 0.97, "", n=len(runs), detail=detail)
+        data = {"measured_s": measured.tolist(), "predicted_s": predicted.tolist()}
+        yield at_least(bar, r2, 0.97, "", n=len(runs), detail=detail, data=data)
     if options.wants(error):
         worst = 100 * float(off.max())
         yield at_most(error, worst, 25.0, "% at most", n=len(runs), detail=detail)
@@ -86,12 +79,13 @@ def work_law_bars(options: BenchOptions) -> Iterator[Bar]:
 
 def _least_in_turns(runs: Sequence[Run], rounds: int) -> Floats:
     """The least time of a search of each, [runs]: what disturbs for a while disturbs all alike."""
-    times = np.empty((rounds, len(runs)))
-    for turn in range(rounds):
-        for number, run in enumerate(runs):
-            run.nearest(_NEIGHBOURS)  # the search before left other rows in the cache
-            times[turn, number] = seconds(functools.partial(run.nearest, _NEIGHBOURS))
-    return np.asarray(times.min(axis=0))
+    arms = {
+        str(number): functools.partial(run.nearest, _NEIGHBOURS) for number, run in enumerate(runs)
+    }
+    with one_thread():
+        # The search before left other rows in the cache.
+        taken = paired(arms, blocks=rounds, warm=True, once=True)
+    return np.array([taken.minimum_s(name) for name in arms])
 
 
 def _costs(run: Run) -> list[float]:
@@ -176,14 +170,9 @@ def _device_bar(
             del tile
         torch.cuda.synchronize()
 
-    ours()
-    times = [
-        (seconds(ours, time.perf_counter), seconds(theirs, time.perf_counter))
-        for _ in range(3 if options.full else 1)
-    ]
-    timing = Paired([a for a, _ in times], [b for _, b in times])
-    detail = f"{torch.cuda.get_device_name()}, {said}; {timing.words()}"
-    yield at_least(bar, timing.ratio, least, "x", n=len(times), detail=detail)
+    taken = paired({"ours": ours, "theirs": theirs}, clock="wall", blocks=8)
+    detail = f"{torch.cuda.get_device_name()}, {said}; {taken}"
+    yield taken.ratio("theirs", "ours").at_least(bar, least, detail=detail)
 
 
 def _two_threads(rows: sp.csr_matrix, metric: str) -> tuple[Callable[[], None], str]:
