@@ -147,15 +147,17 @@ def paired(
     clock: Clock = "cpu",
     blocks: int = 15,
     settle_s: float = 0.2,
-    budget_s: float = 60.0,
+    budget_s: float = 20.0,
     warm: bool = False,
+    spoil: Function | None = None,
     once: bool = False,
 ) -> Paired:
     """Run arms against each other in blocks.
 
     Args:
         arms: by name, functions of this process or arms of any kind (as a child process's, which
-            bring their own CPU time); the first is the baseline of the A/A guard.
+            bring their own CPU time); the first is the baseline of the A/A guard,
+            which runs it twice in some blocks: the cheapest, where there is a choice.
         clock: CPU time of this thread, which a busy machine disturbs least; or wall time, for
             what computes on several threads or waits.
         blocks: how many, if `budget_s` allows.
@@ -163,7 +165,8 @@ def paired(
         budget_s: seconds after which no further block begins; a sample holds as many calls as
             leave room for 40 blocks.
         warm: every sample comes behind an uncounted call, so that caches hold what the arm left.
-        once: a sample is one call, however short, for arms whose caches others should have spoilt.
+        spoil: called before every sample, not counted: so that caches hold nothing of any arm.
+        once: a sample is one call, however short.
 
     Raises:
         ArmFailedError: an arm raised.
@@ -172,7 +175,11 @@ def paired(
         one
         if isinstance(one, Arm)
         else CallableArm(
-            name, one, own_thread=clock == "cpu", prepare=one if warm else None, repeatable=not once
+            name,
+            one,
+            own_thread=clock == "cpu",
+            prepare=one if warm else spoil,
+            repeatable=not once,
         )
         for name, one in arms.items()
     ]

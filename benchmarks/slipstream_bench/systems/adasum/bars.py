@@ -7,7 +7,6 @@ is simulated, many workers in one process.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +16,7 @@ from slipstream.cluster import why_no_netlab
 from slipstream.measure.memory import resettable
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import adasum_of, weights
+from slipstream_bench.harness import one_thread, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.adasum import training as bench_training
 from slipstream_bench.systems.adasum.ranks import (
@@ -33,16 +33,12 @@ _SHAPED = 400
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Rows of the bench. Quick: one seed, and fewer learning rates for 64 workers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         yield from _algebra(options)
         yield from _cost(options)
         yield from _memory(options)
         yield from _growth(options)
         yield from bench_training.bars(options)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _algebra(options: BenchOptions) -> Iterator[Bar]:
@@ -159,13 +155,12 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _computing(numbers: int, layers: int) -> float:
-    """Seconds per number to weigh and combine two rows; the least of several."""
+    """Seconds per number to weigh and combine two rows; the minimum of several."""
     rows = [torch.randn(numbers) for _ in range(2)]
     starts = np.linspace(0, numbers, layers + 1).astype(np.int64)
     out = torch.empty(numbers)
-    least = float("inf")
-    for _ in range(9):
-        began = time.thread_time()
+
+    def combine() -> None:
         kernels.combine(rows, starts, weights(kernels.products(rows, starts)), out)
-        least = min(least, time.thread_time() - began)
-    return least / numbers
+
+    return float(times_s(combine, 9).min()) / numbers

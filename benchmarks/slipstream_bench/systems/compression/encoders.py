@@ -1,13 +1,11 @@
 """``slipstream bench compression``: speed of the encoders, real ranks on shaped links, the study.
 
-Encoders are timed by CPU time of one thread in turns with what they are compared with, in a process
-that keeps its pages. Ranks run in a network lab, which needs root.
+Encoders are timed by CPU time of one thread, in a process that keeps its pages. Ranks
+run in a network lab, which needs root.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +14,8 @@ import torch
 from slipstream.heap import keep_pages
 from slipstream.native import why_no_library
 from slipstream.techniques.distributed.compression import kernels
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.harness import one_thread, paired
+from slipstream_bench.rows import Bar, BenchOptions, not_judged
 from slipstream_bench.systems.compression import convergence as bench_convergence
 from slipstream_bench.systems.compression import ranks as bench_ranks
 from slipstream_bench.systems.compression import utility as bench_utility
@@ -24,7 +23,8 @@ from slipstream_bench.systems.compression import utility as bench_utility
 _NUMBERS = 4_000_000
 _SIDE = 2000
 _RANK = 4
-_REPEATS = 15
+_BLOCKS = 15
+_SIZE = "16 MB, one thread"
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -35,30 +35,13 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from bench_ranks.bars(options)
 
 
-def _ratio(theirs: Callable[[], object], ours: Callable[[], object]) -> tuple[float, str]:
-    """How many times as long theirs takes: median of pairs, and its quartiles in words."""
-    taken = []
-    for repeat in range(_REPEATS + 2):
-        pair = []
-        for run in (theirs, ours):
-            began = time.thread_time_ns()
-            run()
-            pair.append(time.thread_time_ns() - began)
-        if repeat >= 2:
-            taken.append(pair[0] / pair[1])
-    first, middle, third = statistics.quantiles(taken, n=4)
-    return middle, f"quartiles {first:.2f} to {third:.2f}; 16 MB, one thread"
-
-
 def _encoders(options: BenchOptions) -> Iterator[Bar]:
     if not kernels.levels():
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("top-k 1 % against torch.topk", "x", ">= 8", reason)
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     keep_pages()
-    try:
+    with one_thread():
         drawn = torch.Generator().manual_seed(0)
         gradient = torch.randn(_NUMBERS, generator=drawn)
         # Rows differ in size, as those of gradients do.
@@ -66,8 +49,6 @@ def _encoders(options: BenchOptions) -> Iterator[Bar]:
         yield from _top(options, gradient)
         yield from _blocks(options, gradient)
         yield from _low_rank(options, gradient)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _top(options: BenchOptions, gradient: torch.Tensor) -> Iterator[Bar]:
@@ -77,13 +58,13 @@ def _top(options: BenchOptions, gradient: torch.Tensor) -> Iterator[Bar]:
     options.progress(bar)
     residual, k = torch.zeros_like(gradient), _NUMBERS // 100
     indices, values = torch.zeros(k, dtype=torch.int32), torch.zeros(k)
-    value, said = _ratio(
-        lambda: torch.topk(gradient.abs(), k, sorted=False),
-        lambda: kernels.top(gradient, residual, indices, values),
-    )
-    yield at_least(
-        bar, value, 8.0, "x", n=_REPEATS, detail=f"{said}; ours adds the residual and keeps it, too"
-    )
+    arms = {
+        "torch": lambda: torch.topk(gradient.abs(), k, sorted=False),
+        "ours": lambda: kernels.top(gradient, residual, indices, values),
+    }
+    ratio = paired(arms, blocks=_BLOCKS).ratio("torch", "ours")
+    detail = f"{_SIZE}; ours adds the residual and keeps it, too"
+    yield ratio.at_least(bar, 8.0, detail=detail)
 
 
 def _blocks(options: BenchOptions, gradient: torch.Tensor) -> Iterator[Bar]:
@@ -100,8 +81,9 @@ def _blocks(options: BenchOptions, gradient: torch.Tensor) -> Iterator[Bar]:
         residual, scales = torch.zeros_like(gradient), torch.zeros(len(blocks))
         codes = torch.zeros(blocks.nbytes, dtype=torch.uint8)
         encode = _encoding(blocks, gradient, residual, scales, codes)
-        value, said = _ratio(encode, lambda: target.copy_(source))
-        yield at_most(bar, value, most, "x", n=_REPEATS, detail=said)
+        arms = {"copy": lambda: target.copy_(source), "ours": encode}
+        ratio = paired(arms, blocks=_BLOCKS).ratio("ours", "copy")
+        yield ratio.at_most(bar, most, detail=_SIZE)
 
 
 def _encoding(blocks: kernels.Blocks, *tensors: torch.Tensor) -> Callable[[], None]:
@@ -123,12 +105,14 @@ def _low_rank(options: BenchOptions, gradient: torch.Tensor) -> Iterator[Bar]:
         kernels.project_back(residual, p, q)
         kernels.reconstruct(p, q, residual, out)
 
-    value, said = _ratio(_torch_hook(matrix), ours)
-    yield at_least(
-        bar, value, 1.5, "x", n=_REPEATS,
-        detail=f"{said}; the operators of torch's hook with error feedback, in its order, without "
-        "its collectives; encode and decode",
-    )  # fmt: skip
+    ratio = paired({"torch": _torch_hook(matrix), "ours": ours}, blocks=_BLOCKS).ratio(
+        "torch", "ours"
+    )
+    detail = (
+        f"{_SIZE}; the operators of torch's hook with error feedback, in its order, without its "
+        "collectives; encode and decode"
+    )
+    yield ratio.at_least(bar, 1.5, detail=detail)
 
 
 def _torch_hook(matrix: torch.Tensor) -> Callable[[], Any]:

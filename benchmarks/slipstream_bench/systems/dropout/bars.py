@@ -1,15 +1,12 @@
 """``slipstream bench dropout``: how fast the fused dropout is, and how random.
 
-Times are CPU time of one thread, arms in turns in one process, medians. The process keeps its
-memory pages, so that no arm pays for new ones.
+Times are CPU time of one thread. The process keeps its memory pages, so that no arm pays for new
+ones.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +17,7 @@ from slipstream.heap import keep_pages
 from slipstream.native import why_no_library
 from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.dropout.nn import dropout
+from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.dropout.independence import (
     TESTS,
@@ -31,10 +29,8 @@ from slipstream_bench.systems.dropout.independence import (
 _ELEMENTS = 1 << 22
 _P = 0.1
 _PROBABILITIES = (0.1, 0.25, 0.5, 0.9)
-_REPEATS = 30
+_BLOCKS = 30
 _LEAST_P_VALUE = 0.001
-
-_Arms = dict[str, Callable[[], object]]
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -47,52 +43,12 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _level_rows(options)
 
 
-@dataclass(frozen=True)
-class _Ratio:
-    """Of two arms that ran in turns.
-
-    Attributes:
-        value: median of the pairs' ratios.
-        spread: from the first to the third quartile.
-    """
-
-    value: float
-    spread: tuple[float, float]
-
-    def said(self) -> str:
-        return f"quartiles {self.spread[0]:.2f} to {self.spread[1]:.2f}"
-
-
-def _times(arms: _Arms) -> dict[str, list[int]]:
-    """CPU ns of every arm, `_REPEATS` times in turns."""
-    taken: dict[str, list[int]] = {name: [] for name in arms}
-    for repeat in range(_REPEATS + 2):
-        for name, run in arms.items():
-            begin = time.thread_time_ns()
-            result = run()
-            end = time.thread_time_ns()
-            del result
-            if repeat >= 2:
-                taken[name].append(end - begin)
-    return taken
-
-
-def _ratio(times: dict[str, list[int]], one: str, other: str) -> _Ratio:
-    ratios = [a / b for a, b in zip(times[one], times[other], strict=True)]
-    first, _, third = statistics.quantiles(ratios, n=4)
-    return _Ratio(statistics.median(ratios), (first, third))
-
-
 def _speed_rows(options: BenchOptions) -> Iterator[Bar]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     keep_pages()
-    try:
+    with one_thread():
         yield from _forward_rows(options, torch.float32)
         yield from _forward_rows(options, torch.bfloat16)
         yield from _backward_rows(options)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _forward_rows(options: BenchOptions, dtype: torch.dtype) -> Iterator[Bar]:
@@ -102,30 +58,33 @@ def _forward_rows(options: BenchOptions, dtype: torch.dtype) -> Iterator[Bar]:
         return
     options.progress(over)
     x = torch.randn(_ELEMENTS).to(dtype)
-    times = _times(
+    taken = paired(
         {
-            "torch": lambda: functional.dropout(x, _P),
             "ours": lambda: dropout(x, _P),
+            "torch": lambda: functional.dropout(x, _P),
             "sweep": lambda: x * 1.1,
-        }
+        },
+        blocks=_BLOCKS,
     )
-    each = {name: statistics.median(row) / _ELEMENTS for name, row in times.items()}
+    each = {name: taken.median_s(name) / _ELEMENTS * 1e9 for name in taken.arms}
     detail = (
         f"{_ELEMENTS} elements, p = {_P}, forward; ns per element: F.dropout {each['torch']:.2f}, "
         f"ours {each['ours']:.2f}, sweep {each['sweep']:.2f}; {next(iter(door.kernels()))}"
     )
-    faster, slower = _ratio(times, "torch", "ours"), _ratio(times, "ours", "sweep")
+    faster, slower = taken.ratio("torch", "ours"), taken.ratio("ours", "sweep")
     judged = dtype is torch.float32
-    for bar, ratio, target, judge in (
-        (over, faster, 12.0, at_least),
-        (sweep, slower, 2.0, at_most),
-    ):
-        if options.wants(bar):
-            said = f"{detail}; {ratio.said()}"
-            if judged:
-                yield judge(bar, ratio.value, target, "x", n=_REPEATS, detail=said)
-            else:
-                yield Bar(bar, ratio.value, "x", "reported", None, _REPEATS, f"no bar; {said}")
+    if options.wants(over):
+        yield (
+            faster.at_least(over, 12.0, detail=detail)
+            if judged
+            else faster.reported(over, detail=detail)
+        )
+    if options.wants(sweep):
+        yield (
+            slower.at_most(sweep, 2.0, detail=detail)
+            if judged
+            else slower.reported(sweep, detail=detail)
+        )
 
 
 def _backward_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -139,10 +98,9 @@ def _backward_rows(options: BenchOptions) -> Iterator[Bar]:
     def both(drop: Callable[[torch.Tensor, float], torch.Tensor]) -> Any:
         return torch.autograd.grad(drop(x, _P), x, gradient)
 
-    times = _times({"torch": lambda: both(functional.dropout), "ours": lambda: both(dropout)})
-    ratio = _ratio(times, "torch", "ours")
-    detail = f"no bar; the backward draws the mask again, none is stored; {ratio.said()}"
-    yield Bar(bar, ratio.value, "x", "reported", None, _REPEATS, detail)
+    arms = {"torch": lambda: both(functional.dropout), "ours": lambda: both(dropout)}
+    ratio = paired(arms, blocks=_BLOCKS).ratio("torch", "ours")
+    yield ratio.reported(bar, detail="the backward draws the mask again, none is stored")
 
 
 def mask(seed: int, p: float, elements: int) -> Mask:

@@ -1,16 +1,14 @@
 """``slipstream bench lowbit``: products of a few bits beside 8-bit and float libraries.
 
-Everything runs on one thread. Arms that are compared take turns in one process and are timed in CPU
-time, so that a busy machine disturbs both; a row's value is the median over the turns. Weights are
-packed before, activations inside what is timed.
+Everything runs on one thread, in CPU time. Weights are packed before, activations inside what is
+timed.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from slipstream.native import InstructionSet, cpu_features, library, why_no_libr
 from slipstream.techniques.lowbit._bindings import levels, lowbit_library
 from slipstream.techniques.lowbit.dispatch import Shape, candidates
 from slipstream.techniques.lowbit.kernels import linear, matmul, pack_weights
+from slipstream_bench.harness import Paired, one_thread, paired, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
 from slipstream_bench.systems.lowbit import models as bench_models
 from slipstream_bench.systems.lowbit import peers
@@ -26,7 +25,8 @@ from slipstream_bench.systems.lowbit import predictions as bench_predictions
 from slipstream_bench.systems.lowbit.peers import Peer, Run
 
 _SIDE = 512
-_TURN_NS = 1_000_000
+# Products are short: as many blocks of them as are asked for need no more.
+_BUDGET_S = 6.0
 _WIDE = 8192
 # Why rows that need an instruction are measured, but not judged, without it.
 _NO_COUNT = (
@@ -44,14 +44,10 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     if library() is None:
         yield not_judged("low-bit kernels", "", "available", str(why_no_library()))
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         yield from _grid_rows(options)
         yield from _square_rows(options)
         yield from _vector_rows(options)
-    finally:
-        torch.set_num_threads(threads)
     yield from bench_models.bars(options)
     yield from bench_predictions.bars(options)
 
@@ -68,32 +64,9 @@ def _ours(
     return lambda: matmul(x, packed, out=out), f"{packed.scheme} on {packed.level}"
 
 
-def _seconds(arms: Mapping[str, Run], turns: int, *, warm: bool = True) -> dict[str, list[float]]:
-    """CPU seconds of a call of each arm, turn by turn; the first turn is not counted.
-
-    Args:
-        warm: in its turn an arm runs once uncounted, then for a millisecond, and the mean counts:
-            caches hold what it left there. Else one call, behind those of all others.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(turns + 1):
-        for name, run in arms.items():
-            if warm:
-                run()
-            calls, before = 0, time.thread_time_ns()
-            while calls == 0 or (warm and time.thread_time_ns() - before < _TURN_NS):
-                run()
-                calls += 1
-            if turn:
-                taken[name].append((time.thread_time_ns() - before) / 1e9 / calls)
-    return taken
-
-
-def _ratio(slow: list[float], fast: list[float]) -> tuple[float, str]:
-    """How many times faster, turn by turn: the median, and the quarters around it."""
-    ratios = [s / f for s, f in zip(slow, fast, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return middle, f"quarters {low:.2f} to {high:.2f}"
+def _taken(arms: Mapping[str, Run], blocks: int) -> Paired:
+    """Of products whose operands are in the caches."""
+    return paired(arms, blocks=blocks, budget_s=_BUDGET_S, settle_s=0.05, warm=True)
 
 
 def _peak_rate() -> float | None:
@@ -101,25 +74,22 @@ def _peak_rate() -> float | None:
     bound = lowbit_library()
     assert bound is not None
     found = candidates(Shape(None, _SIDE, _SIDE, 8, 8), levels())["dense"].index
-    best, rounds = 0.0, 20_000
-    for _ in range(5):
-        before = time.thread_time_ns()
+    rounds, products = 20_000, 0
+
+    def spin() -> None:
+        nonlocal products
         products = int(bound.slipstream_lowbit_spin(found, rounds))
-        best = max(best, products / (time.thread_time_ns() - before) * 1e9)
-    return best or None
+
+    shortest_s = float(times_s(spin, 5).min())
+    return products / shortest_s or None
 
 
 def _clock_ghz() -> float:
     """What the clock is just now, from additions that wait for each other."""
     bound = lowbit_library()
     assert bound is not None
-    best = float("inf")
     count = 200_000
-    for _ in range(3):
-        before = time.thread_time_ns()
-        bound.slipstream_spin(count)
-        best = min(best, (time.thread_time_ns() - before) / count)
-    return 1.0 / best
+    return count / 1e9 / float(times_s(lambda: bound.slipstream_spin(count), 3).min())
 
 
 # ---- the grid ---------------------------------------------------------------------------------
@@ -138,19 +108,19 @@ def _grid_rows(options: BenchOptions) -> Iterator[Bar]:
         options.progress(bar)
         run, kernel = _ours(shape, w, a)
         arms: dict[str, Run] = {"ours": run, "fp32": _must(peers.float32(*shape)), **fastest}
-        taken = _seconds(arms, 25 if options.full else 5)
-        middle = {name: statistics.median(times) for name, times in taken.items()}
-        best = min(fastest, key=lambda name: middle[name]) if fastest else None
+        taken = _taken(arms, 25 if options.full else 8)
+        ours_s = taken.median_s("ours")
+        best = min(fastest, key=taken.median_s) if fastest else None
         run()
         clock, peak = _clock_ghz(), _peak_rate()
-        rate = work / middle["ours"]
+        rate = work / ours_s
         share = f" of {peak / 1e9 / clock:.0f} for products of bytes" if peak else ""
         said = f"{kernel}; {rate / clock:.0f} MAC/cycle{share} at {clock:.2f} GHz; "
-        said += f"{middle['fp32'] / middle['ours']:.1f}x fp32"
+        said += f"{taken.median_s('fp32') / ours_s:.1f}x fp32"
         if best:
-            said += f", {middle[best] / middle['ours']:.2f}x {best}"
-        turns = len(taken["ours"])
-        yield Bar(bar, rate, "GMAC/s", "reported", None, turns, f"no bar; {said}")
+            said += f", {taken.median_s(best) / ours_s:.2f}x {best}"
+        blocks = len(taken.times_s("ours"))
+        yield Bar(bar, rate, "GMAC/s", "reported", None, blocks, f"no bar; {said}")
 
 
 def _must(peer: Peer) -> Run:
@@ -171,31 +141,31 @@ def _int8_engines(shape: tuple[int, int, int]) -> dict[str, Run]:
 
 def _square_rows(options: BenchOptions) -> Iterator[Bar]:
     shape = (_SIDE, _SIDE, _SIDE)
-    turns = 60 if options.full else 12
+    blocks = 30 if options.full else 12
     best = cpu_features().best
     counts = best is InstructionSet.AVX512
     engines = _int8_engines(shape)
     for w, a, target in ((1, 1, 4.5), (1, 2, 2.3), (2, 2, 1.3)):
         bar = f"512^3 W{w}A{a}, times the fastest torch int8"
         why = "" if counts or w * a > 2 else _NO_COUNT
-        yield from _against_engines(options, bar, shape, (w, a), engines, target, turns, why)
+        yield from _against_engines(options, bar, shape, (w, a), engines, target, blocks, why)
     for w, a, target in ((1, 8, 1.4), (1, 4, 1.6)):
         bar = f"512x1024x1024 W{w}A{a}, times the fastest torch int8"
         wide = (_SIDE, 1024, 1024)
         why = "" if counts or a < 8 else _NO_PERMUTE
         yield from _against_engines(
-            options, bar, wide, (w, a), _int8_engines(wide), target, turns, why
+            options, bar, wide, (w, a), _int8_engines(wide), target, blocks, why
         )
     bar = "512^3 W7A7 with VNNI, times torch._int_mm"
     if not counts:
         if options.wants(bar):
             yield not_judged(bar, "x", ">= 1", f"needs AVX-512 VNNI; this processor has {best}")
     else:
-        yield from _versus(options, bar, shape, (7, 7), peers.int_mm(*shape), 1.0, turns)
+        yield from _versus(options, bar, shape, (7, 7), peers.int_mm(*shape), 1.0, blocks)
     bar = "AVX2 only, W3A3: deferred widening, times our three-instruction int8"
-    yield from _between(options, bar, shape, "deferred", "int8", "avx2", 1.4, turns)
+    yield from _between(options, bar, shape, "deferred", "int8", "avx2", 1.4, blocks)
     bar = "512^3 W3A3, times our bit-serial"
-    yield from _between(options, bar, shape, "auto", "bit_serial", "auto", 1.6, turns)
+    yield from _between(options, bar, shape, "auto", "bit_serial", "auto", 1.6, blocks)
     for bar, level, target in (
         ("AVX2 only, W3A3, times gemmlowp", "avx2", 4.0),
         ("512^3 W3A3, times gemmlowp", "auto", 5.0),
@@ -203,9 +173,11 @@ def _square_rows(options: BenchOptions) -> Iterator[Bar]:
         if options.wants(bar):
             options.progress(bar)
             peer = peers.gemmlowp(*shape)
-            yield from _versus(options, bar, shape, (3, 3), peer, target, turns, level)
+            yield from _versus(options, bar, shape, (3, 3), peer, target, blocks, level)
     bar = "512^3 W3A3, times torch qnnpack"
-    yield from _versus(options, bar, shape, (3, 3), peers.quantized("qnnpack", *shape), 10.0, turns)
+    yield from _versus(
+        options, bar, shape, (3, 3), peers.quantized("qnnpack", *shape), 10.0, blocks
+    )
 
 
 def _against_engines(
@@ -215,7 +187,7 @@ def _against_engines(
     bits: tuple[int, int],
     engines: dict[str, Run],
     target: float,
-    turns: int,
+    blocks: int,
     why_not: str,
 ) -> Iterator[Bar]:
     if not options.wants(bar):
@@ -225,14 +197,12 @@ def _against_engines(
         yield not_judged(bar, "x", f">= {target:g}", "this PyTorch runs no 8-bit product")
         return
     run, kernel = _ours(shape, *bits)
-    taken = _seconds({"ours": run, **engines}, turns)
-    best = min(engines, key=lambda name: statistics.median(taken[name]))
-    value, spread = _ratio(taken[best], taken["ours"])
-    said = f"{kernel} against {best}; {spread}"
+    taken = _taken({"ours": run, **engines}, blocks)
+    best = min(engines, key=taken.median_s)
+    row = taken.ratio(best, "ours").at_least(bar, target, detail=f"{kernel} against {best}")
     if why_not:
-        yield Bar(bar, value, "x", f">= {target:g}", None, turns, f"{why_not}; {said}")
-    else:
-        yield at_least(bar, value, target, "x", n=turns, detail=said)
+        row = replace(row, holds=None, detail=f"{why_not}; {row.detail}")
+    yield row
 
 
 def _versus(
@@ -242,7 +212,7 @@ def _versus(
     bits: tuple[int, int],
     peer: Peer,
     target: float,
-    turns: int,
+    blocks: int,
     level: str = "auto",
 ) -> Iterator[Bar]:
     if not options.wants(bar):
@@ -255,9 +225,8 @@ def _versus(
         yield not_judged(bar, "x", f">= {target:g}", f"this processor has no {level}")
         return
     run, kernel = _ours(shape, *bits, level=level)
-    taken = _seconds({"ours": run, "peer": peer}, turns)
-    value, spread = _ratio(taken["peer"], taken["ours"])
-    yield at_least(bar, value, target, "x", n=turns, detail=f"{kernel}; {spread}")
+    taken = _taken({"ours": run, "peer": peer}, blocks)
+    yield taken.ratio("peer", "ours").at_least(bar, target, detail=kernel)
 
 
 def _between(
@@ -268,7 +237,7 @@ def _between(
     slow: str,
     level: str,
     target: float,
-    turns: int,
+    blocks: int,
 ) -> Iterator[Bar]:
     """One scheme of ours against another at W3A3."""
     if not options.wants(bar):
@@ -281,9 +250,8 @@ def _between(
         return
     first, kernel = _ours(shape, 3, 3, fast, level)
     second, other = _ours(shape, 3, 3, slow, level)
-    taken = _seconds({"fast": first, "slow": second}, turns)
-    value, spread = _ratio(taken["slow"], taken["fast"])
-    yield at_least(bar, value, target, "x", n=turns, detail=f"{kernel} against {other}; {spread}")
+    taken = _taken({"fast": first, "slow": second}, blocks)
+    yield taken.ratio("slow", "fast").at_least(bar, target, detail=f"{kernel} against {other}")
 
 
 # ---- matrix times vector ----------------------------------------------------------------------
@@ -300,7 +268,6 @@ def _layer(shape: tuple[int, int, int], w: int) -> Run:
 
 def _vector_rows(options: BenchOptions) -> Iterator[Bar]:
     shape = (1, _WIDE, _WIDE)
-    turns = 40 if options.full else 12
     targets = {4: 2.0, 3: 2.6, 2: 3.5}
     names = {w: f"8192^2 times a vector, W{w}, times torch dynamic int8" for w in targets}
     against_ort = {4: 1.3, 2: 2.5}
@@ -319,32 +286,31 @@ def _vector_rows(options: BenchOptions) -> Iterator[Bar]:
     arms["read"] = read.sum
     theirs = {w: peers.onnxruntime(w, *shape) for w, bar in ort_names.items() if options.wants(bar)}
     arms |= {f"ort W{w}": one for w, one in theirs.items() if not isinstance(one, str)}
-    taken = _seconds(arms, turns, warm=False)
-    middle = {name: statistics.median(times) for name, times in taken.items()}
+    taken = paired(arms, blocks=40 if options.full else 12, spoil=read.sum, once=True)
+    ms = {name: 1e3 * taken.median_s(name) for name in taken.arms}
     for w, other in theirs.items():
         bar, target = ort_names[w], against_ort[w]
         if isinstance(other, str):
             yield not_judged(bar, "x", f">= {target:g}", other)
             continue
-        value, spread = _ratio(taken[f"ort W{w}"], taken[f"W{w}"])
-        detail = f"MatMulNBits {middle[f'ort W{w}'] * 1e3:.2f} ms; {spread}"
-        yield at_least(bar, value, target, "x", n=turns, detail=detail)
+        detail = f"MatMulNBits {ms[f'ort W{w}']:.2f} ms"
+        yield taken.ratio(f"ort W{w}", f"W{w}").at_least(bar, target, detail=detail)
     for w, bar in names.items():
         if not options.wants(bar):
             continue
         if isinstance(peer, str):
             yield not_judged(bar, "x", f">= {targets[w]:g}", peer)
             continue
-        value, spread = _ratio(taken["fbgemm"], taken[f"W{w}"])
-        detail = f"dense; {middle[f'W{w}'] * 1e3:.2f} ms; {spread}"
-        yield at_least(bar, value, targets[w], "x", n=turns, detail=detail)
-    times = [middle[f"W{w}"] for w in range(2, 9)]
+        detail = f"dense; {ms[f'W{w}']:.2f} ms"
+        yield taken.ratio("fbgemm", f"W{w}").at_least(bar, targets[w], detail=detail)
+    blocks = len(taken.times_s("read"))
+    times = [ms[f"W{w}"] for w in range(2, 9)]
     if options.wants(law):
         r2 = float(np.corrcoef(range(2, 9), times)[0, 1] ** 2)
-        shown = ", ".join(f"W{w} {t * 1e3:.2f}" for w, t in zip(range(2, 9), times, strict=True))
-        yield at_least(law, r2, 0.97, "", n=turns, detail=f"ms: {shown}")
+        shown = ", ".join(f"W{w} {t:.2f}" for w, t in zip(range(2, 9), times, strict=True))
+        yield at_least(law, r2, 0.97, "", n=blocks, detail=f"ms: {shown}", data={"ms": times})
     if options.wants(stream):
-        bandwidth = read.nbytes / middle["read"] / 1e9
-        ours = _WIDE * _WIDE / middle["W8"] / 1e9
+        bandwidth = read.nbytes / ms["read"] / 1e6
+        ours = _WIDE * _WIDE / ms["W8"] / 1e6
         detail = f"{ours:.1f} of {bandwidth:.1f} GB/s, a sum of 256 MiB by torch"
-        yield at_least(stream, ours / bandwidth, 0.85, "x", n=turns, detail=detail)
+        yield at_least(stream, ours / bandwidth, 0.85, "x", n=blocks, detail=detail)

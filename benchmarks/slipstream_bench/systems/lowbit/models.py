@@ -1,6 +1,6 @@
 """Rows of ``slipstream bench lowbit`` about whole models: speed, prediction, size, accuracy.
 
-All on one thread and in CPU time, arms in turns, as ratios of neighbouring runs.
+All on one thread and in CPU time.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import copy
 import io
 import math
 import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from slipstream_bench.harness import Paired, Ratio, guarded, one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 QUICK_NETWORKS = ("ResNet-18", "SqueezeNet", "MobileNetV2")
@@ -28,51 +27,13 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     """
     import torch
 
-    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
-    try:
+    with one_thread(gradients=False):
         yield from _network_rows(options)
         yield from _weight_bound_row(options)
         yield from _small_call_row(options)
         yield from _size_row(options)
         with torch.enable_grad():
             yield from _digits_row(options)
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(grad)
-
-
-@dataclass(frozen=True)
-class _Ratios:
-    """Of paired runs: the median, and the middle half around it."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, slow: Sequence[float], fast: Sequence[float]) -> _Ratios:
-        ordered = sorted(a / b for a, b in zip(slow, fast, strict=True))
-        quarter = len(ordered) // 4
-        return cls(statistics.median(ordered), ordered[quarter], ordered[-1 - quarter])
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-def paired(arms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each arm, one run of each after the other."""
-    for work in arms.values():
-        work()
-        work()
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for _ in range(rounds):
-        for name, work in arms.items():
-            began = time.thread_time()
-            work()
-            times[name].append(max(time.thread_time() - began, 1e-9))
-    return times
 
 
 def _network_rows(options: BenchOptions) -> Iterator[Bar]:
@@ -88,19 +49,20 @@ def _network_rows(options: BenchOptions) -> Iterator[Bar]:
     wanted = [row for row in rows if options.wants(row[0])]
     if not wanted:
         return
-    found: dict[str, list[tuple[str, _Ratios]]] = {row[0]: [] for row in wanted}
+    found: dict[str, dict[str, Ratio]] = {row[0]: {} for row in wanted}
     for name in names:
         options.progress(f"models: {name}")
-        times = _network_times(NETWORKS[name], 9 if options.full else 5)
+        taken = _network_times(NETWORKS[name], 9 if options.full else 8)
         for bar, bits, peer, _ in wanted:
-            found[bar].append((name, _Ratios.of(times[peer], times[f"w{bits[0]}a{bits[1]}"])))
+            found[bar][name] = taken.ratio(peer, f"w{bits[0]}a{bits[1]}")
     for bar, _, _, target in wanted:
-        mean = math.exp(statistics.mean(math.log(ratio.median) for _, ratio in found[bar]))
-        each = "; ".join(f"{name} {ratio}" for name, ratio in found[bar])
-        yield at_least(bar, mean, target, "x", n=len(names), detail=f"{of}: {each}")
+        mean = math.exp(statistics.mean(math.log(one.value) for one in found[bar].values()))
+        each = "; ".join(f"{name} {ratio}" for name, ratio in found[bar].items())
+        row = at_least(bar, mean, target, "x", n=len(names), detail=f"{of}: {each}")
+        yield guarded(row, found[bar])
 
 
-def _network_times(make: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
+def _network_times(make: Callable[[], Any], blocks: int) -> Paired:
     import torch
     from torch.fx.experimental.optimization import fuse
 
@@ -118,7 +80,7 @@ def _network_times(make: Callable[[], Any], rounds: int) -> dict[str, list[float
         lowbit = fuse(copy.deepcopy(model))
         quantise_model(lowbit, [x], wbits=bits[0], abits=bits[1], least_error=False)
         arms[f"w{bits[0]}a{bits[1]}"] = _bound(lowbit, x)
-    return paired(arms, rounds)
+    return paired(arms, blocks=blocks)
 
 
 def _bound(model: Any, x: Any) -> Callable[[], object]:
@@ -166,10 +128,9 @@ def _weight_bound_row(options: BenchOptions) -> Iterator[Bar]:
         quantised: Any = torch.ao.quantization.quantize_dynamic
         int8 = quantised(model, {nn.Linear})
     quantise_model(model, [x], wbits=3, abits=3, edge_bits=3, least_error=False)
-    times = paired({"int8": _bound(int8, x), "w3a3": _bound(model, x)}, 15)
-    ratio = _Ratios.of(times["int8"], times["w3a3"])
-    detail = f"four linear layers of 4096 x 4096, one row, ours from floats to floats: {ratio}"
-    yield at_least(bar, ratio.median, 2.0, "x", n=15, detail=detail)
+    taken = paired({"int8": _bound(int8, x), "w3a3": _bound(model, x)})
+    detail = "four linear layers of 4096 x 4096, one row, ours from floats to floats"
+    yield taken.ratio("int8", "w3a3").at_least(bar, 2.0, detail=detail)
 
 
 def _small_call_row(options: BenchOptions) -> Iterator[Bar]:
@@ -185,18 +146,10 @@ def _small_call_row(options: BenchOptions) -> Iterator[Bar]:
     layer = LowBitLinear.from_float(module, 3, 3, (-3.0, 3.0)).eval()
     x = torch.randn(1, 64)
 
-    def many(one: Any) -> Callable[[], None]:
-        def work() -> None:
-            for _ in range(1000):
-                one(x)
-
-        return work
-
-    times = paired({"float": many(module), "lowbit": many(layer)}, 15)
-    ratio = _Ratios.of(times["lowbit"], times["float"])
-    micro = 1e3 * statistics.median(times["lowbit"])
-    detail = f"{micro:.1f} us, Python included, of torch's float32 layer: {ratio}"
-    yield at_most(bar, ratio.median, 1.3, "x", n=15, detail=detail)
+    taken = paired({"float": _bound(module, x), "lowbit": _bound(layer, x)})
+    micro = 1e6 * taken.median_s("lowbit")
+    detail = f"{micro:.1f} us, Python included, of torch's float32 layer"
+    yield taken.ratio("lowbit", "float").at_most(bar, 1.3, detail=detail)
 
 
 def _size_row(options: BenchOptions) -> Iterator[Bar]:

@@ -1,6 +1,6 @@
 """Rows of ``slipstream bench lowbit`` about predictions of layers and models not fitted to.
 
-Speed-ups are over float32, predicted and measured, one thread, CPU time, arms in turns. Layers are
+Speed-ups are over float32, predicted and measured, one thread, CPU time. Layers are
 those of well-known networks, with bits drawn at random; none of the calibration is among them.
 Networks go the way of ``slipstream prove``: recorded, predicted, converted, measured. Each case is
 a row of its own, so that a run goes on where it was stopped; what all of them say rests on these.
@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.lowbit.models import QUICK_NETWORKS, paired
+from slipstream_bench.systems.lowbit.models import QUICK_NETWORKS
 
 if TYPE_CHECKING:
     from slipstream.durations import Durations
@@ -75,7 +75,7 @@ class _Case:
         )
         holds = self.right if self.judged else None
         return Bar(_CASE + self.name, 100 * self.error, "%", "the faster is named", holds,
-                   detail=detail)  # fmt: skip
+                   detail=detail, data=asdict(self))  # fmt: skip
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -83,23 +83,15 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
     Quick takes three networks and nine layers; full seven, and 23 layers.
     """
-    import torch
-
     layers, networks = _planned(options)
     names = [_CASE + name for name in (*layers, *networks)]
     if not any(map(options.wants, (*names, *_NAMES))):
         return
     rows = {name: bar for name, bar in options.recorded.items() if name in names}
-    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
-    try:
+    with one_thread(gradients=False):
         for row in _cases(options, layers, networks):
             rows[row.bar] = row
             yield row
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(grad)
     if len(rows) < len(names):
         for name in filter(options.wants, _NAMES):
             yield not_judged(name, "%", "", f"{len(rows)} of {len(names)} cases are measured")
@@ -166,7 +158,7 @@ def _cases(
     for name, make in networks.items():
         if options.wants(_CASE + name):
             options.progress(_CASE + name)
-            yield _network(name, make, durations, measure, 9 if options.full else 5).row()
+            yield _network(name, make, durations, measure, 9 if options.full else 8).row()
 
 
 def unseen_layers(count: int) -> list[tuple[Layer, tuple[int, int]]]:
@@ -221,23 +213,8 @@ def _measured_layer(layer: Layer, bits: tuple[int, int]) -> tuple[float, float, 
         "eight": timer(layer.call(8, 8)),
         "lowbit": timer(layer.call(*bits)),
     }
-    repeats = {}
-    for name, work in arms.items():
-        work()
-        began = time.thread_time()
-        work()
-        repeats[name] = max(1, round(1e-3 / max(time.thread_time() - began, 1e-7)))
-    times = paired({name: _loop(work, repeats[name]) for name, work in arms.items()}, 11)
-    float_, eight, lowbit = (min(times[name]) / repeats[name] for name in arms)
-    return float_, eight, lowbit
-
-
-def _loop(work: Callable[[], object], count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for _ in range(count):
-            work()
-
-    return loop
+    taken = paired(arms, blocks=11, budget_s=10.0)
+    return taken.minimum_s("float"), taken.minimum_s("eight"), taken.minimum_s("lowbit")
 
 
 def _network(
@@ -245,7 +222,7 @@ def _network(
     make: Callable[[], Any],
     durations: Durations,
     measure: Callable[[Iterable[Call]], None],
-    rounds: int,
+    blocks: int,
 ) -> _Case:
     """A network in three bits and in eight, as the technique predicts and as it makes it."""
     import torch
@@ -271,8 +248,8 @@ def _network(
         built = workload.build(0)
         technique.apply(built)
         arms[arm] = built.step
-    times = paired(arms, rounds)
-    measured = {arm: statistics.median(taken) for arm, taken in times.items()}
+    taken = paired(arms, blocks=blocks)
+    measured = {arm: taken.median_s(arm) for arm in arms}
     return _Case(
         name, measured["float"], measured["eight"], measured["lowbit"],
         predicted["float"], predicted["eight"], predicted["lowbit"],

@@ -132,7 +132,7 @@ def _against_sklearn(options: BenchOptions, name: str, rows: sp.csr_matrix) -> I
                     "ours": ours,
                     "theirs": functools.partial(theirs, one, other),
                 }
-                taken = paired(arms, blocks=_BLOCKS)
+                taken = paired(arms, blocks=_BLOCKS, budget_s=60.0)
             detail = f"{few.shape[0]} queries x all rows, one thread, both {dtype.__name__}; "
             detail += f"index made before; {taken}"
             ratio = taken.ratio("theirs", "ours")

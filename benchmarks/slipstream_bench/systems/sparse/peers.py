@@ -83,7 +83,9 @@ def knn_bars(
             _product(graphblas.semiring.plus_times, left, right), 10
         )
     with one_thread():
-        taken = paired({"ours": functools.partial(run.nearest, 10), **peers}, blocks=blocks)
+        taken = paired(
+            {"ours": functools.partial(run.nearest, 10), **peers}, blocks=blocks, budget_s=60.0
+        )
     ratios = {peer: taken.ratio(peer, "ours") for peer in peers}
     best = min(peers, key=lambda peer: ratios[peer].value)
     detail = f"k=10, {queries.shape[0]} queries, float32, one thread; {taken}; "
@@ -128,7 +130,7 @@ def semiring_bars(
         ours = block_of(prepared(queries, rows, metric))
         product = functools.partial(_product, multiply, left, right)
         with one_thread():
-            taken = paired({"ours": ours, "GraphBLAS": product}, blocks=blocks)
+            taken = paired({"ours": ours, "GraphBLAS": product}, blocks=blocks, budget_s=60.0)
         detail = f"{queries.shape[0]} queries x all rows, one thread, ours dense"
         detail += ", a Semiring of NumPy in float64" if isinstance(metric, Semiring) else ""
         detail += f", theirs of float32 and without what finishes a distance; {taken}"

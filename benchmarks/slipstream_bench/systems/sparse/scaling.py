@@ -42,7 +42,7 @@ def threads_bars(options: BenchOptions, rows: sp.csr_matrix | str | None) -> Ite
             "one": functools.partial(one.nearest, _NEIGHBOURS),
             "two": functools.partial(two.nearest, _NEIGHBOURS),
         }
-        taken = paired(arms, clock="wall", blocks=8)
+        taken = paired(arms, clock="wall", blocks=8, budget_s=60.0)
         detail = f"kNN of {queries.shape[0]} queries, wall time; both processors must be idle"
         yield taken.ratio("one", "two").at_least(bar, target, detail=detail)
 
@@ -170,7 +170,7 @@ def _device_bar(
             del tile
         torch.cuda.synchronize()
 
-    taken = paired({"ours": ours, "theirs": theirs}, clock="wall", blocks=8)
+    taken = paired({"ours": ours, "theirs": theirs}, clock="wall", blocks=8, budget_s=60.0)
     detail = f"{torch.cuda.get_device_name()}, {said}; {taken}"
     yield taken.ratio("theirs", "ours").at_least(bar, least, detail=detail)
 
