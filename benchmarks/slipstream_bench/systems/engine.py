@@ -1,7 +1,7 @@
 """``slipstream bench engine``: how fast the event engine is, and what must hold exactly.
 
-Times are CPU time of one thread (`time.thread_time_ns`), which a busy machine disturbs least; the
-least of the repeats is reported, with the median beside it.
+Times are CPU time of one thread. Where nothing is compared, the minimum of the repeats is reported,
+with the median beside it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from graphlib import TopologicalSorter
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.native import (
     CycleError,
@@ -26,8 +26,11 @@ from slipstream.native import (
     quantize_ns,
     why_no_library,
 )
+from slipstream_bench.harness import guarded, paired, times_s
 from slipstream_bench.programs import large_program, random_program, seeded
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, for_all_seeds, not_judged
+
+Floats = npt.NDArray[np.float64]
 
 _TASKS = 10**6
 _EXACT_FULL, _EXACT_QUICK = 1000, 200
@@ -50,29 +53,14 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _exact_rows(options)
 
 
-@dataclass(frozen=True)
-class _Timing:
-    least_s: float
-    median_s: float
-    repeats: int
-
-    def spread(self) -> str:
-        return f"least of {self.repeats}, median {self.median_s / self.least_s:.2f}x of it"
+def _simulation_s(program: Program, repeats: int) -> Floats:
+    """Seconds of each pass, [repeats]."""
+    return times_s(program.compile("native").simulate, repeats)
 
 
-def _cpu_time(run: Callable[[], object], repeats: int) -> _Timing:
-    times = []
-    for _ in range(repeats):
-        before = time.thread_time_ns()
-        run()
-        times.append(max(time.thread_time_ns() - before, 1) / 1e9)
-    return _Timing(min(times), statistics.median(times), repeats)
-
-
-def _simulation_time(program: Program, repeats: int) -> _Timing:
-    compiled = program.compile("native")
-    compiled.simulate()
-    return _cpu_time(compiled.simulate, repeats)
+def _spread(times: Floats) -> str:
+    over = float(np.median(times) / times.min())
+    return f"minimum of {len(times)}, median {over:.2f}x of it"
 
 
 # ---- speed ------------------------------------------------------------------------------------
@@ -93,9 +81,9 @@ def _speed_rows(options: BenchOptions) -> Iterator[Bar]:
         if not options.wants(bar):
             continue
         options.progress(bar)
-        timing = _simulation_time(large_program(_TASKS, policy=policy, locality=locality), repeats)
-        speed = _TASKS / timing.least_s / 1e6
-        detail = f"10^6 tasks, 32 lanes, 2*10^6 dependencies, one thread; {timing.spread()}"
+        times = _simulation_s(large_program(_TASKS, policy=policy, locality=locality), repeats)
+        speed = _TASKS / float(times.min()) / 1e6
+        detail = f"10^6 tasks, 32 lanes, 2*10^6 dependencies, one thread; {_spread(times)}"
         if target is None:
             yield Bar(bar, speed, "M tasks/s", "reported", None, repeats, f"no bar; {detail}")
         else:
@@ -110,7 +98,7 @@ def _growth_rows(options: BenchOptions) -> Iterator[Bar]:
             continue
         options.progress(bar)
         times = [
-            _simulation_time(large_program(size, policy=policy), 3 * 10**6 // size + 6).least_s
+            float(_simulation_s(large_program(size, policy=policy), 3 * 10**6 // size + 6).min())
             for size in sizes
         ]
         slope = float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
@@ -127,13 +115,14 @@ def _python_rows(options: BenchOptions) -> Iterator[Bar]:
             continue
         options.progress(bar)
         program = large_program(tasks, policy=policy)
-        slow = _cpu_time(program.compile("python").simulate, 3)
-        fast = _simulation_time(program, 20)
-        detail = (
-            f"the same {tasks} tasks in one run; "
-            f"Python {tasks / slow.least_s / 1e6:.2f} M tasks/s, {slow.spread()}"
-        )
-        yield at_least(bar, slow.least_s / fast.least_s, 10.0, "x", n=3, detail=detail)
+        arms = {
+            "native": program.compile("native").simulate,
+            "Python": program.compile("python").simulate,
+        }
+        taken = paired(arms, blocks=8)
+        speed = tasks / taken.median_s("Python") / 1e6
+        detail = f"the same {tasks} tasks in one run; Python {speed:.2f} M tasks/s"
+        yield taken.ratio("Python", "native").at_least(bar, 10.0, detail=detail)
 
 
 # ---- re-simulation ----------------------------------------------------------------------------
@@ -157,18 +146,23 @@ def _resimulation_rows(options: BenchOptions) -> Iterator[Bar]:
     compiled = large_program(_TASKS).compile("native")
     base = compiled.simulate()
     compiled.resimulate([0], [1.0], base=base)  # the tables of the plan, once
-    full = _cpu_time(compiled.simulate, 15).least_s
+    full_s = float(times_s(compiled.simulate, 7).min())
     rng = np.random.default_rng(0)
 
     def cost(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[float, float, float, bool]:
         new = quantize_ns(base.duration_ns[ids] * rng.uniform(0.3, 1.5))
-        brief = _cpu_time(lambda: compiled.resimulate(ids, new, base=base), 5).least_s
-        whole = _cpu_time(lambda: _written(compiled.resimulate(ids, new, base=base)), 3).least_s
+        arms: dict[str, Callable[[], object]] = {
+            "brief": lambda: compiled.resimulate(ids, new, base=base),
+            "written": lambda: _written(compiled.resimulate(ids, new, base=base)),
+            "full": compiled.simulate,
+        }
+        taken = paired(arms, blocks=5, settle_s=0.0, once=True)
         edited = compiled.resimulate(ids, new, base=base)
         duration = base.duration_ns.copy()
         duration[ids] = new
         same = _same_bits(edited, compiled.simulate(duration))
-        return brief / full, whole / full, edited.recomputed_tasks / _TASKS, same
+        brief, whole = (taken.ratio(arm, "full").value for arm in ("brief", "written"))
+        return brief, whole, edited.recomputed_tasks / _TASKS, same
 
     half = _TASKS // 200
     costs = []
@@ -178,14 +172,16 @@ def _resimulation_rows(options: BenchOptions) -> Iterator[Bar]:
         costs.append(cost(np.concatenate([forward, _TASKS - 1 - forward[::-1]])))
     ratios, whole_ratios, shares, same = (list(column) for column in zip(*costs, strict=True))
     detail = (
-        f"90th percentile of {edits} edits, share of a full pass ({full * 1e3:.1f} ms); median "
+        f"90th percentile of {edits} edits, share of a full pass ({full_s * 1e3:.1f} ms); median "
         f"{100 * statistics.median(ratios):.0f} %, {100 * statistics.median(shares):.1f} % of "
         f"tasks recomputed; {sum(same)} of {edits} equal a full pass to the bit; gives makespan "
         "and step times, the timeline is written when read"
     )
     worst = 100 * float(np.quantile(ratios, 0.9))
     if options.wants(module):
-        row = at_most(module, worst, 20.0, "% of a full pass", n=edits, detail=detail)
+        row = at_most(
+            module, worst, 20.0, "% of a full pass", n=edits, detail=detail, data={"shares": ratios}
+        )
         yield row if all(same) else replace(row, holds=False)
     if options.wants(written):
         yield Bar(
@@ -222,18 +218,23 @@ def _bandwidth_row(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(bar)
     source, target = np.ones(8 * _TASKS), np.ones(8 * _TASKS)
-    copied = _cpu_time(lambda: np.copyto(target, source), 9)
-    copy_bytes_per_s = 2 * source.nbytes / copied.least_s
-    timing = _simulation_time(large_program(_TASKS), 9)
+    arms: dict[str, Callable[[], object]] = {
+        "copy": lambda: np.copyto(target, source),
+        "simulate": large_program(_TASKS).compile("native").simulate,
+    }
+    taken = paired(arms, blocks=9)
+    copy_bytes_per_s = 2 * source.nbytes / taken.median_s("copy")
     # Per task: lane 4, row offset 4, one predecessor 4, duration 8, its end gathered 8; start 8
     # and end 8 written.
-    moved = 44 * _TASKS / timing.least_s
+    moved = 44 * _TASKS / taken.median_s("simulate")
+    ratio = taken.ratio("copy", "simulate")
+    share = 100 * ratio.value * 44 * _TASKS / (2 * source.nbytes)
     detail = (
-        f"44 bytes per task make {moved / 1e9:.1f} GB/s; a copy runs at "
-        f"{copy_bytes_per_s / 1e9:.1f} GB/s; {timing.spread()}"
+        f"no bar; 44 bytes per task make {moved / 1e9:.1f} GB/s; a copy runs at "
+        f"{copy_bytes_per_s / 1e9:.1f} GB/s"
     )
-    share = 100 * moved / copy_bytes_per_s
-    yield Bar(bar, share, "% of copy speed", "reported", None, timing.repeats, f"no bar; {detail}")
+    row = Bar(bar, share, "% of copy speed", "reported", None, ratio.n, detail)
+    yield guarded(row, {"copy over simulate": ratio})
 
 
 # ---- exact properties -------------------------------------------------------------------------

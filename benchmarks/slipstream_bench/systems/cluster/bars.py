@@ -7,7 +7,6 @@ missing where it is.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -25,6 +24,7 @@ from slipstream.cluster.tasks import Job, Tasks
 from slipstream.cluster.topology import LinkKind
 from slipstream.errors import SlipstreamError
 from slipstream.native import library, why_no_library
+from slipstream_bench.harness import times_s
 from slipstream_bench.programs import random_packets, random_transfers
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.cluster import links as bench_links
@@ -160,17 +160,13 @@ def _simgrid_speed(options: BenchOptions, peer: Peer, bar: str) -> Bar:
     trace = one_route_a_pair(golden(transfers))
     theirs = peer.run(trace).cpu_s
     compiled = trace.program().compile()
-    times = []
-    for _ in range(5):
-        before = time.thread_time()
-        compiled.simulate()
-        times.append(time.thread_time() - before)
+    times = times_s(compiled.simulate, 5, settle=0)
     ours = float(np.median(times))
     return at_least(
         bar, theirs / ours, 50.0, "x", n=1,
         detail=f"{transfers} transfers, {transfers / ours / 1e3:.0f} k transfers/s against "
         f"{transfers / theirs / 1e3:.2f} k; processor time, ours the median of 5 (spread "
-        f"{min(times):.3f} to {max(times):.3f} s)",
+        f"{times.min():.3f} to {times.max():.3f} s)",
     )  # fmt: skip
 
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import Collective
-from slipstream.cluster.generators import leaf_spine, star
+from slipstream.cluster.generators import leaf_spine, star, torus
 from slipstream.cluster.groups import Group
 from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Tasks
-from slipstream.cluster.topology import Float64s, LinkKind
+from slipstream.cluster.timeline import Timeline
+from slipstream.cluster.topology import Float64s, LinkKind, Topology
+from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most
 from slipstream_bench.systems.cluster.traces import golden
 
@@ -46,24 +49,15 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             yield from row(options, bar)
 
 
-def _cpu_s(run: Callable[[], object], repeats: int) -> list[float]:
-    times = []
-    for _ in range(repeats):
-        before = time.thread_time()
-        run()
-        times.append(time.thread_time() - before)
-    return sorted(times)
-
-
-def _spread(times: list[float]) -> str:
-    return f"median of {len(times)}, {times[0]:.4f} to {times[-1]:.4f} s"
+def _spread(times: Float64s) -> str:
+    return f"median of {len(times)}, {times.min():.4f} to {times.max():.4f} s"
 
 
 def _growth(options: BenchOptions, bar: str) -> Iterator[Bar]:
     times, changes = [], []
     for transfers in (10_000, 100_000):
         compiled = golden(transfers).program().compile()
-        times.append(_cpu_s(compiled.simulate, 5 if options.full else 3)[0])
+        times.append(float(times_s(compiled.simulate, 5 if options.full else 3).min()))
         found = compiled.simulate(rate_changes=True).rate_changes
         assert found is not None
         changes.append(found.time_ns.size)
@@ -106,14 +100,14 @@ def thousand_jobs() -> dict[str, float]:
     jobs = [
         replace(job, iterations=int(60e9 // pace)) for job, pace in zip(jobs, paces, strict=True)
     ]
-    before = time.thread_time()
-    timeline = simulate(cluster, jobs)
-    spent = time.thread_time() - before
+    found: list[Timeline] = []
+    spent = times_s(lambda: found.append(simulate(cluster, jobs)), settle=0)
+    timeline = found[0]
     ends = [float(timeline.job(n).iteration_end_ns[-1]) / 1e9 for n in range(len(jobs))]
     flows = timeline.schedule.program.flows
     assert flows is not None
     return {
-        "cpu_s": spent,
+        "cpu_s": float(spent[0]),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "makespan_s": timeline.makespan_ns / 1e9,
         "median_end_s": float(np.median(ends)),
@@ -122,13 +116,7 @@ def thousand_jobs() -> dict[str, float]:
 
 
 def _thousand_jobs(options: BenchOptions, bar: str) -> Iterator[Bar]:
-    import json
-
-    ask = (
-        "import json; from slipstream_bench.systems.cluster.speed import thousand_jobs; "
-        "print(json.dumps(thousand_jobs()))"
-    )
-    said = json.loads(_child(ask))
+    said = _answer("thousand_jobs")
     detail = (
         f"1000 jobs of 8 workers on 8192 hosts, leaf-spine with oversubscription 4, a ring a job "
         f"of a transfer an edge; {said['transfers']:.0f} transfers, half of the jobs end by "
@@ -142,15 +130,15 @@ def _multipod() -> Cluster:
     return Cluster.load("tpu-v3-multipod")
 
 
-def _mesh_s(repeats: int) -> list[float]:
+def _mesh_s() -> Float64s:
     cluster = _multipod()
     tasks = Tasks()
     tasks.communicate(Collective("all_reduce", 102e6, algo="line*ring2"))
-    return _cpu_s(lambda: simulate(cluster, Job(tasks)), repeats)
+    return times_s(lambda: simulate(cluster, Job(tasks)), 5, settle=0)
 
 
 def _mesh(options: BenchOptions, bar: str) -> Iterator[Bar]:
-    times = _mesh_s(5)
+    times = _mesh_s()
     yield at_most(
         bar, float(np.median(times)), 0.5, "s", n=5,
         detail=f"128 x 32, fluid, routes and lowering included; {_spread(times)}",
@@ -158,7 +146,7 @@ def _mesh(options: BenchOptions, bar: str) -> Iterator[Bar]:
 
 
 def _against_astra(options: BenchOptions, bar: str) -> Iterator[Bar]:
-    ratio = _ASTRA_CPU_S / float(np.median(_mesh_s(5)))
+    ratio = _ASTRA_CPU_S / float(np.median(_mesh_s()))
     yield Bar(
         bar, ratio, "x", ">= 10", None, 5,
         f"against {_ASTRA_CPU_S} s recorded for ASTRA-sim, which is not installed here to be run "
@@ -171,7 +159,7 @@ def _closed_form(options: BenchOptions, bar: str) -> Iterator[Bar]:
     group = cluster.all()
     cluster.cost(Collective("all_reduce", 1.0, group, "2d"))
     asked = [Collective("all_reduce", size, group, "2d") for size in (1e3, 1e6, 1e9)]
-    times = [_cpu_s(functools.partial(cluster.cost, one), 50)[25] for one in asked]
+    times = [float(np.median(times_s(functools.partial(cluster.cost, one), 50))) for one in asked]
     yield at_most(
         bar, 1e6 * max(times), 200.0, "us", n=150,
         detail="algo 2d, the best of nine; after the first call for the group, which finds routes",
@@ -190,7 +178,7 @@ def _cost_many(options: BenchOptions, bar: str) -> Iterator[Bar]:
         return cluster.cost_many_ns("all_reduce", size, ranks, names, which)
 
     got = run()
-    times = _cpu_s(run, 5)
+    times = times_s(run, 5, settle=0)
     groups = [Group.of(range(n)) for n in range(1, 65)]
     same = all(
         got[i]
@@ -207,36 +195,35 @@ def _cost_many(options: BenchOptions, bar: str) -> Iterator[Bar]:
     )  # fmt: skip
 
 
-_TORUS = """
-import resource, time
-from slipstream.cluster import LinkKind, torus
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start = time.thread_time()
-made = torus((256, 256), LinkKind.of("ici", 50e9, 1000.0))
-spent = time.thread_time() - start
-made.route(0, 65535)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(spent, (after - before) / 1024, after / 1024)
-"""
+def torus_cost() -> dict[str, float]:
+    """Of a torus made in this process: processor seconds, MiB it grew by, MiB at its peak."""
+    import resource
+
+    found: list[Topology] = []
+
+    def make() -> None:
+        found.append(torus((256, 256), LinkKind.of("ici", 50e9, 1000.0)))
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    spent = times_s(make, settle=0)
+    found[0].route(0, 65535)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "cpu_s": float(spent[0]), "grown_mib": (after - before) / 1024, "peak_mib": after / 1024
+    }  # fmt: skip
 
 
 def _torus_time(options: BenchOptions, bar: str) -> Iterator[Bar]:
-    yield at_most(bar, float(_child(_TORUS).split()[0]), 2.0, "s", detail="256 x 256, all links")
+    spent = _answer("torus_cost")["cpu_s"]
+    yield at_most(bar, spent, 2.0, "s", detail="256 x 256, all links")
 
 
 def _torus_memory(options: BenchOptions, bar: str) -> Iterator[Bar]:
-    _, grown, all_of_it = map(float, _child(_TORUS).split())
+    found = _answer("torus_cost")
     yield at_most(
-        bar, all_of_it, 300.0, "MiB",
-        detail=f"peak of the whole process, of which the torus {grown:.0f} MiB",
+        bar, found["peak_mib"], 300.0, "MiB",
+        detail=f"peak of the whole process, of which the torus {found['grown_mib']:.0f} MiB",
     )  # fmt: skip
-
-
-_HASH = """
-import hashlib
-from slipstream_bench.systems.cluster.speed import fingerprint
-print(fingerprint())
-"""
 
 
 def fingerprint() -> str:
@@ -261,16 +248,18 @@ def fingerprint() -> str:
 
 def _determinism(options: BenchOptions, bar: str) -> Iterator[Bar]:
     runs = 20 if options.full else 5
-    found = {_child(_HASH, PYTHONHASHSEED=str(seed)).strip() for seed in range(runs)}
+    found = {_answer("fingerprint", PYTHONHASHSEED=str(seed)) for seed in range(runs)}
     yield Bar(
         bar, float(len(found)), "different", "= 1", len(found) == 1, runs,
         f"{runs} processes with different hash seeds; every start, end and rate of 6 jobs",
     )  # fmt: skip
 
 
-def _child(code: str, **environment: str) -> str:
+def _answer(function: str, **environment: str) -> Any:
+    """What a function of this module gives in a process of its own."""
+    code = f"import json; from {__name__} import {function}; print(json.dumps({function}()))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, **environment},
     )  # fmt: skip
-    return done.stdout
+    return json.loads(done.stdout)

@@ -1,17 +1,14 @@
 """``slipstream bench graph``: traces in, graphs built, simulated and edited; capture and its cost.
 
-Speeds are ratios of CPU times taken alternately in one run, ours and a peer's (traceinsight, in
-an environment of its own), so that a busy machine slows both alike. Recorded GPU traces come from
-the data set ``gpu_traces``; without it their rows are not judged.
+Speeds are ratios of CPU times, ours and a peer's (traceinsight, in an environment of its own).
+Recorded GPU traces come from the data set ``gpu_traces``; without it their rows are not judged.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -29,12 +26,13 @@ from slipstream.graph import (
     replay,
     virtual_speedups,
 )
+from slipstream_bench.harness import paired, times_s
 from slipstream_bench.programs import large_program
 from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
 from slipstream_bench.systems.graph import capture as bench_graph_capture
 from slipstream_bench.systems.graph import exact as bench_graph_exact
 from slipstream_bench.systems.graph.exact import graph_of
-from slipstream_bench.systems.graph.peer import VERSION, Peer, why_no_peer
+from slipstream_bench.systems.graph.peer import VERSION, Peer, PeerArm, why_no_peer
 
 _DATA = "gpu_traces"
 _LARGEST = "ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace"
@@ -68,9 +66,8 @@ def _traces() -> dict[str, Path]:
 
 
 def _cpu_s(run: Callable[[], object]) -> float:
-    begin = time.process_time()
-    run()
-    return time.process_time() - begin
+    """Seconds of the one thread that all of this runs on, of one call."""
+    return float(times_s(run, settle=0)[0])
 
 
 # ---- beside the peer --------------------------------------------------------------------------
@@ -93,49 +90,36 @@ def _peer_rows(options: BenchOptions) -> Iterator[Bar]:
         )
         return
     options.progress(importing)
-    repeats = 15 if options.full else 3
-    ours: dict[str, list[float]] = {"parse": [], "path": []}
-    theirs: dict[str, list[float]] = {"parse": [], "whole": [], "path": []}
+    blocks = 15 if options.full else 8
+    beside = f"{VERSION}, {file.name}, CPU time"
+    trace = read_trace(file)
     with Peer(file, _INSTANCE) as peer:
-        for repeat in range(repeats + 1):
-            parts = _our_times(file), peer.times()
-            if repeat:  # the first time warms both
-                for kept, times in zip((ours, theirs), parts, strict=True):
-                    for name, seconds in times.items():
-                        kept[name].append(seconds)
-    least = {name: min(times) for name, times in ours.items()}
-    peers = {name: min(times) for name, times in theirs.items()}
-    beside = f"{VERSION}, {file.name}, CPU time, least of {repeats} each in turn"
-    if options.wants(importing):
-        yield at_least(
-            importing,
-            median(t / o for t, o in zip(theirs["parse"], ours["parse"], strict=True)),
-            2.0,
-            "x",
-            n=repeats,
-            detail=f"{least['parse']:.3f} s, of which json.loads takes {_json_s(file):.3f} s; "
-            f"peer's table of events alone {peers['parse']:.3f} s, its whole TraceAnalysis(...) "
-            f"{peers['whole']:.3f} s; {beside}",
-        )
-    if options.wants(path):
-        yield at_least(
-            path,
-            median(t / o for t, o in zip(theirs["path"], ours["path"], strict=True)),
-            8.0,
-            "x",
-            n=repeats,
-            detail=f"build, simulate and critical path of one step {1e3 * least['path']:.1f} ms; "
-            f"peer's critical_path_analysis {1e3 * peers['path']:.0f} ms; {beside}",
-        )
-
-
-def _our_times(file: Path) -> dict[str, float]:
-    found: list[KinetoTrace] = []
-    parse = _cpu_s(lambda: found.append(read_trace(file)))
-    return {
-        "parse": parse,
-        "path": _cpu_s(lambda: find_critical_path(replay(found[0].graph(_STEP)))),
-    }
+        whole_s = peer.cpu_s("whole")
+        if options.wants(importing):
+            taken = paired(
+                {"ours": lambda: read_trace(file), "peer": PeerArm("peer", peer, "parse")},
+                blocks=blocks, budget_s=60.0,
+            )  # fmt: skip
+            detail = (
+                f"{taken.median_s('ours'):.3f} s, of which json.loads takes {_json_s(file):.3f} s; "
+                f"peer's table of events alone {taken.median_s('peer'):.3f} s, its whole "
+                f"TraceAnalysis(...) {whole_s:.3f} s; {beside}"
+            )
+            yield taken.ratio("peer", "ours").at_least(importing, 2.0, detail=detail)
+        if options.wants(path):
+            taken = paired(
+                {
+                    "ours": lambda: find_critical_path(replay(trace.graph(_STEP))),
+                    "peer": PeerArm("peer", peer, "path"),
+                },
+                blocks=blocks, budget_s=60.0,
+            )  # fmt: skip
+            detail = (
+                f"build, simulate and critical path of one step "
+                f"{1e3 * taken.median_s('ours'):.1f} ms; peer's critical_path_analysis "
+                f"{1e3 * taken.median_s('peer'):.0f} ms; {beside}"
+            )
+            yield taken.ratio("peer", "ours").at_least(path, 8.0, detail=detail)
 
 
 def _json_s(file: Path) -> float:
@@ -147,7 +131,7 @@ def _json_s(file: Path) -> float:
     content = gzip.decompress(file.read_bytes())
     gc.disable()
     try:
-        return min(_cpu_s(lambda: json.loads(content)) for _ in range(3))
+        return float(times_s(lambda: json.loads(content), 3, settle=0).min())
     finally:
         gc.enable()
 
@@ -165,13 +149,13 @@ def _scale_rows(options: BenchOptions) -> Iterator[Bar]:
     program = lower(graph)
     program.compile().simulate()
     if options.wants(replaying):
-        lowering = min(_cpu_s(lambda: lower(graph)) for _ in range(repeats))
-        compiling = min(_cpu_s(lambda: lower(graph).compile()) for _ in range(repeats)) - lowering
-        again = min(_cpu_s(program.compile().simulate) for _ in range(repeats))
+        lowering = _minimum_s(lambda: lower(graph), repeats)
+        compiling = _minimum_s(lambda: lower(graph).compile(), repeats) - lowering
+        again = _minimum_s(program.compile().simulate, repeats)
         whole = lowering + compiling + again
         detail = (
             f"two steps of 10^6 tasks on 32 lanes, 10^6 edges: {lowering:.3f} s to lower, "
-            f"{compiling:.3f} s to compile, {again:.3f} s to simulate; least of {repeats}"
+            f"{compiling:.3f} s to compile, {again:.3f} s to simulate; minimum of {repeats}"
         )
         yield Bar(
             replaying, 2 * tasks / whole / 1e6, "M tasks/s", "reported", None, repeats,
@@ -179,7 +163,7 @@ def _scale_rows(options: BenchOptions) -> Iterator[Bar]:
         )  # fmt: skip
     if options.wants(sweep):
         options.progress(sweep)
-        once = min(_cpu_s(program.compile().simulate) for _ in range(repeats))
+        once = _minimum_s(program.compile().simulate, repeats)
         points = (0.25, 0.5, 1.0)
         curves = virtual_speedups(graph, faster=points[:1], most=1)
         few = _cpu_s(lambda: virtual_speedups(graph, faster=points[:1], most=1))
@@ -191,6 +175,10 @@ def _scale_rows(options: BenchOptions) -> Iterator[Bar]:
             f"no bar; every point changes {share:.0%} of the tasks, everywhere: a full pass "
             f"({1e3 * once:.1f} ms) and the exchange of durations; once {few:.2f} s to group them",
         )  # fmt: skip
+
+
+def _minimum_s(run: Callable[[], object], repeats: int) -> float:
+    return float(times_s(run, repeats).min())
 
 
 # ---- recorded GPU traces ----------------------------------------------------------------------

@@ -45,7 +45,11 @@ def _workload(family: str, techniques: str = "") -> Workload:
 
 def _in_child(options: BenchOptions, workload: Workload, task: str, **arguments: Any) -> Any:
     return call_in_child(
-        workload, f"bench_graph_tasks:{task}", threads=1, say=_say(options, workload), **arguments
+        workload,
+        f"slipstream_bench.systems.graph.tasks:{task}",
+        threads=1,
+        say=_say(options, workload),
+        **arguments,
     )
 
 

@@ -1,7 +1,7 @@
 """The peer of ``slipstream bench graph``: traceinsight, in an environment made when first needed.
 
 It is no dependency of ours and never imported here: a process of that environment answers how
-much CPU time it took for the same file (see `bench_graph_peer_process` beside this file).
+much CPU time it took for the same file (see `peer_process` beside this file).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from slipstream.durations.durations import cache_folder
 from slipstream.errors import ChildError
+from slipstream.measure.arms import Arm, Sample
 
 _NAME, _RELEASE = "traceinsight", "0.6.1"
 VERSION = f"{_NAME} {_RELEASE}"
@@ -73,8 +74,8 @@ class Peer:
             text=True,
         )
 
-    def times(self) -> dict[str, float]:
-        """CPU seconds of one more parse, of the whole analysis's begin, of one critical path.
+    def cpu_s(self, what: str) -> float:
+        """CPU seconds of one more ``parse``, ``whole`` analysis's begin, or critical ``path``.
 
         Raises:
             ChildError: the process ended.
@@ -82,13 +83,11 @@ class Peer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write("again\n")
+            self._process.stdin.write(f"{what}\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            found: dict[str, float] = json.loads(line)
+            return float(json.loads(self._process.stdout.readline()))
         except (OSError, ValueError) as error:
             raise ChildError(f"{VERSION} ended before it answered") from error
-        return found
 
     def __enter__(self) -> Peer:
         return self
@@ -96,3 +95,16 @@ class Peer:
     def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+class PeerArm(Arm):
+    """What the peer's process takes for one of its tasks, by its own CPU clock."""
+
+    def __init__(self, name: str, peer: Peer, what: str) -> None:
+        super().__init__(name, f"{VERSION}: {what}")
+        self._peer, self._what = peer, what
+
+    def sample(self, inner: int, timeout_s: float | None) -> Sample:
+        """One task; what it waits for is not known, so that wall time is CPU time."""
+        spent_ns = 1e9 * self._peer.cpu_s(self._what)
+        return {"wall": spent_ns, "cpu": spent_ns}

@@ -1,8 +1,8 @@
 """Run by the peer's own interpreter: times traceinsight with its process's CPU time.
 
-``python bench_graph_peer_process.py TRACE INSTANCE`` answers each line of its input by a line of
-JSON: seconds for the table of events, for the whole ``TraceAnalysis(...)``, and for the critical
-path of one step. Nothing of slipstream is imported here.
+``python peer_process.py TRACE INSTANCE`` answers each line of its input by a line of JSON, seconds:
+``parse`` by those for the table of events, ``whole`` for the whole ``TraceAnalysis(...)``, ``path``
+for the critical path of one step. Nothing of slipstream is imported here.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ def main(trace: str, instance: int) -> None:
     from hta.configs.parser_config import ParserConfig  # type: ignore[import-not-found]
     from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
 
-    for _ in sys.stdin:
+    analysis: Any = TraceAnalysis(trace_files={0: trace}, trace_dir="")
+    for line in sys.stdin:
         began = _cpu_s()
-        table: Any = parse_trace_dataframe(trace, ParserConfig.get_default_cfg())
-        parsed = _cpu_s()
-        del table
-        again = _cpu_s()
-        analysis: Any = TraceAnalysis(trace_files={0: trace}, trace_dir="")
-        whole = _cpu_s()
-        _, succeeded = analysis.critical_path_analysis(
-            rank=0, annotation="ProfilerStep", instance_id=instance
-        )
-        path = _cpu_s()
-        if not succeeded:
-            return
-        found = {"parse": parsed - began, "whole": whole - again, "path": path - whole}
-        answers.write(json.dumps(found) + "\n")
+        match line.strip():
+            case "parse":
+                parse_trace_dataframe(trace, ParserConfig.get_default_cfg())
+            case "whole":
+                TraceAnalysis(trace_files={0: trace}, trace_dir="")
+            case "path":
+                _, succeeded = analysis.critical_path_analysis(
+                    rank=0, annotation="ProfilerStep", instance_id=instance
+                )
+                if not succeeded:
+                    return
+        answers.write(json.dumps(_cpu_s() - began) + "\n")
         answers.flush()
 
 
