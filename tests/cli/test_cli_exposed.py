@@ -17,7 +17,7 @@ from slipstream.measure.records import (
     PredictionRecord,
     Settings,
 )
-from slipstream.report._network import network_svg
+from slipstream.report.network import network_svg
 from slipstream.verbs.sharing import no_longer_exposed
 
 

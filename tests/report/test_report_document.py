@@ -20,7 +20,7 @@ from slipstream.graph import Graph, StepPhase, find_critical_path, replay
 from slipstream.report import write_report
 from slipstream.report._arrays import Arrays
 from slipstream.report._families import FAMILIES, families
-from slipstream.report._what_if import what_ifs
+from slipstream.report.what_if import what_ifs
 from tiny_models import captured
 
 
@@ -173,7 +173,7 @@ def test_a_technique_that_breaks_does_not_hide_the_others(
 
 
 def test_a_huge_graph_asks_for_names(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.report._what_if._MOST_TASKS", len(graph) - 1)
+    monkeypatch.setattr("slipstream.report.what_if._MOST_TASKS", len(graph) - 1)
     found = what_ifs(graph, durations=AlikeDurations())
     assert found.state == "skipped"
     assert "--technique" in found.reason

@@ -19,7 +19,7 @@ from slipstream.measure.records import (
     Verdict,
 )
 from slipstream.measure.store import Store
-from slipstream.report._history import past_predictions
+from slipstream.report.history import past_predictions
 
 HERE = from_facts({"cpu.model": "Testor 3000", "torch.threads": 1})
 UPDATED = from_facts({"cpu.model": "Testor 3000", "torch.threads": 2})

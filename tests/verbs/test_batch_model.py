@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipstream.errors import InvalidArgumentError, MeasurementError, WorkloadError
-from slipstream.report._batch import batch_svg
+from slipstream.report.batch import batch_svg
 from slipstream.verbs.batch import search
 from slipstream.verbs.batch.model import BatchModel, BatchSample, model_of
 from slipstream.verbs.batch.samples import DoesNotFitError, Facts, Sample, Sampler, Timing

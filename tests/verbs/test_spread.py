@@ -17,7 +17,7 @@ from slipstream.cluster import Cluster, Collective
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Editor, Graph, Work, replace_exchange
 from slipstream.provenance import Provenance
-from slipstream.report._curve import curve_svg
+from slipstream.report.curve import curve_svg
 from slipstream.technique import Quality, QualityKind, Settings, Stage, Traits
 from slipstream.verbs.scaling import PARTS, curve
 from slipstream.verbs.spreading import at_bandwidth, crossover, spread

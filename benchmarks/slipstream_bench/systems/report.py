@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from slipstream.graph import Allocations, Edges, Graph, replace_tasks
-from slipstream.report._write import write_report
+from slipstream.report.write import write_report
 from slipstream.verbs.profiling import profile
 from slipstream_bench import models as _models
 from slipstream_bench.browser import Browser, axe_core, browser, missing

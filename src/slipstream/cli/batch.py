@@ -89,8 +89,8 @@ def command(
     if for_throughput is not None and model.why_not is None:
         wanted = model.for_throughput(for_throughput)
     if svg is not None:
-        from slipstream.report._batch import batch_svg
-        from slipstream.report._curve import write_curve
+        from slipstream.report.batch import batch_svg
+        from slipstream.report.curve import write_curve
 
         write_curve(svg, batch_svg(model))
     payload = model.to_json()

@@ -173,8 +173,8 @@ def command(
 
 def _draw(path: Path, workload: str, exposed: list[dict[str, Any]]) -> None:
     from slipstream.cli._output import note
-    from slipstream.report._curve import write_curve
-    from slipstream.report._network import network_svg
+    from slipstream.report.curve import write_curve
+    from slipstream.report.network import network_svg
 
     if not exposed:
         note(f"{path} was not drawn: no ranks exchanged anything")

@@ -58,7 +58,7 @@ def curve(
     from slipstream.cli._cluster import cluster_of
     from slipstream.cli._output import emit, progress
     from slipstream.cli._workload import graph_of
-    from slipstream.report._curve import curve_svg, write_curve
+    from slipstream.report.curve import curve_svg, write_curve
     from slipstream.tables import Column, Table
     from slipstream.units import format_duration, format_percent
     from slipstream.verbs.scaling import PARTS

@@ -22,7 +22,7 @@ from slipstream.errors import MissingExtraError, SlipstreamError
 from slipstream.live.analysis import Analyst
 from slipstream.live.guard import Guard
 from slipstream.live.session import Session
-from slipstream.report._html import assets, live_html
+from slipstream.report.html import assets, live_html
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -23,9 +23,9 @@ from slipstream.heap import keep_pages
 from slipstream.live.costs import costs
 from slipstream.live.relined import relined, relined_document
 from slipstream.measure import environment
-from slipstream.report._document import make_document, prediction_document
-from slipstream.report._history import past_predictions
-from slipstream.report._what_if import WhatIfs, what_ifs
+from slipstream.report.document import make_document, prediction_document
+from slipstream.report.history import past_predictions
+from slipstream.report.what_if import WhatIfs, what_ifs
 from slipstream.tables import json_values
 from slipstream.verbs.advising import single_names
 from slipstream.verbs.children import run_program, say

@@ -1,5 +1,5 @@
 """One page about a step: a self-contained HTML file, drawn from a JSON document."""
 
-from slipstream.report._write import write_report
+from slipstream.report.write import write_report
 
 __all__ = ["write_report"]

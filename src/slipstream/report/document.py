@@ -14,10 +14,10 @@ from slipstream.measure.environment import capture
 from slipstream.measure.records import Environment
 from slipstream.report._arrays import Arrays
 from slipstream.report._families import FAMILIES
-from slipstream.report._history import Past
 from slipstream.report._run import run_facts
 from slipstream.report._scene import Scenes
-from slipstream.report._what_if import WhatIfs
+from slipstream.report.history import Past
+from slipstream.report.what_if import WhatIfs
 from slipstream.verbs.predicting import Prediction, predict
 
 SCHEMA = 1

@@ -12,10 +12,10 @@ from slipstream.graph import Graph, need_graph
 from slipstream.measure._redact import Redactor
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import capture
-from slipstream.report._document import make_document, redacted
-from slipstream.report._history import past_predictions
-from slipstream.report._html import to_html
-from slipstream.report._what_if import WhatIfs, what_ifs
+from slipstream.report.document import make_document, redacted
+from slipstream.report.history import past_predictions
+from slipstream.report.html import to_html
+from slipstream.report.what_if import WhatIfs, what_ifs
 
 
 def write_report(

@@ -7,7 +7,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from slipstream.report._curve import STYLE
+from slipstream.report.curve import STYLE
 from slipstream.units import format_duration
 
 _SENT, _RECEIVED, _STILL = "#4a90d9", "#7fb069", "#e0a030"

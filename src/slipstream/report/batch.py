@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from slipstream.report._curve import STYLE
+from slipstream.report.curve import STYLE
 from slipstream.units import format_bytes
 from slipstream.verbs.batch.model import BatchModel
 
