@@ -1,4 +1,4 @@
-"""The example of a technique from outside, installed as anybody's package is."""
+"""Techniques from outside, installed as anybody's package is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def install(folder: Path) -> Path:
+EXAMPLE = ROOT / "examples" / "technique_package"
+SPREADING = ROOT / "tests" / "spreading_package"
+
+
+def install(folder: Path, package: Path = EXAMPLE) -> Path:
     """Build and install it from a copy in `folder`, without a network; where it then is."""
-    shutil.copytree(ROOT / "examples" / "technique_package", folder / "package")
+    shutil.copytree(package, folder / "package")
     subprocess.run(
         [
             sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps",

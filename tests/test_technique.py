@@ -186,7 +186,7 @@ def test_none_is_a_value_of_what_may_be_none() -> None:
         ("amp+", UsageError, "empty"),
         (":bf16", UsageError, "empty"),
         ("amp+amp:fp16", UsageError, "twice"),
-        ("late+amp", UsageError, "cannot be combined with 'amp'"),
+        ("late+amp", UsageError, "cannot be combined with 'late'"),
         ("amp+late", UsageError, "cannot be combined with 'late'"),
         ("demanding", UsageError, "demanding:budget="),
     ],

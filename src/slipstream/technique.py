@@ -336,18 +336,27 @@ def parse(text: str) -> tuple[Technique, ...]:
         UsageError: an empty name, a technique twice, or two that conflict.
     """
     known = registry()
-    techniques = [_parse_one(part.strip(), known) for part in text.split("+")]
+    return combination(_parse_one(part.strip(), known) for part in text.split("+"))
+
+
+def combination(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
+    """The techniques in their order, whichever order they are given in.
+
+    Raises:
+        UsageError: a technique twice, or two that cannot be combined.
+    """
+    techniques = in_order(techniques)
     names = [technique.name for technique in techniques]
     for technique in techniques:
         if names.count(technique.name) > 1:
-            raise UsageError(f"'{technique.name}' stands twice in '{text}'")
+            raise UsageError(f"'{technique.name}' stands twice in '{combination_name(techniques)}'")
         against = [other.name for other in techniques if clash(type(technique), type(other))]
         if against:
             raise UsageError(
                 f"'{technique.name}' cannot be combined with '{min(against)}'",
                 remedy="give them as two alternatives: --technique A --technique B",
             )
-    return in_order(techniques)
+    return techniques
 
 
 def clash(one: type[Technique], other: type[Technique]) -> bool:
@@ -370,13 +379,20 @@ def clash(one: type[Technique], other: type[Technique]) -> bool:
 
 
 def variants(kind: type[Technique]) -> list[Technique]:
-    """Its settings that are worth trying on paper.
+    """Its settings that are worth trying on paper: what it declares, else the default ones.
+
+    None where it declares nothing and a setting has no default.
 
     Raises:
         UsageError: it declares what its grammar does not have.
     """
+    if kind.traits.variants:
+        return [_parse_one(text, {kind.name: kind}) for text in kind.traits.variants]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    if any(one.default is dataclasses.MISSING is one.default_factory for one in fields):
+        return []
     default: Callable[[], Technique] = kind
-    return [_parse_one(text, {kind.name: kind}) for text in kind.traits.variants] or [default()]
+    return [default()]
 
 
 def makes_replicas(technique: Technique) -> TypeGuard[Replicating]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.technique import Quality, QualityKind
+from slipstream.technique import Quality, QualityKind, parse
 from slipstream.verbs import advising
 from slipstream.verbs.advising import Advice, advise
 from slipstream.verbs.goals import Goal
@@ -24,6 +24,7 @@ def predicted(
     return Prediction(
         name, 1e6, 1e6 * ratio, ratio, ratio * 0.99, ratio * 1.01,
         memory=(100 * MB, megabytes * MB), quality=Quality(kind, "made up"),
+        techniques=parse(name),
     )  # fmt: skip
 
 
@@ -32,15 +33,13 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Advice over a table of what is predicted; names of real techniques, so that they join."""
 
     def run(*table: Prediction, **options: Any) -> Advice:
-        known = {p.technique: p for p in table}
+        known = {p.techniques: p for p in table}
 
-        def predict(graph: Any, names: Sequence[str], **_: Any) -> list[Prediction]:
-            return [known[name] for name in names if name in known]
+        def predict(graph: Any, asked: Sequence[Any], **_: Any) -> list[Prediction]:
+            return [known[one] for one in asked if one in known]
 
         monkeypatch.setattr(advising, "predict", predict)
-        singles = [name for name in known if "+" not in name]
-        monkeypatch.setattr(advising, "single_names", lambda: singles)
-        looked = [Outlook(known[name]) for name in singles]
+        looked = [Outlook(p) for one, p in known.items() if len(one) == 1]
         monkeypatch.setattr(advising, "first_look", lambda *_: looked)
         # No graph is needed where nothing is predicted.
         monkeypatch.setattr(advising, "need_graph", lambda graph: None)
@@ -76,6 +75,13 @@ def test_a_combination_no_better_than_its_part_is_left_out(advised: Any) -> None
         predicted("channels_last+amp:bf16", 0.7),
     )
     assert names(found) == ["amp:bf16", "channels_last"]
+
+
+def test_a_combination_is_listed_once_whichever_part_comes_first(advised: Any) -> None:
+    joint = predicted("dropout+robe_embedding:10.0", 0.5)
+    for table in (("dropout", "robe_embedding:10.0"), ("robe_embedding:10.0", "dropout")):
+        found = advised(*(predicted(name, 0.8) for name in table), joint)
+        assert [name for name in names(found) if "+" in name] == [joint.technique]
 
 
 def test_combinations_can_be_left_out(advised: Any) -> None:

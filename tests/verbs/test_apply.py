@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -219,11 +220,13 @@ class _Scaled:
         return Module(3, 2)
 
 
+@dataclass(frozen=True)
 class _Larger(Settings):
     """A technique that changes every output by a tenth."""
 
-    name = "larger"
-    factor = 1.1
+    factor: float = 1.1
+
+    name: ClassVar[str] = "larger"
 
     def apply(self, built: Any) -> None:
         import torch
@@ -256,7 +259,6 @@ def test_outputs_of_an_inference_are_compared() -> None:
 def test_an_output_that_is_not_finite_is_no_success() -> None:
     import torch
 
-    broken = _Larger()
-    broken.factor = float("nan")
+    broken = _Larger(float("nan"))
     applied = apply(Workload.of(_Scaled(), torch.randn(4, 3)), broken)  # type: ignore[arg-type]
     assert not applied.finite

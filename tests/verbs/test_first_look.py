@@ -12,7 +12,10 @@ import pytest
 from slipstream.durations import Answer, Durations
 from slipstream.graph import Graph
 from slipstream.provenance import Provenance
+from slipstream.technique import parse
 from slipstream.techniques import threads
+from slipstream.techniques.fused_optimizer import FusedOptimizer
+from slipstream.techniques.precision import Amp
 from slipstream.techniques.threads import Threads
 from slipstream.verbs import advising
 from slipstream.verbs.advising import advise
@@ -49,7 +52,7 @@ class Told(Durations):
 
 def test_nothing_is_measured_and_the_bound_holds(graph: Graph, tmp_path: Path) -> None:
     durations = Told(tmp_path / "none.db", 1.0)
-    (one,) = first_look(graph, ["amp:bf16"], durations)
+    (one,) = first_look(graph, parse("amp:bf16"), durations)
     assert durations.asked == []
     assert one.missing > 0
     assert 0 < one.share < 1
@@ -67,7 +70,7 @@ def test_more_threads_gain_no_more_than_there_are_threads(
 ) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 4)
     for count in (2, 4):
-        (one,) = first_look(graph, [f"threads:{count}"], Told(tmp_path / "none.db", 1.0))
+        (one,) = first_look(graph, [Threads(count)], Told(tmp_path / "none.db", 1.0))
         assert one.missing > 0
         assert one.most is not None
         assert 1 < one.most <= count
@@ -79,13 +82,13 @@ def test_more_threads_gain_no_more_than_there_are_threads(
 def test_what_is_known_is_final(graph: Graph, tmp_path: Path) -> None:
     durations = Told(tmp_path / "none.db", 1000.0)
     durations.told = True
-    (one,) = first_look(graph, ["amp:bf16"], durations)
+    (one,) = first_look(graph, parse("amp:bf16"), durations)
     (expected,) = predict(graph, ["amp:bf16"], durations=durations)
     assert one == Outlook(expected)
 
 
 def test_what_does_not_apply_says_so(graph: Graph, tmp_path: Path) -> None:
-    (one,) = first_look(graph, ["conv_bn_fold"], Told(tmp_path / "none.db", 1.0))
+    (one,) = first_look(graph, parse("conv_bn_fold"), Told(tmp_path / "none.db", 1.0))
     assert one.prediction.why_not
     assert not one.missing
 
@@ -93,7 +96,7 @@ def test_what_does_not_apply_says_so(graph: Graph, tmp_path: Path) -> None:
 def test_what_cannot_pay_is_not_measured(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advising, "single_names", lambda: ["fused_optimizer:fused", "amp:bf16"])
+    monkeypatch.setattr(advising, "single_techniques", lambda: [FusedOptimizer(), Amp()])
     phases = graph.tasks.phase
     # An optimizer that takes hardly any of the step.
     small = graph.tasks.duration_ns.copy()
@@ -118,7 +121,7 @@ def test_what_cannot_pay_is_not_measured(
 def test_it_is_shown_only_while_something_is_missing(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advising, "single_names", lambda: ["amp:bf16"])
+    monkeypatch.setattr(advising, "single_techniques", lambda: [Amp()])
     durations = Told(tmp_path / "none.db", 1000.0)
     durations.told = True
     shown: list[Outlook] = []

@@ -167,7 +167,10 @@ def test_every_way_to_spread_is_ranked(transformer: Graph) -> None:
     applying = [p for p in found.predictions if p.why_not is None]
     assert [p.ratio for p in applying] == sorted(p.ratio for p in applying)
     names = {p.technique.partition(":")[0] for p in applying}
-    assert names == {"ddp", "fsdp", "priority_sync"}
+    assert names == {"adasum", "ddp", "fsdp", "priority_sync"}
+    shown = {p.technique for p in found.predictions}
+    assert shown >= {"ddp:8+sharded_update", "ddp:8+two_d_allreduce:0", "fsdp:8,stage=2", "fsdp:8"}
+    assert not {p.technique for p in found.predictions if "adasum" in p.technique} - {"adasum:8"}
     with pytest.raises(InvalidArgumentError, match="9 is more than the 8"):
         spread(transformer, SLOW, 9, durations=DURATIONS)
 

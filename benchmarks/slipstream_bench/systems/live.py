@@ -18,7 +18,7 @@ from slipstream.graph import load, save
 from slipstream.live.analysis import Analyst
 from slipstream.live.queue import warm_server
 from slipstream.live.server import Live, serving
-from slipstream.verbs.advising import single_names
+from slipstream.verbs.advising import single_techniques
 from slipstream_bench.browser import Browser, browser, missing
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.report import MOVE, repeated
@@ -170,7 +170,7 @@ def _slowest(options: BenchOptions, analyst: Analyst, detail: str) -> Bar:
     if not options.full:
         return not_judged(_SLOWEST, "ms", "<= 100", "some take a minute; needs --full")
     first, again = {}, {}
-    for name in [*single_names(), "accumulation:4+fused_optimizer"]:
+    for name in [*map(str, single_techniques()), "accumulation:4+fused_optimizer"]:
         options.progress(f"{_SLOWEST}: {name}")
         if analyst.simulate(name).get("why_not") is None:
             taken = sorted(_timed(analyst, name)[:2] for _ in range(_SWITCHES))

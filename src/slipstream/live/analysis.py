@@ -199,7 +199,7 @@ class Analyst:
             SlipstreamError: nothing is recorded yet.
         """
         prediction: dict[str, Any] = self.ask(
-            "slipstream.live.work:simulate", path=self._recording(), technique=technique,
+            "slipstream.live.work:simulate", path=self._recording(), text=technique,
             cluster=cluster, workers=workers,
         )  # fmt: skip
         return prediction

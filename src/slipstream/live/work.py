@@ -27,11 +27,10 @@ from slipstream.report.document import make_document, prediction_document
 from slipstream.report.history import past_predictions
 from slipstream.report.what_if import WhatIfs, what_ifs
 from slipstream.tables import json_values
-from slipstream.verbs.advising import single_names
+from slipstream.verbs.advising import single_techniques
 from slipstream.verbs.children import run_program, say
 from slipstream.verbs.devices.elsewhere import devices_for, predict_device
 from slipstream.verbs.predicting import predict
-from slipstream.verbs.spreading import with_workers
 
 DOCUMENT, COLUMNS = "document.json", "columns.deflate"
 
@@ -142,13 +141,13 @@ def forget() -> None:
 
 
 def simulate(
-    path: str, technique: str, cluster: str | None = None, workers: int | None = None
+    path: str, text: str, cluster: str | None = None, workers: int | None = None
 ) -> dict[str, Any]:
     """What a combination would make of the recorded step: as the page shows a prediction.
 
     Args:
         cluster: a preset or short form, for what spreads the step over workers.
-        workers: on as many of its devices; None for as many as `technique` says.
+        workers: on as many of its devices; None for as many as `text` says.
 
     Raises:
         InvalidArgumentError: the cluster has fewer devices.
@@ -158,12 +157,14 @@ def simulate(
     if path not in _timelines:
         _timelines.clear()
         _timelines[path] = replay(graph)
-    asked = technique if workers is None else with_workers(technique, workers)
+    asked = technique.parse(text)
+    if workers is not None:
+        asked = technique.on_workers(asked, workers)
     (prediction,) = predict(
         graph, [asked], durations=_known(graph), cluster=where, baseline=_timelines[path]
     )
     if prediction.why_not is not None:
-        return {"technique": technique, "why_not": prediction.why_not}
+        return {"technique": text, "why_not": prediction.why_not}
     shared = prediction.to_json()["shared"]
     value: dict[str, Any] = json_values({**prediction_document(prediction), "shared": shared})
     return value
@@ -188,7 +189,7 @@ def _offers(graph: Graph) -> dict[str, list[str]]:
         if kind.traits.spreads and not kind.traits.compresses
     ]
     return {
-        "offered": single_names(),
+        "offered": [str(one) for one in single_techniques()],
         "spreading": sorted(spreading),
         "devices": devices_for(graph),
     }

@@ -110,7 +110,7 @@ def prediction_document(
     same = ("technique", "step_ns", "ratio", "interval", "quality", "verdict", "edits", "metric")
     return {
         **{key: found[key] for key in same},
-        "parts": p.technique.split("+"),
+        "parts": [str(one) for one in p.techniques],
         "samples": found["samples_per_step"][1],
         "peak_bytes": found["peak_bytes"][1],
         "shares": found["provenance"],

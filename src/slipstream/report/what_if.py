@@ -17,7 +17,7 @@ from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.graph import Graph
-from slipstream.verbs.advising import advise
+from slipstream.verbs.advising import Combination, advise, single_techniques
 from slipstream.verbs.predicting import Prediction, predict
 
 Widen = Callable[[float, float, float], tuple[float, float]]
@@ -73,8 +73,7 @@ def what_ifs(
     Raises:
         UsageError: a name or setting that is not in the grammar.
     """
-    for text in techniques:
-        technique.parse(text)
+    named = [technique.parse(text) for text in techniques]
     if not len(graph):
         return WhatIfs("skipped", "the graph has no tasks")
     if not techniques and len(graph) > _MOST_TASKS:
@@ -85,14 +84,14 @@ def what_ifs(
         return WhatIfs("skipped", reason)
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
 
-    def ask(names: Sequence[str]) -> list[Prediction]:
-        return predict(graph, names, durations=durations, widen=widen, say=say)
+    def ask(combinations: Sequence[Combination]) -> list[Prediction]:
+        return predict(graph, combinations, durations=durations, widen=widen, say=say)
 
     failed: list[tuple[str, str]] = []
     front: frozenset[str] = frozenset()
     best = None
-    if techniques:
-        asked, failed = _one_by_one(ask, [_name(text) for text in techniques])
+    if named:
+        asked, failed = _one_by_one(ask, named)
     else:
         try:
             advice = advise(graph, durations=durations, widen=widen, say=say)
@@ -100,21 +99,15 @@ def what_ifs(
             best = advice.best.technique if advice.best is not None else None
         except Exception:
             # One technique's defect must not hide the others.
-            singles = [
-                name
-                for kind in technique.registry().values()
-                if not kind.traits.spreads
-                for name in _variants(kind)
-            ]
-            asked, failed = _one_by_one(ask, singles)
-    applying = {p.technique: p for p in asked if p.why_not is None}
+            asked, failed = _one_by_one(ask, [(one,) for one in single_techniques()])
+    applying = {p.techniques: p for p in asked if p.why_not is None}
     refused = tuple(p for p in asked if p.why_not is not None)
-    ranked = tuple(sorted(applying, key=lambda name: applying[name].ratio))
+    ranked = tuple(p.technique for p in sorted(applying.values(), key=lambda p: p.ratio))
     if not asked and failed:
         return WhatIfs("failed", failed[0][1], failed=tuple(failed))
-    wanted = _combinations([p for name, p in applying.items() if "+" not in name])
-    more, known = _within_time(ask, [name for name in wanted if name not in applying], say)
-    joined = sum(name in applying for name in wanted)
+    wanted = _combinations([p for p in applying.values() if len(p.techniques) == 1])
+    more, known = _within_time(ask, [one for one in wanted if one not in applying], say)
+    joined = sum(one in applying for one in wanted)
     everything = sorted([*applying.values(), *more], key=lambda p: p.ratio)
     return WhatIfs(
         predictions=tuple(everything),
@@ -127,29 +120,19 @@ def what_ifs(
     )
 
 
-def _name(text: str) -> str:
-    return technique.combination_name(technique.parse(text))
-
-
-def _variants(kind: type[technique.Technique]) -> list[str]:
-    try:
-        return [str(one) for one in technique.variants(kind)]
-    except Exception:
-        return [kind.name]
-
-
 def _one_by_one(
-    ask: Callable[[Sequence[str]], list[Prediction]], names: Sequence[str]
+    ask: Callable[[Sequence[Combination]], list[Prediction]], combinations: Sequence[Combination]
 ) -> tuple[list[Prediction], list[tuple[str, str]]]:
     """Predictions, in one go if possible, and what went wrong with the others."""
     try:
-        return ask(names), []
+        return ask(combinations), []
     except Exception:
         found: list[Prediction] = []
         failed: list[tuple[str, str]] = []
-        for name in names:
+        for one in combinations:
+            name = technique.combination_name(one)
             try:
-                found += ask([name])
+                found += ask([one])
             except SlipstreamError as error:
                 failed.append((name, error.what))
             except Exception as error:
@@ -157,10 +140,10 @@ def _one_by_one(
         return found, failed
 
 
-def _combinations(singles: Sequence[Prediction]) -> list[str]:
-    """Names of combinations of up to four singles, the most promising of each size first."""
+def _combinations(singles: Sequence[Prediction]) -> list[Combination]:
+    """Combinations of up to four singles, the most promising of each size first."""
     parts = [p for p in singles if math.isfinite(p.ratio) and p.ratio > 0]
-    names: dict[str, None] = {}
+    wanted: dict[Combination, None] = {}
     for size in range(2, _MOST_PARTS + 1):
         groups = sorted(
             itertools.combinations(parts, size),
@@ -171,14 +154,12 @@ def _combinations(singles: Sequence[Prediction]) -> list[str]:
             ),
         )
         for group in groups:
-            if len({p.technique.partition(":")[0] for p in group}) < size:
-                continue
             try:
-                names[_name("+".join(p.technique for p in group))] = None
+                wanted[technique.combination(part for p in group for part in p.techniques)] = None
             except UsageError:
                 # They cannot stand together.
                 continue
-    return list(names)
+    return list(wanted)
 
 
 def _promise(p: Prediction) -> float:
@@ -188,17 +169,19 @@ def _promise(p: Prediction) -> float:
 
 
 def _within_time(
-    ask: Callable[[Sequence[str]], list[Prediction]], names: Sequence[str], say: Say
+    ask: Callable[[Sequence[Combination]], list[Prediction]],
+    combinations: Sequence[Combination],
+    say: Say,
 ) -> tuple[list[Prediction], int]:
     """Predictions of as many as there is room and time for, and how many were looked at."""
     begin = time.monotonic()
     found: list[Prediction] = []
-    names = names[:_MOST_COMBINATIONS]
-    for at in range(0, len(names), _CHUNK):
+    combinations = combinations[:_MOST_COMBINATIONS]
+    for at in range(0, len(combinations), _CHUNK):
         if time.monotonic() - begin > _MOST_SECONDS:
             return found, at
-        chunk = names[at : at + _CHUNK]
-        say(f"trying combinations {at + 1} to {at + len(chunk)} of {len(names)}")
+        chunk = combinations[at : at + _CHUNK]
+        say(f"trying combinations {at + 1} to {at + len(chunk)} of {len(combinations)}")
         asked, _ = _one_by_one(ask, chunk)
         found += [p for p in asked if p.why_not is None]
-    return found, len(names)
+    return found, len(combinations)

@@ -14,10 +14,12 @@ from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import UsageError
 from slipstream.graph import Graph, need_graph
-from slipstream.technique import QualityKind
+from slipstream.technique import QualityKind, Technique
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.outlooks import Outlook, first_look
 from slipstream.verbs.predicting import Prediction, predict
+
+Combination = tuple[Technique, ...]
 
 # A part of a combination must save this share of time or memory on its own.
 _USEFUL = 0.01
@@ -81,24 +83,23 @@ def advise(
     need_graph(graph)
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
 
-    def ask(names: Sequence[str]) -> list[Prediction]:
-        return predict(graph, names, durations=durations, widen=widen, say=say)
+    def ask(combinations: Sequence[Combination]) -> list[Prediction]:
+        return predict(graph, combinations, durations=durations, widen=widen, say=say)
 
     say("a first look, before anything is measured")
-    looked = first_look(graph, single_names(), durations, widen)
+    looked = first_look(graph, single_techniques(), durations, widen)
     if any(one.missing for one in looked):
         show(looked)
     # What cannot be worth it whatever its operators take is not measured.
-    decided = {one.prediction.technique: one.prediction for one in looked if one.decided}
-    measured = ask([p for one in looked if (p := one.prediction.technique) not in decided])
-    singles = [*measured, *decided.values()]
-    found = {p.technique: p for p in singles if p.why_not is None}
+    decided = [one.prediction for one in looked if one.decided]
+    singles = [*ask([one.prediction.techniques for one in looked if not one.decided]), *decided]
+    found = {p.techniques: p for p in singles if p.why_not is None}
     if combinations:
         _grow(found, ask, say)
     applying = sorted(found.values(), key=lambda p: p.ratio)
     front = frozenset(p.technique for p in applying if not _beaten(p, applying))
     # A technique is always shown, a combination only when nothing beats it.
-    applying = [p for p in applying if p.technique in front or "+" not in p.technique]
+    applying = [p for p in applying if p.technique in front or len(p.techniques) == 1]
     step_ns, peak_bytes = _as_it_is(singles)
     needed = tuple(goal for goal in goals if not goal.met(step_ns, peak_bytes))
     meeting = [p for p in applying if all(goal.met_by(p) for goal in goals)]
@@ -115,41 +116,41 @@ def _as_it_is(predictions: Sequence[Prediction]) -> tuple[float, int]:
     return (predictions[0].baseline_ns if predictions else 0.0), peak
 
 
-def single_names() -> list[str]:
+def single_techniques() -> list[Technique]:
     """Every technique of one machine with the settings worth trying."""
     kinds = technique.registry().values()
-    return [str(one) for k in kinds if not k.traits.spreads for one in technique.variants(k)]
+    return [one for k in kinds if not k.traits.spreads for one in technique.variants(k)]
 
 
 def _grow(
-    found: dict[str, Prediction],
-    ask: Callable[[Sequence[str]], list[Prediction]],
+    found: dict[Combination, Prediction],
+    ask: Callable[[Sequence[Combination]], list[Prediction]],
     say: Callable[[str], None],
 ) -> None:
     """Add combinations to `found`: useful parts, joined as long as the joint is better."""
-    parts = [name for name, p in found.items() if _saves(p)]
+    parts = [one for one, p in found.items() if _saves(p)]
     beam = list(parts)
     for size in range(2, _MOST_PARTS + 1):
         wanted = {
-            name: None
+            joint: None
             for one in beam
             for part in parts
-            if (name := _joined(one, part)) is not None and name not in found
+            if (joint := _joined(one, part)) is not None and joint not in found
         }
         if not wanted:
             return
         say(f"trying {len(wanted)} combinations of {size} techniques")
         joined = [p for p in ask(list(wanted)) if p.why_not is None and _adds(p, found)]
-        found.update({p.technique: p for p in joined})
+        found.update({p.techniques: p for p in joined})
         by_time = sorted(joined, key=lambda p: p.ratio)[:_BEAM]
         by_memory = sorted(joined, key=lambda p: p.memory[1])[:_BEAM]
-        beam = list({p.technique: None for p in (*by_time, *by_memory)})
+        beam = list({p.techniques: None for p in (*by_time, *by_memory)})
 
 
-def _joined(one: str, part: str) -> str | None:
-    """The combination's name; None where the two cannot stand together."""
+def _joined(one: Combination, part: Combination) -> Combination | None:
+    """The combination of both; None where they cannot stand together."""
     try:
-        return technique.combination_name(technique.parse(f"{one}+{part}"))
+        return technique.combination((*one, *part))
     except UsageError:
         return None
 
@@ -159,10 +160,10 @@ def _saves(p: Prediction) -> bool:
     return p.ratio < 1 - _USEFUL or after < before * (1 - _USEFUL)
 
 
-def _adds(p: Prediction, found: dict[str, Prediction]) -> bool:
+def _adds(p: Prediction, found: dict[Combination, Prediction]) -> bool:
     """Whether the combination is better in something than each combination it contains."""
-    parts = set(p.technique.split("+"))
-    inside = [q for name, q in found.items() if set(name.split("+")) < parts]
+    parts = set(p.techniques)
+    inside = [q for one, q in found.items() if set(one) < parts]
     return all(_better(p, q) for q in inside)
 
 
@@ -181,7 +182,7 @@ def _beaten(p: Prediction, others: Iterable[Prediction]) -> bool:
     for q in others:
         if q is p or _risk(q) > _risk(p) or _better(p, q):
             continue
-        simpler = q.technique.count("+") - p.technique.count("+")
+        simpler = len(q.techniques) - len(p.techniques)
         if _better(q, p) or (simpler, _risk(q), q.ratio) < (0, _risk(p), p.ratio):
             return True
     return False

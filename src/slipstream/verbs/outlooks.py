@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream import technique
 from slipstream.durations import Answer, Durations, Question, Ratio
 from slipstream.graph import PROVENANCES, Call, Graph, replay
 from slipstream.provenance import Provenance
+from slipstream.technique import Technique
 from slipstream.verbs.predicting import WORTH_IT, Prediction, predict
 
 _ASSUMED, _MEASURED, _TIMED = (
@@ -59,20 +59,18 @@ class Outlook:
 
 def first_look(
     graph: Graph,
-    names: Sequence[str],
+    techniques: Sequence[Technique],
     durations: Durations,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
 ) -> list[Outlook]:
-    """What is known of the single techniques `names` without measuring, in their order."""
+    """What is known of single techniques without measuring, in their order."""
     base_ns = replay(graph).step_ns
     found = []
-    for name, prediction in zip(
-        names, predict(graph, names, durations=_AsKnown(durations), widen=widen), strict=True
-    ):
+    predictions = predict(graph, techniques, durations=_AsKnown(durations), widen=widen)
+    for one, prediction in zip(techniques, predictions, strict=True):
         if prediction.why_not is not None or prediction.graph is None:
             found.append(Outlook(prediction))
             continue
-        (one,) = technique.parse(name)
         missing = len(durations.missing(one.questions(graph)))
         if not missing:
             found.append(Outlook(prediction))

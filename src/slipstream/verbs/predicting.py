@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +71,7 @@ class Prediction:
         metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores.
         graph: the step as it would be.
         shared: what is to be said of it where several workers take it together.
+        techniques: what is combined; empty for edits that no technique makes.
     """
 
     technique: str
@@ -88,6 +89,7 @@ class Prediction:
     metric: str = "cpu"
     graph: Graph | None = field(default=None, repr=False, compare=False)
     shared: Shared | None = None
+    techniques: tuple[Technique, ...] = field(default=(), repr=False, compare=False)
 
     def __repr__(self) -> str:
         if self.why_not is not None:
@@ -222,10 +224,11 @@ def predict(
         say(f"simulating {len(found) + 1} of {len(combinations)}: {name}")
         quality = technique.quality_of(combination, graph) if combination else None
         if reason is not None:
-            found.append(refused(name, baseline, quality, reason))
-            continue
-        metric = technique.clock(combination)
-        found.append(_prediction(name, metric, baseline, edited, quality, cluster, widen))
+            one = refused(name, baseline, quality, reason)
+        else:
+            metric = technique.clock(combination)
+            one = _prediction(name, metric, baseline, edited, quality, cluster, widen)
+        found.append(replace(one, techniques=combination))
     return found
 
 

@@ -12,7 +12,6 @@ from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph
 from slipstream.verbs.predicting import Prediction, predict
-from slipstream.verbs.spreading import with_workers
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -79,9 +78,9 @@ def curve(
     """
     if not workers:
         raise InvalidArgumentError("workers", "is empty", remedy="as --workers 2,4,8")
-    combinations = []
+    combination, combinations = technique.parse(text), []
     for count in workers:
-        parts = with_workers(text, count)
+        parts = technique.on_workers(combination, count)
         if global_batch:
             each, left = divmod(global_batch, count)
             if left or not each:

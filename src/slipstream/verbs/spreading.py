@@ -28,10 +28,6 @@ _WIDEST = 20
 _ROUNDS = 24
 # A step that is longer than without any byte sent by less than this is not held up.
 _HIDDEN = 1.05
-_PLAIN = (
-    "ddp", "ddp+sharded_update", "ddp+two_d_allreduce", "fsdp:stage=2", "fsdp:stage=3",
-    "priority_sync",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,36 +99,43 @@ def spread(
     """
     count = workers or cluster.devices
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
-    plain = [with_workers(text, count) for text in _PLAIN]
-    squeezed = [with_workers(f"ddp+{text}", count) for text in compressors()]
-    found = predict(
-        graph, [*plain, *squeezed], durations=durations, cluster=cluster, widen=widen, say=say
-    )
+    combinations = [technique.on_workers(one, count) for one in _combinations()]
+    found = predict(graph, combinations, durations=durations, cluster=cluster, widen=widen, say=say)
     applying = sorted((p for p in found if p.why_not is None), key=lambda p: p.ratio)
     refused = [p for p in found if p.why_not is not None]
-    dense = found[0]
+    # Replicas whose gradients can be compressed, without; the cheapest where there are several.
+    dense = next(
+        (p for p in applying if [one.traits.hook for one in p.techniques] == ["gives"]), None
+    )
     compressing = None
-    if dense.why_not is None:
-        compressing = _compressing(dense, [p for p in found[len(plain) :] if p.why_not is None])
+    if dense is not None:
+        (replicas,) = dense.techniques
+        compressed = [
+            p
+            for p in applying
+            if replicas in p.techniques and any(one.traits.compresses for one in p.techniques)
+        ]
+        compressing = _compressing(dense, compressed)
     return Spreading((*applying, *refused), compressing)
 
 
-def with_workers(text: str, workers: int) -> tuple[Technique, ...]:
-    """The combination `text` with as many workers.
+def _combinations() -> list[tuple[Technique, ...]]:
+    """Ways to spread a step, from what installed techniques declare.
 
-    Raises:
-        UsageError: no part of it is spread over workers.
+    What makes replicas, by itself and with each technique that changes what these exchange.
     """
-    return technique.on_workers(technique.parse(text), workers)
-
-
-def compressors() -> list[str]:
-    """The installed techniques that compress gradients, with the settings worth trying."""
-    names: list[str] = []
-    for kind in technique.registry().values():
-        if kind.traits.compresses:
-            names += map(str, technique.variants(kind))
-    return names
+    kinds = list(technique.registry().values())
+    makers = [kind for kind in kinds if kind.traits.replicas == "makes"]
+    users = [kind for kind in kinds if kind.traits.replicas == "uses"]
+    alone = [(one,) for kind in makers for one in technique.variants(kind)]
+    return alone + [
+        technique.combination((maker, user))
+        for kind in makers
+        for other in users
+        if not technique.clash(kind, other)
+        for maker in technique.variants(kind)
+        for user in technique.variants(other)
+    ]
 
 
 def at_bandwidth(graph: Graph, factor: float) -> Graph:
@@ -163,7 +166,7 @@ def crossover(dense: Graph, other: Graph) -> float:
     return _last(wins)
 
 
-def _compressing(dense: Prediction, squeezed: Sequence[Prediction]) -> Compressing:
+def _compressing(dense: Prediction, compressed: Sequence[Prediction]) -> Compressing:
     graph = dense.graph
     assert graph is not None
     assert dense.shared is not None
@@ -177,7 +180,7 @@ def _compressing(dense: Prediction, squeezed: Sequence[Prediction]) -> Compressi
         return replay(at_bandwidth(graph, factor)).step_ns > free * _HIDDEN
 
     methods = [
-        Method(p, bandwidth * crossover(graph, p.graph)) for p in squeezed if p.graph is not None
+        Method(p, bandwidth * crossover(graph, p.graph)) for p in compressed if p.graph is not None
     ]
     return Compressing(
         dense,
