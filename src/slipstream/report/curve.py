@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 from slipstream.files import replacing
+from slipstream.report._svg import Drawing
 from slipstream.units import format_duration
 
 _COLOURS = ("#4a90d9", "#7fb069", "#9b7fb0", "#e0a030", "#c4502f")
-STYLE = (
-    "svg{font:12px system-ui,sans-serif;background:#fff}text{fill:#222}.faint{fill:#667}"
-    "line{stroke:#ccd}@media(prefers-color-scheme:dark){svg{background:#1b1d21}text{fill:#eee}"
-    ".faint{fill:#99a}line{stroke:#444}}"
-)
 _LEFT, _TOP, _HEIGHT, _BAR, _GAP, _BELOW = 70, 54, 240, 44, 26, 58
 
 
@@ -30,40 +25,22 @@ def curve_svg(
     most = max((sum(column.values()) for _, column, _ in columns), default=0.0) or 1.0
     width = max(_LEFT + len(columns) * (_BAR + _GAP) + _GAP, 620)
     floor = _TOP + _HEIGHT
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {floor + _BELOW}" '
-        f'width="{width}" role="img" aria-label="{escape(title)}"><style>{STYLE}</style>',
-        f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>',
-    ]
-    for tick in range(5):
-        y = floor - _HEIGHT * tick / 4
-        out.append(f'<line x1="{_LEFT}" x2="{width - 8}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        out.append(
-            f'<text class="faint" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{format_duration(most * tick / 4) if tick else '0'}</text>"
-        )
+    drawing = Drawing(title, width, floor + _BELOW, _LEFT)
+    ticks = [(floor - _HEIGHT * tick / 4, most * tick / 4) for tick in range(5)]
+    drawing.scale(_LEFT, width - 8, [(y, format_duration(ns) if ns else "0") for y, ns in ticks])
+    colours = list(zip(parts, _COLOURS, strict=False))
     for number, (label, column, wall) in enumerate(columns):
         x, y = _LEFT + _GAP + number * (_BAR + _GAP), float(floor)
-        for part, colour in zip(parts, _COLOURS, strict=False):
-            height = _HEIGHT * column.get(part, 0.0) / most
+        for part, colour in colours:
+            ns = column.get(part, 0.0)
+            height = _HEIGHT * ns / most
             y -= height
-            out.append(
-                f'<rect x="{x}" y="{y:.1f}" width="{_BAR}" height="{height:.1f}" fill="{colour}">'
-                f"<title>{escape(part)}: {format_duration(column.get(part, 0.0))}</title></rect>"
-            )
+            drawing.rect(x, y, _BAR, height, colour, tip=f"{part}: {format_duration(ns)}")
         middle = x + _BAR / 2
-        out.append(
-            f'<text class="faint" x="{middle}" y="{y - 5:.1f}" text-anchor="middle" '
-            f'font-size="10">{escape(wall)}</text>'
-            f'<text x="{middle}" y="{floor + 16}" text-anchor="middle">{escape(label)}</text>'
-        )
-    for number, (part, colour) in enumerate(zip(parts, _COLOURS, strict=False)):
-        x = _LEFT + number * 112
-        out.append(
-            f'<rect x="{x}" y="{floor + 34}" width="10" height="10" fill="{colour}"/>'
-            f'<text x="{x + 14}" y="{floor + 43}">{escape(part)}</text>'
-        )
-    return "".join([*out, "</svg>\n"])
+        drawing.text(middle, y - 5, wall, anchor="middle", faint=True, size=10)
+        drawing.text(middle, floor + 16, label, anchor="middle")
+    drawing.legend(_LEFT, floor + 34, 112, [(colour, 1.0, part) for part, colour in colours])
+    return str(drawing)
 
 
 def write_curve(path: Path, svg: str) -> None:

@@ -38,34 +38,17 @@ def assets() -> tuple[str, str]:
 def to_html(document: Mapping[str, Any], arrays: str) -> str:
     """The whole page: nothing in it loads anything, and its policy forbids that it could."""
     script, style = assets()
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src '{_hash(script)}'",
-            f"style-src '{_hash(style)}'",
-            # A browser would ask the server for an icon; this one is empty, and here.
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
-    )
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{escape(str(document['title']))}</title>",
-            f"<style>{style}</style></head><body>",
-            '<div id="page"><noscript>This report draws itself with the script it carries; '
-            "switch scripts on for this file.</noscript></div>",
-            f'<script type="application/json" id="document">{_json(document)}</script>',
-            f'<script type="text/plain" id="arrays">{arrays}</script>',
-            f"<script>{script}</script>",
-            "</body></html>\n",
-        ]
+    # A browser would ask the server for an icon; the page's own is empty, and in it.
+    policy = _policy(f"script-src '{_hash(script)}'", f"style-src '{_hash(style)}'")
+    return _page(
+        str(document["title"]),
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        f"<style>{style}</style>",
+        '<div id="page"><noscript>This report draws itself with the script it carries; '
+        "switch scripts on for this file.</noscript></div>",
+        f'<script type="application/json" id="document">{_json(document)}</script>',
+        f'<script type="text/plain" id="arrays">{arrays}</script>',
+        f"<script>{script}</script>",
     )
 
 
@@ -77,34 +60,37 @@ def live_html(key: str | None = None) -> tuple[str, str]:
     Args:
         key: asks for script and style with it, where the browser sends no cookie.
     """
-    asked = f"?key={quote(key, safe='')}" if key else ""
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            "script-src 'self'",
-            "style-src 'self'",
-            "connect-src 'self'",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
+    query = f"?key={quote(key, safe='')}" if key else ""
+    page = _page(
+        "slipstream live",
+        "",
+        f'<link rel="stylesheet" href="page.css{query}">',
+        '<div id="page" data-live="live"><noscript>This page draws itself with a script; '
+        "switch scripts on for this address.</noscript></div>",
+        f'<script src="page.js{query}"></script>',
     )
-    page = "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            '<link rel="icon" href="data:,">',
-            "<title>slipstream live</title>",
-            f'<link rel="stylesheet" href="page.css{asked}"></head><body>',
-            '<div id="page" data-live="live"><noscript>This page draws itself with a script; '
-            "switch scripts on for this address.</noscript></div>",
-            f'<script src="page.js{asked}"></script>',
-            "</body></html>\n",
-        ]
-    )
-    return page, policy
+    return page, _policy("script-src 'self'", "style-src 'self'", "connect-src 'self'")
+
+
+def _policy(*allowed: str) -> str:
+    rest = ("img-src data:", "base-uri 'none'", "form-action 'none'")
+    return "; ".join(["default-src 'none'", *allowed, *rest])
+
+
+def _page(title: str, policy: str, style: str, *body: str) -> str:
+    lines = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        policy,
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        '<link rel="icon" href="data:,">',
+        f"<title>{escape(title)}</title>",
+        f"{style}</head><body>",
+        *body,
+        "</body></html>\n",
+    ]
+    return "\n".join(filter(None, lines))
 
 
 def _json(document: Mapping[str, Any]) -> str:

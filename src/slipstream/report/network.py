@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import pairwise
 from typing import Any
 
-from slipstream.report.curve import STYLE
+from slipstream.report._svg import Drawing
 from slipstream.units import format_duration
 
 _SENT, _RECEIVED, _STILL = "#4a90d9", "#7fb069", "#e0a030"
@@ -30,25 +29,19 @@ def network_svg(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     most = max(map(_most, rows), default=0.0) or 1.0
     panel = _HEAD + 2 * _HALF + _BELOW
     width, height = _LEFT + _WIDTH + _RIGHT, _TOP + len(rows) * panel + 24
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" role="img" aria-label="{escape(title)}"><style>{STYLE}</style>',
-        f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>',
-    ]
+    drawing = Drawing(title, width, height, _LEFT)
     for number, row in enumerate(rows):
-        out += _panel(row, _TOP + number * panel + _HEAD, _WIDTH / long_s, _HALF / most)
-    for number, (colour, opacity, what) in enumerate(_LEGEND):
-        x, y = _LEFT + 110 * number, height - 20
-        out.append(
-            f'<rect x="{x}" y="{y}" width="10" height="10" fill="{colour}" opacity="{opacity}"/>'
-            f'<text x="{x + 14}" y="{y + 9}">{what}</text>'
-        )
-    return "".join([*out, "</svg>\n"])
+        top = _TOP + number * panel + _HEAD
+        _draw_panel(drawing, row, top, _WIDTH / long_s, _HALF / most)
+    drawing.legend(_LEFT, height - 20, 110, _LEGEND)
+    return str(drawing)
 
 
-def _panel(row: Mapping[str, Any], top: float, x_scale: float, y_scale: float) -> list[str]:
+def _draw_panel(
+    drawing: Drawing, row: Mapping[str, Any], top: float, x_scale: float, y_scale: float
+) -> None:
     drawn, link = row["drawn"], row["link"]
-    stamps, middle = drawn["stamps_s"], top + _HALF
+    stamps, middle, bottom = drawn["stamps_s"], top + _HALF, top + 2 * _HALF
     line = link["line_bytes_per_s"]
     shared = link["ranks_counted"] > 1
 
@@ -58,50 +51,37 @@ def _panel(row: Mapping[str, Any], top: float, x_scale: float, y_scale: float) -
 
     name = row["technique"] + (f" ({row['how']})" if row["how"] else "")
     counted = "; loopback, all ranks" if shared else ""
-    out = [
-        f'<text x="{_LEFT}" y="{top - 7}">{escape(name)}: {format_duration(row["step_ns"])} a step'
-        f"{counted}</text>"
-    ]
-    out += [
-        f'<rect x="{x(began):.1f}" y="{top}" width="{max(x(ended) - x(began), 0.0):.1f}" '
-        f'height="{2 * _HALF}" fill="{_STILL}" opacity="0.3"/>'
-        for began, ended in drawn["waits_s"]
-    ]
-    ways = [("sent", _SENT, -1)] if shared else [("sent", _SENT, -1), ("received", _RECEIVED, 1)]
-    for way, colour, sign in ways:
+    drawing.text(_LEFT, top - 7, f"{name}: {format_duration(row['step_ns'])} a step{counted}")
+    for began, ended in drawn["waits_s"]:
+        width = max(x(ended) - x(began), 0.0)
+        drawing.rect(x(began), top, width, 2 * _HALF, _STILL, opacity=0.3)
+    directions = (
+        [("sent", _SENT, -1)] if shared else [("sent", _SENT, -1), ("received", _RECEIVED, 1)]
+    )
+    for direction, colour, sign in directions:
         path = f"M{x(drawn['times_s'][0]):.1f} {middle}"
-        readings = zip(drawn["times_s"], drawn[way], strict=True)
+        readings = zip(drawn["times_s"], drawn[direction], strict=True)
         for (before, had), (now, has) in pairwise(readings):
             if now > before:
                 y = middle + sign * min((has - had) / (now - before) * y_scale, _HALF)
                 path += f"L{x(before):.1f} {y:.1f}L{x(now):.1f} {y:.1f}"
-        out.append(f'<path d="{path}L{x(drawn["times_s"][-1]):.1f} {middle}Z" fill="{colour}"/>')
+        path += f"L{x(drawn['times_s'][-1]):.1f} {middle}Z"
+        drawing.shape(f'<path d="{path}" fill="{colour}"/>')
     end = x(stamps[-1])
     for rate in (line, -line) if line and not shared else ():
         y = middle - rate * y_scale
-        out.append(
-            f'<line x1="{_LEFT}" x2="{end:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke-dasharray="4 3"/>'
-        )
-    label = _megabits(line) if line else _megabits(_HALF / y_scale)
+        drawing.line(_LEFT, y, end, y, dashes="4 3")
     y = middle - (line * y_scale if line else _HALF)
-    out.append(
-        f'<text class="faint" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-        f'<line x1="{_LEFT}" x2="{end:.1f}" y1="{middle}" y2="{middle}"/>'
-    )
-    told = -float(_APART)
+    label = _megabits(line or _HALF / y_scale)
+    drawing.text(_LEFT - 6, y + 4, label, anchor="end", faint=True)
+    drawing.line(_LEFT, middle, end, middle)
+    labelled = -float(_APART)
     for number, stamp in enumerate(stamps):
-        out.append(
-            f'<line x1="{x(stamp):.1f}" x2="{x(stamp):.1f}" y1="{top}" y2="{top + 2 * _HALF}"/>'
-        )
-        if x(stamp) - told < _APART:
-            continue
-        told = x(stamp)
-        out.append(
-            f'<text class="faint" x="{x(stamp):.1f}" y="{top + 2 * _HALF + 14}" '
-            f'text-anchor="middle" font-size="10">'
-            f"{format_duration(1e9 * stamp) if number else '0'}</text>"
-        )
-    return out
+        drawing.line(x(stamp), top, x(stamp), bottom)
+        if x(stamp) - labelled >= _APART:
+            labelled = x(stamp)
+            words = format_duration(1e9 * stamp) if number else "0"
+            drawing.text(x(stamp), bottom + 14, words, anchor="middle", faint=True, size=10)
 
 
 def _most(row: Mapping[str, Any]) -> float:
