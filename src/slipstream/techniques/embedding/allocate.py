@@ -25,7 +25,7 @@ def allocate(
         choices: of each table, at least one.
         weights: how much a table's loss counts.
     """
-    hulls = [lower_hull(own) for own in choices]
+    hulls = [lower_hull(of_table) for of_table in choices]
     taken = [hull[0] for hull in hulls]
     left = budget - sum(choice.nbytes for choice in taken)
     if left < 0:
@@ -77,8 +77,8 @@ def _filled(
     while True:
         gains = [
             (weights[table] * (taken[table].loss - choice.loss), table, choice)
-            for table, own in enumerate(choices)
-            for choice in own
+            for table, of_table in enumerate(choices)
+            for choice in of_table
             if choice.nbytes - taken[table].nbytes <= left and choice.loss < taken[table].loss
         ]
         gains = [gain for gain in gains if gain[0] > 0]

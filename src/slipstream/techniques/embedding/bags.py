@@ -107,11 +107,11 @@ def reduced(rows: torch.Tensor, bags: Bags, mode: str, padding_idx: int | None) 
     count, begins = len(rows), bags.offsets
     if begins is None:
         begins = torch.arange(bags.total, device=rows.device) * (count // max(bags.total, 1))
-    places = torch.arange(count, device=rows.device)
+    positions = torch.arange(count, device=rows.device)
     if padding_idx is not None:
-        places = places.masked_fill(bags.ids == padding_idx, count)
+        positions = positions.masked_fill(bags.ids == padding_idx, count)
     return functional.embedding_bag(
-        places, torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), begins, mode=mode,
+        positions, torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), begins, mode=mode,
         per_sample_weights=bags.weights, padding_idx=count,
         include_last_offset=len(begins) > bags.total,
     )  # fmt: skip

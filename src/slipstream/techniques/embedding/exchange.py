@@ -117,11 +117,11 @@ def why_none(graph: Graph, rows: int) -> str | None:
     every = lookups(graph)
     if not every:
         return "no embedding table is looked up in this step"
-    found = chosen(graph, rows)
-    if not found:
+    large = chosen(graph, rows)
+    if not large:
         most = max(lookup.weight.shape[0] for lookup in every)
         return f"the largest table has {most} rows; below {rows} they are not worth it"
-    if any(lookup.weight.device != "cpu" for lookup in found):
+    if any(lookup.weight.device != "cpu" for lookup in large):
         return "the kernels are for processors, and the tables are on another device"
     return None
 

@@ -40,8 +40,8 @@ def facts_of(
         if name not in dict(model.named_modules()):
             raise UnknownNameError("table", name, modules)
     known = {
-        name: _shares(name, own, modules[name].num_embeddings)
-        for name, own in counts.items()
+        name: _shares(name, count, modules[name].num_embeddings)
+        for name, count in counts.items()
         if name in modules
     }
     total = sum(lookups for _, lookups in known.values())

@@ -97,10 +97,10 @@ def asked(graph: Graph, groups: Sequence[Group]) -> list[Call]:
     passes = [
         call for group in groups for one in group.lookups for _, call in group.timed_passes(one)
     ]
-    found = _updates(graph, groups)
+    changes = _updates(graph, groups)
     sums = [group.sum_of_gradients for group in groups]
     return [
-        *passes, *questions(graph, found.changed), *(call for _, call in found.added),
+        *passes, *questions(graph, changes.changed), *(call for _, call in changes.added),
         *(call for call in sums if call is not None),
     ]  # fmt: skip
 
@@ -117,11 +117,11 @@ def exchanged(edit: Editor, graph: Graph, groups: Sequence[Group], context: Cont
             if not first and group.sum_of_gradients is not None:
                 _insert(edit, lookup.backward, group.sum_of_gradients, context)
             first = False
-    found = _updates(graph, groups)
-    rescale(edit, graph, found.changed, context.durations)
-    for task, call in found.added:
+    changes = _updates(graph, groups)
+    rescale(edit, graph, changes.changed, context.durations)
+    for task, call in changes.added:
         _insert(edit, task, call, context)
-    for task in found.removed:
+    for task in changes.removed:
         edit.remove(task)
     _resize(edit, graph, groups)
 

@@ -93,10 +93,10 @@ class HotRows(nn.Module):
 
     def record(self, ids: torch.Tensor) -> None:
         """Count these look-ups, exactly."""
-        own = ids.detach().flatten().to("cpu", torch.int64, copy=True)
-        self._since += own.numel()
+        looked_up = ids.detach().flatten().to("cpu", torch.int64, copy=True)
+        self._since += looked_up.numel()
         self._calls += 1
-        missed = door.count_hits(self.table, own, self._hits)
+        missed = door.count_hits(self.table, looked_up, self._hits)
         if not len(missed):
             return
         self._pending.append(missed)
@@ -169,9 +169,11 @@ class HotRows(nn.Module):
     ) -> None:
         """Refit the last core to the rows that leave, and to the others counted as they are."""
         (seen, counts), gone = counted, before[leaving]
-        places = torch.searchsorted(seen, gone).clamp(max=max(len(seen) - 1, 0))
-        found = seen[places] == gone if len(seen) else torch.zeros_like(gone, dtype=torch.bool)
-        weights = torch.where(found, counts[places] if len(seen) else 0, 0).clamp(min=1)
+        positions = torch.searchsorted(seen, gone).clamp(max=max(len(seen) - 1, 0))
+        counted_before = (
+            seen[positions] == gone if len(seen) else torch.zeros_like(gone, dtype=torch.bool)
+        )
+        weights = torch.where(counted_before, counts[positions] if len(seen) else 0, 0).clamp(min=1)
         digits = cores[-1].shape[0]
         near = torch.isin(seen % digits, gone % digits) & others
         anchors, often = seen[near], counts[near]
@@ -206,8 +208,8 @@ class HotRows(nn.Module):
             return
         self._merge()
         every: list[Any] = [None] * processes
-        own = self._seen, self._counts, self._since, self._calls
-        torch.distributed.all_gather_object(every, own)
+        local = self._seen, self._counts, self._since, self._calls
+        torch.distributed.all_gather_object(every, local)
         seen, counts, lookups, calls = zip(*every, strict=True)
         self._seen, self._counts = _added_up(torch.cat(seen), torch.cat(counts))
         a_call = sum(lookups) / max(sum(calls), 1)

@@ -282,10 +282,10 @@ class _OverTable(CompressedModule):
         self._check(bags)
         rows = self.table.look_up(bags.ids)
         if mode is None:
-            made = self.table.widen(rows)
+            wide = self.table.widen(rows)
             if padding_idx is not None:
-                made = made.masked_fill((bags.ids == padding_idx)[:, None], 0)
-            return made
+                wide = wide.masked_fill((bags.ids == padding_idx)[:, None], 0)
+            return wide
         if mode == "max":
             return reduced(self.table.widen(rows), bags, mode, padding_idx)
         return self.table.widen(reduced(rows, bags, mode, padding_idx))
@@ -395,8 +395,8 @@ class _ExportedBags(nn.Module):
         rows = rows * present[..., None]
         if self.mode is None:
             return rows
-        made = rows.sum(1)
-        return made if self.mode == "sum" else made / present.sum(1)[:, None].clamp(min=1)
+        sums = rows.sum(1)
+        return sums if self.mode == "sum" else sums / present.sum(1)[:, None].clamp(min=1)
 
 
 if TYPE_CHECKING:

@@ -128,9 +128,9 @@ def _robe(
     """``slipstream::robe`` of one table, bags of one id each: [count, width]."""
     helper: Any = importlib.import_module("torch.onnx.symbolic_helper")
     ((key, _, dim, _),) = helper._get_const(tables, "t", "tables").tolist()
-    own = g.op("Cast", ids, to_i=_INT)
+    whole_ids = g.op("Cast", ids, to_i=_INT)
     numbers = array.type().sizes()[0]
-    at, signs = _hashed(g, own, key, dim, helper._get_const(block, "i", "block"), numbers)
+    at, signs = _hashed(g, whole_ids, key, dim, helper._get_const(block, "i", "block"), numbers)
     rows = g.op("Gather", array, at, axis_i=0)
     return g.op("Mul", rows, signs) if helper._get_const(sign, "i", "sign") else rows
 
@@ -162,9 +162,9 @@ def _hashed(g: Any, ids: Any, key: int, dim: int, block: int, size: int) -> tupl
 
 
 def _starts(g: Any, key: int, of_row: Any | None, number: Any, size: int) -> Any:
-    own = g.op("Mul", number, _whole(g, hashes._signed(hashes._BLOCK)))
-    own = g.op("Add", own, _whole(g, key))
-    x = _mixed(g, own if of_row is None else g.op("Add", of_row, own))
+    of_block = g.op("Mul", number, _whole(g, hashes._signed(hashes._BLOCK)))
+    of_block = g.op("Add", of_block, _whole(g, key))
+    x = _mixed(g, of_block if of_row is None else g.op("Add", of_row, of_block))
     # The upper 64 of 128 bits, by halves: see `robe_reference._upper_product`.
     high, low = _right(g, x, 32), _and(g, x, _HALF)
     size_high, size_low = size >> 32, size & _HALF

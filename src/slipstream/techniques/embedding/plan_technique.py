@@ -97,8 +97,8 @@ class EmbeddingPlan(TableExchange):
             if "numbers" in settings:
                 settings, nbytes = {**settings, "numbers": plan.numbers}, 4 * plan.numbers
             trained = FORMATS[choice.format].trained(facts[known[0]], settings, nbytes)
-            found = tuple(one for name in known for one in by_name[name])
-            groups.append(Group(found, choice.format, settings, nbytes, trained))
+            lookups = tuple(one for name in known for one in by_name[name])
+            groups.append(Group(lookups, choice.format, settings, nbytes, trained))
         return groups
 
     def summary(self, groups: Sequence[Group]) -> str:

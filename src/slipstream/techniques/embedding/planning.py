@@ -231,16 +231,16 @@ class Plan:
             InvalidArgumentError: the file cannot be read, or is no plan.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            if found["version"] != _VERSION:
-                raise ValueError(f"version {found['version']} is not {_VERSION}")
-            tables = {str(name): _choice(one) for name, one in found["tables"].items()}
-            alternatives = tuple(Alternative(**one) for one in found["alternatives"])
+            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+            if saved["version"] != _VERSION:
+                raise ValueError(f"version {saved['version']} is not {_VERSION}")
+            tables = {str(name): _choice(one) for name, one in saved["tables"].items()}
+            alternatives = tuple(Alternative(**one) for one in saved["alternatives"])
             return cls(
-                tables, int(found["budget"]), int(found["dense_bytes"]), str(found["method"]),
-                alternatives, Provenance(found["basis"]), int(found["block"]),
+                tables, int(saved["budget"]), int(saved["dense_bytes"]), str(saved["method"]),
+                alternatives, Provenance(saved["basis"]), int(saved["block"]),
                 # Plans that do not say were made when rows had signs.
-                bool(found.get("sign", True)),
+                bool(saved.get("sign", True)),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(
@@ -295,13 +295,13 @@ def plan(
         raise InvalidArgumentError("model", f"is a {type(model).__name__}, not a torch.nn.Module")
     least_rows = whole_number("least_rows", least_rows)
     facts = facts_of(model, id_stats, trained=trained, least_rows=least_rows)
-    made = plan_tables(facts, budget=budget, ratio=ratio, methods=methods)
+    compared = plan_tables(facts, budget=budget, ratio=ratio, methods=methods)
     if evaluate is None:
-        return made.best
-    scored = [(_score(evaluate(one.apply(copy.deepcopy(model)))), one) for one in made.plans]
+        return compared.best
+    scored = [(_score(evaluate(one.apply(copy.deepcopy(model)))), one) for one in compared.plans]
     if all(score == -math.inf for score, _ in scored):
         raise InvalidArgumentError("evaluate", "gave no alternative a score: all are NaN")
-    return made.judged(scored)
+    return compared.judged(scored)
 
 
 @dataclass(frozen=True)
@@ -319,14 +319,14 @@ class Compared:
     @property
     def best(self) -> Plan:
         """The plan with the least error; a single format where a mixture is no better."""
-        told = [_alternative(one) for one in self.plans]
-        return dataclasses.replace(self.plans[0], alternatives=(*told, *self.left_out))
+        alternatives = [_alternative(one) for one in self.plans]
+        return dataclasses.replace(self.plans[0], alternatives=(*alternatives, *self.left_out))
 
     def judged(self, scored: Sequence[tuple[float, Plan]]) -> Plan:
         """The plan with the best measured score."""
         order = sorted(scored, key=lambda pair: -pair[0])
-        told = [dataclasses.replace(_alternative(one), score=score) for score, one in order]
-        return dataclasses.replace(order[0][1], alternatives=(*told, *self.left_out))
+        alternatives = [dataclasses.replace(_alternative(one), score=score) for score, one in order]
+        return dataclasses.replace(order[0][1], alternatives=(*alternatives, *self.left_out))
 
 
 def plan_tables(
@@ -364,23 +364,23 @@ def plan_tables(
         tables = {one.name: choice for one, choice in zip(facts, taken, strict=True)}
         return Plan(tables, room, dense, method, (), basis, facts=tuple(facts))
 
-    found: list[Plan] = []
+    plans: list[Plan] = []
     left_out: list[Alternative] = []
-    for name, own in every.items():
-        single = [[*mine, *as_is] for mine, as_is in zip(own, stay, strict=True)]
-        least = sum(min(choice.nbytes for choice in mine) for mine in single)
+    for name, of_format in every.items():
+        single = [[*of_table, *stays] for of_table, stays in zip(of_format, stay, strict=True)]
+        least = sum(min(choice.nbytes for choice in of_table) for of_table in single)
         possible = fixed or FORMATS[name].trains
-        made = planned(name, single) if possible else None
-        if made is not None:
-            found.append(made)
+        single_plan = planned(name, single) if possible else None
+        if single_plan is not None:
+            plans.append(single_plan)
             continue
         why = f"at least {format_bytes(least)}"
         if not possible:
             why += ", and for tables that are trained already"
         left_out.append(Alternative(name, least, None, None, why))
-    open_to = [own for name, own in every.items() if fixed or FORMATS[name].trains]
+    open_to = [of_format for name, of_format in every.items() if fixed or FORMATS[name].trains]
     columns = zip(*open_to, stay, strict=True)
-    mixture = planned(MIXED, [[c for own in column for c in own] for column in columns])
+    mixture = planned(MIXED, [[c for of_format in column for c in of_format] for column in columns])
     if mixture is None:
         least = min((one.nbytes for one in left_out), default=dense)
         raise InvalidArgumentError(
@@ -388,7 +388,7 @@ def plan_tables(
             f"the least is about {format_bytes(least)}",
         )  # fmt: skip
     # The mixture last: of equals the simpler is taken.
-    order = sorted([*found, mixture], key=_error)
+    order = sorted([*plans, mixture], key=_error)
     return Compared(tuple(order), tuple(left_out))
 
 
@@ -459,14 +459,14 @@ def _written(choice: Choice) -> dict[str, Any]:
     return {"way": written.pop("format"), **written}
 
 
-def _choice(found: Mapping[str, Any]) -> Choice:
+def _choice(saved: Mapping[str, Any]) -> Choice:
     settings = {
         str(key): tuple(map(int, value)) if isinstance(value, list) else int(value)
-        for key, value in found["settings"].items()
+        for key, value in saved["settings"].items()
     }
-    if found["way"] not in FORMATS:
-        raise ValueError(f"there is no table format '{found['way']}'")
-    return Choice(found["way"], settings, int(found["nbytes"]), float(found["error"]))
+    if saved["way"] not in FORMATS:
+        raise ValueError(f"there is no table format '{saved['way']}'")
+    return Choice(saved["way"], settings, int(saved["nbytes"]), float(saved["error"]))
 
 
 def _described(choice: Choice) -> str:

@@ -63,7 +63,7 @@ def lookups(graph: Graph) -> list[Lookup]:
     """Every look-up of a parameter in the forward pass, in order."""
     parameters = set(graph.parameters.tolist())
     backward = [t for t in range(len(graph)) if _name(graph, t) in _BACKWARD]
-    found = []
+    looked_up = []
     for task in range(len(graph)):
         name = _name(graph, task)
         if name != _EMBEDDING and name not in _BAGS:
@@ -72,43 +72,43 @@ def lookups(graph: Graph) -> list[Lookup]:
         storages = graph.storages(task).tolist()
         if len(call.inputs) < 2 or (parameters and storages[0] not in parameters):
             continue
-        weight, ids, made = call.inputs[0], call.inputs[1], call.outputs[0]
-        bags = None if name == _EMBEDDING else made.shape[0]
+        weight, ids, rows = call.inputs[0], call.inputs[1], call.outputs[0]
+        bags = None if name == _EMBEDDING else rows.shape[0]
         mode = "sum" if bags is None else _MODES[int(call.arguments[_MODE_AT])]
         back = next((t for t in backward if _answers(graph, t, task, weight)), None)
         if back is not None:
             backward.remove(back)
-        found.append(
+        looked_up.append(
             Lookup(
-                task, storages[0], weight, ids, made, storages[1], storages[len(call.inputs)],
+                task, storages[0], weight, ids, rows, storages[1], storages[len(call.inputs)],
                 bags, mode, back,
             )
         )  # fmt: skip
-    return found
+    return looked_up
 
 
 def updates(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
     """By shape: the optimizer's tasks on single tensors of that shape, in order."""
-    found: dict[tuple[int, ...], list[int]] = {shape: [] for shape in shapes}
+    by_shape: dict[tuple[int, ...], list[int]] = {shape: [] for shape in shapes}
     for task in range(len(graph)):
         call = _call(graph, task)
         if graph.tasks.phase[task] != StepPhase.OPTIMIZER or call is None or is_list(call):
             continue
-        for shape in {spec.shape for spec in call.inputs} & set(found):
-            found[shape].append(task)
-    return found
+        for shape in {spec.shape for spec in call.inputs} & set(by_shape):
+            by_shape[shape].append(task)
+    return by_shape
 
 
 def list_updates(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[int]:
     """The optimizer's tasks on lists of tensors with one of a shape among them."""
-    found = []
+    tasks = []
     for task in range(len(graph)):
         call = _call(graph, task)
         if graph.tasks.phase[task] != StepPhase.OPTIMIZER or call is None or not is_list(call):
             continue
         if any(spec.shape in shapes for spec in call.inputs):
-            found.append(task)
-    return found
+            tasks.append(task)
+    return tasks
 
 
 def is_list(call: Call) -> bool:
@@ -135,20 +135,20 @@ def with_arrays(
             return value if first is None else like(value, first)
         if not isinstance(value, (list, tuple)):
             return value
-        kept: list[object] = []
+        changed_items: list[object] = []
         met = dict.fromkeys(becomes, 0)
         for place, item in enumerate(value):
             if not isinstance(item, TensorSpec) or item.shape not in becomes:
-                kept.append(changed(item))
+                changed_items.append(changed(item))
                 continue
             number, of = met[item.shape], becomes[item.shape]
             met[item.shape] += 1
             new = of[number] if number < len(of) else item.shape
             if new is not None:
-                kept.append(like(item, new))
+                changed_items.append(like(item, new))
             else:
                 gone.setdefault(len(value), set()).add(place)
-        return tuple(kept)
+        return tuple(changed_items)
 
     gone: dict[int, set[int]] = {}
     arguments = _numbers_alike(tuple(changed(value) for value in call.arguments), gone)

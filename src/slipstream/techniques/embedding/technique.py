@@ -84,13 +84,13 @@ class RobeEmbedding(TableExchange):
 
     def groups(self, graph: Graph) -> list[Group]:
         """All tables together, in one array."""
-        found = chosen(graph, self.rows)
-        if not found:
+        lookups = chosen(graph, self.rows)
+        if not lookups:
             return []
-        total = sum(spec.numel for spec in {one.table: one.weight for one in found}.values())
+        total = sum(spec.numel for spec in {one.table: one.weight for one in lookups}.values())
         numbers = self._numbers(total)
         settings = {"numbers": numbers, "block": self.block, "sign": self.sign}
-        return [Group(tuple(found), "robe", settings, 4 * numbers, (numbers,))]
+        return [Group(tuple(lookups), "robe", settings, 4 * numbers, (numbers,))]
 
     def summary(self, groups: Sequence[Group]) -> str:
         """Tables and numbers."""

@@ -106,8 +106,8 @@ def _rotations(like: torch.Tensor) -> torch.Tensor:
     drawn = torch.randn(rows, columns, rank, rank, dtype=torch.float64, device=like.device)
     turned, upper = torch.linalg.qr(drawn)
     turned = turned * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
-    made: torch.Tensor = turned.permute(0, 2, 1, 3) * math.sqrt(rank)
-    return made
+    rotations: torch.Tensor = turned.permute(0, 2, 1, 3) * math.sqrt(rank)
+    return rotations
 
 
 def _moments(threshold: float) -> tuple[float, float]:
@@ -127,5 +127,5 @@ def _beyond(threshold: float, like: torch.Tensor) -> torch.Tensor:
     if share < 1e-300:
         # A tail too thin for its own density: all of it lies at the threshold.
         return sign * threshold
-    made: torch.Tensor = sign * -torch.special.ndtri((1 - drawn) * share)
-    return made
+    numbers: torch.Tensor = sign * -torch.special.ndtri((1 - drawn) * share)
+    return numbers

@@ -111,19 +111,21 @@ def nearest_dimension(embedding_dim: int, cores: int) -> int:
 
 
 def _columns(embedding_dim: int, cores: int) -> tuple[int, ...]:
-    found = _balanced(embedding_dim, cores)
-    if found is None:
+    factors = _balanced(embedding_dim, cores)
+    if factors is None:
         raise InvalidArgumentError(
             "embedding_dim",
             f"{embedding_dim} has no {cores} factors above 1",
             remedy=f"{nearest_dimension(embedding_dim, cores)} has; or give tt_shapes",
         )
-    return found
+    return factors
 
 
 def _balanced(number: int, parts: int) -> tuple[int, ...] | None:
     """Factors above 1 whose sum is least, rising."""
-    return min(_factorings(number, parts, 2), key=lambda found: (sum(found), found), default=None)
+    return min(
+        _factorings(number, parts, 2), key=lambda factors: (sum(factors), factors), default=None
+    )
 
 
 def _factorings(number: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
@@ -139,13 +141,13 @@ def _factorings(number: int, parts: int, least: int) -> Iterator[tuple[int, ...]
 
 def _rows(num_embeddings: int, parts: int) -> tuple[int, ...]:
     """As equal as they can be, with a product of at least `num_embeddings`, rising."""
-    found: list[int] = []
+    factors: list[int] = []
     left = num_embeddings
     for count in range(parts, 0, -1):
         root = _root(left, count)
-        found.append(root)
+        factors.append(root)
         left = -(-left // root)
-    return tuple(sorted(found))
+    return tuple(sorted(factors))
 
 
 def _root(number: int, degree: int) -> int:

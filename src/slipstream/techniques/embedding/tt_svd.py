@@ -55,8 +55,8 @@ def tt_svd(
         cores = [core / s[:, None, None, None] for core, s in zip(cores, scales, strict=True)]
         rows = torch.arange(len(weight))
         refit(cores, rows, weight.detach().double().cpu(), row_weights.double().cpu(), _RIDGE)
-    made = [core.to(weight.device, weight.dtype).contiguous() for core in cores]
-    return Decomposed(made, discarded)
+    in_dtype = [core.to(weight.device, weight.dtype).contiguous() for core in cores]
+    return Decomposed(in_dtype, discarded)
 
 
 def refit(
@@ -123,12 +123,12 @@ def _cut(tensor: torch.Tensor, shape: TTShape) -> tuple[list[torch.Tensor], list
     for rows, columns, wanted in zip(shape.rows, shape.columns, shape.ranks[1:-1], strict=False):
         matrix = rest.reshape(rank * rows * columns, -1)
         u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-        kept = min(wanted, len(s))
-        discarded.append(s[kept:])
+        rank_kept = min(wanted, len(s))
+        discarded.append(s[rank_kept:])
         core = matrix.new_zeros(rank * rows * columns, wanted)
-        core[:, :kept] = u[:, :kept]
+        core[:, :rank_kept] = u[:, :rank_kept]
         rest = matrix.new_zeros(wanted, matrix.shape[1])
-        rest[:kept] = s[:kept, None] * v[:kept]
+        rest[:rank_kept] = s[:rank_kept, None] * v[:rank_kept]
         cores.append(core.view(rank, rows, columns, wanted).transpose(0, 1).contiguous())
         rank = wanted
     last = rest.view(rank, shape.rows[-1], shape.columns[-1], 1).transpose(0, 1)

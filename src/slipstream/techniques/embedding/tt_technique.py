@@ -84,11 +84,11 @@ class TTEmbeddings(TableExchange):
         for one in chosen(graph, self.rows):
             by_table.setdefault(one.table, []).append(one)
         groups = []
-        for found in by_table.values():
-            rows, dim = found[0].weight.shape
+        for lookups in by_table.values():
+            rows, dim = lookups[0].weight.shape
             if (shape := self._smaller(rows, dim)) is not None:
                 cores = tuple(map(math.prod, shape.cores))
-                groups.append(Group(tuple(found), "tt", self._settings, 4 * shape.numbers, cores))
+                groups.append(Group(tuple(lookups), "tt", self._settings, 4 * shape.numbers, cores))
         return groups
 
     def summary(self, groups: Sequence[Group]) -> str:

@@ -170,11 +170,11 @@ class TableFormat(ABC):
 
 def sizes(most: int, least: int = 1) -> list[int]:
     """Whole numbers below `most` down to `least`, four to a halving."""
-    found = {
+    rounded = {
         round(most * 2 ** (-step / STEPS_PER_HALVING))
         for step in range(1, _MOST_HALVINGS * STEPS_PER_HALVING + 1)
     }
-    return sorted((size for size in found if least <= size < most), reverse=True)
+    return sorted((size for size in rounded if least <= size < most), reverse=True)
 
 
 def with_errors(

@@ -107,18 +107,18 @@ class HashedTable(Table):
         """
         counted = row_weights_of(weight, row_weights)
         count, columns = weight.shape
-        made = cls(
+        table = cls(
             count, columns, rows, hot=hot, seed=seed, device=weight.device, dtype=weight.dtype
         )
         # An id that is never read still gets a row near its own.
         counted = counted + 1e-12
-        places = made.places(torch.arange(len(weight), device=weight.device))
-        sums = weight.new_zeros(made.weight.shape, dtype=torch.float64)
+        places = table.places(torch.arange(len(weight), device=weight.device))
+        sums = weight.new_zeros(table.weight.shape, dtype=torch.float64)
         sums.index_add_(0, places, weight.detach().double() * counted[:, None])
         total = counted.new_zeros(len(sums)).index_add_(0, places, counted)
         with torch.no_grad():
-            made.weight.copy_(sums / total.clamp(min=1e-300)[:, None])
-        return made
+            table.weight.copy_(sums / total.clamp(min=1e-300)[:, None])
+        return table
 
     def places(self, ids: torch.Tensor) -> torch.Tensor:
         """Which row of `weight` each id reads: int64 of the shape of `ids`."""

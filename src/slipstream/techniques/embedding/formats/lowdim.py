@@ -89,13 +89,13 @@ class LowDimTable(Table):
         """
         _, axes = principal(weight, row_weights)
         rows, columns = weight.shape
-        made = cls(rows, columns, dim, device=weight.device, dtype=weight.dtype)
+        table = cls(rows, columns, dim, device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
-            kept = axes[:, :dim].to(weight.dtype)
-            assert made.weight is not None
-            made.weight.copy_(weight.detach() @ kept)
-            made.projection.copy_(kept.T)
-        return made
+            axes_kept = axes[:, :dim].to(weight.dtype)
+            assert table.weight is not None
+            table.weight.copy_(weight.detach() @ axes_kept)
+            table.projection.copy_(axes_kept.T)
+        return table
 
     def reset_parameters(self, init_std: float = 1.0) -> None:
         """Normal rows, and a matrix that keeps their lengths on average."""
@@ -109,12 +109,12 @@ class LowDimTable(Table):
         Raises:
             InvalidArgumentError: bits other than 4 and 8.
         """
-        made = LowDimTable(1, self.embedding_dim, self.dim)
+        coded_table = LowDimTable(1, self.embedding_dim, self.dim)
         assert self.weight is not None
-        made.num_embeddings, made.weight = self.num_embeddings, None
-        made.codes = coded(self.weight.detach(), bits)
-        made.projection = nn.Parameter(self.projection.detach().clone())
-        return made
+        coded_table.num_embeddings, coded_table.weight = self.num_embeddings, None
+        coded_table.codes = coded(self.weight.detach(), bits)
+        coded_table.projection = nn.Parameter(self.projection.detach().clone())
+        return coded_table
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows before they are widened: [count, dim]."""

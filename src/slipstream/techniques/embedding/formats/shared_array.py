@@ -138,8 +138,8 @@ class SharedArray(nn.Module):
             return plain
         if array.dtype is not torch.float32:
             return _scaled(array, self.grad_scale, how)
-        made: torch.Tensor = _Bags.apply(array, self.grad_scale, *how)
-        return made
+        rows: torch.Tensor = _Bags.apply(array, self.grad_scale, *how)
+        return rows
 
     def get_extra_state(self) -> dict[str, int]:
         """What the hashes depend on; saved with the array."""
@@ -154,10 +154,10 @@ class SharedArray(nn.Module):
         Raises:
             InvalidArgumentError: it was not.
         """
-        for key, own in self.get_extra_state().items():
-            if state.get(key) != own:
+        for key, here in self.get_extra_state().items():
+            if state.get(key) != here:
                 raise InvalidArgumentError(
-                    "state_dict", f"the saved array has {key} {state.get(key)}, this one {own}",
+                    "state_dict", f"the saved array has {key} {state.get(key)}, this one {here}",
                     remedy="make the SharedArray with the settings it was saved with",
                 )  # fmt: skip
 
@@ -199,7 +199,7 @@ class _Bags(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, array: torch.Tensor, scale: float, *how: Any) -> torch.Tensor:
-        made: torch.Tensor = torch.ops.slipstream.robe.default(array, *how)
+        bags: torch.Tensor = torch.ops.slipstream.robe.default(array, *how)
         ids, offsets, weights, tables = how[:4]
         ctx.save_for_backward(
             array,
@@ -207,21 +207,21 @@ class _Bags(torch.autograd.Function):
             offsets,
             weights,
             tables,
-            made if how[-1] == door.MODES.index("max") else None,
+            bags if how[-1] == door.MODES.index("max") else None,
         )
         ctx.scale, ctx.how = scale, how[4:]
-        return made
+        return bags
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        array, ids, offsets, weights, tables, made = ctx.saved_tensors
+        array, ids, offsets, weights, tables, maxima = ctx.saved_tensors
         how = (ids, offsets, weights, tables, *ctx.how)
         grad = grad.contiguous()
         ops = torch.ops.slipstream.robe
         array_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
-            array_gradient = ops.gradient(grad, array, made, *how, ctx.scale)
+            array_gradient = ops.gradient(grad, array, maxima, *how, ctx.scale)
         if ctx.needs_input_grad[4]:
             weight_gradient = ops.weights(grad, array, *how)
         return (array_gradient, None, None, None, weight_gradient, *[None] * 6)

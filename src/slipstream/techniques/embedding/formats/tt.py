@@ -131,13 +131,13 @@ class _TensorTrain(CompressedModule):
         if weight.dim() != 2:
             raise InvalidArgumentError("weight", f"has {weight.dim()} dimensions, not 2")
         rows, dim = weight.shape
-        own = {"tt_ranks": tt_ranks, "tt_shapes": tt_shapes, "device": weight.device}
-        made = cls(rows, dim, **{**own, "dtype": weight.dtype, **settings})
+        arguments = {"tt_ranks": tt_ranks, "tt_shapes": tt_shapes, "device": weight.device}
+        module = cls(rows, dim, **{**arguments, "dtype": weight.dtype, **settings})
         with torch.no_grad():
-            found = tt_svd(weight, made.shape, row_weights).cores
-            for core, value in zip(made.cores, found, strict=True):
+            cores = tt_svd(weight, module.shape, row_weights).cores
+            for core, value in zip(module.cores, cores, strict=True):
                 core.copy_(value)
-        return made
+        return module
 
     def reset_parameters(self) -> None:
         """Cores whose product has numbers of `init_std`, as near to normal ones as it can be."""
@@ -181,8 +181,8 @@ class _TensorTrain(CompressedModule):
             raise InvalidArgumentError(
                 "cache_rows", "there is no cache to refresh", remedy="cache_rows=1000, say"
             )
-        own = self.optimizers.get("hot.weight", optimizer)
-        return self.hot.refresh(list(self.cores), own)
+        steps_rows = self.optimizers.get("hot.weight", optimizer)
+        return self.hot.refresh(list(self.cores), steps_rows)
 
     def look_up(
         self, bags: Bags, mode: str | None, padding_idx: int | None, counted: bool = True
@@ -205,17 +205,17 @@ class _TensorTrain(CompressedModule):
                door.MODES.index(mode or "sum"))  # fmt: skip
         cores = list(self.cores)
         trained = [one for one in (*cores, cache, bags.weights) if one is not None]
-        made: torch.Tensor
+        rows: torch.Tensor
         if not (torch.is_grad_enabled() and any(one.requires_grad for one in trained)):
-            made = door.look_up(cores, cache, *how)
+            rows = door.look_up(cores, cache, *how)
         elif cores[0].dtype is not torch.float32:
             door.check(cores, cache, *how)
-            made = door.by_reference(cores, cache, *how)
+            rows = door.by_reference(cores, cache, *how)
         else:
-            made = _Rows.apply(len(cores), *cores, cache, *how)
+            rows = _Rows.apply(len(cores), *cores, cache, *how)
         if self.hot is not None and counted:
             self.hot.record(bags.ids)
-        return made
+        return rows
 
     def _step_in_backward(self, make: MakeOptimizer) -> None:
         for name, parameter in self.named_parameters():
@@ -293,10 +293,10 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, count: int, *given: Any) -> torch.Tensor:
         cores, (cache, hot, ids, offsets, weights, *rest) = given[:count], given[count:]
-        made = door.look_up(cores, cache, hot, ids, offsets, weights, *rest)
+        bags = door.look_up(cores, cache, hot, ids, offsets, weights, *rest)
         ctx.save_for_backward(*cores, cache, hot, ids, offsets, weights)
         ctx.count, ctx.rest = count, rest
-        return made
+        return bags
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -308,8 +308,8 @@ class _Rows(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         gradients: list[torch.Tensor | None] = [None] * (count + 1)
         if any(needed[: count + 1]):
-            found = ops.gradient(grad, cores, *how)
-            gradients[: len(found)] = found
+            of_parameters = ops.gradient(grad, cores, *how)
+            gradients[: len(of_parameters)] = of_parameters
         weights = ops.weights(grad, cores, *how) if needed[count + 4] else None
         return (None, *gradients, None, None, None, weights, *[None] * len(ctx.rest))
 
@@ -358,8 +358,8 @@ class TT(TableFormat):
         def error(rank: int) -> float:
             if table.weight is None:
                 return _usual_error(table, numbers[rank])
-            made = TTEmbedding.from_dense(table.weight, rank, row_weights=table.shares)
-            return relative_error(table.weight, made.to_dense(), table.shares)
+            train = TTEmbedding.from_dense(table.weight, rank, row_weights=table.shares)
+            return relative_error(table.weight, train.to_dense(), table.shares)
 
         for rank, lost in with_errors(error, list(numbers)):
             nbytes = numbers[rank] * table.item_bytes
@@ -417,8 +417,8 @@ class HotTT(TT):
                 lost, whole = shares * _usual_error(table, numbers[rank]), 1.0
             else:
                 rows = table.weight.detach().double().cpu()
-                made = TTEmbedding.from_dense(table.weight, rank, row_weights=shares)
-                lost = (rows - made.to_dense().double().cpu()).square().sum(1) * shares
+                train = TTEmbedding.from_dense(table.weight, rank, row_weights=shares)
+                lost = (rows - train.to_dense().double().cpu()).square().sum(1) * shares
                 whole = float((rows.square().sum(1) * shares).sum()) or 1.0
             return lost[order].flip(0).cumsum(0).flip(0) / whole
 
@@ -445,10 +445,10 @@ def _ranks_of(settings: Settings) -> tuple[int, ...]:
 def _numbers(table: TableFacts) -> dict[int, int]:
     """Of trains smaller than the table, by falling rank; none without three factors."""
     try:
-        found = {rank: TTShape.of(table.rows, table.dim, rank).numbers for rank in _ranks()}
+        numbers = {rank: TTShape.of(table.rows, table.dim, rank).numbers for rank in _ranks()}
     except InvalidArgumentError:
         return {}
-    return {rank: number for rank, number in found.items() if number < table.rows * table.dim}
+    return {rank: number for rank, number in numbers.items() if number < table.rows * table.dim}
 
 
 def _usual_error(table: TableFacts, numbers: int) -> float:

@@ -31,10 +31,10 @@ def check(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, b
         InvalidArgumentError: ``input`` has an id that is negative or too large, or ``offsets``
             are out of order or beyond the ids; says which and where.
     """
-    found = _fault(ids, offsets, rows, bags)
-    if found is None:
+    fault = _fault(ids, offsets, rows, bags)
+    if fault is None:
         return
-    kind, where = found
+    kind, where = fault
     if kind == _OFFSET:
         assert offsets is not None
         raise InvalidArgumentError("offsets", _about_offset(offsets, where, ids.numel()))

@@ -129,15 +129,15 @@ def _done(status: int, how: tuple[Any, ...]) -> None:
 def forward_by(kernel: int, array: torch.Tensor, *how: Any) -> torch.Tensor:
     """The look-up by one of `kernels`; arguments are those of ``slipstream::robe``, checked."""
     bags, width = how[4], how[5]
-    made = array.new_empty(bags, width)
+    rows = array.new_empty(bags, width)
     lookup = _described(array.numel(), *how)
     _done(
         _compiled().slipstream_robe_forward(
-            kernel, ctypes.byref(lookup), array.data_ptr(), made.data_ptr()
+            kernel, ctypes.byref(lookup), array.data_ptr(), rows.data_ptr()
         ),
         how,
     )
-    return made
+    return rows
 
 
 def backward_by(

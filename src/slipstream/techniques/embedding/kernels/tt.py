@@ -167,9 +167,9 @@ def count_hits(hot: torch.Tensor, ids: torch.Tensor, hits: torch.Tensor) -> torc
     compiled = _compiled()
     if compiled is None or not hot.is_cpu:
         slots = reference.slots_of(hot.cpu(), ids)
-        found = slots >= 0
-        hits += torch.bincount(slots[found], minlength=len(hits))
-        return ids[~found]
+        cached = slots >= 0
+        hits += torch.bincount(slots[cached], minlength=len(hits))
+        return ids[~cached]
     missed = compiled.slipstream_tt_count(
         hot.data_ptr(), len(hot), len(hits), ids.data_ptr(), len(ids), hits.data_ptr(),
         ids.data_ptr(),
@@ -188,11 +188,11 @@ def _width(cores: Sequence[torch.Tensor]) -> int:
 
 def forward_by(kernel: int, cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """The look-up by one of `kernels`; arguments are those of ``slipstream::tt``, checked."""
-    made = cores[0].new_empty(how[7], _width(cores))
+    rows = cores[0].new_empty(how[7], _width(cores))
     three = _of_three(cores)
     lookup = _described(three, *how)
-    _done(_compiled().slipstream_tt_forward(kernel, ctypes.byref(lookup), made.data_ptr()), how)
-    return made
+    _done(_compiled().slipstream_tt_forward(kernel, ctypes.byref(lookup), rows.data_ptr()), how)
+    return rows
 
 
 def backward_by(
@@ -200,17 +200,17 @@ def backward_by(
 ) -> list[torch.Tensor]:
     """The gradients of the cores, and of the cache where there is one, by one of `kernels`."""
     three = _of_three(cores)
-    found = [torch.zeros_like(core) for core in three]
+    gradients = [torch.zeros_like(core) for core in three]
     cache = None if how[0] is None else torch.zeros_like(how[0])
     lookup = _described(three, *how)
     _done(
         _compiled().slipstream_tt_backward(
-            kernel, ctypes.byref(lookup), grad.data_ptr(), *(one.data_ptr() for one in found),
+            kernel, ctypes.byref(lookup), grad.data_ptr(), *(one.data_ptr() for one in gradients),
             _address(cache),
         ),
         how,
     )  # fmt: skip
-    return found[-len(cores) :] + ([] if cache is None else [cache])
+    return gradients[-len(cores) :] + ([] if cache is None else [cache])
 
 
 def weights_by(
@@ -355,5 +355,5 @@ for _schema, _run, _shape in zip(_SCHEMAS, _RUNS, _SHAPES, strict=True):
 
 def look_up(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """``slipstream::tt``: bags of rows, without a gradient: [bags, q_1 ... q_d]."""
-    made: torch.Tensor = torch.ops.slipstream.tt.default(list(cores), *how)
-    return made
+    rows: torch.Tensor = torch.ops.slipstream.tt.default(list(cores), *how)
+    return rows
