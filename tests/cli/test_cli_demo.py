@@ -55,6 +55,6 @@ def test_the_processor_s_flags_say_whether_it_computes_in_bf16(
     monkeypatch: pytest.MonkeyPatch, flags: str, known: bool | None
 ) -> None:
     monkeypatch.setattr(
-        "slipstream.measure._facts_machine.read", lambda path: f"model : 1\nflags : {flags}\n\n"
+        "slipstream.measure.facts_machine.read", lambda path: f"model : 1\nflags : {flags}\n\n"
     )
     assert environment.computes_in_bf16() is known

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.measure._redact import Redactor
 from slipstream.measure.environment import capture, differences, from_facts, machine_id
 from slipstream.measure.records import Environment
+from slipstream.measure.redact import Redactor
 
 # What the specification asks for, by the beginning of the facts' names.
 _REQUIRED = (

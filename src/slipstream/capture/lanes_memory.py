@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.capture.lanes import partners
-from slipstream.capture.memory import NOTHING_SEEN, Held
-from slipstream.graph import Allocations, Graph, KinetoTrace, MemoryChange, Role, StepPhase
+from slipstream.capture.memory import NOTHING_SEEN, Held, role_between
+from slipstream.graph import Allocations, Graph, KinetoTrace, MemoryChange, Role
 
 SEVERAL_THREADS = (
     "the step runs on several threads, and PyTorch's profiler sees the allocations of one"
@@ -146,15 +146,8 @@ def _workspaces(
 def _role(graph: Graph, producer: int, release: int, role: Role, gradient: bool) -> Role:
     if producer < 0:
         return role
-    made = graph.tasks.phase[producer]
-    freed = graph.tasks.phase[release] if release >= 0 else None
-    if gradient and made == StepPhase.BACKWARD:
-        return Role.GRADIENT
-    if freed is None:
-        return Role.OPTIMIZER if made == StepPhase.OPTIMIZER else Role.OTHER
-    if made == StepPhase.FORWARD and freed != StepPhase.FORWARD:
-        return Role.ACTIVATION
-    return Role.TEMPORARY
+    phase = graph.tasks.phase
+    return role_between(phase[producer], phase[release] if release >= 0 else None, gradient)
 
 
 def _owners(graph: Graph, there: Graph) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from slipstream.measure._facts_machine import UNREADABLE, facts
+from slipstream.measure.facts_machine import UNREADABLE, facts
 
 _KEPT = (
     "cpu.model", "cpu.physical", "cpu.logical", "memory.total_mib",

@@ -365,14 +365,22 @@ class _Sweep:
             if row.role is Role.INPUT and row.updated:
                 return Role.OPTIMIZER
             return row.role
-        made = self._phase[row.producer]
         freed = self._phase[row.release] if row.release >= 0 else None
-        if made == StepPhase.BACKWARD and (
-            row.updated or (freed is None and row.ptr in self._record.gradients)
-        ):
-            return Role.GRADIENT
-        if freed is None:
-            return Role.OPTIMIZER if made == StepPhase.OPTIMIZER else Role.OTHER
-        if made == StepPhase.FORWARD and freed != StepPhase.FORWARD:
-            return Role.ACTIVATION
-        return Role.TEMPORARY
+        gradient = row.updated or (freed is None and row.ptr in self._record.gradients)
+        return role_between(self._phase[row.producer], freed, gradient)
+
+
+def role_between(allocated: int, freed: int | None, gradient: bool) -> Role:
+    """The role of memory that an operator of the step allocates, from the phases of its life.
+
+    Args:
+        allocated, freed: phases; None for what outlives the step.
+        gradient: whether it is a parameter's gradient, if the backward pass allocates it.
+    """
+    if gradient and allocated == StepPhase.BACKWARD:
+        return Role.GRADIENT
+    if freed is None:
+        return Role.OPTIMIZER if allocated == StepPhase.OPTIMIZER else Role.OTHER
+    if allocated == StepPhase.FORWARD and freed != StepPhase.FORWARD:
+        return Role.ACTIVATION
+    return Role.TEMPORARY

@@ -59,9 +59,9 @@ class Check:
 
 def machine() -> list[Check]:
     """The machine and what runs on it."""
-    from slipstream.measure import _facts_machine
+    from slipstream.measure import facts_machine
 
-    facts = _facts_machine.facts()
+    facts = facts_machine.facts()
     quota = facts["machine.cpu_quota"]
     affinity = facts["machine.affinity"]
     cores = f"{facts['cpu.physical']} cores, {facts['cpu.logical']} logical"

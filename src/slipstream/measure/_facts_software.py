@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from slipstream.measure._facts_machine import UNREADABLE
-from slipstream.measure._redact import Redactor
+from slipstream.measure.facts_machine import UNREADABLE
+from slipstream.measure.redact import Redactor
 
 # Variables that change how fast numbers are crunched; nothing else of the environment is looked
 # at, since it may hold secrets.

@@ -9,8 +9,8 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from slipstream.measure._facts_machine import UNREADABLE
-from slipstream.measure._redact import Redactor
+from slipstream.measure.facts_machine import UNREADABLE
+from slipstream.measure.redact import Redactor
 
 _RUNTIMES = {"onnxruntime": "onnxruntime", "litert": "ai-edge-litert", "tflite": "tflite-runtime"}
 # Of nvidia-smi: what stays (hashed) and what changes while it runs (recorded only).

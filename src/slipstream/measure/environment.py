@@ -16,9 +16,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.measure import _facts_machine, _facts_software, _facts_torch
-from slipstream.measure._redact import Redactor
+from slipstream.measure import _facts_software, _facts_torch, facts_machine
 from slipstream.measure.records import Environment
+from slipstream.measure.redact import Redactor
 
 _UNHASHED = "now."
 # As Linux names them: x86 vectors, x86 tiles, Arm.
@@ -50,7 +50,7 @@ def capture(
     """
     redact = Redactor()
     facts: dict[str, Any] = {}
-    facts |= _facts_machine.facts()
+    facts |= facts_machine.facts()
     facts |= _facts_software.facts(redact, command)
     facts |= _facts_torch.facts(redact, may_import=torch)
     for name, seed in (seeds or {}).items():
@@ -84,12 +84,12 @@ def differences(a: Environment, b: Environment) -> tuple[str, ...]:
 
 def processor_flags() -> frozenset[str]:
     """The instruction sets of this processor, by Linux's names; none where it does not say."""
-    return frozenset(_facts_machine.cpu_flags())
+    return frozenset(facts_machine.cpu_flags())
 
 
 def computes_in_bf16() -> bool | None:
     """Whether this processor has bfloat16 instructions; None where it does not say what it has."""
-    flags = _facts_machine.cpu_flags()
+    flags = facts_machine.cpu_flags()
     return bool(_BF16 & set(flags)) if flags else None
 
 

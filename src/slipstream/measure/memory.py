@@ -21,7 +21,7 @@ from typing import Any
 
 from slipstream.child import Child
 from slipstream.errors import MeasurementError
-from slipstream.measure import _facts_machine
+from slipstream.measure import facts_machine
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -222,7 +222,7 @@ def read_status_bytes(field: str) -> int:
 
 def control_group_bytes() -> int | None:
     """Memory that the control groups of this process allow all of theirs; None without a limit."""
-    return _facts_machine.memory_limit()
+    return facts_machine.memory_limit()
 
 
 def _give_back() -> None:

@@ -9,9 +9,9 @@ from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
 from slipstream.files import replacing
 from slipstream.graph import Graph, need_graph
-from slipstream.measure._redact import Redactor
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import capture
+from slipstream.measure.redact import Redactor
 from slipstream.report.document import make_document, redacted
 from slipstream.report.history import past_predictions
 from slipstream.report.html import to_html

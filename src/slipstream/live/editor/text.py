@@ -56,13 +56,7 @@ class LineMap:
     @cached_property
     def _found(self) -> dict[int, int]:
         before, after = self.before, self.after
-        shortest = min(len(before), len(after))
-        head = 0
-        while head < shortest and before[head] == after[head]:
-            head += 1
-        tail = 0
-        while tail < shortest - head and before[-1 - tail] == after[-1 - tail]:
-            tail += 1
+        head, tail = _common_ends(before, after)
         found = {i: i for i in range(head)}
         shift = len(after) - len(before)
         found.update({i: i + shift for i in range(len(before) - tail, len(before))})
@@ -103,19 +97,25 @@ def spans(before: str, after: str) -> list[Span]:
 
 def _trimmed(begin: int, old: str, new: str) -> Span:
     """A replacement without what both texts begin and end with."""
-    shortest = min(len(old), len(new))
-    head = 0
-    while head < shortest and old[head] == new[head]:
-        head += 1
-    tail = 0
-    while tail < shortest - head and old[-1 - tail] == new[-1 - tail]:
-        tail += 1
+    head, tail = _common_ends(old, new)
     # Half of a line's end is no place for an editor's cursor.
     while head and old[head - 1] == "\r":
         head -= 1
     while tail and old[len(old) - tail] == "\n" and old[len(old) - tail - 1 :][:1] == "\r":
         tail -= 1
     return Span(begin + head, begin + len(old) - tail, new[head : len(new) - tail])
+
+
+def _common_ends(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
+    """How many elements both begin with, and of the rest, end with."""
+    shortest = min(len(one), len(other))
+    head = 0
+    while head < shortest and one[head] == other[head]:
+        head += 1
+    tail = 0
+    while tail < shortest - head and one[-1 - tail] == other[-1 - tail]:
+        tail += 1
+    return head, tail
 
 
 def position_at(document: Any, offset: int) -> Any:
