@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -46,9 +47,11 @@ def test_a_cell_is_read_back_from_its_row() -> None:
     again = Cell.from_row(one.to_row())
     assert again == one
     unjudged = Cell("net", "amp:bf16", 1.2, 1.1, 1.3, note="measured too widely")
-    again = Cell.from_row(unjudged.to_row())
+    row = unjudged.to_row()
+    json.dumps(row.data, allow_nan=False)
+    again = Cell.from_row(row)
     assert not again.judged
-    assert again.note == "measured too widely"
+    assert (again.note, again.predicted_high) == ("measured too widely", 1.3)
 
 
 def test_errors_are_judged_over_all_cells(rows: object) -> None:
@@ -86,7 +89,7 @@ def test_few_judged_cells_judge_nothing(rows: object) -> None:
 def test_what_does_not_apply_does_not_count_against_it(rows: object) -> None:
     nan = math.nan
     refused = [
-        Cell("net", f"r{i}", nan, nan, nan, note="does not apply: it is too small")
+        Cell("net", f"r{i}", nan, nan, nan, note="does not apply: it is too small", applies=False)
         for i in range(9)
     ]
     found = rows(*GOOD, *refused)  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,24 @@ from slipstream.cluster import Cluster, ClusterError, Collective
 from slipstream.cluster.quantity import Quantity
 from slipstream.graph import replay
 from slipstream_bench import rank_models as bench_models
-from slipstream_bench.rows import Bar, BenchOptions
+from slipstream_bench.rows import Bar, BenchOptions, at_most
 from slipstream_bench.systems.compression import bars as bench
 
-_GOOD = (
-    "none 400.0 (predicted 404.0, 1.004 x the bytes), cast:bf16 300.0 (predicted 303.0, 1.004 x "
-    "the bytes), powersgd:4,start=2 200.0 (predicted 202.0, 1.004 x the bytes), auto 201.0 took "
-    "powersgd:4; ms"
-)
+
+def good(auto_ms: float = 201.0, cast_told_ms: float = 303.0) -> Bar:
+    """The row of a cell whose predictions are 1 % off."""
+    cells = {"none": (400.0, 404.0), "cast:bf16": (300.0, cast_told_ms),
+             "powersgd:4,start=2": (200.0, 202.0)}  # fmt: skip
+    return at_most(
+        "steps", 0.0, 12, "%",
+        data={
+            "cells": {
+                how: {"step_ms": step, "predicted_ms": told, "bytes_over_told": 1.004}
+                for how, (step, told) in cells.items()
+            },
+            "auto": {"step_ms": auto_ms, "chosen": "powersgd:4"},
+        },
+    )  # fmt: skip
 
 
 @dataclass
@@ -35,12 +46,12 @@ class _Told:
         return SimpleNamespace(exchanges=[row])
 
 
-def _rows(details: list[str]) -> dict[str, Bar]:
-    return {bar.bar: bar for bar in bench._summary(details)}
+def _rows(cells: list[Bar]) -> dict[str, Bar]:
+    return {bar.bar: bar for bar in bench._summary(cells)}
 
 
 def test_rows_over_all_cells_hold_where_every_cell_does() -> None:
-    rows = _rows([_GOOD] * 20)
+    rows = _rows([good()] * 20)
     predicted = rows["predicted step, median error"]
     assert predicted.value == pytest.approx(1.0)
     assert (predicted.holds, predicted.n) == (True, 60)
@@ -52,14 +63,12 @@ def test_rows_over_all_cells_hold_where_every_cell_does() -> None:
 
 
 def test_one_cell_far_off_or_too_few_are_told() -> None:
-    far = _GOOD.replace("cast:bf16 300.0 (predicted 303.0", "cast:bf16 300.0 (predicted 500.0")
-    rows = _rows([_GOOD, far])
+    rows = _rows([good(), good(cast_told_ms=500.0)])
     predicted = rows["predicted step, median error"]
     assert predicted.holds is False
     assert "5 of 6 cells, not 60 within 12 %" in predicted.detail
     assert rows["verdict of the prediction"].value == 75.0
-    slow = _GOOD.replace("auto 201.0", "auto 420.0")
-    rows = _rows([_GOOD, slow])
+    rows = _rows([good(), good(auto_ms=420.0)])
     assert rows["auto against none"].holds is False
     assert rows["auto within 8 % of the best of its candidates"].value == 50.0
 
@@ -91,8 +100,9 @@ def test_a_row_of_cells_is_read_back_as_it_was_written(monkeypatch: pytest.Monke
     row = bench.cell_row("steps", None, "narrow", 60, 2, 1)  # type: ignore[arg-type]
     assert row.holds
     assert row.value == pytest.approx(4.0)
-    assert len(bench._CELL.findall(row.detail)) == len(bench.METHODS)
-    assert _rows([row.detail])["predicted step, median error"].value == pytest.approx(4.0, abs=0.1)
+    assert list(bench.cells_of(row)) == list(bench.METHODS)
+    assert json.loads(json.dumps(row.data)) == row.data
+    assert _rows([row])["predicted step, median error"].value == pytest.approx(4.0)
 
 
 def test_ranks_without_cores_of_their_own_are_not_judged(

@@ -41,7 +41,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         return
     graphs: dict[str, Graph] = {}
     known = {**options.recorded, **options.done}
-    rows = {bar: one.detail for bar, one in known.items() if bar.startswith(_ROW) and one.n}
+    rows = {bar: one for bar, one in known.items() if bar.startswith(_ROW) and "cells" in one.data}
     measured_now = False
     with first_served():
         for name, megabits, ranks in _CELLS if options.full else _QUICK:
@@ -56,16 +56,16 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
             except ClusterError as error:
                 yield not_judged(bar, "%", "<= 12", error.what)
                 continue
-            rows[bar] = row.detail
+            rows[bar] = row
             measured_now = True
             yield row
     if rows and (measured_now or options.wants(_ALL)):
         yield _summary(list(rows.values()))
 
 
-def _summary(details: Sequence[str]) -> Bar:
+def _summary(rows: Sequence[Bar]) -> Bar:
     """Over all cells there are; too few may miss the bar, and do not show that it holds."""
-    cells = [cell for detail in details for cell in cells_of(detail).values()]
+    cells = [cell for row in rows for cell in cells_of(row).values()]
     errors = [abs(told / step - 1.0) for step, told in cells]
     middle, largest = statistics.median(errors), max(errors)
     within = sum(error <= 0.12 for error in errors)

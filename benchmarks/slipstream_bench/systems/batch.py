@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -38,7 +37,6 @@ _TRIALS_QUICK, _TRIALS_FULL = 3, 100
 _TIGHT_BYTES, _TOO_LARGE = 1 << 29, 20_000
 _SAFE = "sizes that do not fit, told and survived"
 _FITS = "largest batch under a memory limit"
-_ROW = re.compile(r"([\d.]+)x: (-?[\d.]+) % time, (-?[\d.]+) % memory")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         name = f"{model}: other batch sizes"
         known = options.done if options.only in name else options.recorded
         if name in known:
-            cells += _cells_of(known[name])
+            cells += [_Cell(**one) for one in known[name].data.get("cells", ())]
         elif options.only in name:
             try:
                 found = _measure(model, options)
@@ -141,15 +139,10 @@ def _row(name: str, cells: Sequence[_Cell]) -> Bar:
     if cells[0].refused:
         detail += f"; times are not predicted, which counts as 100 %: {cells[0].refused}"
     worst = max(abs(one.time) for one in cells)
-    return Bar(name, worst, "%", f"|time| <= {_MOST:g}", worst <= _MOST, len(cells), detail)
-
-
-def _cells_of(row: Bar) -> list[_Cell]:
-    model = row.bar.partition(":")[0]
-    return [
-        _Cell(model, float(times), float(time), float(memory))
-        for times, time, memory in _ROW.findall(row.detail)
-    ]
+    return at_most(
+        name, worst, _MOST, "%", n=len(cells), detail=detail,
+        data={"cells": [asdict(one) for one in cells]},
+    )  # fmt: skip
 
 
 def _judged(cells: Sequence[_Cell]) -> Iterator[Bar]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slipstream import technique
@@ -34,7 +33,6 @@ _STEPS, _BUDGET_S = 16, 6.0
 _PASSES = 2
 # Two devices differ from here on, for their order to be judged.
 _DIFFERS = 0.05
-_ROW = re.compile(r"predicted ([\d.]+)x, measured ([\d.]+)x")
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,7 @@ class _Cell:
         error = 100 * self.error
         holds = abs(error) <= _WORST
         name = f"{self.model} {self.here} to {self.there}"
-        return Bar(name, error, "%", f"|error| <= {_WORST:g}", holds, 1, detail)
-
-    @classmethod
-    def from_row(cls, row: Bar) -> _Cell | None:
-        found = _ROW.search(row.detail)
-        model, here, _, there = row.bar.split(" ")
-        return cls(model, here, there, float(found[1]), float(found[2])) if found else None
+        return Bar(name, error, "%", f"|error| <= {_WORST:g}", holds, 1, detail, data=asdict(self))
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -77,8 +69,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     cells: list[_Cell] = []
     for model in _FULL if options.full else _QUICK:
         known = options.done if options.only in model else options.recorded
-        rows = [row for name, row in known.items() if name.startswith(f"{model} ")]
-        recorded = [cell for row in rows if (cell := _Cell.from_row(row)) is not None]
+        recorded = [_Cell(**row.data) for row in known.values() if row.data.get("model") == model]
         if recorded:
             cells += recorded
         elif options.only in model:

@@ -54,7 +54,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         recorded = {
             one: Cell.from_row(known[name])
             for one in techniques
-            if (name := f"{family} {one}") in known
+            if (name := f"{family} {one}") in known and known[name].data
         }
         cells += recorded.values()
         left = [one for one in techniques if one not in recorded and options.only in family]

@@ -12,10 +12,10 @@ with the heap as it is are a group of their own.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from slipstream import technique
 from slipstream.errors import SlipstreamError
@@ -35,10 +35,6 @@ _TARGET = 0.03
 _ARMS = 4
 _WORST = 12.0
 AS_IT_IS = "(heap-as-it-is)"
-_NOT_APPLICABLE = "does not apply"
-_ROW = re.compile(
-    r"predicted ([\d.]+)x \[([\d.]+), ([\d.]+)\], measured ([\d.]+)x \[([\d.]+), ([\d.]+)\]"
-)
 
 
 @dataclass(frozen=True)
@@ -49,6 +45,7 @@ class Cell:
         predicted, predicted_low, predicted_high: with the printed 90 % interval.
         measured, measured_low, measured_high: NaN when the measurement is not judged.
         note: why it is not.
+        applies: whether the technique applies to the model at all.
     """
 
     model: str
@@ -60,11 +57,7 @@ class Cell:
     measured_low: float = math.nan
     measured_high: float = math.nan
     note: str = ""
-
-    @property
-    def applies(self) -> bool:
-        """Whether the technique applies to the model at all."""
-        return not self.note.startswith(_NOT_APPLICABLE)
+    applies: bool = True
 
     @property
     def judged(self) -> bool:
@@ -87,9 +80,14 @@ class Cell:
         return f"{self.model} {self.technique}"
 
     def to_row(self) -> Bar:
-        """The cell as a row of the bench, from which `from_row` reads it again."""
+        """The cell as a row of the bench, from whose data `from_row` makes it again."""
+        # JSON has no NaN.
+        data = {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in asdict(self).items()
+        }
         if not self.judged:
-            return not_judged(self.name, "%", f"|error| <= {_WORST:g}", self.note)
+            return not_judged(self.name, "%", f"|error| <= {_WORST:g}", self.note, data)
         detail = (
             f"predicted {self.predicted:.4f}x "
             f"[{self.predicted_low:.4f}, {self.predicted_high:.4f}], "
@@ -97,17 +95,13 @@ class Cell:
         )
         error = 100 * self.error
         holds = abs(error) <= _WORST
-        return Bar(self.name, error, "%", f"|error| <= {_WORST:g}", holds, 1, detail)
+        return Bar(self.name, error, "%", f"|error| <= {_WORST:g}", holds, 1, detail, data=data)
 
     @classmethod
     def from_row(cls, row: Bar) -> Cell:
         """The cell behind a recorded row."""
-        model, _, technique = row.bar.partition(" ")
-        match = _ROW.search(row.detail)
-        if match is None:
-            return cls(model, technique, math.nan, math.nan, math.nan, note=row.detail)
-        a, b, c, d, e, f = map(float, match.groups())
-        return cls(model, technique, a, b, c, d, e, f)
+        values: dict[str, Any] = {k: math.nan if v is None else v for k, v in row.data.items()}
+        return cls(**values)
 
 
 def measure_cells(
@@ -134,7 +128,8 @@ def measure_cells(
     nothing = (math.nan,) * 3
     for p in found:
         if p.why_not is not None:
-            yield Cell(family, p.technique, *nothing, note=f"{_NOT_APPLICABLE}: {p.why_not}")
+            yield Cell(family, p.technique, *nothing, note=f"does not apply: {p.why_not}",
+                       applies=False)  # fmt: skip
     usable = [p for p in found if p.why_not is None]
     for begin in range(0, len(usable), _ARMS):
         some = usable[begin : begin + _ARMS]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -58,8 +57,6 @@ _ACKNOWLEDGED = 33 / 1448
 # measured, of all-reduces and gathers of 16 bytes between 2 and 4 ranks (362 to 387).
 _MESSAGE_BYTES = 370
 _NICE = -20
-_CELL = re.compile(r"(\S+) ([\d.]+) \(predicted ([\d.]+), ([\d.]+) x the bytes\)")
-_AUTO = re.compile(r"auto ([\d.]+)")
 _ROW = "steps"
 _AUTOS = ("cast:bf16", "powersgd:4")
 _CELLS = 60
@@ -244,8 +241,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 def _grid(options: BenchOptions, graphs: dict[str, Graph]) -> Iterator[Bar]:
     cells = [(name, megabits, 2) for name in MODELS for megabits in LINKS]
     cells += [("narrow", megabits, 4) for megabits in LINKS[1:3]]
-    rows = {bar: one.detail for bar, one in options.recorded.items() if bar.startswith(_ROW)}
-    rows |= {bar: one.detail for bar, one in options.done.items() if bar.startswith(_ROW)}
+    known = {**options.recorded, **options.done}
+    rows = {bar: one for bar, one in known.items() if bar.startswith(_ROW) and "cells" in one.data}
     measured_now = False
     for name, megabits, ranks in cells if options.full else [("narrow", LINKS[2], 2)]:
         bar = f"{_ROW}: {name}, {megabits} Mbit/s, {ranks} ranks: largest error"
@@ -258,7 +255,7 @@ def _grid(options: BenchOptions, graphs: dict[str, Graph]) -> Iterator[Bar]:
         except ClusterError as error:
             yield not_judged(bar, "%", "<= 12", error.what)
             continue
-        rows[bar] = row.detail
+        rows[bar] = row
         measured_now = True
         yield row
     if rows and (measured_now or options.wants("predicted step")):
@@ -269,7 +266,7 @@ def cell_row(
     bar: str, graph: Graph, name: str, megabits: int, ranks: int, rounds: int,
     methods: Sequence[str] = METHODS,
 ) -> Bar:  # fmt: skip
-    """Each method's step measured and predicted, which the detail holds for `cells_of`.
+    """Each method's step measured and predicted, which the data holds for `cells_of`.
 
     Raises:
         ClusterError: as `measured`; or the cores are busy with other programs.
@@ -285,17 +282,24 @@ def cell_row(
         graph = _shared_machine(graph, ranks, beside)
     told = predicted(graph, model, run.cluster, methods, ranks)
     said, errors = [], []
+    data: dict[str, Any] = {"cells": {}}
     for how in methods:
         step_ms, wanted_ms = found[how]["median_s"] * 1e3, told[how].step_ns / 1e6
         errors.append(abs(wanted_ms / step_ms - 1.0))
         ratio = found[how]["sent"] / _interface_bytes(told[how].graph)
+        data["cells"][how] = {
+            "step_ms": step_ms, "predicted_ms": wanted_ms, "bytes_over_told": ratio,
+        }  # fmt: skip
         said.append(f"{how} {step_ms:.1f} (predicted {wanted_ms:.1f}, {ratio:.3f} x the bytes)")
     if MEETING in others:
+        data["meeting_over_recorded"] = beside
         said.append(f"computing; sending a number a bucket takes {beside:.2f} x the recorded step")
     if "auto" in others:
-        said.append(f"auto {found['auto']['median_s'] * 1e3:.1f} took {found['auto']['chosen']}")
+        auto_ms = found["auto"]["median_s"] * 1e3
+        data["auto"] = {"step_ms": auto_ms, "chosen": found["auto"]["chosen"]}
+        said.append(f"auto {auto_ms:.1f} took {found['auto']['chosen']}")
     return at_most(
-        bar, 100 * max(errors), 12.0, "%", n=len(errors), detail=", ".join(said) + "; ms"
+        bar, 100 * max(errors), 12.0, "%", n=len(errors), detail=", ".join(said) + "; ms", data=data
     )
 
 
@@ -346,23 +350,23 @@ def _messages(row: Exchange) -> int:
     return (row.ranks - 1) * (4 if row.collective.kind == "all_reduce" else 1)
 
 
-def cells_of(detail: str) -> dict[str, tuple[float, float]]:
-    """By method: its step, measured and predicted, ms; from the detail of a `cell_row`."""
-    return {how: (float(step), float(told)) for how, step, told, _ in _CELL.findall(detail)}
+def cells_of(row: Bar) -> dict[str, tuple[float, float]]:
+    """By method: its step, measured and predicted, ms; of a `cell_row`."""
+    return {how: (c["step_ms"], c["predicted_ms"]) for how, c in row.data["cells"].items()}
 
 
-def _summary(details: Sequence[str]) -> Iterator[Bar]:
+def _summary(rows: Sequence[Bar]) -> Iterator[Bar]:
     """Rows over all cells there are."""
     errors, verdicts, wire, slower, behind = [], [], [], [], []
-    for detail in details:
-        cells = cells_of(detail)
-        wire += [abs(float(ratio) - 1.0) for *_, ratio in _CELL.findall(detail)]
+    for row in rows:
+        cells = cells_of(row)
+        wire += [abs(cell["bytes_over_told"] - 1.0) for cell in row.data["cells"].values()]
         errors += [abs(wanted / step - 1.0) for step, wanted in cells.values()]
         dense, dense_told = cells["none"]
         for how, (step, wanted) in cells.items():
             if how != "none" and abs(step / dense - 1.0) > _CLEAR:
                 verdicts.append((step < dense) == (wanted < dense_told))
-        auto = float(_AUTO.findall(detail)[0])
+        auto = row.data["auto"]["step_ms"]
         tried = [step for how, (step, _) in cells.items() if how.startswith(_AUTOS)]
         slower.append(auto / dense - 1.0)
         behind.append(auto / min(dense, *tried) - 1.0)
