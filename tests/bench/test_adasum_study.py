@@ -11,7 +11,7 @@ from torch import nn
 
 from slipstream.techniques.distributed.adasum.rule import adasum_of
 from slipstream_bench.systems.adasum import study as study_of
-from slipstream_bench.systems.adasum import tasks_other as tasks
+from slipstream_bench.systems.adasum import tasks_other
 from slipstream_bench.systems.adasum.study import Samples, Study, combined
 
 
@@ -90,16 +90,16 @@ def test_places_of_a_training_that_averages_are_profiled(study: Study) -> None:
 
 
 def test_other_data_is_made_into_numbers() -> None:
-    words = tasks._words(["Alpha beta, ALPHA!", "", "of it"])
+    words = tasks_other._words(["Alpha beta, ALPHA!", "", "of it"])
     assert words.shape[0] == 3
     assert sorted(words[0][words[0] > 0]) == pytest.approx(np.log1p([1.0, 2.0]))
     assert not words[1:].any()
     tone = np.sin(np.arange(4000) * 2 * np.pi * 40 / 256) * 32767
-    bands = tasks._spectrum(tone.astype(np.int16)).reshape(16, 32)
+    bands = tasks_other._spectrum(tone.astype(np.int16)).reshape(16, 32)
     # Line 40 is the fortieth beyond the constant, four of which are a band.
     assert (bands.argmax(1) == 39 // 4).all()
-    assert np.isfinite(tasks._spectrum(np.zeros(10, np.int16))).all()
+    assert np.isfinite(tasks_other._spectrum(np.zeros(10, np.int16))).all()
     x, y = np.arange(100.0).reshape(50, 2), np.arange(50)
-    shares = tasks._shared(x, y, 30)
+    shares = tasks_other._shared(x, y, 30)
     assert [len(one.x) for one in shares] == [30, 3, 17]
     assert sorted(torch.cat([one.y for one in shares]).tolist()) == list(range(50))

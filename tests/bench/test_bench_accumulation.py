@@ -8,15 +8,15 @@ import pytest
 
 from slipstream.cluster import ClusterError
 from slipstream_bench.rows import Bar, BenchOptions, at_most
-from slipstream_bench.systems import accumulation as bench
+from slipstream_bench.systems import accumulation
 
 _ALL = "predicted step of several batches, median error"
 
 
 @pytest.fixture(autouse=True)
 def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "why_no_netlab", lambda: None)
-    monkeypatch.setattr(bench, "graph_of", lambda model: None)
+    monkeypatch.setattr(accumulation, "why_no_netlab", lambda: None)
+    monkeypatch.setattr(accumulation, "graph_of", lambda model: None)
 
 
 def run(
@@ -34,8 +34,8 @@ def run(
         }
         return at_most(bar, 0.0, 12, "%", n=len(cells), data={"cells": cells})
 
-    monkeypatch.setattr(bench, "cell_row", cell_row)
-    return {bar.bar: bar for bar in bench.bars(options)}
+    monkeypatch.setattr(accumulation, "cell_row", cell_row)
+    return {bar.bar: bar for bar in accumulation.bars(options)}
 
 
 def test_all_cells_are_summed_up_and_those_not_judged_are_not(
@@ -64,7 +64,7 @@ def test_a_row_by_itself_is_judged_beside_the_recorded_ones(
     recorded = run(monkeypatch, {}, BenchOptions(full=True))
     recorded.pop(_ALL)
     only = "narrow, 15 Mbit/s"
-    far = dict.fromkeys(bench.METHODS, 107.0)
+    far = dict.fromkeys(accumulation.METHODS, 107.0)
     rows = run(monkeypatch, far, BenchOptions(full=True, only=only, recorded=recorded))
     assert len(rows) == 2
     assert rows[_ALL].n == 24

@@ -13,21 +13,19 @@ import pytest
 from slipstream.graph import Graph, read_trace, replace_tasks
 from slipstream_bench.rows import Bar, BenchOptions
 from slipstream_bench.systems.graph import bars as bench_graph
-from slipstream_bench.systems.graph import capture as bench_graph_capture
-from slipstream_bench.systems.graph import exact as bench_graph_exact
-from slipstream_bench.systems.graph import peer as bench_graph_peer
+from slipstream_bench.systems.graph import capture, exact, peer
 from slipstream_bench.systems.graph.exact import random_graph, same_graph
 
 
 @pytest.mark.parametrize(
     "holds",
     [
-        bench_graph_exact.identity_edit_changes_nothing,
-        bench_graph_exact.step_is_bounded_below,
-        bench_graph_exact.shorter_is_never_longer,
-        bench_graph_exact.insert_then_remove_restores,
-        bench_graph_exact.round_trips_are_equal,
-        bench_graph_exact.acyclic_or_named_cycle,
+        exact.identity_edit_changes_nothing,
+        exact.step_is_bounded_below,
+        exact.shorter_is_never_longer,
+        exact.insert_then_remove_restores,
+        exact.round_trips_are_equal,
+        exact.acyclic_or_named_cycle,
     ],
 )
 def test_exact_properties_hold_of_random_graphs(holds: Any) -> None:
@@ -66,9 +64,9 @@ def test_one_changed_value_makes_graphs_differ(part: str) -> None:
 def test_a_property_that_fails_is_a_row_that_does_not_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bench_graph_exact, "_QUICK", 4)
-    monkeypatch.setattr(bench_graph_exact, "step_is_bounded_below", lambda rng: False)
-    (row,) = bench_graph_exact.rows(BenchOptions(only="(b)"))
+    monkeypatch.setattr(exact, "_QUICK", 4)
+    monkeypatch.setattr(exact, "step_is_bounded_below", lambda rng: False)
+    (row,) = exact.rows(BenchOptions(only="(b)"))
     assert (row.value, row.unit, row.holds) == (0, "of 4", False)
     assert "seeds [0, 1, 2, 3]" in row.detail
 
@@ -80,16 +78,16 @@ def _no_peer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     def refused(*arguments: Any, **keywords: Any) -> Any:
         raise subprocess.CalledProcessError(1, "pip")
 
-    monkeypatch.setattr(bench_graph_peer, "cache_folder", lambda: folder)
-    monkeypatch.setattr(bench_graph_peer.venv, "create", lambda path, with_pip: path.mkdir())
-    monkeypatch.setattr(bench_graph_peer.subprocess, "run", refused)
+    monkeypatch.setattr(peer, "cache_folder", lambda: folder)
+    monkeypatch.setattr(peer.venv, "create", lambda path, with_pip: path.mkdir())
+    monkeypatch.setattr(peer.subprocess, "run", refused)
 
 
 def test_without_the_peer_its_rows_are_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _no_peer(monkeypatch, tmp_path)
-    monkeypatch.setattr(bench_graph_peer, "_answers", lambda python: False)
+    monkeypatch.setattr(peer, "_answers", lambda python: False)
     monkeypatch.setattr(bench_graph, "_traces", lambda: {bench_graph._LARGEST: tmp_path})
     found = list(bench_graph._peer_rows(BenchOptions()))
     assert [(row.holds, row.value) for row in found] == [(None, None)] * 2
@@ -128,7 +126,7 @@ def _repeat(step_ns: float, plain: tuple[float, float], loaded_ns: float = 0.0) 
 
 
 def _residual(*repeats: dict[str, Any]) -> Bar:
-    return bench_graph_capture._residual("row", list(repeats))
+    return capture._residual("row", list(repeats))
 
 
 def test_a_residual_is_judged_where_plain_steps_agree() -> None:
@@ -148,7 +146,7 @@ def test_a_residual_beside_plain_steps_that_differ_is_not_judged() -> None:
 
 def test_load_may_change_a_prediction_by_five_percent() -> None:
     def row(loaded_ns: float) -> Bar:
-        return bench_graph_capture._under_load("row", [_repeat(100.0, (1, 1), loaded_ns)] * 3, 2)
+        return capture._under_load("row", [_repeat(100.0, (1, 1), loaded_ns)] * 3, 2)
 
     assert row(104.0).holds is True
     assert row(94.0).holds is False

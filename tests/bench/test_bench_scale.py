@@ -9,7 +9,7 @@ import pytest
 from slipstream import data
 from slipstream.data.errors import MissingDataError
 from slipstream_bench.rows import BenchOptions
-from slipstream_bench.systems.scale import mlperf as bench_scale_mlperf
+from slipstream_bench.systems.scale import mlperf
 
 
 def test_the_mlperf_rows_are_judged_and_name_the_evaluation_tail(
@@ -20,14 +20,14 @@ def test_the_mlperf_rows_are_judged_and_name_the_evaluation_tail(
     except MissingDataError as error:
         require("data", False, str(error))
         return
-    rows = {bar.bar: bar for bar in bench_scale_mlperf.bars(BenchOptions(only="M"))}
+    rows = {bar.bar: bar for bar in mlperf.bars(BenchOptions(only="M"))}
     median = rows["MLPerf v0.7 run times: median error"]
     assert median.holds
-    assert median.n == len(bench_scale_mlperf.TARGETS)
-    run = bench_scale_mlperf.logged(bench_scale_mlperf.steps_of(times, "bert", "tpu-v3-8192-JAX"))
+    assert median.n == len(mlperf.TARGETS)
+    run = mlperf.logged(mlperf.steps_of(times, "bert", "tpu-v3-8192-JAX"))
     assert run.wall == "evaluation tail"
     assert run.parts["evaluation tail"] > 0.5 * run.total_ns
-    other = bench_scale_mlperf.logged(bench_scale_mlperf.steps_of(times, "resnet", "tpu-v4-16-TF"))
+    other = mlperf.logged(mlperf.steps_of(times, "resnet", "tpu-v4-16-TF"))
     assert other.wall == "steps"
 
 
@@ -36,6 +36,6 @@ def test_without_data_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MissingDataError(name, "not here", remedy="")
 
     monkeypatch.setattr(data, "get", gone)
-    rows = list(bench_scale_mlperf.bars(BenchOptions()))
+    rows = list(mlperf.bars(BenchOptions()))
     assert rows
     assert all(row.holds is None for row in rows)

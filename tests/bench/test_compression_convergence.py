@@ -13,7 +13,7 @@ from torch import nn
 from slipstream.techniques.distributed import Compressor, RandomK, Sign, SimulatedWorkers
 from slipstream.techniques.distributed.compression.bucket import Layout
 from slipstream_bench.rows import BenchOptions
-from slipstream_bench.systems.compression import convergence as bench
+from slipstream_bench.systems.compression import convergence
 from slipstream_bench.systems.compression.convergence import Pace, Run, Task
 
 _NUMBERS = 200
@@ -127,7 +127,7 @@ class Known(Task):
     """Scores by table: none is best with momentum, signs are best without."""
 
     def reached(
-        self, how: str, runs: Sequence[Run], steps: int, examples: bench.Examples
+        self, how: str, runs: Sequence[Run], steps: int, examples: convergence.Examples
     ) -> list[float]:
         tuning = {run.seed >= 100 for run in runs}
         assert len(tuning) == 1
@@ -153,7 +153,7 @@ def _known() -> Known:
 def test_each_is_judged_at_the_pace_that_its_own_validation_chose() -> None:
     tuned = _known().tuned("sign", 300)
     assert list(tuned) == [Pace(0.1), Pace(0.01, 0.9)]
-    row = bench.judged("trained", _known(), BenchOptions(full=True))
+    row = convergence.judged("trained", _known(), BenchOptions(full=True))
     assert "none 97.200 at 0.01, momentum 0.9" in row.detail
     assert "sign 90.200 at 0.1 (validation" in row.detail
     assert "at none's pace -inf" in row.detail
@@ -164,7 +164,7 @@ def test_each_is_judged_at_the_pace_that_its_own_validation_chose() -> None:
 
 
 def test_a_quick_run_gives_no_verdict() -> None:
-    assert bench.judged("trained", _known(), BenchOptions()).holds is None
+    assert convergence.judged("trained", _known(), BenchOptions()).holds is None
 
 
 def test_trainings_computed_together_are_those_of_a_plain_loop() -> None:
@@ -172,7 +172,7 @@ def test_trainings_computed_together_are_those_of_a_plain_loop() -> None:
     images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(64) % 10
 
-    def batch(drawn: torch.Generator) -> bench.Examples:
+    def batch(drawn: torch.Generator) -> convergence.Examples:
         chosen = torch.randint(0, 64, (8,), generator=drawn)
         return images[chosen], labels[chosen]
 
@@ -180,13 +180,13 @@ def test_trainings_computed_together_are_those_of_a_plain_loop() -> None:
         return -float(nn.functional.cross_entropy(out, y))
 
     examples, steps, clip = (images, labels), 6, 0.5
-    task = Task(bench._Pictures, batch, examples, examples, (), 1, steps, score, "", clip)
+    task = Task(convergence._Pictures, batch, examples, examples, (), 1, steps, score, "", clip)
     runs = [Run(Pace(0.2), 0), Run(Pace(0.05, 0.9), 1)]
     for how, settings in (("none", None), ("randomk:0.3", RandomK(0.3))):
         wanted = []
         for run in runs:
             torch.manual_seed(run.seed)
-            model = bench._Pictures()
+            model = convergence._Pictures()
             team = SimulatedWorkers(model, settings, 2)
             drawn = torch.Generator().manual_seed(run.seed)
             before = {p: torch.zeros_like(p) for p in model.parameters()}

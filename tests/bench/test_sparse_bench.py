@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 from slipstream.sparse import kernels
-from slipstream_bench.systems.sparse import scaling as bench_scaling
+from slipstream_bench.systems.sparse import scaling
 from slipstream_bench.systems.sparse.peers import _largest
 from slipstream_bench.systems.sparse.samples import prepared, sample, skewed_rows
 
@@ -60,10 +60,10 @@ def test_a_law_is_found_again_in_times_that_follow_it(queries: int) -> None:
             for skew in (0.8, 1.0, 1.2)
         )
     ]
-    table = np.array([bench_scaling._costs(run) for run in runs])
+    table = np.array([scaling._costs(run) for run in runs])
     worth = np.array([2e-9, 30e-9, 0.02e-9, 0.5e-9, 0.4e-9, 70e-9, 3e-4])
     measured = table @ worth
-    predicted = bench_scaling._each_from_the_others(table, measured)
+    predicted = scaling._each_from_the_others(table, measured)
     assert np.allclose(predicted, measured, rtol=1e-6)
 
 
@@ -72,7 +72,7 @@ def test_costs_count_what_a_search_does() -> None:
         pytest.skip("the compiled library is not here")
     rows = skewed_rows(2_000, 500, 1.0, seed=1)
     run = prepared(sample(rows, 20), rows, "cosine")
-    listed, _, swept, pairs, _, kept, _ = bench_scaling._costs(run)
+    listed, _, swept, pairs, _, kept, _ = scaling._costs(run)
     index = run.index
     assert index is not None
     of_head = index.head_of[run.left.indices] >= 0

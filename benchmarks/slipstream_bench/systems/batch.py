@@ -21,7 +21,7 @@ from slipstream.verbs.batch.samples import DoesNotFitError, Sampler
 from slipstream.verbs.batch.search import batch_model, factors, more_sizes, whole
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.workload import Workload
-from slipstream_bench import models as _models
+from slipstream_bench import models
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 # A batch small enough that eight times it takes seconds at most.
@@ -80,7 +80,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _workload(model: str) -> Workload:
-    return Workload.parse(f"{Path(_models.__file__)}:{model}", batch_size=_FULL[model])
+    return Workload.parse(f"{Path(models.__file__)}:{model}", batch_size=_FULL[model])
 
 
 def _sampler(

@@ -21,7 +21,7 @@ from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.verbs.devices.elsewhere import predict_device
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
-from slipstream_bench import models as _models
+from slipstream_bench import models
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 _FULL = ("conv_net", "vision_transformer", "language_model", "recurrent_network", "perceptron")
@@ -81,7 +81,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _measure(model: str, levels: Sequence[Level], options: BenchOptions) -> Iterator[_Cell]:
-    workload = Workload.parse(f"{Path(_models.__file__)}:{model}")
+    workload = Workload.parse(f"{Path(models.__file__)}:{model}")
     # What a heap's page faults cost differs from launch to launch, and is no device's.
     workload = workload.with_technique(*technique.parse("allocator"))
     graphs = {}

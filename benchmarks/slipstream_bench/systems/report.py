@@ -13,12 +13,12 @@ import numpy as np
 from slipstream.graph import Allocations, Edges, Graph, replace_tasks
 from slipstream.report.write import write_report
 from slipstream.verbs.profiling import profile
-from slipstream_bench import models as _models
+from slipstream_bench import models
 from slipstream_bench.browser import Browser, axe_core, browser, missing
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
 _TASKS = 200_000
-_MODEL = f"{_models.__file__}:tiny_language_model"
+_MODEL = f"{models.__file__}:tiny_language_model"
 _VIEWS = ("overview", "timeline", "breakdown", "memory", "whatifs", "history", "run")
 _PAINT = "first paint of 200 k tasks"
 _FRAME = "frame while zooming and panning over 200 k tasks, 95 of 100"

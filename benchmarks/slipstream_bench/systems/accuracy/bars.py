@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import median
 
 from slipstream import technique
-from slipstream_bench import models as _models
+from slipstream_bench import models
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.accuracy.cells import AS_IT_IS, Cell, measure_cells
 
@@ -75,7 +75,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 def _grid(full: bool) -> dict[str, tuple[str, ...]]:
     """Techniques by family, named as predictions name them: recorded rows are found by that."""
     if full:
-        families = [make.__name__ for make in _models.FAMILIES]
+        families = [make.__name__ for make in models.FAMILIES]
         grid = {one: _TRAINING + (_PAIRS if one in _PAIRED else ()) for one in families}
         grid[_INFERRING] = _INFERENCE
         grid |= {one + AS_IT_IS: _OWN_HEAP for one in _LEFT_ALONE}

@@ -25,7 +25,7 @@ from slipstream.verbs.predicting import Prediction, predict
 from slipstream.verbs.profiling import profile
 from slipstream.verbs.proving.sides import prove
 from slipstream.workload import Workload
-from slipstream_bench import models as _models
+from slipstream_bench import models
 from slipstream_bench.rows import Bar, not_judged
 
 # A measured interval wider than this (half-width) cannot show the errors the bars speak of.
@@ -117,7 +117,7 @@ def measure_cells(
             is left alone.
         budget: of measuring up to four techniques beside the original.
     """
-    workload = Workload.parse(f"{Path(_models.__file__)}:{family.removesuffix(AS_IT_IS)}")
+    workload = Workload.parse(f"{Path(models.__file__)}:{family.removesuffix(AS_IT_IS)}")
     if not family.endswith(AS_IT_IS):
         workload = workload.with_technique(*technique.parse("allocator"))
     say(f"{family}: profiling")

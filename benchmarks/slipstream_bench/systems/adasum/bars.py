@@ -18,7 +18,7 @@ from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import adasum_of, weights
 from slipstream_bench.harness import one_thread, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
-from slipstream_bench.systems.adasum import training as bench_training
+from slipstream_bench.systems.adasum import training
 from slipstream_bench.systems.adasum.ranks import (
     beside_all_reduce,
     memory,
@@ -38,7 +38,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _cost(options)
         yield from _memory(options)
         yield from _growth(options)
-        yield from bench_training.bars(options)
+        yield from training.bars(options)
 
 
 def _algebra(options: BenchOptions) -> Iterator[Bar]:

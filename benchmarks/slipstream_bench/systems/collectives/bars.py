@@ -15,7 +15,7 @@ from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench.rank_models import batch_of, model_of
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
-from slipstream_bench.systems.collectives import exchange as bench
+from slipstream_bench.systems.collectives import exchange
 from slipstream_bench.systems.collectives.exchange import (
     MBIT,
     in_lab,
@@ -34,7 +34,7 @@ _TECHNIQUES = {"plain": "", "sharded": "+sharded_update", "two_d": "+two_d_allre
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Quick: fewer turns."""
-    yield from bench.bars(options)
+    yield from exchange.bars(options)
     if not options.wants(_BAR):
         return
     if (reason := why_no_netlab()) is not None:

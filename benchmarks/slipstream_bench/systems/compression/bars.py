@@ -32,7 +32,7 @@ from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench.rank_models import batch_of, model_of
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.compression import encoders as bench
+from slipstream_bench.systems.compression import encoders
 from slipstream_bench.systems.compression.rank import MEETING
 from slipstream_bench.systems.compression.ranks import run
 
@@ -224,7 +224,7 @@ def _repeats(operation: Operation) -> int:
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Quick: one model on one link; encoders keep their full size."""
-    yield from bench.bars(options)
+    yield from encoders.bars(options)
     reason = why_no_netlab()
     if reason is not None:
         yield not_judged("predicted step, median error", "%", "<= 5 (largest <= 12)", reason)

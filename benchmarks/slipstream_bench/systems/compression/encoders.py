@@ -16,9 +16,7 @@ from slipstream.native import why_no_library
 from slipstream.techniques.distributed.compression import kernels
 from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, not_judged
-from slipstream_bench.systems.compression import convergence as bench_convergence
-from slipstream_bench.systems.compression import ranks as bench_ranks
-from slipstream_bench.systems.compression import utility as bench_utility
+from slipstream_bench.systems.compression import convergence, ranks, utility
 
 _NUMBERS = 4_000_000
 _SIDE = 2000
@@ -30,9 +28,9 @@ _SIZE = "16 MB, one thread"
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Rows of the bench. Quick: fewer links and steps; encoders keep their full size."""
     yield from _encoders(options)
-    yield from bench_utility.bars(options)
-    yield from bench_convergence.bars(options)
-    yield from bench_ranks.bars(options)
+    yield from utility.bars(options)
+    yield from convergence.bars(options)
+    yield from ranks.bars(options)
 
 
 def _encoders(options: BenchOptions) -> Iterator[Bar]:

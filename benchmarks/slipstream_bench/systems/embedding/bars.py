@@ -1,6 +1,6 @@
 """``slipstream bench embedding``: compressed tables against torch's, theory, and each other.
 
-The rows of tensor trains are `tt_bench`'s.
+The rows of tensor trains are `tt`'s.
 
 Times are CPU time of one thread. Every sample is of batches of other ids, behind one that is not
 counted, so that an arm is timed with its own data in the caches, as a server's
@@ -28,14 +28,16 @@ from slipstream.techniques.embedding.kernels import robe as door
 from slipstream.techniques.embedding.kernels import robe_reference as reference
 from slipstream_bench.harness import numbered, one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
-from slipstream_bench.systems.embedding import device as bench_device
-from slipstream_bench.systems.embedding import memory as bench_memory
-from slipstream_bench.systems.embedding import predictions as bench_predictions
-from slipstream_bench.systems.embedding import quality_bars as bench_quality
-from slipstream_bench.systems.embedding import scaling as bench_scaling
-from slipstream_bench.systems.embedding import serving as bench_serving
-from slipstream_bench.systems.embedding import theory
-from slipstream_bench.systems.embedding import tt as tt_bench
+from slipstream_bench.systems.embedding import (
+    device,
+    memory,
+    predictions,
+    quality_bars,
+    scaling,
+    serving,
+    theory,
+    tt,
+)
 from slipstream_bench.systems.embedding.criteo import TERABYTE_ROWS, scaled_rows
 from slipstream_bench.systems.embedding.growth import fits
 
@@ -48,8 +50,8 @@ _LEAST_P_VALUE = 0.001
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Rows of the bench. Quick takes smaller tables for 26 of them, and fewer draws."""
-    yield from tt_bench.bars(options)
-    yield from bench_device.bars(options)
+    yield from tt.bars(options)
+    yield from device.bars(options)
     if not door.kernels():
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("look-up, block 32: over EmbeddingBag", "x", ">= 3.1", reason)
@@ -58,13 +60,13 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     with one_thread():
         yield from _lookup_rows(options)
         yield from _collection_rows(options)
-        yield from bench_scaling.bars(options)
-        yield from bench_serving.bars(options)
-        yield from bench_predictions.bars(options)
+        yield from scaling.bars(options)
+        yield from serving.bars(options)
+        yield from predictions.bars(options)
     yield from _hash_rows(options)
     yield from _theory_rows(options)
-    yield from bench_memory.bars(options)
-    yield from bench_quality.bars(options)
+    yield from memory.bars(options)
+    yield from quality_bars.bars(options)
 
 
 def _kernel() -> str:

@@ -29,8 +29,7 @@ from slipstream.graph import (
 from slipstream_bench.harness import paired, times_s
 from slipstream_bench.programs import large_program
 from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
-from slipstream_bench.systems.graph import capture as bench_graph_capture
-from slipstream_bench.systems.graph import exact as bench_graph_exact
+from slipstream_bench.systems.graph import capture, exact
 from slipstream_bench.systems.graph.exact import graph_of
 from slipstream_bench.systems.graph.peer import VERSION, Peer, PeerArm, why_no_peer
 
@@ -49,9 +48,9 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     """
     yield from _peer_rows(options)
     yield from _scale_rows(options)
-    yield from bench_graph_exact.rows(options)
+    yield from exact.rows(options)
     yield from _fixture_rows(options)
-    yield from bench_graph_capture.rows(options)
+    yield from capture.rows(options)
 
 
 def _traces() -> dict[str, Path]:

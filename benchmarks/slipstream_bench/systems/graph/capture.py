@@ -16,7 +16,7 @@ from slipstream.technique import Context
 from slipstream.verbs.children import call_in_child
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
-from slipstream_bench import models as _models
+from slipstream_bench import models
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
 # So many operators a step that dispatching them dominates.
@@ -39,7 +39,7 @@ def rows(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _workload(family: str, techniques: str = "") -> Workload:
-    found = Workload.parse(f"{Path(_models.__file__)}:{family}")
+    found = Workload.parse(f"{Path(models.__file__)}:{family}")
     return found.with_technique(*technique.parse(techniques)) if techniques else found
 
 
@@ -154,7 +154,7 @@ def _under_load(name: str, found: list[dict[str, Any]], hogs: int) -> Bar:
 def _memory(options: BenchOptions) -> Iterator[Bar]:
     """Predicted peaks against the allocator's own count in another process."""
     as_is, what_if = "predicted peak memory, unmodified", "predicted peak memory, what if"
-    families = [family.__name__ for family in _models.FAMILIES]
+    families = [family.__name__ for family in models.FAMILIES]
     if not options.full:
         families = [name for name in families if name in _QUICK_FAMILIES]
     errors: dict[str, float] = {}

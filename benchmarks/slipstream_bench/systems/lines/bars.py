@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.graph import Attribution, Cost, Graph, StepPhase, attribute, replay
 from slipstream.verbs.profiling import profile
-from slipstream_bench import models as _models
+from slipstream_bench import models
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.lines.editor import latencies_ms
 
@@ -164,5 +164,5 @@ def _cases(options: BenchOptions) -> Iterator[_Case]:
 def _as_users(folder: str) -> Path:
     """Our models as a file of a user's: our own package's lines are nobody's."""
     path = Path(folder) / "models.py"
-    shutil.copyfile(_models.__file__, path)
+    shutil.copyfile(models.__file__, path)
     return path

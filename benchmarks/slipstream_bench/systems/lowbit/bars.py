@@ -19,9 +19,7 @@ from slipstream.techniques.lowbit.dispatch import Shape, candidates
 from slipstream.techniques.lowbit.kernels import linear, matmul, pack_weights
 from slipstream_bench.harness import Paired, one_thread, paired, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
-from slipstream_bench.systems.lowbit import models as bench_models
-from slipstream_bench.systems.lowbit import peers
-from slipstream_bench.systems.lowbit import predictions as bench_predictions
+from slipstream_bench.systems.lowbit import models, peers, predictions
 from slipstream_bench.systems.lowbit.peers import Peer, Run
 
 _SIDE = 512
@@ -48,8 +46,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield from _grid_rows(options)
         yield from _square_rows(options)
         yield from _vector_rows(options)
-    yield from bench_models.bars(options)
-    yield from bench_predictions.bars(options)
+    yield from models.bars(options)
+    yield from predictions.bars(options)
 
 
 def _ours(

@@ -9,8 +9,7 @@ import numpy as np
 
 from slipstream.cluster import Cluster, Collective, Job, Tasks, simulate
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
-from slipstream_bench.systems.scale import compression as bench_scale_compression
-from slipstream_bench.systems.scale import mlperf as bench_scale_mlperf
+from slipstream_bench.systems.scale import compression, mlperf
 from slipstream_bench.systems.scale import ranks as bench_scale_ranks
 from slipstream_bench.systems.scale.training_run import Pace
 
@@ -20,10 +19,10 @@ _GRADIENT_BYTES = 25.6e6 * 4
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Rows of the scale bench."""
-    yield from bench_scale_mlperf.bars(options)
+    yield from mlperf.bars(options)
     yield from _law_rows(options)
     yield from _cost_rows(options)
-    yield from bench_scale_compression.bars(options)
+    yield from compression.bars(options)
     yield from bench_scale_ranks.bars(options)
 
 
