@@ -69,11 +69,15 @@ class BenchOptions:
     left_out: dict[str, None] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
 
-    def wants(self, bar: str) -> bool:
-        """Whether the row named `bar` is to be measured in this run, and there is time for it."""
+    def wants(self, bar: str, takes_s: float = 0.0) -> bool:
+        """Whether the row named `bar` is to be measured in this run, and there is time for it.
+
+        Args:
+            takes_s: seconds that it takes, where that is long.
+        """
         if self.only not in bar or bar in self.done:
             return False
-        if self.left_s() > 0:
+        if self.left_s() > takes_s:
             return True
         self.left_out[bar] = None
         return False

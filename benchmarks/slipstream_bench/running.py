@@ -100,7 +100,7 @@ def bench(
             notes = [bar.detail] if bar.detail else []
             if bar.bar in options.left_out:
                 notes.append(f"not measured now: {_TIME_IS_UP}")
-            if _changed_since(bar.commit, str(known[name].value)):
+            if changed_since(bar.commit, str(known[name].value)):
                 notes.append("STALE: the room changed since")
             yield replace(bar, source="recorded", detail="; ".join(notes))
     for left in options.left_out.keys() - {bar.bar for bar in recorded}:
@@ -136,16 +136,16 @@ def _commit() -> str:
     return _git("rev-parse", "--short=12", "HEAD") or "unknown"
 
 
-def _changed_since(commit: str, entry: str) -> bool:
+def changed_since(commit: str, entry: str) -> bool:
     """Whether what the bench of ``package.room.module:function`` rests on differs from `commit`."""
-    rests_on = _rooms(entry)
+    rests_on = rooms_of(entry)
     if not rests_on:
         return False
     changed = _git("diff", "--name-only", commit, "--", *rests_on, "native")
     return changed is None or bool(changed)
 
 
-def _rooms(entry: str) -> list[str]:
+def rooms_of(entry: str) -> list[str]:
     """Folders and files under ``src`` whose modules the bench imports; none outside a clone."""
     bench = Path("benchmarks", *entry.partition(":")[0].split("."))
     files = (

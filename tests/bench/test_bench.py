@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from slipstream.errors import UnknownNameError
+import slipstream
+from slipstream.cli.bench import command, more_help
+from slipstream.errors import SlipstreamError, UnknownNameError
 from slipstream_bench import running
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
 
@@ -114,3 +119,66 @@ def test_rows_keep_their_data_and_old_records_have_none(tmp_path: Path) -> None:
     )
     (old,) = running.read_results(tmp_path / "old.jsonl")
     assert old.data == {}
+
+
+def test_a_row_that_takes_longer_than_there_is_time_is_left_out() -> None:
+    options = BenchOptions(budget_s=60.0)
+    assert options.wants("short", takes_s=30.0)
+    assert not options.wants("long", takes_s=90.0)
+    assert not options.wants("long", takes_s=90.0)
+    assert list(options.left_out) == ["long"]
+    assert BenchOptions().wants("long", takes_s=1e9), "a full run has all the time"
+
+
+def test_a_recorded_row_is_stale_when_a_room_that_the_bench_imports_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when another room has."""
+    bench = tmp_path / "benchmarks" / "toy_bench" / "systems" / "toy"
+    rooms = {name: tmp_path / "src" / "slipstream" / name for name in ("graph", "report")}
+    for folder in (bench, *rooms.values()):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+    (bench / "bars.py").write_text("from slipstream.graph import Graph\n")
+    monkeypatch.chdir(tmp_path)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "before")
+    commit, entry = git("rev-parse", "HEAD"), "toy_bench.systems.toy.bars:bars"
+    assert running.rooms_of(entry) == ["src/slipstream/graph"]
+    assert not running.changed_since(commit, entry)
+    (rooms["report"] / "__init__.py").write_text("changed = True\n")
+    assert not running.changed_since(commit, entry)
+    (rooms["graph"] / "__init__.py").write_text("changed = True\n")
+    assert running.changed_since(commit, entry)
+    assert running.changed_since("0" * 40, entry), "of a commit that is not here nothing is known"
+
+
+def test_where_benches_are_not_installed_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "slipstream_bench", None)
+    with pytest.raises(SlipstreamError, match="benches are not installed") as caught:
+        command(["engine"])
+    assert "pip install -e benchmarks" in str(caught.value.remedy)
+    assert "pip install -e benchmarks" in str(more_help())
+
+
+def test_of_the_package_the_command_alone_knows_the_benches() -> None:
+    source = Path(slipstream.__file__).parent
+    importing = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slipstream_bench"))
+        or (
+            isinstance(node, ast.Import)
+            and any(alias.name.startswith("slipstream_bench") for alias in node.names)
+        )
+    }
+    assert importing == {"cli/bench.py"}
