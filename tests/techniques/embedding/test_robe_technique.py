@@ -78,7 +78,7 @@ NUMBERS = round((2 * ROWS * 16 + 3000 * 32) / 50)
 
 @pytest.mark.parametrize("make", [clicks, together])
 def test_three_tables_are_updated_as_one_array(make: Any) -> None:
-    graph, technique = timed_by_bytes(graph_of(make)), RobeEmbedding(50.0)
+    graph, technique = timed_by_bytes(graph_of(make)), RobeEmbedding(50.0, rows=2000)
     after = technique.predict(graph, asked_first(technique, graph))
     assert spent(after, StepPhase.OPTIMIZER) < 0.7 * spent(graph, StepPhase.OPTIMIZER)
     updated = {
@@ -96,7 +96,7 @@ def test_three_tables_are_updated_as_one_array(make: Any) -> None:
 
 
 def test_memory_is_that_of_the_array() -> None:
-    graph, technique = graph_of(clicks), RobeEmbedding(50.0)
+    graph, technique = graph_of(clicks), RobeEmbedding(50.0, rows=2000)
     after = technique.predict(graph, asked_first(technique, graph))
     parameters = graph.memory.role == 1
     dense = (2 * ROWS * 16 + 3000 * 32) * 4
@@ -108,21 +108,24 @@ def test_memory_is_that_of_the_array() -> None:
 
 @pytest.mark.parametrize("make", [clicks, together])
 def test_what_is_asked_for_can_be_timed(make: Any) -> None:
-    assert cannot_be_timed(RobeEmbedding(50.0).questions(graph_of(make))) == []
+    assert cannot_be_timed(RobeEmbedding(50.0, rows=2000).questions(graph_of(make))) == []
 
 
 def test_unknown_durations_are_assumed(tmp_path: Path) -> None:
     graph = graph_of(clicks)
-    after = RobeEmbedding().predict(graph, Context(Durations(threads=1, path=tmp_path / "none.db")))
+    after = RobeEmbedding(rows=2000).predict(
+        graph, Context(Durations(threads=1, path=tmp_path / "none.db"))
+    )
     assert spent(after, StepPhase.FORWARD) == pytest.approx(spent(graph, StepPhase.FORWARD))
 
 
 def test_reasons_why_not() -> None:
-    assert RobeEmbedding().why_not(graph_of(clicks)) is None
-    assert "no embedding table" in str(RobeEmbedding().why_not(graph_of(mlp)))
-    assert "no embedding table" in str(RobeEmbedding().why_not(graph_of(inference)))
-    assert "largest table has 5000 rows" in str(RobeEmbedding(rows=6000).why_not(graph_of(clicks)))
-    assert "less than a block" in str(RobeEmbedding(1e5).why_not(graph_of(clicks)))
+    assert RobeEmbedding(rows=2000).why_not(graph_of(clicks)) is None
+    assert "no embedding table" in str(RobeEmbedding(rows=2000).why_not(graph_of(mlp)))
+    assert "no embedding table" in str(RobeEmbedding(rows=2000).why_not(graph_of(inference)))
+    reason = "the largest table has 5000 rows; below 10000 they are not worth it"
+    assert RobeEmbedding().why_not(graph_of(clicks)) == reason
+    assert "less than a block" in str(RobeEmbedding(1e5, rows=2000).why_not(graph_of(clicks)))
     assert RobeEmbedding(rows=4000).why_not(graph_of(clicks)) is None
 
 
@@ -133,14 +136,14 @@ def test_tables_that_fit_the_cache_are_left_in_an_inference(
 
     graph = graph_of(looked_up)
     monkeypatch.setattr(technique, "_cache_bytes", lambda: 4 << 20)
-    assert "fit this processor's second-level cache" in str(RobeEmbedding().why_not(graph))
+    assert "fit this processor's second-level cache" in str(RobeEmbedding(rows=2000).why_not(graph))
     monkeypatch.setattr(technique, "_cache_bytes", lambda: 1 << 19)
-    assert RobeEmbedding().why_not(graph) is None
+    assert RobeEmbedding(rows=2000).why_not(graph) is None
 
 
 def test_modules_and_parameters_are_exchanged() -> None:
     torch.manual_seed(0)
-    built = build(clicks, RobeEmbedding(50.0))
+    built = build(clicks, RobeEmbedding(50.0, rows=2000))
     model: Any = built.model
     assert type(model.seen) is ROBEEmbeddingBag
     assert type(model.item) is ROBEEmbedding
@@ -160,11 +163,11 @@ def test_modules_and_parameters_are_exchanged() -> None:
 
 def test_what_cannot_be_exchanged_is_refused() -> None:
     with pytest.raises(WorkloadError, match="SparseAdam"):
-        build(sparse, RobeEmbedding())
+        build(sparse, RobeEmbedding(rows=2000))
     with pytest.raises(WorkloadError, match=r"no nn\.Embedding"):
-        build(mlp, RobeEmbedding())
+        build(mlp, RobeEmbedding(rows=2000))
     with pytest.raises(InvalidArgumentError, match="block"):
-        build(clicks, RobeEmbedding(1e6))
+        build(clicks, RobeEmbedding(1e6, rows=2000))
 
 
 def test_settings_are_read_and_checked() -> None:

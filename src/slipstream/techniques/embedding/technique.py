@@ -52,7 +52,7 @@ class RobeEmbedding(TableExchange):
     block: int = 32
     # As a plan's (`formats.robe.SIGN`): trained rows with signs can have no direction in common.
     sign: bool = False
-    rows: int = 2000
+    rows: int = 10_000
 
     name: ClassVar[str] = "robe_embedding"
     traits: ClassVar[Traits] = Traits(
