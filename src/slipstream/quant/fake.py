@@ -100,8 +100,8 @@ class BinaryWeights(nn.Module):
         shape = tuple(weight.shape)
         scale = self.granularity.spread(mean_size(weight, self.granularity), shape)
         signs = _apply(_Sign, weight.clamp(-1, 1))
-        made: torch.Tensor = signs * scale
-        return made
+        rounded: torch.Tensor = signs * scale
+        return rounded
 
 
 def _through(values: Any, scale: Any, low: Any, high: Any) -> torch.Tensor:
@@ -111,13 +111,13 @@ def _through(values: Any, scale: Any, low: Any, high: Any) -> torch.Tensor:
     rounding error within reach, the outermost code beyond.
     """
     reached = (values / scale).clamp(min=low, max=high)
-    made: torch.Tensor = _apply(_Round, reached) * scale
-    return made
+    rounded: torch.Tensor = _apply(_Round, reached) * scale
+    return rounded
 
 
 def _apply(function: Any, *arguments: Any) -> torch.Tensor:
-    made: torch.Tensor = function.apply(*arguments)
-    return made
+    value: torch.Tensor = function.apply(*arguments)
+    return value
 
 
 class _Round(torch.autograd.Function):

@@ -176,7 +176,7 @@ class LeastError(_Histogram):
 
         counts = _seen(self._counts)
         centres = self._centres()
-        best, found = math.inf, (self._low, self._high)
+        best, extremes = math.inf, (self._low, self._high)
         for step in range(_CANDIDATES):
             part = 1 - step / _CANDIDATES
             low, high = self._low * part, self._high * part
@@ -185,13 +185,13 @@ class LeastError(_Histogram):
             again = (centres / grid.scale).round().clamp(least, greatest) * grid.scale
             error = float((counts * (centres - again).square()).sum())
             if error < best:
-                best, found = error, (low, high)
-        return torch.tensor(found[0]), torch.tensor(found[1])
+                best, extremes = error, (low, high)
+        return torch.tensor(extremes[0]), torch.tensor(extremes[1])
 
 
-def _seen(kept: Any) -> Any:
-    if kept is None:
+def _seen(state: Any) -> Any:
+    if state is None:
         raise InvalidArgumentError(
             "observer", "has seen nothing", remedy="observe at least one batch first"
         )
-    return kept
+    return state
