@@ -21,11 +21,11 @@ class ChebyshevSearch(ByRow):
     def __init__(self, left: Rows, right: Rows, dtype: np.dtype[Any]) -> None:
         self.rows, self.dtype = len(right), dtype
         self.left, self.right = left.as_type(np.float64), right.as_type(np.float64)
-        found = kernels.native()
+        loaded = kernels.native()
         self._native = None
-        if found is not None:
+        if loaded is not None:
             orders = (_largest_first(self.left), _largest_first(self.right))
-            self._native = kernels.NativeChebyshev(found, self.left, self.right, orders)
+            self._native = kernels.NativeChebyshev(loaded, self.left, self.right, orders)
 
     def scratch_bytes(self, queries: int) -> int:
         return 8 * (queries * self.rows + self.right.width)
@@ -45,9 +45,9 @@ class ChebyshevSearch(ByRow):
         for first, last in ranges.tolist():
             block = np.empty((last - first, self.rows), self.dtype)
             self.distances(np.array([[first, last]]), 1, block)
-            for i, found in enumerate(block, start=first - base):
-                order = np.argsort(found, kind="stable")[:k]
-                distance[i], row[i] = found[order], order
+            for i, distances in enumerate(block, start=first - base):
+                order = np.argsort(distances, kind="stable")[:k]
+                distance[i], row[i] = distances[order], order
         return distance, row
 
     def row(self, i: int) -> Floats:

@@ -56,10 +56,10 @@ def as_tensor(values: Any, device: Any) -> Any:
 
 
 def _kernels() -> Any:
-    found = triton_module("slipstream.sparse._triton")
-    if found is None:
+    module = triton_module("slipstream.sparse._triton")
+    if module is None:
         raise MissingExtraError("a distance on a CUDA device", "triton", "triton")
-    return found
+    return module
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +130,9 @@ class DeviceSearch:
             self._distances(first, last, block)
             block[block.isnan()] = torch.inf
             # Stable: among equals the lower row comes first, which topk() does not promise.
-            found = torch.sort(block, dim=1, stable=True)
-            distance[first - base : last - base] = found.values[:, :k].cpu().numpy()
-            row[first - base : last - base] = found.indices[:, :k].cpu().numpy()
+            sorted_block = torch.sort(block, dim=1, stable=True)
+            distance[first - base : last - base] = sorted_block.values[:, :k].cpu().numpy()
+            row[first - base : last - base] = sorted_block.indices[:, :k].cpu().numpy()
         return distance, row
 
     @property

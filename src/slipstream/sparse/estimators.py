@@ -116,8 +116,8 @@ class _Neighbours(BaseEstimator):
         radius = self.radius if radius is None else radius
         if not isinstance(radius, int | float | np.number) or np.isnan(radius):
             raise InvalidArgumentError("radius", f"{radius!r} is not a number")
-        run, own = run_of(self._searcher, self._queries(X))
-        distances, rows = lists_within(run, float(radius), own, sort_results)
+        run, of_itself = run_of(self._searcher, self._queries(X))
+        distances, rows = lists_within(run, float(radius), of_itself, sort_results)
         return (distances, rows) if return_distance else rows
 
     def radius_neighbors_graph(

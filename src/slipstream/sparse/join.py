@@ -76,7 +76,7 @@ def radius_join(
     if isinstance(metric, str) and metric_name(metric) == "jaccard" and radius < 1 and not options:
         return _jaccard_pairs(left, right, float(radius), within, limits)
     run = Searcher(right, metric, options, limits, "X" if within else "Y").against(left, "X")
-    return (Pairs(*found) for found in pairs_within(run, float(radius), within))
+    return (Pairs(*pairs) for pairs in pairs_within(run, float(radius), within))
 
 
 def _jaccard_pairs(

@@ -103,11 +103,11 @@ class _ChebyshevJob(ctypes.Structure):
 
 
 @functools.cache
-def _declared(found: ctypes.CDLL) -> bool:
+def _declared(loaded: ctypes.CDLL) -> bool:
     """Whether `found` has our functions, in the version we know; declares them."""
     try:
-        found.slipstream_sparse_abi.restype = _i32
-        if found.slipstream_sparse_abi() != _ABI:
+        loaded.slipstream_sparse_abi.restype = _i32
+        if loaded.slipstream_sparse_abi() != _ABI:
             return False
     except AttributeError:
         return False
@@ -119,7 +119,7 @@ def _declared(found: ctypes.CDLL) -> bool:
         "slipstream_sparse_chebyshev": (_i32, [_ptr, _ptr, _ptr, _i64]),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(found, name)
+        function = getattr(loaded, name)
         function.restype = result
         function.argtypes = arguments
     return True
@@ -127,15 +127,15 @@ def _declared(found: ctypes.CDLL) -> bool:
 
 def native() -> ctypes.CDLL | None:
     """The compiled library, if it is there and has these kernels."""
-    found = library()
-    return found if found is not None and _declared(found) else None
+    loaded = library()
+    return loaded if loaded is not None and _declared(loaded) else None
 
 
 def level() -> int:
     """The instruction set the kernels use: 0 baseline, 1 AVX2, 2 AVX-512 (F, BW, DQ, VL)."""
-    found = native()
+    loaded = native()
     allowed = _LEVELS.get(cpu_features().best, 0)
-    return 0 if found is None else int(found.slipstream_sparse_level(allowed))
+    return 0 if loaded is None else int(loaded.slipstream_sparse_level(allowed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +176,9 @@ class NativeSearch:
     """Queries against an index, by the compiled kernels. Calls may run on several threads."""
 
     def __init__(
-        self, found: ctypes.CDLL, plan: Plan, index: Index, queries: Queries, near_zero: float
+        self, loaded: ctypes.CDLL, plan: Plan, index: Index, queries: Queries, near_zero: float
     ) -> None:
-        self._library, self._level = found, level()
+        self._library, self._level = loaded, level()
         self.rows, self.dtype = len(index.rows), index.dtype
         self.at_once = AT_ONCE
         side = queries.side
@@ -239,18 +239,18 @@ class NativeSearch:
             ranges: int64 [calls, 2]; first and last + 1 of the queries computed at a time. They
                 tile ``base <= i < base + len(out)``, in any order.
         """
-        calls, kept = self._calls(ranges, threads)
+        calls, alive = self._calls(ranges, threads)
         _check(
             self._library.slipstream_sparse_distances(
                 ctypes.byref(self._job), ctypes.byref(calls), _pointer(out),
                 out.strides[0] // out.itemsize,
             )
         )  # fmt: skip
-        del kept
+        del alive
 
     def nearest(self, ranges: Int64s, threads: int, k: int) -> tuple[Floats, Int64s]:
         """Distances and rows of the `k` nearest, [queries, k], the nearest first."""
-        calls, kept = self._calls(ranges, threads)
+        calls, alive = self._calls(ranges, threads)
         queries = int(ranges.max() - ranges.min())
         distance = np.empty((queries, k), self.dtype)
         row = np.empty((queries, k), np.int64)
@@ -259,7 +259,7 @@ class NativeSearch:
                 ctypes.byref(self._job), ctypes.byref(calls), k, _pointer(distance), _pointer(row)
             )
         )
-        del kept
+        del alive
         return distance, row
 
     def _calls(self, ranges: Int64s, threads: int) -> tuple[_Calls, list[npt.NDArray[Any]]]:
@@ -271,9 +271,9 @@ class NativeChebyshev:
     """The largest difference over all columns, of queries to rows; both float64."""
 
     def __init__(
-        self, found: ctypes.CDLL, left: Rows, right: Rows, orders: tuple[Int32s, Int32s]
+        self, loaded: ctypes.CDLL, left: Rows, right: Rows, orders: tuple[Int32s, Int32s]
     ) -> None:
-        self._library, self._width = found, max(left.width, 1)
+        self._library, self._width = loaded, max(left.width, 1)
         self._kept = [left, right, orders]
         self._job = _ChebyshevJob(
             struct_bytes=ctypes.sizeof(_ChebyshevJob),
@@ -286,13 +286,13 @@ class NativeChebyshev:
 
     def distances(self, ranges: Int64s, threads: int, out: Float64s) -> None:
         """Writes ``out[i - base, j]``; see `NativeSearch.distances`."""
-        calls, kept = _calls(ranges, threads, 0, self._width * 8)
+        calls, alive = _calls(ranges, threads, 0, self._width * 8)
         _check(
             self._library.slipstream_sparse_chebyshev(
                 ctypes.byref(self._job), ctypes.byref(calls), _pointer(out), out.shape[1]
             )
         )
-        del kept
+        del alive
 
 
 def _calls(

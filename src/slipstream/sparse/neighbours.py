@@ -49,8 +49,8 @@ def knn_graph(
     check_count(n_neighbors, len(rows), own=not include_self)
     distance, index = without_self(searcher.against(rows, "X"), n_neighbors - bool(include_self))
     if include_self:
-        own = np.arange(len(rows))[:, None]
-        index = np.hstack([own, index])
+        itself = np.arange(len(rows))[:, None]
+        index = np.hstack([itself, index])
         distance = np.hstack([np.zeros((len(rows), 1), distance.dtype), distance])
     return as_tensor(index, device), as_tensor(distance, device)
 
@@ -104,9 +104,9 @@ def nearest_of(searcher: Searcher, queries: Any, n_neighbors: Any) -> tuple[Floa
     Raises:
         InvalidArgumentError: not a number of neighbours that can be had.
     """
-    run, own = run_of(searcher, queries)
-    check_count(n_neighbors, len(searcher.right), own)
-    return without_self(run, n_neighbors) if own else run.nearest(n_neighbors)
+    run, of_itself = run_of(searcher, queries)
+    check_count(n_neighbors, len(searcher.right), of_itself)
+    return without_self(run, n_neighbors) if of_itself else run.nearest(n_neighbors)
 
 
 def without_self(run: Run, k: int) -> tuple[Floats, Int64s]:
@@ -115,10 +115,10 @@ def without_self(run: Run, k: int) -> tuple[Floats, Int64s]:
         empty = np.empty((len(run.left), 0))
         return empty.astype(run.dtype), empty.astype(np.int64)
     distance, row = run.nearest(min(k + 1, len(run.right)))
-    own = row == np.arange(len(row))[:, None]
+    itself = row == np.arange(len(row))[:, None]
     # Where duplicates with lower numbers crowd the row itself out, the last one goes.
-    own[~own.any(axis=1), -1] = True
-    keep = ~own
+    itself[~itself.any(axis=1), -1] = True
+    keep = ~itself
     return distance[keep].reshape(len(row), k), row[keep].reshape(len(row), k)
 
 

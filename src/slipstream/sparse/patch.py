@@ -62,8 +62,8 @@ def patch_sklearn() -> Iterator[None]:
 def _distances(name: str, usual: Callable[..., Any] | None) -> Callable[..., Any]:
     def distances(X: Any, Y: Any = None, **options: Any) -> Any:
         if sp.issparse(X) and (Y is None or sp.issparse(Y)):
-            made = pairwise_distances(X, Y, _NAMES[name], **options)
-            return made.astype(np.float64, copy=False)
+            matrix = pairwise_distances(X, Y, _NAMES[name], **options)
+            return matrix.astype(np.float64, copy=False)
         if usual is not None:
             return usual(X, Y, **options)
         one, other = (
@@ -122,9 +122,9 @@ def _within(usual: Callable[..., Any]) -> Callable[..., Any]:
         searcher = _searcher(self)
         if searcher is None:
             return usual(self, X, radius, return_distance, sort_results)
-        run, own = run_of(searcher, X)
+        run, of_itself = run_of(searcher, X)
         far = float(self.radius if radius is None else radius)
-        distances, rows = lists_within(run, far, own, sort_results, np.float64)
+        distances, rows = lists_within(run, far, of_itself, sort_results, np.float64)
         return (distances, rows) if return_distance else rows
 
     return radius_neighbors

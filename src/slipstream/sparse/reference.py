@@ -44,11 +44,11 @@ class ByRow:
         base, end = int(ranges.min()), int(ranges.max())
         distance, row = np.empty((end - base, k), self.dtype), np.empty((end - base, k), np.int64)
         for i in range(base, end):
-            found = self.row(i).astype(self.dtype)
-            found[np.isnan(found)] = np.inf
+            distances = self.row(i).astype(self.dtype)
+            distances[np.isnan(distances)] = np.inf
             # Stable: among equals the lower row comes first.
-            order = np.argsort(found, kind="stable")[:k]
-            distance[i - base], row[i - base] = found[order], order
+            order = np.argsort(distances, kind="stable")[:k]
+            distance[i - base], row[i - base] = distances[order], order
         return distance, row
 
 
@@ -164,8 +164,8 @@ class ReferenceSearch(ByRow):
 
 def _relative(a: Float64s, b: Float64s) -> Float64s:
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Float64s = np.where(a > 0, a * np.log(a / b), 0.0)
-    return found
+        terms: Float64s = np.where(a > 0, a * np.log(a / b), 0.0)
+    return terms
 
 
 def _over(above: float, below: float) -> float:

@@ -173,15 +173,15 @@ class Searcher:
         prepared, side = cached[key]
 
         def engine(slab: Rows) -> Engine:
-            own = plan.left(slab).as_type(dtype)
+            query_side = plan.left(slab).as_type(dtype)
             if self.device is not None:
-                sides = (slab, own), (right, prepared)
+                sides = (slab, query_side), (right, prepared)
                 return DeviceSearch(
                     plan, *sides, NEAR_ZERO, self.device, self.limits.block_bytes
                 )  # fmt: skip
             if library is None:
-                return ReferenceSearch(plan, (slab, own), (prepared, side), NEAR_ZERO)
-            queries = kernels.Queries.of(slab, own, prepared)
+                return ReferenceSearch(plan, (slab, query_side), (prepared, side), NEAR_ZERO)
+            queries = kernels.Queries.of(slab, query_side, prepared)
             return kernels.NativeSearch(library, plan, prepared, queries, NEAR_ZERO)
 
         index = prepared if library is not None else None

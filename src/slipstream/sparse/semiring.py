@@ -138,15 +138,15 @@ def _called(
     """
     if function is None:
         return None
-    made = np.asarray(function(given))
-    if made.shape != given.shape:
+    values = np.asarray(function(given))
+    if values.shape != given.shape:
         raise InvalidArgumentError(
             f"semiring.{name}",
-            f"returned shape {list(made.shape)} for {list(given.shape)}",
+            f"returned shape {list(values.shape)} for {list(given.shape)}",
             remedy="one number for each: use NumPy functions, not Python's max() or if",
         )
-    if made.dtype.kind not in "biuf":
+    if values.dtype.kind not in "biuf":
         raise InvalidArgumentError(
-            f"semiring.{name}", f"returned values of type {made.dtype}, not real numbers"
+            f"semiring.{name}", f"returned values of type {values.dtype}, not real numbers"
         )
-    return made.astype(np.float64, copy=False)
+    return values.astype(np.float64, copy=False)
