@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from slipstream.verbs.batch.model import BatchModel
     from slipstream.verbs.batch.search import batch_model
     from slipstream.verbs.devices.elsewhere import OnDevice, predict_device
-    from slipstream.verbs.predicting import Prediction, predict
+    from slipstream.verbs.predicting import predict
     from slipstream.verbs.profiling import profile
     from slipstream.verbs.proving.sides import prove
+    from slipstream.verbs.results import Prediction
     from slipstream.workload import Built, Workload
 
 _HOMES = {
@@ -39,9 +40,10 @@ _HOMES = {
     "slipstream.verbs.batch.search": ("batch_model",),
     "slipstream.verbs.batch.model": ("BatchModel",),
     "slipstream.verbs.devices.elsewhere": ("OnDevice", "predict_device"),
-    "slipstream.verbs.predicting": ("Prediction", "predict"),
+    "slipstream.verbs.predicting": ("predict",),
     "slipstream.verbs.profiling": ("profile",),
     "slipstream.verbs.proving.sides": ("prove",),
+    "slipstream.verbs.results": ("Prediction",),
     "slipstream.workload": ("Built", "Workload"),
 }
 _ROOMS = {

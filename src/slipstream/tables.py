@@ -8,11 +8,11 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from html import escape
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +30,7 @@ _PIPED_WIDTH = 160
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 Align = Literal["left", "right"]
+T = TypeVar("T")
 
 
 def sparkline(values: Sequence[float], most: float | None = None) -> str:
@@ -113,6 +114,25 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Field(Column, Generic[T]):
+    """A column, and what stands in it for a value of one kind: see `Table.of`."""
+
+    cell: Callable[[T], object] = str
+
+    @classmethod
+    def of(
+        cls, name: str, cell: Callable[[T], object], align: Align = "left", optional: bool = False
+    ) -> Field[T]:
+        """A field, its cell before what is seldom said."""
+        return cls(name, align, optional, cell)
+
+    @classmethod
+    def number(cls, name: str, cell: Callable[[T], object], optional: bool = False) -> Field[T]:
+        """A field whose cells are numbers, which stand to the right."""
+        return cls(name, "right", optional, cell)
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows of text under named columns, with notes below.
 
@@ -130,6 +150,18 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells under {len(self.columns)} columns")
+
+    @classmethod
+    def of(
+        cls,
+        values: Iterable[T],
+        fields: Sequence[Field[T]],
+        title: str = "",
+        notes: Iterable[str] = (),
+    ) -> Table:
+        """One row a value, a cell for each of `fields`; notes that are empty are left out."""
+        rows = [tuple(one.cell(value) for one in fields) for value in values]
+        return cls(fields, rows, title, [note for note in notes if note])
 
     def to_markdown(self) -> str:
         """A GitHub-flavoured Markdown table, the title as bold text, the notes below."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.cli._lines import lines_report
 from slipstream.graph import Attribution, Cost, Graph, StepPhase, attribute, replay
+from slipstream.verbs.explaining.lines import lines_report
 from slipstream.verbs.profiling import profile
 
 _PROJECT = {

@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream import technique
-from slipstream.cli._workload import command_for
-from slipstream.cli.advise import _why_not_the_largest
 from slipstream.graph import load
 from slipstream.technique import Quality, QualityKind
 from slipstream.verbs.advising import Advice
 from slipstream.verbs.goals import Goal, parse_goal
-from slipstream.verbs.predicting import Prediction
+from slipstream.verbs.request import command_for
+from slipstream.verbs.results import Predicted
 
 
 def test_every_installed_technique_is_judged(recorded: Any) -> None:
@@ -52,8 +51,8 @@ def test_a_command_repeats_what_was_recorded(recorded: Any) -> None:
     assert command_for("prove", imported, "amp") == "slipstream prove WORKLOAD --technique amp"
 
 
-def _predicted(name: str, ratio: float, kind: QualityKind, width: float = 0.01) -> Prediction:
-    return Prediction(
+def _predicted(name: str, ratio: float, kind: QualityKind, width: float = 0.01) -> Predicted:
+    return Predicted(
         name, 1e6, 1e6 * ratio, ratio, ratio - width, ratio + width,
         memory=(2 << 20, 1 << 20), quality=Quality(kind, "made up"),
     )  # fmt: skip
@@ -64,9 +63,9 @@ def test_why_a_smaller_gain_comes_next_is_said() -> None:
     vague = _predicted("amp:bf16", 0.6, QualityKind.ROUNDING, width=0.5)
     fused = _predicted("fused_optimizer:fused", 0.8, QualityKind.ROUNDING)
 
-    def why(*found: Prediction, best: Prediction, goals: Sequence[Goal] = ()) -> str:
+    def why(*found: Predicted, best: Predicted, goals: Sequence[Goal] = ()) -> str:
         front = frozenset(p.technique for p in found)
-        return _why_not_the_largest(Advice(found, front, best), goals)
+        return Advice(found, front, best, tuple(goals))._why_not_the_largest()
 
     assert why(fused, best=fused) == ""
     assert why(batch, best=batch) == ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cli.batch import _table
+from slipstream.verbs.batch.advice import batch_table
 from slipstream.verbs.batch.model import BatchSample, model_of
 from slipstream.verbs.batch.samples import Facts
 from slipstream.verbs.batch.tries import Try
@@ -51,7 +51,7 @@ def words(
     facts = Facts(16, 1, True, "cpu", "cpu", 0)
     found = [BatchSample(b, time(b) * 1e6, 0.005, 10**6 * b, 0, 10**8 + 10**6 * b) for b in sizes]
     model = model_of("train.py", facts, found, limit_bytes=limit, tried=tried)
-    return _table(model, more.get("throughput"), more.get("wanted")).to_markdown()
+    return batch_table(model, more.get("throughput"), more.get("wanted")).to_markdown()
 
 
 def test_the_advice_is_in_words() -> None:

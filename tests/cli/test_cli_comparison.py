@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.cli import _comparison
+from slipstream.cli import _progress
 from slipstream.measure.ledger import Score
 from slipstream.measure.records import Claim, PredictionRecord, Verdict
 from slipstream.measure.runner import Progress
+from slipstream.verbs.proving.proof import shown_before
 
 
 def _claim(arm: str, ratio: float, carries: bool = True) -> Claim:
@@ -21,7 +22,7 @@ def test_the_cheapest_arms_come_first_on_a_short_line() -> None:
     said: list[str] = []
     ratios = {"amp:bf16": 0.9, "threads:2": 0.6, "compile": 1.2, "sgd": 0.8, "fused": 0.97}
     claims = (*(_claim(*one) for one in ratios.items()), _claim("sgd", 0.1, carries=False))
-    _comparison.show_progress(said.append)(Progress("measure", 20, 12.4, claims))
+    _progress.show_progress(said.append)(Progress("measure", 20, 12.4, claims))
     assert said == [
         "block 20, at most 12 s left; threads:2 0.60 [0.55, 0.65]; sgd 0.80 [0.75, 0.85]; "
         "amp:bf16 0.90 [0.85, 0.95]; 2 more"
@@ -32,10 +33,10 @@ def test_in_a_log_a_line_comes_every_five_seconds_and_at_every_phase(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(_comparison.time, "monotonic", lambda: now)
-    monkeypatch.setattr(_comparison.sys.stderr, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: False, raising=False)
     said: list[str] = []
-    show = _comparison.show_progress(said.append)
+    show = _progress.show_progress(said.append)
     for second in range(12):
         now = float(second)
         show(Progress("warmup" if second < 1 else "measure", second, 60.0))
@@ -47,18 +48,18 @@ def test_what_was_shown_before_is_said_with_its_date_and_whether_it_held() -> No
         "train.py:step", "fused_optimizer", "cpu", 0.72, 0.68, 0.76, "simulated",
         "2026-01-03T04:05:06Z", "here",
     )  # fmt: skip
-    said = _comparison.shown_before(Score(shown, _claim("fused_optimizer", 0.6), "id", -0.18, 3.2))
+    said = shown_before(Score(shown, _claim("fused_optimizer", 0.6), "id", -0.18, 3.2))
     assert said == (
         "fused_optimizer, cpu: 2026-01-03 04:05 UTC you were shown 0.720 [0.680, 0.760] (1.39x "
         "[1.32, 1.47]); the measured 0.600 (1.67x) lies outside what was shown then, whatever the "
         "newer prediction above says."
     )
-    held = _comparison.shown_before(Score(shown, _claim("fused_optimizer", 0.7), "id", -0.03, 0.5))
+    held = shown_before(Score(shown, _claim("fused_optimizer", 0.7), "id", -0.03, 0.5))
     assert "lies inside what was shown then." in held
 
 
 def test_more_time_than_the_budget_is_explained() -> None:
     said: list[str] = []
     now = Progress("measure", 33, 61.0, widened="1.5 times the budget: the machine is busy")
-    _comparison.show_progress(said.append)(now)
+    _progress.show_progress(said.append)(now)
     assert said == ["block 33, at most 61 s left (1.5 times the budget: the machine is busy)"]

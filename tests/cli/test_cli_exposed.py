@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slipstream.cli._exposed import exposed_rows, exposed_table, link_table
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.records import (
     AFTERWARDS,
@@ -18,6 +17,7 @@ from slipstream.measure.records import (
     Settings,
 )
 from slipstream.report.network import network_svg
+from slipstream.verbs.proving.exposed import Wait, exposed_sides, exposed_table, link_table
 from slipstream.verbs.sharing import no_longer_exposed
 
 
@@ -67,19 +67,19 @@ BOTH = comparison(
 
 
 def test_layers_are_in_the_order_of_the_forward_pass_and_add_up() -> None:
-    ddp, priority = exposed_rows(BOTH)
-    assert [one["layer"] for one in ddp["layers"]] == ["model.a", "model.b", "model.c"]
-    assert ddp["layers"][0] == {"layer": "model.a", "predicted_ns": 0.0, "measured_ns": 0.0}
-    assert (ddp["predicted_ns"], ddp["measured_ns"]) == (50e6, pytest.approx(50e6))
-    assert (priority["predicted_ns"], priority["how"]) == (
+    ddp, priority = exposed_sides(BOTH)
+    assert [one.layer for one in ddp.layers] == ["model.a", "model.b", "model.c"]
+    assert ddp.layers[0] == Wait("model.a", 0.0, 0.0)
+    assert (ddp.predicted_ns, ddp.measured_ns) == (50e6, pytest.approx(50e6))
+    assert (priority.predicted_ns, priority.how) == (
         12e6,
         "static, slices of 50,000 numbers, 1 ahead",
     )
-    assert priority["step_ns"] == pytest.approx(100e6)
+    assert priority.step_ns == pytest.approx(100e6)
 
 
 def test_what_is_exposed_nowhere_shares_a_line() -> None:
-    table = exposed_table(exposed_rows(BOTH))
+    table = exposed_table(exposed_sides(BOTH))
     assert [row[0] for row in table.rows] == ["model.b", "model.c", "1 other", "the step"]
     assert table.rows[1][1:] == ("28.0 ms, 30.0 ms", "0, 1.00 ms")
     assert table.rows[2][1:] == ("0, 0", "0, 0")
@@ -91,7 +91,7 @@ def test_what_is_exposed_nowhere_shares_a_line() -> None:
 
 def test_many_layers_are_folded() -> None:
     layers = {f"model.{n}": 0.001 * (n + 1) for n in range(40)}
-    table = exposed_table(exposed_rows(comparison(detail("ddp", layers, order=list(layers)))))
+    table = exposed_table(exposed_sides(comparison(detail("ddp", layers, order=list(layers)))))
     assert len(table.rows) == 14
     assert [row[0] for row in table.rows[:2]] == ["model.28", "model.29"]
     assert table.rows[-2] == ("28 others", f"-, {406:.0f} ms")
@@ -99,8 +99,8 @@ def test_many_layers_are_folded() -> None:
 
 
 def test_what_nobody_tells_is_not_called_nothing() -> None:
-    rows = exposed_rows(comparison(detail("adasum", None), adasum={"model.a": 1e6}))
-    assert rows[0]["measured_ns"] is None
+    rows = exposed_sides(comparison(detail("adasum", None), adasum={"model.a": 1e6}))
+    assert rows[0].measured_ns is None
     table = exposed_table(rows)
     assert table.rows[0] == ("model.a", "1.00 ms, -")
     assert table.rows[-1] == ("the step", "1.00 ms, -")
@@ -110,23 +110,23 @@ def test_what_nobody_tells_is_not_called_nothing() -> None:
 def test_a_side_that_does_not_tell_hides_nothing() -> None:
     sides = [detail("ddp", {"model.b": 0.02, "model.c": 0.03}), detail("adasum", None)]
     for of_both in (sides, sides[::-1]):
-        table = exposed_table(exposed_rows(comparison(*of_both, ddp={"model.b": 9e6})))
+        table = exposed_table(exposed_sides(comparison(*of_both, ddp={"model.b": 9e6})))
         assert not [note for note in table.notes if "hides" in note]
         place = 1 + of_both.index(sides[1])
         assert [row[place] for row in table.rows] == ["-, -"] * len(table.rows)
 
 
 def test_a_step_that_hides_everything_says_so() -> None:
-    table = exposed_table(exposed_rows(comparison(detail("ddp", {}), ddp={})))
+    table = exposed_table(exposed_sides(comparison(detail("ddp", {}), ddp={})))
     assert table.rows == [("no layer", "0, 0"), ("the step", "0, 0")]
 
 
 def test_links_are_shown_each_way_against_the_cable() -> None:
-    table = link_table(exposed_rows(BOTH))
+    table = link_table(exposed_sides(BOTH))
     assert table.rows[0] == ("ddp", "sent", "50 Mbit/s", "50 %", "▁█")
     assert table.rows[1][1:] == ("received", "50 Mbit/s", "50 %", "▅▅")
     shared = detail("ddp", {}, line_bytes_per_s=0.0, sharing=2)
-    table = link_table(exposed_rows(comparison(shared)))
+    table = link_table(exposed_sides(comparison(shared)))
     assert table.rows == [("ddp", "by all ranks", "50 Mbit/s", "-", "▁█")]
     assert any("loopback" in note for note in table.notes)
 
@@ -135,7 +135,7 @@ def test_links_are_shown_each_way_against_the_cable() -> None:
 def test_the_picture_has_a_panel_a_side(sharing: int) -> None:
     line = 12.5e6 if sharing == 1 else 0.0
     sides = [detail(name, {}, sharing=sharing, line_bytes_per_s=line) for name in ("ddp", "a<b&c")]
-    drawn = network_svg("a & b", exposed_rows(comparison(*sides)))
+    drawn = network_svg("a & b", exposed_sides(comparison(*sides)))
     root = ElementTree.fromstring(drawn)
     said = "".join(root.itertext())
     assert "a<b&c: 100 ms a step" in said
@@ -152,7 +152,7 @@ def test_times_below_a_short_panel_do_not_cover_each_other() -> None:
         **short["drawn"], "stamps_s": [0.0, 0.004, 0.008], "times_s": [0.0, 0.002, 0.004, 0.008],
         "waits_s": [],
     }  # fmt: skip
-    drawn = network_svg("both", exposed_rows(comparison(detail("slow", {}), short)))
+    drawn = network_svg("both", exposed_sides(comparison(detail("slow", {}), short)))
     root = ElementTree.fromstring(drawn)
     times: dict[str, list[float]] = {}
     for element in root.iter():
@@ -178,5 +178,5 @@ def test_layers_that_stop_being_exposed_are_named(after: dict[str, float], said:
 @pytest.mark.parametrize(("step_ns", "said"), [(100e6, False), (80e6, True)])
 def test_ranks_that_compute_longer_than_told_are_named(step_ns: float, said: bool) -> None:
     both = comparison(detail("ddp", {"model.b": 0.05}), step_ns=step_ns, ddp={"model.b": 50e6})
-    notes = " ".join(exposed_table(exposed_rows(both)).notes)
+    notes = " ".join(exposed_table(exposed_sides(both)).notes)
     assert ("ddp computes for 50.0 ms a step, told were 30.0 ms" in notes) is said

@@ -144,9 +144,9 @@ def test_naming_the_technique_records_what_it_needs(slipstream: Any) -> None:
     [(999_900, "0 %"), (1_000_100, "0 %"), (900_000, "-10 %"), (1_100_000, "+10 %")],
 )
 def test_memory_that_stays_has_one_form(after: int, shown: str) -> None:
-    from slipstream.cli._workload import memory_change
+    from slipstream.verbs.results import MEMORY
 
-    found = memory_change(cast("Any", SimpleNamespace(memory=(1_000_000, after))))
+    found = str(MEMORY.cell(cast("Any", SimpleNamespace(memory=(1_000_000, after)))))
     assert found.partition(", ")[2] == shown
 
 
@@ -181,11 +181,10 @@ def test_what_was_measured_stands_below_what_is_predicted(recorded: Any, tmp_pat
 def test_intervals_that_page_faults_make_wide_say_so(
     recorded: Any, spread: float, wide: bool
 ) -> None:
-    from slipstream.cli._workload import wide_by_page_faults
     from slipstream.graph import Editor, load
     from slipstream.graph.page_faults import PAGE_FAULTS, page_fault_tasks
     from slipstream.provenance import Provenance
-    from slipstream.verbs.predicting import Prediction
+    from slipstream.verbs.results import Predicted, wide_by_page_faults
 
     graph = load(recorded.path)
     edit = Editor(graph, "")
@@ -194,10 +193,10 @@ def test_intervals_that_page_faults_make_wide_say_so(
     edit.insert(len(graph) - 1, PAGE_FAULTS, 1e6, Provenance.MEASURED, spread=spread)
     faulting = edit.apply("")
     # A fifth of a step of 5 ms are page faults; launches differ by a half of them, or hardly.
-    found = [Prediction(name, 5e6, 5e6, 1.0, 0.8, 1.25) for name in ("amp:bf16", "amp+allocator")]
-    said = wide_by_page_faults(faulting, found) or ""
+    found = [Predicted(name, 5e6, 5e6, 1.0, 0.8, 1.25) for name in ("amp:bf16", "amp+allocator")]
+    said = wide_by_page_faults(faulting, found)
     assert ("wide because of page faults: they differ by 10.0 % of this step" in said) is wide
     assert ("take `allocator` first" in said) is wide
-    assert wide_by_page_faults(faulting, found[1:]) is None, "they would be gone"
-    narrow = Prediction("amp:bf16", 5e6, 5e6, 1.0, 0.95, 1.05)
-    assert wide_by_page_faults(faulting, [narrow]) is None
+    assert wide_by_page_faults(faulting, found[1:]) == "", "they would be gone"
+    narrow = Predicted("amp:bf16", 5e6, 5e6, 1.0, 0.95, 1.05)
+    assert wide_by_page_faults(faulting, [narrow]) == ""

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.cli.profile import summary
 from slipstream.graph import load
+from slipstream.verbs.profiling import summary
 
 _SCRIPT = """\
 import json, os, subprocess, sys, torch

@@ -12,16 +12,16 @@ from slipstream.verbs import advising
 from slipstream.verbs.advising import Advice, advise
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.outlooks import Outlook
-from slipstream.verbs.predicting import Prediction
+from slipstream.verbs.results import Predicted
 
 MB = 2**20
 
 
 def predicted(
     name: str, ratio: float, megabytes: int = 100, kind: QualityKind = QualityKind.EXACT
-) -> Prediction:
+) -> Predicted:
     """One that is sure of its ratio, of a step of 1 ms and 100 MB."""
-    return Prediction(
+    return Predicted(
         name, 1e6, 1e6 * ratio, ratio, ratio * 0.99, ratio * 1.01,
         memory=(100 * MB, megabytes * MB), quality=Quality(kind, "made up"),
         techniques=parse(name),
@@ -32,10 +32,10 @@ def predicted(
 def advised(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Advice over a table of what is predicted; names of real techniques, so that they join."""
 
-    def run(*table: Prediction, **options: Any) -> Advice:
+    def run(*table: Predicted, **options: Any) -> Advice:
         known = {p.techniques: p for p in table}
 
-        def predict(graph: Any, asked: Sequence[Any], **_: Any) -> list[Prediction]:
+        def predict(graph: Any, asked: Sequence[Any], **_: Any) -> list[Predicted]:
             return [known[one] for one in asked if one in known]
 
         monkeypatch.setattr(advising, "predict", predict)

@@ -14,7 +14,8 @@ from slipstream.measure import compare
 from slipstream.technique import Quality, QualityKind
 from slipstream.units import format_duration
 from slipstream.verbs.advising import Advice
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Predicted, Refused
 from tiny_models import captured
 
 
@@ -72,16 +73,15 @@ def test_a_prediction_draws_its_interval() -> None:
 
 
 def test_a_prediction_that_does_not_apply_says_why() -> None:
-    nan = float("nan")
     quality = Quality(QualityKind.EXACT, "")
-    found = Prediction("tf32", 1.0, nan, nan, nan, nan, why_not="no GPU here", quality=quality)
+    found = Refused("tf32", 1.0, "no GPU here", quality)
     assert "no GPU here" in _Read(found._repr_html_()).texts
 
 
 def test_advice_is_a_table_with_stars_and_reasons() -> None:
     (found,) = predict(captured("transformer"), [()])
-    nan = float("nan")
-    refused = Prediction("tf32", 1.0, nan, nan, nan, nan, why_not="no GPU here")
+    assert isinstance(found, Predicted)
+    refused = Refused("tf32", 1.0, "no GPU here")
     advice = Advice((found, refused), front=frozenset({found.technique}), best=None)
     read = _Read(advice._repr_html_())
     assert {"table", "svg", "circle"} <= {*read.tags}

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from known_durations import KnownDurations
-from slipstream.cli._workload import prediction_table
 from slipstream.durations import Answer, Durations
 from slipstream.errors import UnknownNameError
 from slipstream.graph import Call, Editor, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.precision import Amp
-from slipstream.verbs.predicting import WORTH_IT, Prediction, predict, prediction_of
+from slipstream.verbs.predicting import predict, prediction_of
 from slipstream.verbs.profiling import profile
+from slipstream.verbs.results import WORTH_IT, Predicted, Prediction, prediction_table
 from tiny_models import captured, workload
 
 
@@ -225,9 +225,9 @@ def test_an_unknown_name_is_refused(graph: Graph) -> None:
         predict(graph, ["amq"], durations=Nothing())  # type: ignore[arg-type]
 
 
-def verdict(low: float, high: float, why_not: str | None = None) -> str:
+def verdict(low: float, high: float) -> str:
     ratio = math.sqrt(low * high)
-    return Prediction("t", 1.0, ratio, ratio, low, high, why_not=why_not).verdict
+    return Predicted("t", 1.0, ratio, ratio, low, high).verdict
 
 
 JUST = 1e-9
@@ -260,6 +260,7 @@ def test_every_interval_has_a_verdict(low: float, factor: float) -> None:
 
 def test_the_record_holds_what_was_shown(graph: Graph) -> None:
     found = one(graph, Faster(0.5))
+    assert isinstance(found, Predicted)
     record = found.to_record("train.py", "e1")
     assert (record.workload, record.technique, record.env_id) == ("train.py", found.technique, "e1")
     assert (record.ratio, record.low, record.high) == (found.ratio, found.low, found.high)

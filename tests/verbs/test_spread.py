@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pytest
 
 from slipstream import technique
-from slipstream.cli._cluster import in_words
 from slipstream.cluster import Cluster, Collective
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.graph import Editor, Graph, Work, replace_exchange
@@ -79,7 +78,7 @@ def transformer() -> Graph:
 
 
 def test_the_curve_pays_more_for_communication_with_more_workers(transformer: Graph) -> None:
-    points = curve(transformer, SWITCH, [2, 8, 64], durations=DURATIONS)
+    points = curve(transformer, SWITCH, [2, 8, 64], durations=DURATIONS).points
     assert [p.workers for p in points] == [2, 8, 64]
     efficiency = [p.efficiency for p in points]
     assert efficiency == sorted(efficiency, reverse=True)
@@ -92,7 +91,7 @@ def test_the_curve_pays_more_for_communication_with_more_workers(transformer: Gr
 
 
 def test_a_curve_is_a_picture_with_every_bar(transformer: Graph) -> None:
-    points = curve(transformer, SWITCH, [2, 4], text="fsdp:stage=2", durations=DURATIONS)
+    points = curve(transformer, SWITCH, [2, 4], text="fsdp:stage=2", durations=DURATIONS).points
     svg = curve_svg("a <b>", [(str(p.workers), p.parts_ns, "wall") for p in points], PARTS)
     drawn = xml.dom.minidom.parseString(svg)
     assert len(drawn.getElementsByTagName("rect")) == len(PARTS) * (2 + 1)
@@ -142,7 +141,7 @@ def test_compressing_pays_below_the_bandwidth_where_it_saves_what_it_costs(
     assert found.bandwidth == pytest.approx(row.sent_bytes / sent_ns * 1e9)
     assert method.pays_below == pytest.approx(found.bandwidth * 0.9 * sent_ns / 100e3, rel=1e-3)
     assert found.budget_ns == pytest.approx(sent_ns, rel=1e-6)
-    said = " ".join(in_words(found))
+    said = " ".join(found.in_words)
     assert "should I compress? Yes: ddp:4+tenth:100.0" in said
     assert re.search(r"pays below [\d.]+ [GM]bit/s", said)
 
@@ -153,7 +152,7 @@ def test_where_sending_is_hidden_the_answer_is_no(transformer: Graph) -> None:
     assert found is not None
     assert found.best is None
     assert found.needed == 1.0
-    assert "No: what is sent is hidden" in in_words(found)[0]
+    assert "No: what is sent is hidden" in found.in_words[0]
 
 
 def test_a_graph_never_beats_itself(transformer: Graph) -> None:
@@ -205,8 +204,8 @@ def test_a_batch_of_all_workers_is_compared_with_the_fewest_of_them(transformer:
     """Recorded with as many samples as each of four workers would have."""
     points = curve(
         transformer, SWITCH, [4], global_batch=4 * transformer.samples, durations=DURATIONS
-    )
+    ).points
     assert points[0].efficiency == pytest.approx(1.0)
-    (alone,) = curve(transformer, SWITCH, [4], durations=DURATIONS)
+    (alone,) = curve(transformer, SWITCH, [4], durations=DURATIONS).points
     assert alone.prediction.step_ns == points[0].prediction.step_ns
     assert alone.efficiency < 1

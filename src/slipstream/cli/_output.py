@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from slipstream.errors import UsageError
 from slipstream.tables import Table, to_json
@@ -20,6 +20,13 @@ _LOG_EVERY_S = 2.0
 _ALIVE_EVERY_S = 3.0
 
 Say = Callable[[str], None]
+
+
+class Result(Protocol):
+    """What a verb answers, as far as it is printed."""
+
+    def to_json(self) -> Mapping[str, Any] | Sequence[Any]:
+        """The result for programs."""
 
 
 def emit(
@@ -34,6 +41,11 @@ def emit(
         if number:
             sys.stdout.write("\n")
         one.print()
+
+
+def emit_result(result: Result, *tables: Table, as_json: bool) -> None:
+    """Print a verb's answer: its JSON when asked for, else `tables` of it."""
+    emit(tables, result.to_json() if as_json else (), as_json=as_json)
 
 
 def need_place(output: Path, *endings: str, option: str = "-o") -> None:

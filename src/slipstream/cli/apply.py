@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli._workload import (
-    Json,
-    Runnable,
-    ScriptArguments,
-    Set,
-    Techniques,
-    Threads,
-    Timeout,
-)
+from slipstream.cli import _options as options
+from slipstream.cli._output import emit, emit_result, note, progress
 from slipstream.errors import UsageError, WorkloadError
+from slipstream.tables import console_for
 
 if TYPE_CHECKING:
     from slipstream.source import Written
-    from slipstream.tables import Table
     from slipstream.verbs.applying import Applied
-    from slipstream.workload import Workload
+    from slipstream.verbs.request import Request
 
 
+@options.asks(options.Runnable, threads=0, timeout="5min")
 def command(
-    workload: Runnable,
-    script_arguments: ScriptArguments = None,
-    technique: Techniques = None,
-    settings: Set = None,
-    threads: Threads = 0,
-    timeout: Timeout = "5min",
+    request: Request,
+    technique: options.Techniques = None,
     write: Annotated[
         bool, typer.Option("--write", help="Edit your file so; the old one is kept beside it.")
     ] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Put back what --write replaced.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Apply one technique (or combination) for real and run a few steps beside the original.
 
@@ -48,13 +39,10 @@ def command(
 
         slipstream apply train.py:make_workload --technique amp:bf16
     """
-    from slipstream.cli._output import emit, note, progress
-    from slipstream.cli._workload import workload_of
-    from slipstream.units import parse_duration_ns
     from slipstream.verbs.applying import apply
 
     if undo:
-        _undo(workload, conflicting=bool(technique or write), as_json=as_json)
+        _undo(request.target, conflicting=bool(technique or write), as_json=as_json)
         return
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
@@ -63,91 +51,25 @@ def command(
             f"{len(technique)} alternatives are named, and one can be applied",
             remedy="one --technique; to apply several together, join them with +",
         )
-    recipe = workload_of(workload, script_arguments, settings)
+    recipe = request.workload()
     with progress(f"applying {technique[0]}") as say:
         applied = apply(
-            recipe,
-            technique[0],
-            threads=threads,
-            timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
-            say=say,
+            recipe, technique[0], threads=request.threads, timeout_s=request.timeout_s, say=say
         )
     if not as_json:
         # A reader that left, as head does, takes nothing back of what was asked for.
         with contextlib.suppress(BrokenPipeError):
-            emit(_table(applied, recipe, technique[0], write), {}, as_json=False)
+            applied.table(kept=not write).print()
             _show_edit(applied)
-    written = _written(applied, shown=not as_json) if write else None
+    if write:
+        applied = replace(applied, written=_written(applied, shown=not as_json))
     if as_json:
-        payload = {
-            "workload": recipe.name,
-            "technique": technique[0],
-            "losses_before": list(applied.before),
-            "losses_after": list(applied.after),
-            "finite": applied.finite,
-            "not_run": applied.not_run,
-            "relative_difference": applied.difference,
-            "output_difference": applied.outputs.difference if applied.outputs else None,
-            "diffs": [change.diff for change in applied.code],
-            "diff": applied.diff,
-            "code_notes": [change.note for change in applied.code if change.note],
-            "written": str(written.path) if written else None,
-            "backup": str(written.backup) if written else None,
-        }
-        emit([], payload, as_json=True)
-    elif written is not None:
+        emit_result(applied, as_json=True)
+    elif (written := applied.written) is not None:
         note(f"{written.path} is edited; what it was is in {written.backup.name}")
         note(f"to go back: slipstream apply {written.path} --undo")
     elif write:
         note("your file is as it was: nothing of this is missing in it")
-
-
-def _table(applied: Applied, recipe: Workload, technique: str, write: bool) -> Table:
-    from slipstream.tables import Column, Table
-
-    rows = [
-        (step, _number(before), _number(after), _difference(before, after))
-        for step, (before, after) in enumerate(zip(applied.before, applied.after, strict=True), 1)
-        if before is not None or after is not None
-    ]
-    return Table(
-        [
-            Column("step", "right"),
-            Column("loss as it is", "right"),
-            Column(f"with {technique}", "right"),
-            Column("difference", "right"),
-        ],
-        rows,
-        title=f"{recipe.name} with {technique}",
-        notes=_findings(applied, write),
-    )
-
-
-def _findings(applied: Applied, write: bool) -> list[str]:
-    """In words: does it run, and does it compute the same?"""
-    from slipstream.measure.checks import format_share
-
-    kept = "" if write else "; your files were not changed"
-    if applied.not_run is not None:
-        return [f"not run with it: {applied.not_run}{kept}"]
-    notes = ["the transformed workload runs" + kept]
-    outputs = applied.outputs
-    if not applied.finite:
-        what = "a loss" if outputs is None else "an output"
-        notes.append(f"{what} is not finite: do not use this technique here")
-    elif applied.difference is not None:
-        size = f"{100 * abs(applied.difference):.3f} %"
-        notes.append(f"after {len(applied.after)} steps the losses differ by {size}")
-    elif outputs is None:
-        notes.append("its steps return no number, so that losses cannot be compared")
-    elif outputs.difference is None:
-        notes.append(f"its outputs cannot be compared: {outputs.reason}")
-    elif outputs.difference == 0:
-        notes.append("its output is the same to the last bit")
-    else:
-        share = format_share(outputs.difference)
-        notes.append(f"its output differs by at most {share} of the largest value")
-    return notes
 
 
 _DIFF_STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "red"}
@@ -156,8 +78,6 @@ _DIFF_STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "
 def _show_edit(applied: Applied) -> None:
     """The diff as ``patch`` takes it, in colour on a terminal, and what to know about it."""
     from rich.text import Text
-
-    from slipstream.tables import console_for
 
     console = console_for(sys.stdout, soft_wrap=True)
     diff = applied.diff
@@ -207,7 +127,6 @@ def _written(applied: Applied, *, shown: bool) -> Written | None:
 
 
 def _undo(target: str, *, conflicting: bool, as_json: bool) -> None:
-    from slipstream.cli._output import emit, note
     from slipstream.source import undo
 
     if conflicting:
@@ -233,14 +152,3 @@ def _undo(target: str, *, conflicting: bool, as_json: bool) -> None:
                 f"{found.earlier} earlier edit{'s are' if several else ' is'} still in it; "
                 f"--undo again takes {'the last of them' if several else 'it'} back"
             )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5f}"
-
-
-def _difference(before: float | None, after: float | None) -> str:
-    if before is None or after is None or not before:
-        return "-"
-    percent = round(100 * (after - before) / abs(before), 3)
-    return f"{percent:+.3f} %" if percent else "0 %"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli._workload import Json
+from slipstream.cli._options import Json
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli._cluster import load_cluster
+from slipstream.cli._options import load_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

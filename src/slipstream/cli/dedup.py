@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli._workload import Json
+from slipstream.cli._options import Json
 
 
 def command(

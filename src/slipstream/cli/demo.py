@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli._workload import StorePath
+from slipstream.cli._options import StorePath
 from slipstream.errors import SlipstreamError
 
 if TYPE_CHECKING:

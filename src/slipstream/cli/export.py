@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli._workload import Json
-from slipstream.cli.explain import GraphPath
+from slipstream.cli._options import GraphPath, Json
+from slipstream.cli._output import emit, note, progress
 from slipstream.errors import GraphError, UsageError
+from slipstream.tables import Column, Table
+from slipstream.units import format_bytes
 
 if TYPE_CHECKING:
     from slipstream.graph import Timeline
@@ -47,11 +49,8 @@ def command(
 
         slipstream export run.slipgraph --to perfetto -o run.json
     """
-    from slipstream.cli._output import emit, progress
-    from slipstream.cli._workload import load_recording
     from slipstream.graph import replay, write_chakra, write_perfetto
-    from slipstream.tables import Column, Table
-    from slipstream.units import format_bytes
+    from slipstream.verbs.request import load_recording
 
     if to not in _SUFFIX:
         raise UsageError(
@@ -60,7 +59,7 @@ def command(
         )
     target = output or run.with_suffix(_SUFFIX[to])
     with progress("exporting"):
-        graph = load_recording(run)
+        graph = load_recording(run, note)
         if to == "chakra":
             write_chakra(graph, target)
         elif to == "perfetto":

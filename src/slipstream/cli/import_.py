@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from slipstream.cli._workload import Json
+from slipstream.cli._options import Json
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli._workload import (
-    Batches,
-    Json,
-    Runnable,
-    ScriptArguments,
-    Set,
-    Steps,
-    StorePath,
-    Techniques,
-    Threads,
-    Timeout,
-    WhatIf,
-)
+from slipstream.cli import _options as options
+from slipstream.cli._output import emit, note
+from slipstream.tables import Column, Table
+from slipstream.units import format_duration
+
+if TYPE_CHECKING:
+    from slipstream.live.analysis import Analysis
+    from slipstream.verbs.request import Request
 
 
+@options.asks(options.Runnable, threads=0, steps=24, timeout="1min")
 def command(
-    workload: Runnable,
-    script_arguments: ScriptArguments = None,
+    request: Request,
     port: Annotated[
         int | None,
         typer.Option(
@@ -37,15 +35,11 @@ def command(
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Whether to open the page.")
     ] = True,
-    technique: Techniques = None,
-    what_if: WhatIf = True,
-    batches: Batches = True,
-    settings: Set = None,
-    threads: Threads = 0,
-    steps: Steps = 24,
-    timeout: Timeout = "1min",
-    store: StorePath = None,
-    as_json: Json = False,
+    technique: options.Techniques = None,
+    what_if: options.WhatIf = True,
+    batches: options.Batches = True,
+    store: options.StorePath = None,
+    as_json: options.Json = False,
 ) -> None:
     """Watch a workload while you edit it: every save is analysed, and a local page shows it.
 
@@ -56,25 +50,20 @@ def command(
 
         slipstream live train.py:make_workload
     """
-    import contextlib
-    import threading
     import webbrowser
 
-    from slipstream.cli._output import emit, note
-    from slipstream.cli._workload import live_workload
-    from slipstream.live.analysis import Analyst
+    from slipstream.live.analysis import Analyst, parse_workload
     from slipstream.live.server import serving
-    from slipstream.tables import Column, Table
     from slipstream.technique import need_known
-    from slipstream.units import parse_duration_ns
 
     need_known(technique or ())
-    recipe = live_workload(workload, script_arguments, settings)
+    # A file that does not parse now may do so when it is saved next.
+    recipe = parse_workload(request.target, *request.script_arguments, **request.arguments)
     analyst = Analyst(
         recipe,
-        threads=threads,
-        steps=steps,
-        timeout_s=parse_duration_ns(timeout, "--timeout") / 1e9,
+        threads=request.threads,
+        steps=request.steps,
+        timeout_s=request.timeout_s,
         techniques=(technique or ()) if what_if else None,
         batches=batches,
         store=store,
@@ -87,10 +76,8 @@ def command(
         )
         payload = {"address": live.address, "watched": str(recipe.path)}
         emit(table, payload, as_json=as_json)
-        import sys
-
         sys.stdout.flush()
-        analyst.listen(_Log(note))
+        analyst.listen(_Log())
         analyst.watch()
         if browser:
             with contextlib.suppress(webbrowser.Error):
@@ -101,16 +88,10 @@ def command(
 class _Log:
     """One line on stderr for what became of each save."""
 
-    def __init__(self, note: object) -> None:
-        self._note = note
+    def __init__(self) -> None:
         self._said: tuple[int, str] | None = None
 
-    def __call__(self, analysis: object) -> None:
-        from slipstream.live.analysis import Analysis
-        from slipstream.units import format_duration
-
-        assert isinstance(analysis, Analysis)
-        assert callable(self._note)
+    def __call__(self, analysis: Analysis) -> None:
         key = analysis.number, analysis.state
         if key == self._said or analysis.state in ("recording", "first"):
             return
@@ -118,12 +99,12 @@ class _Log:
         if analysis.problem is not None:
             where = (
                 f"{analysis.problem.path}:{analysis.problem.line}: "
-                if (analysis.problem.line)
+                if analysis.problem.line
                 else ""
             )
-            self._note(f"live: {where}{analysis.problem.what}")
+            note(f"live: {where}{analysis.problem.what}")
         elif analysis.state == "recorded" and analysis.costs is not None:
-            self._note(
+            note(
                 f"live: {format_duration(analysis.costs.step_ns)} per step, "
                 f"{analysis.after_s.get('first', 0.0):.1f} s to the first numbers"
             )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli._workload import Batches, Steps, StorePath, Techniques, Threads, Timeout, WhatIf
+from slipstream.cli import _options as options
+from slipstream.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from slipstream.live.analysis import Analyst
@@ -36,13 +37,13 @@ def command(
             "--stdio", help="Speak over stdin and stdout, as without it; some editors ask for it."
         ),
     ] = False,
-    technique: Techniques = None,
-    what_if: WhatIf = True,
-    batches: Batches = True,
-    threads: Threads = 0,
-    steps: Steps = 24,
-    timeout: Timeout = "1min",
-    store: StorePath = None,
+    technique: options.Techniques = None,
+    what_if: options.WhatIf = True,
+    batches: options.Batches = True,
+    threads: options.Threads = 0,
+    steps: options.Steps = 24,
+    timeout: options.Timeout = "1min",
+    store: options.StorePath = None,
 ) -> None:
     """Serve an editor: what each line, function and module costs, and edits that make it cheaper.
 
@@ -51,7 +52,6 @@ def command(
 
         slipstream lsp train.py:make_workload
     """
-    from slipstream.errors import UsageError
     from slipstream.technique import need_known
     from slipstream.units import parse_duration_ns
 
@@ -62,8 +62,6 @@ def command(
     try:
         from slipstream.live.editor import serve_stdio, serve_tcp
     except ModuleNotFoundError as error:
-        from slipstream.errors import MissingExtraError
-
         raise MissingExtraError("slipstream lsp", error.name or "pygls", "live") from error
 
     def make(target: str) -> Analyst:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from slipstream.cli._comparison import emit_comparison, show_progress
-from slipstream.cli._output import emit, note, progress
+from slipstream.cli._output import emit, emit_result, note, progress
+from slipstream.cli._progress import show_progress
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def ab(
     """
     from slipstream.measure.arms import CommandArm
     from slipstream.measure.comparison import compare
+    from slipstream.verbs.proving.proof import Proof
 
     revisions = _mode(base_cmd, head_cmd, base, head, command)
     with contextlib.ExitStack() as stack:
@@ -93,7 +94,8 @@ def ab(
             store=kept,
             progress=show_progress(say),
         )
-    emit_comparison(comparison, as_json=as_json)
+    proof = Proof(comparison, before=())
+    emit_result(proof, *proof.tables(), as_json=as_json)
 
 
 def _mode(

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli._cluster import ClusterSizes, OnCluster
-from slipstream.cli._comparison import emit_comparison, show_progress
-from slipstream.cli._workload import (
-    Json,
-    Runnable,
-    ScriptArguments,
-    Set,
-    Steps,
-    StorePath,
-    Techniques,
-    Threads,
-    Timeout,
-)
+from slipstream.cli import _options as options
+from slipstream.cli._output import emit_result, need_place, note, progress
+from slipstream.cli._progress import show_progress
 from slipstream.errors import InvalidArgumentError, UsageError
 
+if TYPE_CHECKING:
+    from slipstream.verbs.proving.exposed import Exposed
+    from slipstream.verbs.request import Request
 
+
+@options.asks(options.Runnable, threads=0, steps=24, timeout="5min")
 def command(
-    workload: Runnable,
-    script_arguments: ScriptArguments = None,
-    technique: Techniques = None,
-    settings: Set = None,
+    request: Request,
+    technique: options.Techniques = None,
     budget: Annotated[
         str,
         typer.Option(
@@ -61,11 +56,8 @@ def command(
             "most.",
         ),
     ] = None,
-    threads: Threads = 0,
-    steps: Steps = 24,
-    timeout: Timeout = "5min",
-    cluster: OnCluster = None,
-    cluster_sizes: ClusterSizes = None,
+    cluster: options.OnCluster = None,
+    cluster_sizes: options.ClusterSizes = None,
     svg: Annotated[
         Path | None,
         typer.Option(
@@ -73,8 +65,8 @@ def command(
             help="Draw what the links of real ranks carry over time, each way, into an SVG file.",
         ),
     ] = None,
-    store: StorePath = None,
-    as_json: Json = False,
+    store: options.StorePath = None,
+    as_json: options.Json = False,
 ) -> None:
     """Measure the workload with and without techniques, in turns, and score the predictions.
 
@@ -97,32 +89,28 @@ def command(
         -t ddp:workers=2 -t ddp:workers=2+powersgd:4
     """
     from slipstream import technique as techniques
-    from slipstream.cli._cluster import cluster_of
-    from slipstream.cli._exposed import exposed_rows
-    from slipstream.cli._output import need_place, note, progress
-    from slipstream.cli._ranks import ranks_rows
-    from slipstream.cli._workload import graph_of, history, needs_of, workload_of
     from slipstream.units import parse_duration_ns
     from slipstream.verbs._ranks import check_ranks
+    from slipstream.verbs.history import history
     from slipstream.verbs.predicting import predict
+    from slipstream.verbs.proving.proof import Proof
     from slipstream.verbs.proving.sides import check_script, default_quality_budget, prove
+    from slipstream.verbs.results import applying, refused
 
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
     # Everything that can be wrong in the request, before anything takes time.
     chosen = {techniques.combination_name(one): one for one in map(techniques.parse, technique)}
     names = list(chosen)
-    recipe = workload_of(workload, script_arguments, settings)
+    recipe = request.workload()
     for one in chosen.values():
         check_script(recipe, one)
-    where = cluster_of(cluster, cluster_sizes)
-    workers = check_ranks(recipe, chosen, where)
-    if workers and not threads:
+    where = options.cluster_of(cluster, cluster_sizes)
+    if check_ranks(recipe, chosen, where) and not request.threads:
         # So many of them share this machine's cores; and the step is recorded as they run it.
-        threads = 1
+        request = replace(request, threads=1)
     if svg is not None:
         need_place(svg, ".svg", option="--svg")
-    timeout_s = parse_duration_ns(timeout, "--timeout") / 1e9
     if not parse_duration_ns(budget, "--budget"):
         raise InvalidArgumentError("--budget", "no time to measure in", remedy="as 60s, 5min")
     if not 0 < target < 1:
@@ -134,45 +122,36 @@ def command(
             "--quality-budget", "no time to check in", remedy="as 3s, 1min; or --no-quality"
         )
     with progress(f"proving {recipe.name}") as say, history(store) as past:
-        graph = graph_of(
-            workload, script_arguments, settings,
-            threads=threads, steps=steps, timeout=timeout, say=say, needs=needs_of(names),
-        )  # fmt: skip
-        predicted = predict(graph, names, cluster=where, widen=past.widen, say=say)
-        records = {
-            p.technique: p.to_record(recipe.name, past.environment.env_id)
-            for p in predicted
-            if p.why_not is None
-        }
+        graph = request.graph(say, options.needs_of(names), note)
+        predictions = predict(graph, names, cluster=where, widen=past.widen, say=say)
         # Before it is measured: where it fails, this says why.
-        for p in predicted:
-            if p.why_not is not None:
-                note(f"{p.technique} is measured though it should not apply: {p.why_not}")
-        result = prove(
+        for p in refused(predictions):
+            note(f"{p.technique} is measured though it should not apply: {p.why_not}")
+        comparison = prove(
             recipe,
             names,
-            predictions=records,
+            predictions={
+                p.technique: p.to_record(recipe.name, past.environment.env_id)
+                for p in applying(predictions)
+            },
             cluster=where,
             budget=budget,
             target=target,
             quality_budget=(quality_budget or default_quality_budget(budget)) if quality else None,
-            threads=threads,
-            timeout_s=timeout_s,
+            threads=request.threads,
+            timeout_s=request.timeout_s,
             store=past.store,
             progress=show_progress(say),
             say=say,
         )
-        before = past.shown_before(result.experiment.experiment_id)
-    exposed = exposed_rows(result)
+        before = past.shown_before(comparison.experiment.experiment_id)
+    proof = Proof(comparison, before)
     if svg is not None:
-        _draw(svg, recipe.name, exposed)
-    emit_comparison(
-        result, as_json=as_json, before=before, ranks=ranks_rows(result, workers), exposed=exposed
-    )
+        _draw(svg, recipe.name, proof.exposed)
+    emit_result(proof, *proof.tables(), as_json=as_json)
 
 
-def _draw(path: Path, workload: str, exposed: list[dict[str, Any]]) -> None:
-    from slipstream.cli._output import note
+def _draw(path: Path, workload: str, exposed: Sequence[Exposed]) -> None:
     from slipstream.report.curve import write_curve
     from slipstream.report.network import network_svg
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli._workload import (
-    Json,
-    Record,
-    ScriptArguments,
-    Set,
-    Steps,
-    StorePath,
-    Target,
-    Techniques,
-    Threads,
-    Timeout,
-)
+from slipstream.cli import _options as options
+from slipstream.cli._output import emit, need_place, note, progress
 from slipstream.errors import UsageError
+from slipstream.tables import Column, Table
+from slipstream.units import format_bytes
+
+if TYPE_CHECKING:
+    from slipstream.verbs.request import Request
 
 
+@options.asks(options.Target, threads=0, steps=24, timeout="5min")
 def command(
-    workload: Target,
-    script_arguments: ScriptArguments = None,
+    request: Request,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -34,7 +29,7 @@ def command(
             help="By default the recording's name with .html, or report.html.",
         ),
     ] = None,
-    technique: Techniques = None,
+    technique: options.Techniques = None,
     what_if: Annotated[
         bool, typer.Option("--what-if/--no-what-if", help="Whether to simulate techniques.")
     ] = True,
@@ -42,13 +37,9 @@ def command(
         bool,
         typer.Option("--share", help="Take paths and names of hosts and users out of it."),
     ] = False,
-    settings: Set = None,
-    threads: Threads = 0,
-    steps: Steps = 24,
-    timeout: Timeout = "5min",
-    record: Record = None,
-    store: StorePath = None,
-    as_json: Json = False,
+    record: options.Record = None,
+    store: options.StorePath = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write one self-contained HTML page about a step: open it in any browser, or send it.
 
@@ -59,25 +50,18 @@ def command(
 
         slipstream report train.py:make_workload --technique amp:bf16 --share
     """
-    from slipstream.cli._output import emit, need_place, progress
-    from slipstream.cli._workload import graph_of, needs_of, statistics_of
     from slipstream.report import write_report
-    from slipstream.tables import Column, Table
-    from slipstream.units import format_bytes
 
-    target = output or _beside(workload)
+    target = output or _beside(request)
     need_place(target, ".html", ".htm")
     if technique and not what_if:
         raise UsageError(
             "--technique asks for a what-if that --no-what-if leaves out",
             remedy="leave one of them out",
         )
-    needs = needs_of(technique or ()) | set(statistics_of(record))
+    needs = options.needs_of(technique or ()) | set(options.statistics_of(record))
     with progress("reporting") as say:
-        graph = graph_of(
-            workload, script_arguments, settings,
-            threads=threads, steps=steps, timeout=timeout, say=say, needs=needs,
-        )  # fmt: skip
+        graph = request.graph(say, needs, note)
         write_report(
             graph, target, techniques=technique or (), what_if=what_if, share=share,
             store=store, say=say,
@@ -92,8 +76,8 @@ def command(
     emit(table, payload, as_json=as_json)
 
 
-def _beside(workload: str) -> Path:
-    """Where the report of `workload` goes when nobody says: into the current folder."""
-    if workload.endswith(".slipgraph"):
-        return Path(workload).with_suffix(".html")
+def _beside(request: Request) -> Path:
+    """Where the report goes when nobody says: beside the recording, or into the current folder."""
+    if request.recorded:
+        return Path(request.target).with_suffix(".html")
     return Path("report.html")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.cli._options import Json, StorePath
+from slipstream.cli._output import emit, emit_result, note
+from slipstream.errors import SlipstreamError
+from slipstream.tables import Column, Field, Table
+from slipstream.units import format_percent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from slipstream.measure.history import Step
     from slipstream.measure.records import Claim, Experiment
-    from slipstream.measure.store import Store
+    from slipstream.measure.store import Store, Summary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,26 +27,13 @@ app = typer.Typer(
     epilog="ID is what `slipstream results ls` shows, its first letters, or `last`.",
 )
 
-_Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
-_StorePath = Annotated[
-    Path | None,
-    typer.Option(
-        "--store",
-        metavar="FILE",
-        help="The results store; by default $SLIPSTREAM_STORE, else .slipstream/results.db.",
-    ),
-]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="An experiment: its id, or `last`.")]
 
 
 @app.command("ls")
-def list_experiments(store: _StorePath = None, as_json: _Json = False) -> None:
+def list_experiments(store: StorePath = None, as_json: Json = False) -> None:
     """List every experiment, the newest last, with its verdicts."""
-    from dataclasses import asdict
-
-    from slipstream.cli._output import emit
     from slipstream.measure.claims import headline
-    from slipstream.tables import Column, Table
 
     with _open(store) as opened:
         where = opened.path
@@ -48,32 +43,18 @@ def list_experiments(store: _StorePath = None, as_json: _Json = False) -> None:
         identity: ", ".join(f"{c.arm} {c.verdict.value}" for c in headline(found))
         for identity, found in claims.items()
     }
-    table = Table(
-        [
-            Column("id"),
-            Column("measured"),
-            Column("title"),
-            Column("verdict"),
-            Column("status"),
-            Column("blocks", "right", optional=True),
-            Column("arms", optional=True),
-            Column("environment", optional=True),
-        ],
-        [
-            (
-                s.experiment_id,
-                s.created,
-                s.title,
-                verdicts[s.experiment_id] or "-",
-                s.status,
-                s.blocks,
-                ", ".join(s.arms),
-                s.env_id,
-            )
-            for s in summaries
-        ],
-        notes=() if summaries else (f"Nothing was measured yet in this store: {where}",),
+    fields: tuple[Field[Summary], ...] = (
+        Field.of("id", lambda s: s.experiment_id),
+        Field.of("measured", lambda s: s.created),
+        Field.of("title", lambda s: s.title),
+        Field.of("verdict", lambda s: verdicts[s.experiment_id] or "-"),
+        Field.of("status", lambda s: s.status),
+        Field.number("blocks", lambda s: s.blocks, optional=True),
+        Field.of("arms", lambda s: ", ".join(s.arms), optional=True),
+        Field.of("environment", lambda s: s.env_id, optional=True),
     )
+    empty = "" if summaries else f"Nothing was measured yet in this store: {where}"
+    table = Table.of(summaries, fields, notes=[empty])
     payload = [asdict(s) | {"verdicts": verdicts[s.experiment_id]} for s in summaries]
     emit(table, payload, as_json=as_json)
 
@@ -92,21 +73,17 @@ def show(
             help="Recompute the claims from the samples; fail if a single digit differs.",
         ),
     ] = False,
-    store: _StorePath = None,
-    as_json: _Json = False,
+    store: StorePath = None,
+    as_json: Json = False,
 ) -> None:
     """Show one experiment: prediction and measurement side by side.
 
     An experiment that was interrupted is shown with what it had by then; one of real ranks with
     the tables of ranks, layers and links that `prove` printed.
     """
-    from slipstream.cli._comparison import tables_of_ranks
-    from slipstream.cli._exposed import exposed_rows
-    from slipstream.cli._output import emit, note
-    from slipstream.cli._ranks import ranks_rows, workers_of
-    from slipstream.measure import render
     from slipstream.measure.comparison import Comparison
     from slipstream.measure.page import comparison_html
+    from slipstream.verbs.proving.proof import Proof
 
     with _open(store) as opened:
         experiment = opened.load(experiment_id)
@@ -117,17 +94,11 @@ def show(
             note(f"{len(claims)} claims recomputed from the samples: the same to the last digit")
     if html is not None:
         _write(html, comparison_html(experiment, claims))
-    comparison = Comparison(experiment, tuple(claims))
-    more, of_ranks = tables_of_ranks(
-        ranks_rows(comparison, workers_of(experiment)), exposed_rows(comparison)
-    )
-    tables = [render.comparison_table(experiment, claims), *more]
+    proof = Proof(Comparison(experiment, tuple(claims)))
     if markdown and not as_json:
-        print("\n".join(table.to_markdown() for table in tables), end="")
+        print("\n".join(table.to_markdown() for table in proof.tables()), end="")
         return
-    rows = render.comparison_rows(experiment, claims)
-    payload = render.rows_payload(experiment, rows, claims) | of_ranks
-    emit(tables, payload, as_json=as_json)
+    emit_result(proof, *proof.tables(), as_json=as_json)
 
 
 @app.command()
@@ -138,15 +109,14 @@ def compare(
         bool,
         typer.Option("--unpaired", help="Also when the environments differ; every row says so."),
     ] = False,
-    store: _StorePath = None,
-    as_json: _Json = False,
+    store: StorePath = None,
+    as_json: Json = False,
 ) -> None:
     """Hold one experiment's medians against another's: a hint, never a verdict.
 
     What was not measured side by side differs in more than the code. If the two environments
     differ in anything that is captured, this refuses and names it, unless you insist.
     """
-    from slipstream.cli._output import emit
     from slipstream.measure.render import compare_experiments, rows_table
 
     with _open(store) as opened:
@@ -168,13 +138,11 @@ def export(
             "--to", help="jsonl (everything), csv or parquet (samples); by default as FILE ends."
         ),
     ] = None,
-    store: _StorePath = None,
-    as_json: _Json = False,
+    store: StorePath = None,
+    as_json: Json = False,
 ) -> None:
     """Write experiments to a file other programs read."""
-    from slipstream.cli._output import emit
     from slipstream.measure.export import export as write
-    from slipstream.tables import Column, Table
 
     with _open(store) as opened:
         if ids == ["all"]:
@@ -183,7 +151,8 @@ def export(
         kind = to or output.suffix.removeprefix(".")
         count = write([(e, _claims(opened, e)) for e in found], kind, output)
     what = "experiments" if kind == "jsonl" else "samples"
-    table = Table([Column("file"), Column(what, "right")], [(output, count)])
+    columns = [Column("file"), Column(what, "right")]
+    table = Table(columns, [(output, count)])
     emit(table, {"file": str(output), "format": kind, what: count}, as_json=as_json)
 
 
@@ -195,18 +164,15 @@ def regress(
     everything: Annotated[
         bool, typer.Option("--all", help="Also improvements, and steps long past.")
     ] = False,
-    store: _StorePath = None,
-    as_json: _Json = False,
+    store: StorePath = None,
+    as_json: Json = False,
 ) -> None:
     """Find what got worse between experiments of the same title and arms; exit code 1 if any.
 
     It compares ratios to the baseline, each measured in pairs, and names the revisions between
     which the step lies and every other fact in which the environments differ.
     """
-    from slipstream.cli._output import emit
     from slipstream.measure.history import steps
-    from slipstream.tables import Column, Table
-    from slipstream.units import format_percent
 
     with _open(store) as opened:
         history = [
@@ -215,36 +181,26 @@ def regress(
             if title in s.title
         ]
     found = [step for step in steps(history) if everything or (step.worse and step.latest)]
-    table = Table(
-        [
-            Column("title"),
-            Column("what"),
-            Column("before", "right"),
-            Column("after", "right"),
-            Column("change", "right"),
-            Column("code"),
-            Column("environment differs in"),
-            Column("experiments", optional=True),
-        ],
-        [
-            (
-                s.title,
-                f"{s.arm}: {s.metric}",
-                f"{s.old.ratio:.3f}",
-                f"{s.new.ratio:.3f}",
-                format_percent(s.new.ratio / s.old.ratio - 1, signed=True)
-                + (" worse" if s.worse else " better"),
-                f"{s.revisions[0]} → {s.revisions[1]}",
-                ", ".join(s.differing) or "nothing",
-                f"{s.before} → {s.after}",
-            )
-            for s in found
-        ],
-        notes=() if found else (f"No regression in {len(history)} experiments.",),
+    fields: tuple[Field[Step], ...] = (
+        Field.of("title", lambda s: s.title),
+        Field.of("what", lambda s: f"{s.arm}: {s.metric}"),
+        Field.number("before", lambda s: f"{s.old.ratio:.3f}"),
+        Field.number("after", lambda s: f"{s.new.ratio:.3f}"),
+        Field.number("change", _change),
+        Field.of("code", lambda s: f"{s.revisions[0]} → {s.revisions[1]}"),
+        Field.of("environment differs in", lambda s: ", ".join(s.differing) or "nothing"),
+        Field.of("experiments", lambda s: f"{s.before} → {s.after}", optional=True),
     )
+    none = "" if found else f"No regression in {len(history)} experiments."
+    table = Table.of(found, fields, notes=[none])
     emit(table, found, as_json=as_json)
     if any(step.worse and step.latest for step in found):
         raise typer.Exit(1)
+
+
+def _change(step: Step) -> str:
+    change = format_percent(step.new.ratio / step.old.ratio - 1, signed=True)
+    return change + (" worse" if step.worse else " better")
 
 
 def _open(path: Path | None) -> Store:
@@ -262,8 +218,6 @@ def _claims(store: Store, experiment: Experiment) -> Sequence[Claim]:
 
 
 def _write(path: Path, text: str) -> None:
-    from slipstream.errors import SlipstreamError
-
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

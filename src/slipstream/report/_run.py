@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.graph import PROVENANCES, Graph, Timeline, lanes
 from slipstream.measure.records import Environment
 from slipstream.units import format_bytes, format_duration, format_percent
-from slipstream.verbs.predicting import Prediction
+from slipstream.verbs.results import Prediction
 
 _FACTS = (
     ("cpu.model", "processor"),

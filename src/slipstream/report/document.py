@@ -18,7 +18,8 @@ from slipstream.report._run import run_facts
 from slipstream.report._scene import Scenes
 from slipstream.report.history import Past
 from slipstream.report.what_if import WhatIfs
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Prediction
 
 SCHEMA = 1
 # Tasks of all edited steps together that get a timeline of their own; the others give numbers.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from slipstream.report._svg import Drawing
 from slipstream.units import format_duration
+from slipstream.verbs.proving.exposed import Exposed
 
 _SENT, _RECEIVED, _STILL = "#4a90d9", "#7fb069", "#e0a030"
 _LEFT, _WIDTH, _RIGHT = 96, 640, 32
@@ -19,39 +19,39 @@ _LEGEND = (
 )  # fmt: skip
 
 
-def network_svg(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def network_svg(title: str, sides: Sequence[Exposed]) -> str:
     """A panel a side, all on one scale: bytes out above the line, bytes in below it.
 
     Args:
-        rows: sides, as ``prove --json`` has them under ``exposed``.
+        sides: those that real ranks took.
     """
-    long_s = max((row["drawn"]["stamps_s"][-1] for row in rows), default=0.0) or 1.0
-    most = max(map(_most, rows), default=0.0) or 1.0
+    long_s = max((side.drawn["stamps_s"][-1] for side in sides), default=0.0) or 1.0
+    most = max(map(_most, sides), default=0.0) or 1.0
     panel = _HEAD + 2 * _HALF + _BELOW
-    width, height = _LEFT + _WIDTH + _RIGHT, _TOP + len(rows) * panel + 24
+    width, height = _LEFT + _WIDTH + _RIGHT, _TOP + len(sides) * panel + 24
     drawing = Drawing(title, width, height, _LEFT)
-    for number, row in enumerate(rows):
+    for number, side in enumerate(sides):
         top = _TOP + number * panel + _HEAD
-        _draw_panel(drawing, row, top, _WIDTH / long_s, _HALF / most)
+        _draw_panel(drawing, side, top, _WIDTH / long_s, _HALF / most)
     drawing.legend(_LEFT, height - 20, 110, _LEGEND)
     return str(drawing)
 
 
 def _draw_panel(
-    drawing: Drawing, row: Mapping[str, Any], top: float, x_scale: float, y_scale: float
+    drawing: Drawing, side: Exposed, top: float, x_scale: float, y_scale: float
 ) -> None:
-    drawn, link = row["drawn"], row["link"]
+    drawn, link = side.drawn, side.link
     stamps, middle, bottom = drawn["stamps_s"], top + _HALF, top + 2 * _HALF
-    line = link["line_bytes_per_s"]
-    shared = link["ranks_counted"] > 1
+    line = link.line_bytes_per_s
+    shared = link.ranks_counted > 1
 
     def x(seconds: float) -> float:
         place: float = _LEFT + min(max(seconds, 0.0), stamps[-1]) * x_scale
         return place
 
-    name = row["technique"] + (f" ({row['how']})" if row["how"] else "")
+    name = side.technique + (f" ({side.how})" if side.how else "")
     counted = "; loopback, all ranks" if shared else ""
-    drawing.text(_LEFT, top - 7, f"{name}: {format_duration(row['step_ns'])} a step{counted}")
+    drawing.text(_LEFT, top - 7, f"{name}: {format_duration(side.step_ns)} a step{counted}")
     for began, ended in drawn["waits_s"]:
         width = max(x(ended) - x(began), 0.0)
         drawing.rect(x(began), top, width, 2 * _HALF, _STILL, opacity=0.3)
@@ -84,13 +84,13 @@ def _draw_panel(
             drawing.text(x(stamp), bottom + 14, words, anchor="middle", faint=True, size=10)
 
 
-def _most(row: Mapping[str, Any]) -> float:
+def _most(side: Exposed) -> float:
     """The highest rate that is drawn of a side: of its cable, where it has one."""
-    line: float | None = row["link"]["line_bytes_per_s"]
+    line = side.link.line_bytes_per_s
     if line:
         # What a bucket lets pass at once may be above it for a moment.
         return 1.15 * line
-    times, sent = row["drawn"]["times_s"], row["drawn"]["sent"]
+    times, sent = side.drawn["times_s"], side.drawn["sent"]
     rates = [
         (has - had) / (now - before)
         for (before, had), (now, has) in pairwise(zip(times, sent, strict=True))

@@ -18,7 +18,8 @@ from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.graph import Graph
 from slipstream.verbs.advising import Combination, advise, single_techniques
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Prediction
 
 Widen = Callable[[float, float, float], tuple[float, float]]
 Say = Callable[[str], None]

@@ -7,17 +7,31 @@ per sample, memory and what happens to the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import UsageError
 from slipstream.graph import Graph, need_graph
+from slipstream.tables import Table
 from slipstream.technique import QualityKind, Technique
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.outlooks import Outlook, first_look
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.request import command_for
+from slipstream.verbs.results import (
+    BEST_OF_ALL,
+    DRAWN,
+    Predicted,
+    Prediction,
+    applying,
+    prediction_table,
+    refused,
+    starred,
+)
+from slipstream.workload import Workload
 
 Combination = tuple[Technique, ...]
 
@@ -41,20 +55,109 @@ class Advice:
             at once.
         best: the one to try first: of those that meet the goals the cheapest, or None when
             none is worth it or the goals cannot be met.
-        needed: goals that the step does not meet as it is.
+        goals: all that were asked for.
+        needed: goals that the step does not meet unmodified.
         unmet: of these, those that nothing meets; all of them when no step meets all.
     """
 
     predictions: tuple[Prediction, ...]
     front: frozenset[str]
-    best: Prediction | None
+    best: Predicted | None
+    goals: tuple[Goal, ...] = ()
     needed: tuple[Goal, ...] = ()
     unmet: tuple[Goal, ...] = ()
 
     def _repr_html_(self) -> str:
-        from slipstream.verbs._notebook import advice_html
+        notes = [BEST_OF_ALL if applying(self.predictions) else ""]
+        notes += [f"to try first: {self.best.technique}" if self.best else ""]
+        notes += [p.in_words for p in refused(self.predictions)]
+        fields = (starred(self.front), *DRAWN[1:])
+        return Table.of(applying(self.predictions), fields, notes=notes).to_html()
 
-        return advice_html(self)
+    def to_json(self) -> dict[str, Any]:
+        """As results are printed."""
+        return {
+            "predictions": [p.to_json() for p in self.predictions],
+            "front": sorted(self.front),
+            "best": self.best.technique if self.best is not None else None,
+            "goals": [
+                {
+                    "goal": str(one),
+                    "holds_as_it_is": one not in self.needed,
+                    "can_be_met": one not in self.unmet,
+                }
+                for one in self.goals
+            ],
+        }
+
+    def table(self, graph: Graph, script: Workload | None, past: str = "") -> Table:
+        """All predictions for the recorded step, and what to do with them.
+
+        Args:
+            script: what is to be measured next, where that is a plain script.
+            past: what predictions on this machine came to before, in a sentence.
+        """
+        by_hand = [] if script is None else self._by_hand(script)
+        lines = (
+            past,
+            BEST_OF_ALL if self.front else "",
+            *map(self._about, self.goals),
+            f"prove needs a function for {', '.join(by_hand)}: the edit finds no place in the "
+            "script's loop, and `slipstream apply` shows the lines to write"
+            if by_hand
+            else "",
+            self._why_not_the_largest(),
+            self._next(graph, by_hand),
+        )
+        return prediction_table(graph, self.predictions, *lines, marked=self.front)
+
+    def _about(self, goal: Goal) -> str:
+        """Whether the goal holds already, with which technique, or not at all."""
+        if goal.limit is None:
+            return "cost: no price is known here, so it goes with the time per sample"
+        if goal not in self.needed:
+            return f"{goal}: holds as it is"
+        if goal in self.unmet:
+            return f"{goal}: nothing here is predicted to reach it"
+        return f"{goal}: predicted to hold with {self.best.technique}" if self.best else ""
+
+    def _by_hand(self, script: Workload) -> list[str]:
+        """What changes a script's loop and finds no place in it, so that `prove` cannot run it."""
+        return [
+            p.technique
+            for p in applying(self.predictions)
+            if technique.not_in_script(p.techniques, script) is not None
+        ]
+
+    def _next(self, graph: Graph, by_hand: Collection[str]) -> str:
+        """What to do with the ranking, in one line."""
+        if self.best is not None:
+            verb = "apply" if self.best.technique in by_hand else "prove"
+            return f"next: {command_for(verb, graph, self.best.technique)}"
+        if self.unmet:
+            return "a smaller model or batch, or a larger machine, is what is left"
+        return "nothing here is worth the trouble: keep the step as it is"
+
+    def _why_not_the_largest(self) -> str:
+        """What the best has and those that gain more lack; empty where none gains more."""
+        best = self.best
+        if best is None:
+            return ""
+        above = [
+            p
+            for p in applying(self.predictions)
+            if p.technique in self.front and p.ratio < best.ratio
+        ]
+        reasons = []
+        if any(not goal.met_by(p) for p in above for goal in self.goals):
+            reasons.append("reaches the goal")
+        if not _trains_anew(best) and any(map(_trains_anew, above)):
+            reasons.append("leaves the training as it is")
+        if best.verdict == "worth it" and any(p.verdict != best.verdict for p in above):
+            reasons.append("is certain")
+        if not reasons:
+            return ""
+        return f"{best.technique} comes next: the largest gain that {' and '.join(reasons)}"
 
 
 def advise(
@@ -93,21 +196,23 @@ def advise(
     # What cannot be worth it whatever its operators take is not measured.
     decided = [one.prediction for one in looked if one.decided]
     singles = [*ask([one.prediction.techniques for one in looked if not one.decided]), *decided]
-    found = {p.techniques: p for p in singles if p.why_not is None}
+    known = {p.techniques: p for p in applying(singles)}
     if combinations:
-        _grow(found, ask, say)
-    applying = sorted(found.values(), key=lambda p: p.ratio)
-    front = frozenset(p.technique for p in applying if not _beaten(p, applying))
+        _grow(known, ask, say)
+    ranked = sorted(known.values(), key=lambda p: p.ratio)
+    front = frozenset(p.technique for p in ranked if not _beaten(p, ranked))
     # A technique is always shown, a combination only when nothing beats it.
-    applying = [p for p in applying if p.technique in front or len(p.techniques) == 1]
+    ranked = [p for p in ranked if p.technique in front or len(p.techniques) == 1]
     step_ns, peak_bytes = _as_it_is(singles)
     needed = tuple(goal for goal in goals if not goal.met(step_ns, peak_bytes))
-    meeting = [p for p in applying if all(goal.met_by(p) for goal in goals)]
+    meeting = [p for p in ranked if all(goal.met_by(p) for goal in goals)]
     best = _best([p for p in meeting if p.technique in front], needed=bool(needed))
     # Where each can be met, but no step meets them all, they all stand.
-    unmet = tuple(goal for goal in needed if not any(goal.met_by(p) for p in applying))
-    refused = [p for p in singles if p.why_not is not None]
-    return Advice((*applying, *refused), front, best, needed, unmet if unmet or meeting else needed)
+    unmet = tuple(goal for goal in needed if not any(goal.met_by(p) for p in ranked))
+    return Advice(
+        (*ranked, *refused(singles)), front, best, tuple(goals), needed,
+        unmet if unmet or meeting else needed,
+    )  # fmt: skip
 
 
 def _as_it_is(predictions: Sequence[Prediction]) -> tuple[float, int]:
@@ -123,25 +228,25 @@ def single_techniques() -> list[Technique]:
 
 
 def _grow(
-    found: dict[Combination, Prediction],
+    known: dict[Combination, Predicted],
     ask: Callable[[Sequence[Combination]], list[Prediction]],
     say: Callable[[str], None],
 ) -> None:
-    """Add combinations to `found`: useful parts, joined as long as the joint is better."""
-    parts = [one for one, p in found.items() if _saves(p)]
+    """Add combinations to `known`: useful parts, joined as long as the joint is better."""
+    parts = [one for one, p in known.items() if _saves(p)]
     beam = list(parts)
     for size in range(2, _MOST_PARTS + 1):
         wanted = {
             joint: None
             for one in beam
             for part in parts
-            if (joint := _joined(one, part)) is not None and joint not in found
+            if (joint := _joined(one, part)) is not None and joint not in known
         }
         if not wanted:
             return
         say(f"trying {len(wanted)} combinations of {size} techniques")
-        joined = [p for p in ask(list(wanted)) if p.why_not is None and _adds(p, found)]
-        found.update({p.techniques: p for p in joined})
+        joined = [p for p in applying(ask(list(wanted))) if _adds(p, known)]
+        known.update({p.techniques: p for p in joined})
         by_time = sorted(joined, key=lambda p: p.ratio)[:_BEAM]
         by_memory = sorted(joined, key=lambda p: p.memory[1])[:_BEAM]
         beam = list({p.techniques: None for p in (*by_time, *by_memory)})
@@ -155,24 +260,24 @@ def _joined(one: Combination, part: Combination) -> Combination | None:
         return None
 
 
-def _saves(p: Prediction) -> bool:
+def _saves(p: Predicted) -> bool:
     before, after = p.memory
     return p.ratio < 1 - _USEFUL or after < before * (1 - _USEFUL)
 
 
-def _adds(p: Prediction, found: dict[Combination, Prediction]) -> bool:
+def _adds(p: Predicted, known: dict[Combination, Predicted]) -> bool:
     """Whether the combination is better in something than each combination it contains."""
     parts = set(p.techniques)
-    inside = [q for one, q in found.items() if set(one) < parts]
+    inside = [q for one, q in known.items() if set(one) < parts]
     return all(_better(p, q) for q in inside)
 
 
-def _better(p: Prediction, q: Prediction) -> bool:
+def _better(p: Predicted, q: Predicted) -> bool:
     """Whether `p` saves time or memory against `q` that is worth another part."""
     return any(a < b * (1 - _WORTH_A_PART) for a, b in zip(_costs(p), _costs(q), strict=True))
 
 
-def _beaten(p: Prediction, others: Iterable[Prediction]) -> bool:
+def _beaten(p: Predicted, others: Iterable[Predicted]) -> bool:
     """Whether another one, or the step as it is, is about as good in everything.
 
     And better in something; where two are about equal, the one of fewer parts stays.
@@ -188,15 +293,19 @@ def _beaten(p: Prediction, others: Iterable[Prediction]) -> bool:
     return False
 
 
-def _costs(p: Prediction) -> tuple[float, float]:
+def _costs(p: Predicted) -> tuple[float, float]:
     return p.ratio, float(p.memory[1])
 
 
-def _risk(p: Prediction) -> int:
+def _trains_anew(p: Predicted) -> bool:
+    return p.quality is None or p.quality.kind is QualityKind.NEEDS_TRAINING
+
+
+def _risk(p: Predicted) -> int:
     return _RISK[p.quality.kind] if p.quality is not None else max(_RISK.values())
 
 
-def _best(candidates: Sequence[Prediction], *, needed: bool) -> Prediction | None:
+def _best(candidates: Sequence[Predicted], *, needed: bool) -> Predicted | None:
     """The cheapest that is worth it and, if there is such a one, needs no training anew.
 
     A limit that only a technique makes hold (`needed`) is reason enough for it, at some cost too.

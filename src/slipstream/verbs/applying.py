@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from slipstream import technique
-from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
-from slipstream.source import AlreadyThereError, NotPlacedError, Source, locate
+from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, format_share, judge
+from slipstream.source import AlreadyThereError, NotPlacedError, Source, Written, locate
+from slipstream.tables import Field, Table
 from slipstream.technique import CodeChange, Technique
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.workload import Built, Workload
@@ -34,6 +35,8 @@ class Applied:
         not_run: why the transformed workload was not run, in words; then `after` knows no loss.
         outputs: of an inference whose steps return no number: how far the output of the
             transformed one is from the original's, and None for all else.
+        technique: what is on top, as it was written.
+        written: the user's file, where it was edited so.
     """
 
     workload: Workload
@@ -43,6 +46,8 @@ class Applied:
     source: Source | None = None
     not_run: str | None = None
     outputs: QualityCheck | None = None
+    technique: str = ""
+    written: Written | None = None
 
     @property
     def diff(self) -> str:
@@ -68,6 +73,76 @@ class Applied:
             return False
         return all(value is None or math.isfinite(value) for value in self.after)
 
+    def to_json(self) -> dict[str, Any]:
+        """As results are printed."""
+        return {
+            "workload": self.workload.name,
+            "technique": self.technique,
+            "losses_before": list(self.before),
+            "losses_after": list(self.after),
+            "finite": self.finite,
+            "not_run": self.not_run,
+            "relative_difference": self.difference,
+            "output_difference": self.outputs.difference if self.outputs else None,
+            "diffs": [change.diff for change in self.code],
+            "diff": self.diff,
+            "code_notes": [change.note for change in self.code if change.note],
+            "written": str(self.written.path) if self.written else None,
+            "backup": str(self.written.backup) if self.written else None,
+        }
+
+    def table(self, *, kept: bool = True) -> Table:
+        """The losses step by step, and what they say.
+
+        Args:
+            kept: whether the user's files stay as they are.
+        """
+        fields: tuple[Field[tuple[int, float | None, float | None]], ...] = (
+            Field.number("step", lambda row: row[0]),
+            Field.number("loss as it is", lambda row: _loss(row[1])),
+            Field.number(f"with {self.technique}", lambda row: _loss(row[2])),
+            Field.number("difference", lambda row: _change(row[1], row[2])),
+        )
+        steps = enumerate(zip(self.before, self.after, strict=True), start=1)
+        rows = [(step, *both) for step, both in steps if both != (None, None)]
+        title = f"{self.workload.name} with {self.technique}"
+        return Table.of(rows, fields, title, self._findings(kept))
+
+    def _findings(self, kept: bool) -> list[str]:
+        """In words: does it run, and does it compute the same?"""
+        unchanged = "; your files were not changed" if kept else ""
+        if self.not_run is not None:
+            return [f"not run with it: {self.not_run}{unchanged}"]
+        return ["the transformed workload runs" + unchanged, self._compared()]
+
+    def _compared(self) -> str:
+        outputs = self.outputs
+        if not self.finite:
+            what = "a loss" if outputs is None else "an output"
+            return f"{what} is not finite: do not use this technique here"
+        if self.difference is not None:
+            size = f"{100 * abs(self.difference):.3f} %"
+            return f"after {len(self.after)} steps the losses differ by {size}"
+        if outputs is None:
+            return "its steps return no number, so that losses cannot be compared"
+        if outputs.difference is None:
+            return f"its outputs cannot be compared: {outputs.reason}"
+        if outputs.difference == 0:
+            return "its output is the same to the last bit"
+        share = format_share(outputs.difference)
+        return f"its output differs by at most {share} of the largest value"
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5f}"
+
+
+def _change(before: float | None, after: float | None) -> str:
+    if before is None or after is None or not before:
+        return "-"
+    percent = round(100 * (after - before) / abs(before), 3)
+    return f"{percent:+.3f} %" if percent else "0 %"
+
 
 def apply(
     workload: Workload | str,
@@ -89,6 +164,7 @@ def apply(
     if not isinstance(workload, Workload):
         workload = Workload.parse(workload)
     chosen = technique.parse(techniques) if isinstance(techniques, str) else (techniques,)
+    name = techniques if isinstance(techniques, str) else technique.combination_name(chosen)
     transformed = workload.with_technique(*chosen)
     # Before anything runs: a file that is edited meanwhile is not written.
     code = tuple(change for one in chosen if (change := one.code(workload)) is not None)
@@ -97,11 +173,14 @@ def apply(
     say(f"running {steps} steps as it is")
     before = first_steps(workload, steps, threads=threads, timeout_s=timeout_s)
     if not_run is not None:
-        return Applied(transformed, before.losses, (None,) * steps, code, source, not_run)
+        nothing = (None,) * steps
+        return Applied(transformed, before.losses, nothing, code, source, not_run, technique=name)
     say(f"running {steps} steps transformed")
     after = first_steps(transformed, steps, threads=threads, timeout_s=timeout_s)
     outputs = _compared(chosen, before, after)
-    return Applied(transformed, before.losses, after.losses, code, source, outputs=outputs)
+    return Applied(
+        transformed, before.losses, after.losses, code, source, outputs=outputs, technique=name
+    )
 
 
 def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:

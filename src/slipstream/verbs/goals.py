@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.units import format_bytes, format_duration, parse_bytes, parse_duration_ns
-from slipstream.verbs.predicting import Prediction
+from slipstream.verbs.results import Predicted
 
 _LIMITED = ("memory", "latency")
 _NAMES = (*_LIMITED, "cost")
@@ -42,7 +42,7 @@ class Goal:
             return 0 < peak_bytes < self.limit
         return step_ns < self.limit
 
-    def met_by(self, prediction: Prediction) -> bool:
+    def met_by(self, prediction: Predicted) -> bool:
         """Whether the step is predicted to keep the limit."""
         return self.met(prediction.step_ns, prediction.memory[1])
 

@@ -18,8 +18,19 @@ from numpy.typing import NDArray
 from slipstream.durations import Answer, Durations, Question, Ratio
 from slipstream.graph import PROVENANCES, Call, Graph, replay
 from slipstream.provenance import Provenance
+from slipstream.tables import Field, Table
 from slipstream.technique import Technique
-from slipstream.verbs.predicting import WORTH_IT, Prediction, predict
+from slipstream.units import format_percent
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import (
+    MEMORY,
+    NUMBERS,
+    WORTH_IT,
+    Predicted,
+    Prediction,
+    named,
+    recorded_step,
+)
 
 _ASSUMED, _MEASURED, _TIMED = (
     PROVENANCES.index(one)
@@ -27,11 +38,12 @@ _ASSUMED, _MEASURED, _TIMED = (
 )
 # What a technique must save of the peak to be of use for that alone.
 _MEMORY_SHARE = 0.01
+_LARGEST_BOUND = 10.0
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of a technique so far.
+    """What is known of a technique before its operators are measured.
 
     Attributes:
         prediction: final when nothing is `missing`; else operators that are not known keep their
@@ -56,6 +68,58 @@ class Outlook:
         saves = after < before * (1 - _MEMORY_SHARE)
         return self.firm and self.most is not None and self.most < WORTH_IT and not saves
 
+    @property
+    def promise(self) -> tuple[float, float]:
+        """What outlooks are shown by, the largest possible gain first."""
+        if not self.missing:
+            return -self.prediction.speedup, 0.0
+        return (-self.most if self.most is not None else -1.0), -self.share
+
+    @property
+    def gain(self) -> str:
+        """The speed-up, or how much it can be."""
+        if not self.missing:
+            return f"{self.prediction.speedup:.2f}x"
+        if self.most is None:
+            return "not known yet"
+        if self.most > _LARGEST_BOUND:
+            return f"> {_LARGEST_BOUND:.0f}x at most"
+        return f"{self.most:.2f}x at most"
+
+    @property
+    def state(self) -> str:
+        """What happens with it next."""
+        if not self.missing:
+            return "known"
+        if self.decided:
+            return "not worth it here"
+        return f"measuring {self.missing} operator{'s' if self.missing > 1 else ''}"
+
+
+_FIELDS: tuple[Field[Outlook], ...] = (
+    Field.of("technique", lambda one: one.prediction.technique),
+    Field.number("speed-up", lambda one: one.gain),
+    Field.number("of the step", lambda one: format_percent(one.share) if one.share else "-"),
+    Field.number("memory", lambda one: MEMORY.cell(one.prediction)),
+    Field.of("numbers", lambda one: NUMBERS.cell(one.prediction), optional=True),
+    Field.of("state", lambda one: one.state),
+)
+
+
+def first_look_table(graph: Graph, outlooks: Sequence[Outlook]) -> Table:
+    """One row for each technique that applies, the largest possible gain first."""
+    apply = [one for one in outlooks if isinstance(one.prediction, Predicted)]
+    left = len(outlooks) - len(apply)
+    notes = (
+        recorded_step(graph, [one.prediction for one in outlooks]),
+        f"{left} techniques do not apply here; the final table says why" if left else "",
+        "at most: if operators that were not measured yet cost nothing; with more threads, if they "
+        "share all of it evenly",
+        "operators are measured now, old and new in turns; the final table follows",
+    )
+    title = f"first look at {named(graph)}"
+    return Table.of(sorted(apply, key=lambda one: one.promise), _FIELDS, title, notes)
+
 
 def first_look(
     graph: Graph,
@@ -68,7 +132,7 @@ def first_look(
     found = []
     predictions = predict(graph, techniques, durations=_AsKnown(durations), widen=widen)
     for one, prediction in zip(techniques, predictions, strict=True):
-        if prediction.why_not is not None or prediction.graph is None:
+        if not isinstance(prediction, Predicted) or prediction.graph is None:
             found.append(Outlook(prediction))
             continue
         missing = len(durations.missing(one.questions(graph)))
@@ -122,6 +186,6 @@ def _at_least(after: Graph, unknown: NDArray[np.bool_], share: float) -> float:
     return max(replay(replace(after, tasks=replace(after.tasks, duration_ns=durations))).step_ns, 1)
 
 
-def _per_sample(prediction: Prediction, step_ns: float) -> float:
+def _per_sample(prediction: Predicted, step_ns: float) -> float:
     before, after = prediction.samples
     return step_ns * (before / after if before and after else 1.0)

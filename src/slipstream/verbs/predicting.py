@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,10 @@ from slipstream.graph.page_faults import (
     page_fault_tasks,
     with_page_faults,
 )
-from slipstream.measure.records import PredictionRecord
-from slipstream.provenance import Provenance, weakest
+from slipstream.provenance import Provenance
 from slipstream.technique import Context, Quality, Technique
-from slipstream.units import format_duration
-from slipstream.verbs.sharing import Shared, network_error_ns, shared_step
+from slipstream.verbs.results import Predicted, Prediction, Refused
+from slipstream.verbs.sharing import network_error_ns, shared_step
 from slipstream.workload import in_order
 
 if TYPE_CHECKING:
@@ -49,130 +47,18 @@ _NO_CLUSTER = (
     "it needs a cluster to run on: --cluster and a preset, a file of `slipstream cluster measure`, "
     "or --cluster workers=4,link=10gbit,latency=50us"
 )
-WORTH_IT = 1.02
-"""Below this speed-up a technique is not worth a line of code."""
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What a technique, or a combination, would make of a step.
+class _Obstacle:
+    """Why a part of a combination cannot follow on those before it."""
 
-    Attributes:
-        technique: its name in the grammar.
-        baseline_ns, step_ns: the step's time as recorded and as predicted.
-        ratio: step_ns / baseline_ns; below 1 is cheaper.
-        low, high: 90 % interval of `ratio`.
-        samples: samples per step before and after; 0 if unknown.
-        shares: share of the predicted step by the provenance of its durations.
-        why_not: why it does not apply, or cannot be predicted; then nothing else is predicted.
-        quality: what it does to the model's numbers.
-        edits: what was changed, in words.
-        memory: peak bytes of the step before and after; 0 if not recorded or not predicted.
-        metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores.
-        graph: the step as it would be.
-        shared: what is to be said of it where several workers take it together.
-        techniques: what is combined; empty for edits that no technique makes.
-    """
+    part: str
+    reason: str
 
-    technique: str
-    baseline_ns: float
-    step_ns: float
-    ratio: float
-    low: float
-    high: float
-    samples: tuple[int, int] = (0, 0)
-    shares: dict[Provenance, float] = field(default_factory=dict)
-    why_not: str | None = None
-    quality: Quality | None = None
-    edits: tuple[str, ...] = ()
-    memory: tuple[int, int] = (0, 0)
-    metric: str = "cpu"
-    graph: Graph | None = field(default=None, repr=False, compare=False)
-    shared: Shared | None = None
-    techniques: tuple[Technique, ...] = field(default=(), repr=False, compare=False)
-
-    def __repr__(self) -> str:
-        if self.why_not is not None:
-            return f"<Prediction {self.technique} {self.verdict}: {self.why_not}>"
-        return (
-            f"<Prediction {self.technique}: {self.speedup:.2f}x "
-            f"[{1 / self.high:.2f}, {1 / self.low:.2f}], {format_duration(self.step_ns)} per step, "
-            f"{self.verdict}>"
-        )
-
-    def _repr_html_(self) -> str:
-        from slipstream.verbs._notebook import prediction_html
-
-        return prediction_html(self)
-
-    @property
-    def speedup(self) -> float:
-        """How many times faster a sample is processed."""
-        return 1.0 / self.ratio
-
-    @property
-    def provenance(self) -> Provenance:
-        """The weakest provenance the prediction rests on."""
-        return weakest(self.shares) if self.shares else Provenance.ASSUMED
-
-    @property
-    def verdict(self) -> str:
-        """In words: does it pay here?"""
-        if self.why_not is not None:
-            return "cannot be told here" if self.why_not.startswith(_BUSY) else "does not apply"
-        if 1 / self.high >= WORTH_IT:
-            return "worth it"
-        if self.low > 1:
-            return "not worth it here: slower"
-        if 1 / self.low < WORTH_IT:
-            return "not worth it here"
-        return "undecided: prove it"
-
-    def to_json(self) -> dict[str, Any]:
-        """As results are printed and shown; times in nanoseconds, sizes in bytes."""
-        return {
-            "technique": self.technique,
-            "metric": self.metric,
-            "baseline_ns": self.baseline_ns,
-            "step_ns": self.step_ns,
-            "ratio": self.ratio,
-            "interval": [self.low, self.high],
-            "interval_level": 0.9,
-            "speedup": self.speedup,
-            "samples_per_step": list(self.samples),
-            "peak_bytes": list(self.memory),
-            "provenance": {str(key): share for key, share in self.shares.items()},
-            "quality": self.quality.kind.value if self.quality else None,
-            "quality_basis": self.quality.basis if self.quality else None,
-            "advice": self.quality.advice if self.quality else None,
-            "why_not": self.why_not,
-            "verdict": self.verdict,
-            "edits": list(self.edits),
-            "shared": None if self.shared is None else self.shared.to_json(self.step_ns),
-        }
-
-    def to_record(self, workload: str, env_id: str) -> PredictionRecord:
-        """As the ledger keeps it."""
-        return PredictionRecord(
-            workload=workload,
-            technique=self.technique,
-            metric=self.metric,
-            ratio=self.ratio,
-            low=self.low,
-            high=self.high,
-            provenance=str(self.provenance),
-            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            env_id=env_id,
-            detail={
-                "baseline_ns": self.baseline_ns,
-                "step_ns": self.step_ns,
-                "peak_bytes": list(self.memory),
-                "shares": {str(key): share for key, share in self.shares.items()},
-                "edits": list(self.edits),
-                **({} if self.shared is None else self.shared.to_detail()),
-                **({} if self.graph is None else {"threads": self.graph.meta.get("threads")}),
-            },
-        )
+    def among(self, combination: Sequence[Technique]) -> str:
+        """The reason, with the part's name where there are several."""
+        return self.reason if len(combination) == 1 else f"{self.part}: {self.reason}"
 
 
 def predict(
@@ -216,20 +102,21 @@ def predict(
         # Before anything is measured: whether they can be there at all.
         for combination in combinations:
             technique.need_devices(combination, cluster)
-    found: list[Prediction] = []
-    for combination, (edited, reason) in zip(
+    predictions: list[Prediction] = []
+    for combination, after in zip(
         combinations, _fold(graph, combinations, context, say), strict=True
     ):
         name = technique.combination_name(combination)
-        say(f"simulating {len(found) + 1} of {len(combinations)}: {name}")
+        say(f"simulating {len(predictions) + 1} of {len(combinations)}: {name}")
         quality = technique.quality_of(combination, graph) if combination else None
-        if reason is not None:
-            one = refused(name, baseline, quality, reason)
+        answer: Prediction
+        if isinstance(after, _Obstacle):
+            answer = refusal(name, baseline, after.among(combination), quality)
         else:
             metric = technique.clock(combination)
-            one = _prediction(name, metric, baseline, edited, quality, cluster, widen)
-        found.append(replace(one, techniques=combination))
-    return found
+            answer = _prediction(name, metric, baseline, after, quality, cluster, widen)
+        predictions.append(replace(answer, techniques=combination))
+    return predictions
 
 
 def _combination(one: str | Technique | Sequence[Technique]) -> tuple[Technique, ...]:
@@ -245,40 +132,33 @@ def _fold(
     combinations: Sequence[Sequence[Technique]],
     context: Context,
     say: Callable[[str], None],
-) -> list[tuple[Graph, str | None]]:
-    """For each combination its edited graph, and the reason where a part does not apply.
+) -> list[Graph | _Obstacle]:
+    """For each combination its edited graph, or the part that does not apply.
 
     A technique is asked about, and asks its questions of, the step as the techniques before it
     would have made it. All combinations advance together, so that what they ask is measured in
     one go, where it is comparable; common beginnings are folded once.
     """
-    made: dict[tuple[Technique, ...], Graph] = {(): graph}
-    reasons: dict[tuple[Technique, ...], str] = {}
+    folded: dict[tuple[Technique, ...], Graph | _Obstacle] = {(): graph}
     for size in range(1, max(map(len, combinations), default=0) + 1):
         heads = dict.fromkeys(tuple(one[:size]) for one in combinations if len(one) >= size)
         possible = []
         for head in heads:
-            before = made.get(head[:-1])
-            if before is None:
-                reasons[head] = reasons[head[:-1]]
-            elif context.cluster is None and head[-1].traits.spreads:
-                reasons[head] = f"{head[-1].name}: {_NO_CLUSTER}"
-            elif (reason := technique.refusal(head[-1], before)) is not None:
-                reasons[head] = f"{head[-1].name}: {reason}"
+            before, last = folded[head[:-1]], head[-1]
+            if isinstance(before, _Obstacle):
+                folded[head] = before
+            elif context.cluster is None and last.traits.spreads:
+                folded[head] = _Obstacle(last.name, _NO_CLUSTER)
+            elif (reason := technique.refusal(last, before)) is not None:
+                folded[head] = _Obstacle(last.name, reason)
             else:
                 possible.append((head, before))
         questions = [call for head, before in possible for call in head[-1].questions(before)]
         context.durations.measure(questions, say)
         for number, (head, before) in enumerate(possible, start=1):
             say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
-            made[head] = head[-1].predict(before, context)
-    folded = []
-    for one in map(tuple, combinations):
-        reason = reasons.get(one)
-        if reason is not None and len(one) == 1:
-            reason = reason.removeprefix(f"{one[0].name}: ")
-        folded.append((made.get(one, graph), reason))
-    return folded
+            folded[head] = head[-1].predict(before, context)
+    return [folded[tuple(one)] for one in combinations]
 
 
 def _prediction(
@@ -303,12 +183,12 @@ def _prediction(
     error = _relative_error(baseline, after, step_ns)
     if error > _NO_PREDICTION and _timed_apart(after):
         fewer = _ONE_THREAD if int(before.meta.get("threads", 1)) > 1 else ""
-        return refused(name, baseline, quality, f"{_BUSY}; {fewer}{_WHEN_BUSY}")
+        return refusal(name, baseline, f"{_BUSY}; {fewer}{_WHEN_BUSY}", quality, busy=True)
     half = _Z90 * error
     low, high = ratio * math.exp(-half), ratio * math.exp(half)
     if widen is not None:
         low, high = widen(ratio, low, high)
-    return Prediction(
+    return Predicted(
         name,
         baseline_ns,
         step_ns,
@@ -317,7 +197,7 @@ def _prediction(
         high,
         (before.samples, after.samples),
         _shares(after),
-        quality=quality,
+        quality,
         edits=tuple(edit.what for edit in after.edits[len(before.edits) :]),
         memory=(baseline.peak_bytes, timeline.peak_bytes),
         metric=metric,
@@ -333,13 +213,16 @@ def prediction_of(name: str, metric: str, baseline: Timeline, after: Graph) -> P
     return _prediction(name, metric, baseline, after, None, None, None)
 
 
-def refused(name: str, baseline: Timeline, quality: Quality | None, reason: str) -> Prediction:
-    """Nothing is predicted, and why."""
-    nothing = math.nan
-    return Prediction(
-        name, baseline.step_ns, nothing, nothing, nothing, nothing,
-        why_not=reason, quality=quality, memory=(baseline.peak_bytes, 0),
-    )  # fmt: skip
+def refusal(
+    name: str,
+    baseline: Timeline,
+    reason: str,
+    quality: Quality | None = None,
+    *,
+    busy: bool = False,
+) -> Refused:
+    """Nothing is predicted of the simulated step, and why."""
+    return Refused(name, baseline.step_ns, reason, quality, baseline.peak_bytes, busy)
 
 
 def _timed_apart(graph: Graph) -> bool:

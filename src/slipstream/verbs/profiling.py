@@ -17,14 +17,18 @@ from slipstream.errors import (
     UnknownNameError,
     WorkloadError,
 )
-from slipstream.graph import Graph, load, save
+from slipstream.graph import Graph, StepPhase, load, replay, save
 from slipstream.graph.origin import describe_source
+from slipstream.tables import Field, Table
+from slipstream.units import format_duration, format_percent
 from slipstream.verbs._chatter import without_chatter
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs.children import say as tell
 from slipstream.workload import Workload, drive
 
 _LEAST_FREE_BYTES = 1 << 20
+# Operators that a summary names.
+_TOP = 10
 
 
 def profile(
@@ -100,6 +104,123 @@ def _recipe(workload: Workload, threads: int) -> dict[str, Any] | None:
         "arguments": dict(workload.arguments),
         "script_arguments": list(workload.script_arguments),
         "threads": threads,
+    }
+
+
+def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:
+    """(phase, operator, how often, ns), the costliest first."""
+    found: dict[tuple[str, str], list[float]] = {}
+    tasks = graph.tasks
+    for t in range(len(tasks)):
+        key = (StepPhase(tasks.phase[t]).name.lower(), graph.string(int(tasks.name[t])))
+        found.setdefault(key, []).append(float(tasks.duration_ns[t]))
+    rows = [(phase, name, len(times), sum(times)) for (phase, name), times in found.items()]
+    return sorted(rows, key=lambda row: -row[3])
+
+
+def _already(meta: Any) -> str:
+    """In words: what of the usual techniques the recorded step has already."""
+    baseline = meta.get("baseline") or {}
+    parts = []
+    if baseline.get("amp"):
+        parts.append(f"autocast ({baseline['amp']})")
+    if baseline.get("compiled"):
+        parts.append("torch.compile, which hides the operators of its regions")
+    if distributed := baseline.get("distributed"):
+        ranks = distributed["ranks"]
+        parts.append(f"{distributed['wrapper']} over {ranks} rank{'s' * (ranks != 1)}")
+    return "; ".join(parts)
+
+
+def _lanes(graph: Graph) -> str:
+    """In words: what the step runs on, and how near the simulation comes to the plain step."""
+    meta: Any = graph.meta
+    scale = meta["residual_scale"]
+    if meta["lanes_of"] == "cpu":
+        return (
+            f"it runs on {len(graph.lanes)} threads of its own; with what they hold each other up "
+            f"it takes {scale:.2f} times what its operators take undisturbed"
+        )
+    named = meta.get("device_name", "a CUDA device")
+    return (
+        f"it runs on {named}: {', '.join(graph.lanes)}; simulated, it takes "
+        f"{format_percent(1 / scale)} of the plain step"
+    )
+
+
+def summary(graph: Graph) -> Table:
+    """Where the step's time goes, by operator."""
+    step_ns = replay(graph).step_ns
+    operators = _by_operator(graph)
+    rows: list[tuple[str, str, int | str, float]] = [
+        (name.removeprefix("aten::"), phase, count, ns)
+        for phase, name, count, ns in operators[:_TOP]
+        if ns
+    ]
+    if rest := [row for row in operators[_TOP:] if row[3]]:
+        calls, ns = sum(row[2] for row in rest), sum(row[3] for row in rest)
+        rows.append((f"{len(rest)} others", "", calls, ns))
+    rows.append(("Python, dispatch", "", "", float(graph.tasks.gap_ns.sum())))
+    fields: tuple[Field[tuple[str, str, int | str, float]], ...] = (
+        Field.of("operator", lambda row: row[0]),
+        Field.of("phase", lambda row: row[1]),
+        Field.number("calls", lambda row: row[2], optional=True),
+        Field.number("time", lambda row: format_duration(row[3])),
+        Field.number("share", lambda row: format_percent(row[3] / step_ns)),
+    )
+    title = f"{graph.meta['workload']}: {format_duration(step_ns)} per step" + (
+        f" of {graph.samples} samples" if graph.samples else ""
+    )
+    return Table.of(rows, fields, title, _recorded(graph))
+
+
+def _recorded(graph: Graph) -> list[str]:
+    """How the step was recorded, and what is to be known of it; a line each."""
+    meta: Any = graph.meta
+    threads, cost_ns = meta["threads"], round(meta["profiler_ns_per_event"])
+    notes = [
+        f"{len(graph) - 1} operators, {threads} thread{'s' * (threads != 1)}, least of "
+        f"{meta['aligned_steps']} steps each"
+        + (f"; profiler's cost of {cost_ns} ns per event taken off" if cost_ns else ""),
+    ]
+    if "lanes_of" in meta:
+        notes.append(_lanes(graph))
+    if elsewhere := meta.get("elsewhere"):
+        notes.append(
+            f"{elsewhere['operators']} operators ran on other threads, "
+            f"{format_percent(elsewhere['share'])} of all; they are not in the graph"
+        )
+    if already := _already(meta):
+        notes.append(f"already there: {already}")
+    if meta.get("unaligned_share"):
+        share = format_percent(meta["unaligned_share"])
+        notes.append(f"the steps differ: {share} of their operators are not in all of them")
+    if reason := meta.get("memory_reason"):
+        notes.append(f"memory was not recorded: {reason}")
+    if meta["contended"]:
+        # On one thread its own CPU time tells what the step takes undisturbed.
+        hint = (
+            "; its threads waited for cores, which the times hold: --threads 1 is disturbed less"
+            if threads > 1 and meta.get("device", "cpu") == "cpu"
+            else ""
+        )
+        wall = format_duration(meta["step_ns"]["wall_median"])
+        notes.append(f"the machine was busy: the median step took {wall} of wall time" + hint)
+    return notes
+
+
+def summary_json(graph: Graph, output: Path) -> dict[str, Any]:
+    """The same for programs; times in nanoseconds."""
+    return {
+        "file": str(output),
+        "step_ns": replay(graph).step_ns,
+        "samples": graph.samples,
+        "tasks": len(graph),
+        "meta": dict(graph.meta),
+        "operators": [
+            {"phase": phase, "name": name, "calls": count, "ns": ns, "provenance": "measured"}
+            for phase, name, count, ns in _by_operator(graph)
+        ],
     }
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.tables import Field, Table
+from slipstream.units import format_duration, format_percent
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Predicted, Prediction
+from slipstream.verbs.sharing import Shared, samples_per_s
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -54,6 +58,62 @@ class Point:
         return {name: found[name] for name in PARTS}
 
 
+_FIELDS: tuple[Field[tuple[Point, Predicted, Shared]], ...] = (
+    Field.number("workers", lambda row: str(row[0].workers)),
+    Field.number("step", lambda row: format_duration(row[1].step_ns)),
+    Field.number("90 % interval", lambda row: _reach(row[1])),
+    Field.number("samples/s", lambda row: samples_per_s(row[1])),
+    Field.number("efficiency", lambda row: format_percent(row[0].efficiency)),
+    Field.number("exposed", lambda row: format_duration(row[2].exposed_ns)),
+    Field.of("wall", lambda row: row[2].wall or "-"),
+    Field.of("then", lambda row: row[2].next_wall or "-"),
+)
+
+
+def _reach(p: Predicted) -> str:
+    low, high = (format_duration(p.step_ns * end / p.ratio) for end in (p.low, p.high))
+    return f"[{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A step on several numbers of workers.
+
+    Attributes:
+        technique: what spreads it.
+        cluster: the name of the one it runs on.
+        points: one for each number of workers.
+    """
+
+    technique: str
+    cluster: str
+    points: tuple[Point, ...]
+
+    @property
+    def title(self) -> str:
+        """What spreads, over what."""
+        return f"{self.technique} on {self.cluster}"
+
+    @property
+    def drawn(self) -> list[tuple[Point, Predicted, Shared]]:
+        """The points that are predicted."""
+        rows = [(point, point.prediction) for point in self.points]
+        return [(point, p, p.shared) for point, p in rows if isinstance(p, Predicted) and p.shared]
+
+    def table(self) -> Table:
+        """One row a number of workers: time, efficiency, the walls."""
+        pairs = [(point.workers, point.prediction.why_not) for point in self.points]
+        notes = [f"{workers} workers: {why_not}" for workers, why_not in pairs if why_not]
+        return Table.of(self.drawn, _FIELDS, self.title, notes)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As results are printed; times in nanoseconds."""
+        return [
+            {"workers": one.workers, "parts_ns": one.parts_ns, **one.prediction.to_json()}
+            for one in self.points
+        ]
+
+
 def curve(
     graph: Graph,
     cluster: Cluster,
@@ -63,7 +123,7 @@ def curve(
     global_batch: int = 0,
     durations: Durations | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> list[Point]:
+) -> Scaling:
     """The step on each number of workers, each with the recorded batch.
 
     Args:
@@ -90,12 +150,12 @@ def curve(
             if each != graph.samples:
                 parts = (*technique.parse(f"batch_size:{each}"), *parts)
         combinations.append(parts)
-    found = predict(graph, combinations, durations=durations, cluster=cluster, say=say)
-    each_worker = [one.speedup / count for count, one in zip(workers, found, strict=True)]
+    predictions = predict(graph, combinations, durations=durations, cluster=cluster, say=say)
+    rates = [one.speedup / count for count, one in zip(workers, predictions, strict=True)]
     base = 1.0
     if global_batch:
-        base = next((rate for rate in each_worker if math.isfinite(rate)), 1.0)
-    return [
-        Point(count, one, rate / base)
-        for count, one, rate in zip(workers, found, each_worker, strict=True)
-    ]
+        base = next((rate for rate in rates if math.isfinite(rate)), 1.0)
+    points = zip(workers, predictions, rates, strict=True)
+    return Scaling(
+        text, cluster.name, tuple(Point(count, one, rate / base) for count, one, rate in points)
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,11 @@ from slipstream.graph import (
     replay,
     standstill_by_module,
 )
+from slipstream.tables import Field, Table
+from slipstream.units import format_bytes, format_duration, format_percent
+
+if TYPE_CHECKING:
+    from slipstream.verbs.results import Predicted
 
 _HOURS = 3600e9
 # Of the step's whole standstill: what is no wait worth a word; and of a layer's: what is left of
@@ -74,6 +79,11 @@ class Shared:
     dollars_per_hour: float | None
     fits: bool | None
     exposed_by_layer: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def wall(self) -> str:
+        """What most of the step's time goes to."""
+        return self.walls[0].name if self.walls else ""
 
     def dollars(self, duration_ns: float) -> float | None:
         """What all workers cost for so long."""
@@ -132,6 +142,79 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
         None if price is None else price / cluster.devices * graph.workers,
         None if memory is None or not peak else peak <= memory.value,
         by_layer,
+    )
+
+
+def shared_table(
+    graph: Graph, cluster: Cluster, predictions: Sequence[Predicted], *words: str
+) -> Table:
+    """One row a prediction that spreads the step: communication, what is sent, cost, the walls.
+
+    Args:
+        words: notes that come first.
+    """
+    spread = [(p, p.shared) for p in predictions if p.shared is not None]
+    notes = list(words)
+    for p, shared in spread:
+        first, first_shared = spread[0]
+        if p is not first:
+            notes.append(
+                no_longer_exposed(
+                    first.technique, first_shared.exposed_by_layer,
+                    p.technique, shared.exposed_by_layer,
+                )
+            )  # fmt: skip
+        if shared.fits is False:
+            notes.append(
+                f"{p.technique}: {format_bytes(p.memory[1])} do not fit into the memory of a device"
+            )
+    kind = "" if cluster.device is None else f"; a {cluster.device.kind} is taken to compute"
+    notes += [
+        f"on {cluster.name}: {cluster.devices} devices{kind or '; devices are taken to compute'} "
+        "as the recorded step did",
+        _basis(cluster),
+    ]
+    if cluster.price_per_hour is None:
+        notes.append("no price is known: add price_per_hour to the cluster's device")
+    elif cluster.device is not None and cluster.device.price_per_hour is not None:
+        notes.append(f"price: {cluster.device.price_per_hour.source}")
+    return Table.of(spread, _fields(graph), "communication, cost and walls", notes)
+
+
+def _fields(graph: Graph) -> tuple[Field[tuple[Predicted, Shared]], ...]:
+    return (
+        Field.of("technique", lambda row: row[0].technique),
+        Field.number("step", lambda row: format_duration(row[0].step_ns)),
+        Field.number("samples/s", lambda row: samples_per_s(row[0])),
+        Field.number("exposed", lambda row: format_duration(row[1].exposed_ns)),
+        Field.number("hidden", lambda row: format_duration(row[1].hidden_ns), optional=True),
+        Field.number("sent/worker", lambda row: format_bytes(row[1].sent_bytes)),
+        Field.number("$/M samples" if graph.samples else "$/M steps", _price),
+        Field.of("wall", lambda row: row[1].wall or "-"),
+        Field.of("then", lambda row: row[1].next_wall or "-"),
+    )
+
+
+def samples_per_s(p: Predicted) -> str:
+    """Samples a second of the predicted step; a dash where they are not known."""
+    return f"{p.samples[1] / p.step_ns * 1e9:.4g}" if p.samples[1] else "-"
+
+
+def _price(row: tuple[Predicted, Shared]) -> str:
+    dollars = row[1].dollars(row[0].step_ns)
+    return "-" if dollars is None else f"{dollars / max(row[0].samples[1], 1) * 1e6:.3g}"
+
+
+def _basis(cluster: Cluster) -> str:
+    known = cluster.calibration
+    if known is None:
+        return (
+            f"network: {cluster.provenance}, taken to be 25 % unsure; "
+            "measure yours: slipstream cluster measure"
+        )
+    return (
+        f"network: fitted to measurements of {known.date}, nine of ten within "
+        f"{format_percent(known.residual_p90)}"
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,12 @@ from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph, replace_tasks, replay
+from slipstream.tables import Table
 from slipstream.technique import Technique
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.units import format_duration
+from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import Predicted, Prediction, applying, prediction_table, refused
+from slipstream.verbs.sharing import shared_table
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -40,7 +44,7 @@ class Method:
             infinity: on any network.
     """
 
-    prediction: Prediction
+    prediction: Predicted
     pays_below: float
 
 
@@ -57,7 +61,7 @@ class Compressing:
         methods: those that are installed and apply, the best first.
     """
 
-    dense: Prediction
+    dense: Predicted
     bandwidth: float
     needed: float
     budget_ns: float
@@ -68,6 +72,65 @@ class Compressing:
         """What is predicted to be faster than no compression, the fastest."""
         faster = [m for m in self.methods if m.prediction.ratio < self.dense.ratio]
         return faster[0] if faster else None
+
+    @property
+    def in_words(self) -> list[str]:
+        """The answer, and why."""
+        if self.needed <= 1.0:
+            return [
+                "should I compress? No: what is sent is hidden behind the backward pass, "
+                "so there is nothing to win"
+            ]
+        enough = (
+            "no fewer bytes would hide it, for its latency alone shows"
+            if math.isinf(self.needed)
+            else f"{self.needed:.3g} times fewer bytes would do (within 5 %), more is of no use"
+        )
+        lines = [
+            f"should I compress? {self._answer()}",
+            f"why: sending holds the step up by {format_duration(self.budget_ns)} of "
+            f"{format_duration(self.dense.step_ns)}, the most that encoding and decoding may cost; "
+            f"{enough}",
+        ]
+        return lines + [
+            f"{method.prediction.technique}: pays {_below(method.pays_below)} of bandwidth a "
+            f"worker; here {_bits(self.bandwidth)}"
+            for method in self.methods
+        ]
+
+    def _answer(self) -> str:
+        if self.best is not None:
+            gain = self.dense.ratio / self.best.prediction.ratio
+            name = self.best.prediction.technique
+            return f"Yes: {name} is predicted {gain:.2f}x as fast as without"
+        if self.methods:
+            return "No: none of the installed methods is predicted to be faster"
+        return "Perhaps, but no method is installed that applies here"
+
+    def to_json(self) -> dict[str, Any]:
+        """As results are printed; rates in bytes per second, times in nanoseconds."""
+        return {
+            "bandwidth_bytes_per_s": self.bandwidth,
+            "needed_ratio": self.needed,
+            "budget_ns": self.budget_ns,
+            "pays_below_bytes_per_s": {
+                method.prediction.technique: method.pays_below for method in self.methods
+            },
+            "best": None if self.best is None else self.best.prediction.technique,
+        }
+
+
+def _below(rate: float) -> str:
+    if not rate:
+        return "at no rate"
+    return "at any rate" if math.isinf(rate) else f"below {_bits(rate)}"
+
+
+def _bits(rate: float) -> str:
+    for factor, unit in ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if 8 * rate >= factor:
+            return f"{8 * rate / factor:.3g} {unit}"
+    return f"{8 * rate:.3g} bit/s"
 
 
 @dataclass(frozen=True)
@@ -81,6 +144,22 @@ class Spreading:
 
     predictions: tuple[Prediction, ...]
     compressing: Compressing | None
+
+    def tables(self, graph: Graph, cluster: Cluster, past: str = "") -> list[Table]:
+        """The predictions, and what communication costs each; `past` as of `Advice.table`."""
+        words = self.compressing.in_words if self.compressing else []
+        return [
+            prediction_table(graph, self.predictions, past),
+            shared_table(graph, cluster, applying(self.predictions), *words),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """As results are printed."""
+        return {
+            "predictions": [p.to_json() for p in self.predictions],
+            "compress": self.compressing.to_json() if self.compressing else None,
+            "in_words": self.compressing.in_words if self.compressing else [],
+        }
 
 
 def spread(
@@ -100,23 +179,24 @@ def spread(
     count = workers or cluster.devices
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
     combinations = [technique.on_workers(one, count) for one in _combinations()]
-    found = predict(graph, combinations, durations=durations, cluster=cluster, widen=widen, say=say)
-    applying = sorted((p for p in found if p.why_not is None), key=lambda p: p.ratio)
-    refused = [p for p in found if p.why_not is not None]
+    predictions = predict(
+        graph, combinations, durations=durations, cluster=cluster, widen=widen, say=say
+    )
+    ranked = sorted(applying(predictions), key=lambda p: p.ratio)
     # Replicas whose gradients can be compressed, without; the cheapest where there are several.
     dense = next(
-        (p for p in applying if [one.traits.hook for one in p.techniques] == ["gives"]), None
+        (p for p in ranked if [one.traits.hook for one in p.techniques] == ["gives"]), None
     )
     compressing = None
     if dense is not None:
         (replicas,) = dense.techniques
         compressed = [
             p
-            for p in applying
+            for p in ranked
             if replicas in p.techniques and any(one.traits.compresses for one in p.techniques)
         ]
         compressing = _compressing(dense, compressed)
-    return Spreading((*applying, *refused), compressing)
+    return Spreading((*ranked, *refused(predictions)), compressing)
 
 
 def _combinations() -> list[tuple[Technique, ...]]:
@@ -166,7 +246,7 @@ def crossover(dense: Graph, other: Graph) -> float:
     return _last(wins)
 
 
-def _compressing(dense: Prediction, compressed: Sequence[Prediction]) -> Compressing:
+def _compressing(dense: Predicted, compressed: Sequence[Predicted]) -> Compressing:
     graph = dense.graph
     assert graph is not None
     assert dense.shared is not None

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from known_durations import KnownDurations
-from slipstream.cli._workload import prediction_table
 from slipstream.cluster import Cluster, Collective, Group
 from slipstream.durations import Answer, Question
 from slipstream.errors import UsageError, WorkloadError
@@ -21,6 +20,7 @@ from slipstream.techniques.distributed.compression.prediction import THREAD
 from slipstream.techniques.distributed.compression.technique import LATE
 from slipstream.techniques.distributed.compression.timing import exchange_call, timer
 from slipstream.verbs.predicting import predict
+from slipstream.verbs.results import prediction_table
 from slipstream.workload import Built, build_from
 from tiny_models import parts, record
 

@@ -21,9 +21,10 @@ from slipstream import technique
 from slipstream.errors import SlipstreamError
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.records import Verdict
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.verbs.proving.sides import prove
+from slipstream.verbs.results import Prediction
 from slipstream.workload import Workload
 from slipstream_bench import models
 from slipstream_bench.rows import Bar, not_judged

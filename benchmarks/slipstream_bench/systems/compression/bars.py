@@ -27,8 +27,9 @@ from slipstream.cluster.quantity import NOT_GIVEN
 from slipstream.durations import Answer, Durations, Question
 from slipstream.graph import Call, Editor, Exchange, Graph, StepPhase, replace_tasks
 from slipstream.techniques.distributed.compression.timing import OP
-from slipstream.verbs.predicting import Prediction, predict
+from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
+from slipstream.verbs.results import Prediction
 from slipstream.workload import Workload
 from slipstream_bench.rank_models import batch_of, model_of
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged

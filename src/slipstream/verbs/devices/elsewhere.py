@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +22,16 @@ from slipstream.durations.work import work
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Call, Editor, Graph, Kind, need_graph, replay
 from slipstream.provenance import Provenance
-from slipstream.units import format_bytes
+from slipstream.tables import Field, Table
+from slipstream.units import format_bytes, format_duration
 from slipstream.verbs.devices.gpu import scale_kernels
-from slipstream.verbs.predicting import Prediction, prediction_of, refused
+from slipstream.verbs.predicting import predict, prediction_of, refusal
+from slipstream.verbs.results import INTERVAL, SPEEDUP, Predicted, Prediction, named
 
 _THREADS = re.compile(r"(?:threads:)?([0-9]+)(?: threads?)?")
 _HOUR_NS = 3.6e12
 _UNKNOWN_SPREAD = 0.5
+_KNOWN = {Provenance.MICROBENCHMARK: "measured here", Provenance.DATASHEET: "data sheet"}
 # Between two levels of one processor the cost of an operator that cannot be run alone is the same
 # but for its arithmetic; of a data sheet's device nothing was seen at all.
 _SHEET_SPREAD = 0.35
@@ -83,6 +86,58 @@ class OnDevice:
                 )
             },
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OnDevices:
+    """The recorded step on several devices, by time per sample; what cannot be told comes last."""
+
+    graph: Graph
+    devices: tuple[OnDevice, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, devices: Iterable[OnDevice]) -> OnDevices:
+        """These devices in order."""
+        by_time = sorted(devices, key=lambda one: (math.isnan(one.sample_ns), one.sample_ns))
+        return cls(graph, tuple(by_time))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As results are printed."""
+        return [one.to_json() for one in self.devices]
+
+    def table(self) -> Table:
+        """One row a device that can be told; the others below, with the reason."""
+        graph = self.graph
+        told = [one for one in self.devices if isinstance(one.prediction, Predicted)]
+        per = "sample" if graph.samples else "step"
+        priced = [one for one in told if one.dollars_per_million is not None]
+        fields: list[Field[OnDevice]] = [
+            Field.of("device", lambda one: one.device),
+            Field.number("step", lambda one: format_duration(one.prediction.step_ns)),
+            Field.number(f"per {per}", lambda one: format_duration(one.sample_ns)),
+            Field.number("faster", lambda one: SPEEDUP.cell(one.prediction)),
+            Field.number("90 % interval", lambda one: INTERVAL.cell(one.prediction)),
+            Field.of("known from", lambda one: _KNOWN.get(one.known, str(one.known))),
+        ]
+        where = graph.meta.get("device_name") or graph.meta.get("cpu_capability") or "here"
+        notes = [f"as recorded ({where}): {format_duration(replay(graph).step_ns)} per step"]
+        if priced:
+            fields.append(Field.number(f"$ a million {per}s", _price))
+            cheapest = min(priced, key=lambda one: one.dollars_per_million or math.inf)
+            notes.append(f"cheapest per {per} where prices are known: {cheapest.device}")
+        notes += [
+            f"{one.device}: {one.prediction.why_not}"
+            for one in self.devices
+            if one.prediction.why_not is not None
+        ]
+        if any(one.known is Provenance.DATASHEET for one in told):
+            notes.append("data sheets tell limits, not kernels: such a row is a first guess")
+        return Table.of(told, fields, f"{named(graph)} on other devices", notes)
+
+
+def _price(one: OnDevice) -> str:
+    cost = one.dollars_per_million
+    return "-" if cost is None else f"{cost:.3g}"
 
 
 def predict_device(
@@ -180,7 +235,7 @@ def _other_level(
     elif level not in levels_here():
         reason = f"this processor has no {level.name}: it cannot be measured here"
     if reason is not None:
-        return OnDevice(level.name, about, known, refused(level.name, before, None, reason))
+        return OnDevice(level.name, about, known, refusal(level.name, before, reason))
     threads = int(graph.meta.get("threads", 1))
     here, there = durations(threads, _as_asked(recorded)), durations(threads, _as_asked(level))
     edit = Editor(graph, level.name)
@@ -221,7 +276,6 @@ def _more_threads(
     durations: Callable[[int, Level | None], Durations],
     say: Callable[[str], None],
 ) -> OnDevice:
-    from slipstream.verbs.predicting import predict
 
     if count < 1:
         raise InvalidArgumentError("device", f"{count} threads are none")
@@ -248,7 +302,7 @@ def _gpu_to_gpu(graph: Graph, kind: Device) -> OnDevice:
     else:
         found = _misfit(before.peak_bytes, kind) or scale_kernels(graph, origin, kind)
     if isinstance(found, str):
-        prediction = refused(kind.kind, before, None, found)
+        prediction: Prediction = refusal(kind.kind, before, found)
     else:
         prediction = prediction_of(kind.kind, "wall", before, found)
     return OnDevice(kind.kind, kind.about, known, prediction, price)
@@ -284,16 +338,16 @@ def _cpu_to_sheet(
     datasheet = datasheet_limits(kind)
     if datasheet is None:
         reason = "its data sheet here has no bandwidth of its memory"
-        return answer(refused(kind.kind, before, None, reason))
+        return answer(refusal(kind.kind, before, reason))
     if (misfit := _misfit(before.peak_bytes, kind)) is not None:
-        return answer(refused(kind.kind, before, None, misfit))
+        return answer(refusal(kind.kind, before, misfit))
     calls = {task: (call, one) for task, call in _calls(graph).items() if (one := work(call))}
     dtypes = frozenset(one.dtype for _, one in calls.values() if one.flops)
     here_source = durations(int(graph.meta.get("threads", 1)), _as_asked(_recorded_level(graph)))
     here_source.measure(roofline.probes(dtypes), say)
     here = here_source.limits(dtypes)
     if here is None:
-        return answer(refused(kind.kind, before, None, "this machine's limits cannot be measured"))
+        return answer(refusal(kind.kind, before, "this machine's limits cannot be measured"))
     on_gpu = kind.multiprocessors is not None
     # What it takes to call an operator is this host's; a kernel's launch is part of it.
     there = roofline.Limits(
@@ -325,8 +379,3 @@ def _calls(graph: Graph) -> dict[int, Call]:
         for task, number in enumerate(graph.tasks.call.tolist())
         if number >= 0
     }
-
-
-def ordered(found: Sequence[OnDevice]) -> list[OnDevice]:
-    """By time per sample; what cannot be told comes last."""
-    return sorted(found, key=lambda one: (math.isnan(one.sample_ns), one.sample_ns))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from slipstream.graph import Timeline
-    from slipstream.tables import Table
+from slipstream.graph import Timeline, find_peak
+from slipstream.tables import Field, Table
+from slipstream.units import format_bytes, format_duration, format_percent
+from slipstream.verbs.results import named
 
 
 def memory_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, Any]]:
@@ -15,10 +16,6 @@ def memory_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, 
     Raises:
         GraphError: memory was not recorded.
     """
-    from slipstream.graph import find_peak
-    from slipstream.tables import Column, Table
-    from slipstream.units import format_bytes, format_duration, format_percent
-
     graph = timeline.graph
     peak = find_peak(timeline)
     tasks = graph.tasks
@@ -34,10 +31,13 @@ def memory_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, 
         "by_module": [{"module": m, "bytes": n} for m, n in peak.by_module[:top]],
     }
 
-    def table(kind: str, found: list[tuple[str, int]], **texts: Any) -> Table:
-        columns = [Column(kind), Column("bytes", "right"), Column("share of peak", "right")]
-        rows = [(what, format_bytes(n), format_percent(n / peak.nbytes)) for what, n in found]
-        return Table(columns, rows, **texts)
+    def table(kind: str, held: list[tuple[str, int]], title: str, notes: list[str]) -> Table:
+        fields: tuple[Field[tuple[str, int]], ...] = (
+            Field.of(kind, lambda row: row[0]),
+            Field.number("bytes", lambda row: format_bytes(row[1])),
+            Field.number("share of peak", lambda row: format_percent(row[1] / peak.nbytes)),
+        )
+        return Table.of(held, fields, title, notes)
 
     where = " ".join(filter(None, (name, f"in {module}" if module else "", source)))
     notes = [
@@ -46,16 +46,10 @@ def memory_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, 
         f"{format_bytes(peak.before_bytes)} live before the step and after it",
     ]
     left = len(peak.by_module) - top
+    roles = [(role.name.lower(), nbytes) for role, nbytes in peak.by_role]
+    title = f"{named(graph)}: {format_bytes(peak.nbytes)} at most"
+    smaller = f"{left} smaller ones are left out" if left > 0 else ""
     return [
-        table(
-            "role",
-            [(role.name.lower(), n) for role, n in peak.by_role],
-            title=f"{graph.meta.get('workload', 'this step')}: {format_bytes(peak.nbytes)} at most",
-            notes=notes,
-        ),
-        table(
-            "module",
-            list(peak.by_module[:top]),
-            notes=[f"{left} smaller ones are left out"] if left > 0 else (),
-        ),
+        table("role", roles, title, notes),
+        table("module", list(peak.by_module[:top]), "", [smaller]),
     ], payload

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from slipstream.graph import Attribution, Cost, Graph, LineCost, Timeline
-    from slipstream.tables import Table
+from slipstream.graph import Attribution, Cost, Graph, LineCost, Timeline, attribute
+from slipstream.graph.origin import has_changed
+from slipstream.tables import Field, Table
+from slipstream.units import format_bytes, format_duration
+from slipstream.verbs.results import named
+from slipstream.workload.lines import project_root
 
 _PAGE_FAULTS, _UNTRACKED = "(page faults)", "(untracked)"
 
 
 def lines_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, Any]]:
     """Tables and JSON: the `top` dearest lines where they stand in their files; times in ns."""
-    from slipstream.graph import attribute
-
     found = attribute(timeline)
     shown = sorted(found.lines[:top], key=lambda line: (line.file, line.number))
     texts = _Texts(timeline.graph)
@@ -48,57 +49,46 @@ def _numbers(cost: Cost) -> dict[str, Any]:
 
 
 def _table(timeline: Timeline, found: Attribution, shown: list[LineCost], texts: _Texts) -> Table:
-    from slipstream.tables import Column, Table
-    from slipstream.units import format_bytes, format_duration
-
-    def row(name: str, cost: Cost, text: str) -> tuple[object, ...]:
-        parts = (cost.forward_ns, cost.backward_ns, cost.optimizer_ns)
-        return (
-            name,
-            f"{100 * cost.time_ns / found.step_ns:.1f} %" if found.step_ns else "",
-            *(format_duration(ns) if ns else "" for ns in parts),
-            format_bytes(cost.memory_bytes) if cost.memory_bytes else "",
-            text,
-        )
-
-    rows = [row(line.name, line.cost, texts.line(line.file, line.number)) for line in shown]
+    rows = [(line.name, line.cost, texts.line(line.file, line.number)) for line in shown]
     left = found.lines[len(shown) :]
     if left:
-        rest = sum((line.cost for line in left), start=type(left[0].cost)())
-        rows.append(row(f"{len(left)} others", rest, ""))
+        rest = sum((line.cost for line in left), start=Cost())
+        rows.append((f"{len(left)} others", rest, ""))
     if found.page_faults.tasks:
-        rows.append(row(_PAGE_FAULTS, found.page_faults, ""))
-    rows.append(row(_UNTRACKED, found.untracked, ""))
-    peak = f", {format_bytes(found.peak_bytes)} at most" if found.peak_bytes else ""
-    name = timeline.graph.meta.get("workload", "this step")
-    return Table(
-        [
-            Column("line"),
-            Column("share of step", "right"),
-            Column("forward", "right"),
-            Column("backward", "right"),
-            Column("optimizer", "right"),
-            Column("memory", "right"),
-            Column("source", optional=True),
-        ],
-        rows,
-        title=f"{name}: {format_duration(found.step_ns)} per step{peak}",
-        notes=[
-            "The rows add up to the step and to its peak of memory. A line has what its operators "
-            "add to the step, the Python before them, and what they hold at the peak; the backward "
-            "pass of an operator belongs to the line that ran it forward.",
-            *texts.notes(),
-        ],
+        rows.append((_PAGE_FAULTS, found.page_faults, ""))
+    rows.append((_UNTRACKED, found.untracked, ""))
+
+    def share(row: tuple[str, Cost, str]) -> str:
+        return f"{100 * row[1].time_ns / found.step_ns:.1f} %" if found.step_ns else ""
+
+    fields: tuple[Field[tuple[str, Cost, str]], ...] = (
+        Field.of("line", lambda row: row[0]),
+        Field.number("share of step", share),
+        Field.number("forward", lambda row: _time(row[1].forward_ns)),
+        Field.number("backward", lambda row: _time(row[1].backward_ns)),
+        Field.number("optimizer", lambda row: _time(row[1].optimizer_ns)),
+        Field.number("memory", lambda row: format_bytes(n) if (n := row[1].memory_bytes) else ""),
+        Field.of("source", lambda row: row[2], optional=True),
     )
+    peak = f", {format_bytes(found.peak_bytes)} at most" if found.peak_bytes else ""
+    title = f"{named(timeline.graph)}: {format_duration(found.step_ns)} per step{peak}"
+    notes = [
+        "The rows add up to the step and to its peak of memory. A line has what its operators "
+        "add to the step, the Python before them, and what they hold at the peak; the backward "
+        "pass of an operator belongs to the line that ran it forward.",
+        *texts.notes(),
+    ]
+    return Table.of(rows, fields, title, notes)
+
+
+def _time(ns: float) -> str:
+    return format_duration(ns) if ns else ""
 
 
 class _Texts:
     """The lines of the files as they are now."""
 
     def __init__(self, graph: Graph) -> None:
-        from slipstream.graph.origin import has_changed
-        from slipstream.workload.lines import project_root
-
         recorded = graph.meta.get("source")
         file = str(recorded.get("file", "")) if isinstance(recorded, Mapping) else ""
         self._root = project_root(Path(file)) if file else None

@@ -1,0 +1,140 @@
+"""The sides of a proof that several processes took together: steps, bytes, replicas, losses."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slipstream import technique
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.measure.checks import checks_of
+from slipstream.measure.comparison import Comparison
+from slipstream.measure.records import Experiment, Phase
+from slipstream.tables import Field, Table
+from slipstream.units import format_bytes, format_duration, format_reach
+from slipstream.verbs._ranks import SENT, STEP, ranks_of
+
+
+@dataclass(frozen=True)
+class RanksSide:
+    """One side that several processes took: the whole step and a rank's bytes; losses.
+
+    Attributes:
+        step_ns, predicted_step_ns: of a step of all ranks together.
+        sent_bytes, predicted_sent_bytes: by a rank in a step.
+        replicas: what comparing them after every turn has shown.
+        loss_after: how many steps were taken from the same seeds; None where nothing was checked.
+        loss, loss_as_it_is: the mean over the seeds then, of the ranks and of the baseline.
+        against: the first side, which `ratio` (middle, low, high) is to; None of that one.
+    """
+
+    technique: str
+    ranks: int
+    step_ns: float
+    predicted_step_ns: float | None
+    sent_bytes: float
+    predicted_sent_bytes: float | None
+    replicas: str
+    loss_after: int | None
+    loss: float | None
+    loss_as_it_is: float | None
+    against: str | None = None
+    ratio: tuple[float, float, float] | None = None
+
+
+def ranks_sides(comparison: Comparison, workers: Mapping[str, int]) -> list[RanksSide]:
+    """What a comparison tells of the sides that real ranks took.
+
+    Args:
+        workers: by side: how many ranks took its step, and had their replicas compared after
+            every turn: a side whose replicas differed has failed, and is left out.
+    """
+    experiment = comparison.experiment
+    checks = checks_of(experiment.events)
+    failed = {event.detail.get("arm") for event in experiment.events if event.kind == "failed"}
+    sides: list[RanksSide] = []
+    for name, count in workers.items():
+        step = experiment.series.get((name, STEP, Phase.MEASURE))
+        sent = experiment.series.get((name, SENT, Phase.MEASURE))
+        if step is None or sent is None or name in failed:
+            continue
+        predicted = experiment.predictions.get(name)
+        known = {} if predicted is None else predicted.detail
+        check = checks.get(name)
+        against, ratio = sides[0].technique if sides else None, None
+        if against is not None:
+            with contextlib.suppress(InvalidArgumentError):
+                claim = comparison.ratio(name, against, "wall")
+                ratio = claim.ratio, claim.low, claim.high
+        sides.append(
+            RanksSide(
+                name,
+                count,
+                statistics.median(step.values.tolist()),
+                known.get("step_ns"),
+                statistics.median(sent.values.tolist()),
+                known.get("sent_bytes"),
+                "equal to the bit",
+                None if check is None else check.steps,
+                None if check is None else _mean(check.candidate),
+                None if check is None else _mean(check.baseline),
+                against,
+                ratio,
+            )
+        )
+    return sides
+
+
+def workers_of(experiment: Experiment) -> dict[str, int]:
+    """By side: how many ranks took its step, of those whose samples are a group's.
+
+    A technique that is not installed any more is left out.
+    """
+    counts: dict[str, int] = {}
+    for arm in experiment.arms:
+        if (arm.name, STEP, Phase.MEASURE) in experiment.series:
+            with contextlib.suppress(SlipstreamError):
+                counts[arm.name] = ranks_of(technique.parse(arm.name))
+    return counts
+
+
+def ranks_table(sides: Sequence[RanksSide]) -> Table:
+    """One row a side; `sides` has one at least."""
+    fields: tuple[Field[RanksSide], ...] = (
+        Field.of("ranks", lambda side: side.technique),
+        Field.number("step: predicted, measured", lambda side: _beside(
+            side.predicted_step_ns, side.step_ns, format_duration)),
+        Field.number(f"time / {sides[0].technique}", _reach),
+        Field.number("sent by a rank", lambda side: _beside(
+            side.predicted_sent_bytes, side.sent_bytes, format_bytes)),
+        Field.of("replicas", lambda side: side.replicas),
+        Field.number("loss: as it is / ranks", _losses),
+    )  # fmt: skip
+    notes = [
+        "a step of all ranks together; bytes are predicted without headers, and counted at the "
+        "interface with them (4.6 % of full packets); replicas are compared after every turn; the "
+        "loss is the mean of all ranks' own batches",
+    ]
+    return Table.of(sides, fields, "ranks", notes)
+
+
+def _reach(side: RanksSide) -> str:
+    return "-" if side.ratio is None else f"{side.ratio[0]:.3f} {format_reach(*side.ratio)}"
+
+
+def _losses(side: RanksSide) -> str:
+    if side.loss is None:
+        return "-"
+    return f"{side.loss_as_it_is:.4g} / {side.loss:.4g} after {side.loss_after}"
+
+
+def _beside(predicted: float | None, measured: float, write: Callable[[float], str]) -> str:
+    if not predicted:
+        return f"-, {write(measured)}"
+    return f"{write(predicted)}, {write(measured)} ({100 * (predicted / measured - 1):+.1f} %)"
+
+
+def _mean(values: tuple[float, ...]) -> float | None:
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,350 @@
+"""What the verbs answer about techniques: values that make their own table, JSON and record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from slipstream.graph import Graph
+from slipstream.graph.page_faults import page_fault_error_ns
+from slipstream.measure.measured import Measured
+from slipstream.measure.records import PredictionRecord
+from slipstream.provenance import Provenance, weakest
+from slipstream.tables import Column, Drawing, Field, Table
+from slipstream.technique import Quality, Technique
+from slipstream.units import format_bytes, format_duration, format_percent, format_reach
+from slipstream.verbs.sharing import Shared
+
+WORTH_IT = 1.02
+"""Below this speed-up a technique is not worth a line of code."""
+BEST_OF_ALL = "* nothing else is better in time, memory and numbers at once"
+"""What a star beside a name means."""
+# Ends of an interval that are further apart than this factor make it a wide one.
+_WIDE = 1.25
+_Z90 = 1.645
+
+
+@dataclass(frozen=True, repr=False)
+class Predicted:
+    """What a technique, or a combination, would make of a step.
+
+    Attributes:
+        technique: its name in the grammar.
+        baseline_ns, step_ns: the step's time as recorded and as predicted.
+        ratio: step_ns / baseline_ns; below 1 is cheaper.
+        low, high: 90 % interval of `ratio`.
+        samples: samples per step before and after; 0 if unknown.
+        shares: share of the predicted step by the provenance of its durations.
+        quality: what it does to the model's numbers.
+        edits: what was changed, in words.
+        memory: peak bytes of the step before and after; 0 if not recorded or not predicted.
+        metric: which clock shows it: ``cpu``, or ``wall`` where work moves to other cores.
+        graph: the step as it would be.
+        shared: the step's communication, cost and walls, where several workers take it together.
+        techniques: what is combined; empty for edits that no technique makes.
+        why_not: None: it applies.
+    """
+
+    technique: str
+    baseline_ns: float
+    step_ns: float
+    ratio: float
+    low: float
+    high: float
+    samples: tuple[int, int] = (0, 0)
+    shares: Mapping[Provenance, float] = field(default_factory=dict)
+    quality: Quality | None = None
+    edits: tuple[str, ...] = ()
+    memory: tuple[int, int] = (0, 0)
+    metric: str = "cpu"
+    graph: Graph | None = field(default=None, compare=False)
+    shared: Shared | None = None
+    techniques: tuple[Technique, ...] = field(default=(), compare=False)
+    why_not: ClassVar[None] = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Prediction {self.technique}: {self.speedup:.2f}x "
+            f"[{1 / self.high:.2f}, {1 / self.low:.2f}], {format_duration(self.step_ns)} per step, "
+            f"{self.verdict}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return Table.of([self], [*DRAWN, RESTS_ON], notes=self.edits).to_html()
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster a sample is processed."""
+        return 1.0 / self.ratio
+
+    @property
+    def provenance(self) -> Provenance:
+        """The weakest provenance the prediction rests on."""
+        return weakest(self.shares) if self.shares else Provenance.ASSUMED
+
+    @property
+    def verdict(self) -> str:
+        """In words: does it pay here?"""
+        if 1 / self.high >= WORTH_IT:
+            return "worth it"
+        if self.low > 1:
+            return "not worth it here: slower"
+        if 1 / self.low < WORTH_IT:
+            return "not worth it here"
+        return "undecided: prove it"
+
+    def to_json(self) -> dict[str, Any]:
+        """As results are printed and shown; times in nanoseconds, sizes in bytes."""
+        return _to_json(self)
+
+    def to_record(self, workload: str, env_id: str) -> PredictionRecord:
+        """As the ledger keeps it."""
+        return PredictionRecord(
+            workload=workload,
+            technique=self.technique,
+            metric=self.metric,
+            ratio=self.ratio,
+            low=self.low,
+            high=self.high,
+            provenance=str(self.provenance),
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            env_id=env_id,
+            detail={
+                "baseline_ns": self.baseline_ns,
+                "step_ns": self.step_ns,
+                "peak_bytes": list(self.memory),
+                "shares": {str(key): share for key, share in self.shares.items()},
+                "edits": list(self.edits),
+                **({} if self.shared is None else self.shared.to_detail()),
+                **({} if self.graph is None else {"threads": self.graph.meta.get("threads")}),
+            },
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Refused:
+    """Why nothing is predicted of a technique, or a combination.
+
+    Attributes:
+        technique: its name in the grammar.
+        baseline_ns: the step's time as recorded.
+        why_not: the reason, in words.
+        quality: what it would do to the model's numbers.
+        peak_bytes: of the step as recorded; 0 if not recorded.
+        busy: whether it may well apply, and the cores here were too busy to tell its time.
+        techniques: what is combined; empty for edits that no technique makes.
+
+    The numbers of a `Predicted` are there as NaN, for code that reads any prediction's.
+    """
+
+    technique: str
+    baseline_ns: float
+    why_not: str
+    quality: Quality | None = None
+    peak_bytes: int = 0
+    busy: bool = False
+    techniques: tuple[Technique, ...] = field(default=(), compare=False)
+    step_ns: ClassVar[float] = math.nan
+    ratio: ClassVar[float] = math.nan
+    low: ClassVar[float] = math.nan
+    high: ClassVar[float] = math.nan
+    speedup: ClassVar[float] = math.nan
+    samples: ClassVar[tuple[int, int]] = (0, 0)
+    shares: ClassVar[Mapping[Provenance, float]] = {}
+    edits: ClassVar[tuple[str, ...]] = ()
+    metric: ClassVar[str] = "cpu"
+    graph: ClassVar[Graph | None] = None
+    shared: ClassVar[Shared | None] = None
+    provenance: ClassVar[Provenance] = Provenance.ASSUMED
+
+    def __repr__(self) -> str:
+        return f"<Prediction {self.in_words}>"
+
+    def _repr_html_(self) -> str:
+        columns = [Column("technique"), Column("does not apply")]
+        return Table(columns, [(self.technique, self.why_not)]).to_html()
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Peak bytes of the step before, and 0: not predicted."""
+        return self.peak_bytes, 0
+
+    @property
+    def verdict(self) -> str:
+        """In words: can it be told?"""
+        return "cannot be told here" if self.busy else "does not apply"
+
+    @property
+    def in_words(self) -> str:
+        """Its name, and why not."""
+        return f"{self.technique} {self.verdict}: {self.why_not}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As results are printed and shown: what is not predicted is NaN."""
+        return _to_json(self)
+
+
+Prediction = Predicted | Refused
+"""What `predict` answers about a technique: what it would gain, or why that cannot be told."""
+
+
+def applying(predictions: Iterable[Prediction]) -> list[Predicted]:
+    """Those that apply."""
+    return [p for p in predictions if isinstance(p, Predicted)]
+
+
+def refused(predictions: Iterable[Prediction]) -> list[Refused]:
+    """Those that do not."""
+    return [p for p in predictions if isinstance(p, Refused)]
+
+
+def _to_json(p: Prediction) -> dict[str, Any]:
+    return {
+        "technique": p.technique,
+        "metric": p.metric,
+        "baseline_ns": p.baseline_ns,
+        "step_ns": p.step_ns,
+        "ratio": p.ratio,
+        "interval": [p.low, p.high],
+        "interval_level": 0.9,
+        "speedup": p.speedup,
+        "samples_per_step": list(p.samples),
+        "peak_bytes": list(p.memory),
+        "provenance": {str(key): share for key, share in p.shares.items()},
+        "quality": p.quality.kind.value if p.quality else None,
+        "quality_basis": p.quality.basis if p.quality else None,
+        "advice": p.quality.advice if p.quality else None,
+        "why_not": p.why_not,
+        "verdict": p.verdict,
+        "edits": list(p.edits),
+        "shared": None if p.shared is None else p.shared.to_json(p.step_ns),
+    }
+
+
+def _reach(p: Prediction) -> str:
+    return format_reach(p.speedup, 1 / p.high, 1 / p.low)
+
+
+def _drawn_reach(p: Prediction) -> Drawing:
+    low, high = 1 / p.high, 1 / p.low
+    return Drawing.interval(low, p.speedup, high, (min(low, 0.9), max(high, 1.1)), _reach(p))
+
+
+def _memory_change(p: Prediction) -> str:
+    """The step's peak as it would be, and by how much that differs."""
+    before, after = p.memory
+    if not before or not after:
+        return "-"
+    percent = round(100 * (after / before - 1))
+    return f"{format_bytes(after)}, " + (f"{percent:+d} %" if percent else "0 %")
+
+
+def _memories(p: Prediction) -> str:
+    return " to ".join(map(format_bytes, p.memory)) if all(p.memory) else "-"
+
+
+TECHNIQUE: Field[Prediction] = Field.of("technique", lambda p: p.technique)
+SPEEDUP: Field[Prediction] = Field.number("speed-up", lambda p: f"{p.speedup:.2f}x")
+INTERVAL: Field[Prediction] = Field.number("90 % interval", _reach)
+MEMORY: Field[Prediction] = Field.number("memory", _memory_change)
+STEP: Field[Prediction] = Field.number("step", lambda p: format_duration(p.step_ns), optional=True)
+NUMBERS: Field[Prediction] = Field.of(
+    "numbers", lambda p: p.quality.kind.value if p.quality else "-", optional=True
+)
+RESTS_ON: Field[Prediction] = Field.of(
+    "rests on",
+    lambda p: ", ".join(f"{format_percent(share)} {name}" for name, share in p.shares.items()),
+    optional=True,
+)
+VERDICT: Field[Prediction] = Field.of("verdict", lambda p: p.verdict)
+DRAWN: tuple[Field[Prediction], ...] = (
+    TECHNIQUE, SPEEDUP, Field.of("", _drawn_reach), INTERVAL,
+    Field.of(
+        "step", lambda p: f"{format_duration(p.baseline_ns)} to {format_duration(p.step_ns)}"
+    ),
+    Field.of("memory", _memories), NUMBERS, VERDICT,
+)  # fmt: skip
+"""Fields of predictions where an interval can be drawn."""
+
+
+def starred(names: Collection[str]) -> Field[Prediction]:
+    """The technique, with a star where its name is among `names`."""
+    return Field.of("technique", lambda p: p.technique + " *" * (p.technique in names))
+
+
+def prediction_table(
+    graph: Graph,
+    predictions: Sequence[Prediction],
+    *notes: str,
+    marked: Collection[str] = (),
+) -> Table:
+    """One row a technique: step time, speed-up, interval, what it rests on, the verdict.
+
+    What does not apply follows below, with its reason. The names in `marked` carry a star, which
+    a note should explain.
+    """
+    apply = applying(predictions)
+    lines = [recorded_step(graph, predictions), *notes, wide_by_page_faults(graph, predictions)]
+    if graph.meta.get("contended"):
+        lines.append("the machine was busy while the step was recorded; minima were taken")
+    if graph.meta.get("unaligned_share"):
+        share = format_percent(graph.meta["unaligned_share"])
+        lines.append(f"the steps differ in {share} of their operators; one of them was recorded")
+    lines += [p.in_words for p in refused(predictions)]
+    lines += [f"{p.technique}: {p.quality.advice}" for p in apply if p.quality and p.quality.advice]
+    fields = (starred(marked), SPEEDUP, INTERVAL, MEMORY, STEP, NUMBERS, RESTS_ON, VERDICT)
+    return Table.of(apply, fields, f"predicted for {named(graph)}", lines)
+
+
+def named(graph: Graph) -> str:
+    """The recorded workload, in a title."""
+    return str(graph.meta.get("workload", "this step"))
+
+
+def recorded_step(graph: Graph, predictions: Sequence[Prediction]) -> str:
+    """The recorded step in one line."""
+    step_ns = predictions[0].baseline_ns if predictions else 0.0
+    peak = max((p.memory[0] for p in predictions), default=0)
+    threads = graph.meta.get("threads")
+    return (
+        f"as it is: {format_duration(step_ns)} per step"
+        + (f", {graph.samples} samples" if graph.samples else "")
+        + f", {format_bytes(peak) + ' of tensors at most' if peak else 'memory not recorded'}"
+        + (f" ({reason})" if not peak and (reason := graph.meta.get("memory_reason")) else "")
+        + (f" ({threads} thread{'s' * (threads != 1)}, without contention)" if threads else "")
+    )
+
+
+def wide_by_page_faults(graph: Graph, predictions: Sequence[Prediction]) -> str:
+    """Why intervals are wide, and what to do, where page faults are most of the reason."""
+    wide = [
+        p
+        for p in applying(predictions)
+        if "allocator" not in p.technique and p.low * _WIDE < p.high
+    ]
+    if not wide:
+        return ""
+    share = page_fault_error_ns(graph) / wide[0].baseline_ns
+    # Of independent errors the squares add up: more than half of the narrowest one's.
+    half = min(math.log(p.high / p.low) for p in wide) / 2
+    if 2 * (_Z90 * share) ** 2 < half**2:
+        return ""
+    return (
+        f"intervals are wide because of page faults: they differ by {format_percent(share)} of "
+        "this step from launch to launch; take `allocator` first, alone or as "
+        "--technique TECHNIQUE+allocator, which keeps the pages and is predicted closely"
+    )
+
+
+def measured_note(name: str, measured: Measured) -> str:
+    """What a measurement of a technique found, in the words of a prediction's row."""
+    claim = measured.claim
+    low, high = (1 / end if end > 0 else math.inf for end in (claim.high, claim.low))
+    return (
+        f"{name}: measured {1 / claim.ratio:.2f}x {format_reach(1 / claim.ratio, low, high)} on "
+        f"{measured.created[:10]} ({claim.metric} time, {format_percent(claim.level)} interval; "
+        f"{claim.verdict})"
+    )
