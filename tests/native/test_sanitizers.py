@@ -21,8 +21,8 @@ from slipstream.techniques.embedding.kernels import robe, tt
 
 # By family: the levels of this build and processor, and what of `native/src` its kernels need.
 FAMILIES: Mapping[str, tuple[Callable[[], Mapping[InstructionSet, int]], tuple[str, ...]]] = {
-    "adasum": (adasum.levels, ("adasum/adasum.cpp",)),
-    "compress": (compress.levels, ("compress/compress.cpp",)),
+    "adasum": (adasum.kernels, ("adasum/adasum.cpp",)),
+    "compress": (compress.kernels, ("compress/compress.cpp",)),
     "robe": (robe.kernels, ("robe/robe.cpp", "bags.cpp", "threads.cpp")),
     "tt": (tt.kernels, ("tt/tt.cpp", "tt/micro_batch.cpp", "bags.cpp", "threads.cpp")),
 }

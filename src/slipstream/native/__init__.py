@@ -3,7 +3,6 @@
 Everything here works without the compiled library too, with the same results, only slower.
 """
 
-from slipstream.native._families import family_kernels
 from slipstream.native._heap import changes_in_turn, heap_growth
 from slipstream.native._memory import MemoryTimeline, memory_timeline
 from slipstream.native.engine import (
@@ -50,7 +49,6 @@ __all__ = [
     "build",
     "changes_in_turn",
     "cpu_features",
-    "family_kernels",
     "heap_growth",
     "library",
     "memory_timeline",

@@ -11,6 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import SlipstreamError
+from slipstream.native.family import (
+    DOUBLE,
+    INT32,
+    INT64,
+    POINTER,
+    UINT64,
+    Family,
+    array_pointer,
+)
 from slipstream.native.program import (
     CycleError,
     Float64s,
@@ -25,8 +34,24 @@ _CYCLE = 2
 _NO_MEMORY = 3
 _TOO_MUCH = 4
 
-_i32, _i64, _u64, _ptr = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
-_f64 = ctypes.c_double
+_i32, _i64, _u64, _ptr, _f64 = INT32, INT64, UINT64, POINTER, DOUBLE
+
+ENGINE = Family("engine", {
+    "program_compile": [_ptr, _ptr, _ptr],
+    "program_free": [_ptr],
+    "program_is_fixed_order": [_ptr],
+    "simulate": [_ptr, _ptr, _ptr],
+    "plan_create": [_ptr, _ptr, _ptr],
+    "plan_free": [_ptr],
+    "plan_blocks": [_ptr],
+    "plan_block_tasks": [_ptr],
+    "plan_block_ends": [_ptr, _ptr, _ptr],
+    "resimulate": [_ptr, _ptr, _ptr],
+    "materialise": [_ptr, _ptr, _ptr, _ptr, _ptr, _ptr],
+}, {
+    "program_free": None, "plan_free": None, "plan_blocks": _i64, "plan_block_tasks": _i64,
+    "plan_block_ends": None, "materialise": None,
+})  # fmt: skip
 
 
 class _Error(ctypes.Structure):
@@ -122,17 +147,13 @@ class _ResimulateArgs(ctypes.Structure):
     )
 
 
-def _pointer(array: npt.NDArray[Any] | None) -> int | None:
-    return None if array is None else array.ctypes.data
-
-
 def _packet_fields(packets: Packets | None) -> dict[str, Any]:
     if packets is None:
         return {}
     return {
-        "link_latency_ns": _pointer(packets.latency_ns),
-        "link_queue_bytes": _pointer(packets.queue_bytes),
-        "link_mark_bytes": _pointer(packets.mark_bytes),
+        "link_latency_ns": array_pointer(packets.latency_ns),
+        "link_queue_bytes": array_pointer(packets.queue_bytes),
+        "link_mark_bytes": array_pointer(packets.mark_bytes),
         "payload_bytes": packets.payload_bytes,
         "header_bytes": packets.header_bytes,
         "first_window": packets.first_window,
@@ -174,7 +195,7 @@ class NativeProgram:
     """
 
     def __init__(self, library: ctypes.CDLL, program: Program) -> None:
-        self._library = _declare(library)
+        self._library = library
         self._program = program
         needs = program.needs
         resources = program.resources
@@ -186,31 +207,31 @@ class NativeProgram:
                 steps=program.steps,
                 edges=program.edges.src.size,
                 resources=0 if resources is None else resources.capacity.size,
-                lane=_pointer(program.lane),
-                gap_ns=_pointer(program.gap_ns),
-                priority=_pointer(program.priority),
-                policy=_pointer(program.policies),
-                quantum_ns=_pointer(program.quantum_ns),
-                edge_src=_pointer(program.edges.src),
-                edge_dst=_pointer(program.edges.dst),
-                edge_delay_ns=_pointer(program.edges.delay_ns),
-                edge_lag=_pointer(program.edges.lag),
-                capacity=None if resources is None else _pointer(resources.capacity),
-                need_offset=None if needs is None else _pointer(needs[0]),
-                need_resource=None if needs is None else _pointer(needs[1]),
-                need_amount=None if needs is None else _pointer(needs[2]),
+                lane=array_pointer(program.lane),
+                gap_ns=array_pointer(program.gap_ns),
+                priority=array_pointer(program.priority),
+                policy=array_pointer(program.policies),
+                quantum_ns=array_pointer(program.quantum_ns),
+                edge_src=array_pointer(program.edges.src),
+                edge_dst=array_pointer(program.edges.dst),
+                edge_delay_ns=array_pointer(program.edges.delay_ns),
+                edge_lag=array_pointer(program.edges.lag),
+                capacity=None if resources is None else array_pointer(resources.capacity),
+                need_offset=None if needs is None else array_pointer(needs[0]),
+                need_resource=None if needs is None else array_pointer(needs[1]),
+                need_amount=None if needs is None else array_pointer(needs[2]),
                 links=0 if flows is None else flows.capacity.size,
-                link_capacity=None if flows is None else _pointer(flows.capacity),
-                flow_bytes=None if flows is None else _pointer(flows.nbytes),
-                flow_weight=None if flows is None else _pointer(flows.weight),
-                path_offset=None if flows is None else _pointer(flows.path_offset),
-                path_link=None if flows is None else _pointer(flows.path_link),
+                link_capacity=None if flows is None else array_pointer(flows.capacity),
+                flow_bytes=None if flows is None else array_pointer(flows.nbytes),
+                flow_weight=None if flows is None else array_pointer(flows.weight),
+                path_offset=None if flows is None else array_pointer(flows.path_offset),
+                path_link=None if flows is None else array_pointer(flows.path_link),
                 **_packet_fields(None if flows is None else flows.packets),
             )
         )
         handle = _ptr()
         cycle = np.empty(program.tasks, np.int32)
-        error = _sized(_Error(cycle=_pointer(cycle), cycle_capacity=cycle.size))
+        error = _sized(_Error(cycle=array_pointer(cycle), cycle_capacity=cycle.size))
         status = self._library.slipstream_program_compile(
             ctypes.byref(given), ctypes.byref(handle), ctypes.byref(error)
         )
@@ -267,20 +288,20 @@ class NativeProgram:
         step_end = np.empty(steps)
         args = _sized(
             _SimulateArgs(
-                duration_ns=_pointer(duration_ns),
-                out_start_ns=_pointer(start),
-                out_end_ns=_pointer(end),
-                out_step_end_ns=_pointer(step_end),
+                duration_ns=array_pointer(duration_ns),
+                out_start_ns=array_pointer(start),
+                out_end_ns=array_pointer(end),
+                out_step_end_ns=array_pointer(step_end),
                 force_event_loop=force_event_loop,
                 changes_capacity=changes.time_ns.size,
-                out_change_ns=_pointer(changes.time_ns),
-                out_change_rate=_pointer(changes.rate),
-                out_change_instance=_pointer(changes.instance),
-                out_change_link=_pointer(changes.link),
-                out_queue_peak=_pointer(None if counts is None else counts.peak_bytes),
-                out_dropped=_pointer(None if counts is None else counts.dropped),
-                out_marked=_pointer(None if counts is None else counts.marked),
-                out_sent_again=_pointer(None if counts is None else counts.sent_again),
+                out_change_ns=array_pointer(changes.time_ns),
+                out_change_rate=array_pointer(changes.rate),
+                out_change_instance=array_pointer(changes.instance),
+                out_change_link=array_pointer(changes.link),
+                out_queue_peak=array_pointer(None if counts is None else counts.peak_bytes),
+                out_dropped=array_pointer(None if counts is None else counts.dropped),
+                out_marked=array_pointer(None if counts is None else counts.marked),
+                out_sent_again=array_pointer(None if counts is None else counts.sent_again),
             )
         )
         error = _sized(_Error())
@@ -312,7 +333,9 @@ class NativePlan:
     def block_ends(self, end_ns: Float64s) -> Float64s:
         """Latest end in each block, float64 [steps * blocks]."""
         out = np.empty(self._program.steps * self.blocks)
-        self._library.slipstream_plan_block_ends(self._handle, _pointer(end_ns), _pointer(out))
+        self._library.slipstream_plan_block_ends(
+            self._handle, array_pointer(end_ns), array_pointer(out)
+        )
         return out
 
     def resimulate(
@@ -337,20 +360,20 @@ class NativePlan:
         step_end = np.empty(self._program.steps)
         args = _sized(
             _ResimulateArgs(
-                base_duration_ns=_pointer(base_duration_ns),
-                base_start_ns=_pointer(base[0]),
-                base_end_ns=_pointer(base[1]),
-                base_block_end_ns=_pointer(base[2]),
+                base_duration_ns=array_pointer(base_duration_ns),
+                base_start_ns=array_pointer(base[0]),
+                base_end_ns=array_pointer(base[1]),
+                base_block_end_ns=array_pointer(base[2]),
                 edits=task_ids.size,
-                edit_task=_pointer(task_ids),
-                edit_duration_ns=_pointer(duration_ns),
+                edit_task=array_pointer(task_ids),
+                edit_duration_ns=array_pointer(duration_ns),
                 exact_shift=exact_shift,
                 slots=slots,
-                out_slot=_pointer(slot),
-                out_delta_ns=_pointer(delta),
-                out_slot_start_ns=_pointer(slot_start),
-                out_slot_end_ns=_pointer(slot_end),
-                out_step_end_ns=_pointer(step_end),
+                out_slot=array_pointer(slot),
+                out_delta_ns=array_pointer(delta),
+                out_slot_start_ns=array_pointer(slot_start),
+                out_slot_end_ns=array_pointer(slot_end),
+                out_step_end_ns=array_pointer(step_end),
             )
         )
         error = _sized(_Error())
@@ -376,34 +399,13 @@ class NativePlan:
         for base, slots, out in columns:
             self._library.slipstream_materialise(
                 self._handle,
-                _pointer(base),
-                _pointer(timeline.slot),
-                _pointer(timeline.delta_ns),
-                _pointer(slots),
-                _pointer(out),
+                array_pointer(base),
+                array_pointer(timeline.slot),
+                array_pointer(timeline.delta_ns),
+                array_pointer(slots),
+                array_pointer(out),
             )
         return start, end
-
-
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "slipstream_program_compile": (_i32, [_ptr, _ptr, _ptr]),
-        "slipstream_program_free": (None, [_ptr]),
-        "slipstream_program_is_fixed_order": (_i32, [_ptr]),
-        "slipstream_simulate": (_i32, [_ptr, _ptr, _ptr]),
-        "slipstream_plan_create": (_i32, [_ptr, _ptr, _ptr]),
-        "slipstream_plan_free": (None, [_ptr]),
-        "slipstream_plan_blocks": (_i64, [_ptr]),
-        "slipstream_plan_block_tasks": (_i64, [_ptr]),
-        "slipstream_plan_block_ends": (None, [_ptr, _ptr, _ptr]),
-        "slipstream_resimulate": (_i32, [_ptr, _ptr, _ptr]),
-        "slipstream_materialise": (None, [_ptr, _ptr, _ptr, _ptr, _ptr, _ptr]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
-    return library
 
 
 def _raise(status: int, error: Any) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from typing import Any
-
 import numpy as np
 
-from slipstream.native.loader import library
+from slipstream.native.family import DOUBLE, INT32, INT64, POINTER, Family
 from slipstream.native.program import Int32s, Int64s
 
 _CYCLES = 3
 """Steps until what the first one had to grow is over."""
+_FAMILY = Family("heap", {
+    "heap_growth": [POINTER, INT64, INT64, DOUBLE, INT32],
+    "changes_in_turn": [POINTER, POINTER, POINTER, INT64, INT64, POINTER],
+}, {"heap_growth": INT64})  # fmt: skip
 
 
 def changes_in_turn(nbytes: Int64s, producer: Int32s, release: Int32s, tasks: int) -> Int64s | None:
@@ -29,7 +29,7 @@ def changes_in_turn(nbytes: Int64s, producer: Int32s, release: Int32s, tasks: in
     Returns:
         int64 [changes]; None without the compiled library.
     """
-    compiled = _compiled()
+    compiled = _FAMILY.library
     if compiled is None:
         return None
     nbytes = np.ascontiguousarray(nbytes, np.int64)
@@ -51,7 +51,7 @@ def heap_growth(change: Int64s, begin: int, kept: float) -> int:
         begin: bytes that are allocated before each step.
         kept: the heap gives all that lies free at its top back once that is more bytes.
     """
-    compiled = _compiled()
+    compiled = _FAMILY.library
     if compiled is None:
         return _reference(change.tolist(), begin, kept)
     change = np.ascontiguousarray(change, np.int64)
@@ -73,19 +73,3 @@ def _reference(change: list[int], begin: int, kept: float) -> int:
         if top == before:  # the next one would be the same
             break
     return grown
-
-
-@functools.cache
-def _declared(compiled: Any) -> Any:
-    if not hasattr(compiled, "slipstream_heap_growth"):  # it was built before these were added
-        return None
-    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
-    growth, changes = compiled.slipstream_heap_growth, compiled.slipstream_changes_in_turn
-    growth.argtypes = [pointer, i64, i64, ctypes.c_double, ctypes.c_int32]
-    growth.restype = i64
-    changes.argtypes = [pointer, pointer, pointer, i64, i64, pointer]
-    return compiled
-
-
-def _compiled() -> Any:
-    return _declared(library())

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.native._bindings import BlockTimeline, NativePlan, NativeProgram
+from slipstream.native._bindings import ENGINE, BlockTimeline, NativePlan, NativeProgram
 from slipstream.native._engine_reference import ReferenceProgram
 from slipstream.native._memory import MemoryTimeline, memory_timeline
-from slipstream.native.loader import library, why_no_library
+from slipstream.native.loader import why_no_library
 from slipstream.native.program import (
     Float64s,
     Int32s,
@@ -212,7 +212,7 @@ class Compiled:
         if backend == "python":
             self._engine = ReferenceProgram(program)
         else:
-            loaded = library()
+            loaded = ENGINE.library
             if loaded is None:
                 raise SlipstreamError(f"the compiled engine is not available: {why_no_library()}")
             self._engine = NativeProgram(loaded, program)
@@ -360,7 +360,7 @@ def compile_program(
     if backend not in ("auto", "native", "python"):
         raise InvalidArgumentError("backend", f"'{backend}' is not auto, native or python")
     if backend == "auto":
-        backend = "python" if library() is None else "native"
+        backend = "python" if ENGINE.library is None else "native"
     kept: dict[str, Any] = program.__dict__.setdefault("_compiled", {})
     if backend not in kept:
         kept[backend] = Compiled(program, backend)

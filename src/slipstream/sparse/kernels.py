@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +10,31 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import SlipstreamError
-from slipstream.native import InstructionSet, cpu_features, library
+from slipstream.native import InstructionSet, cpu_features
+from slipstream.native.family import (
+    DOUBLE,
+    INT32,
+    INT64,
+    POINTER,
+    UINT64,
+    Family,
+    array_pointer,
+)
 from slipstream.sparse.index import Index
 from slipstream.sparse.matrix import Float64s, Floats, Int32s, Int64s, Rows
 from slipstream.sparse.metrics import Plan, Side
 
-_ABI = 1
 # Queries of a range, for which a block of dense columns is read once.
 AT_ONCE = 256
 _OK = 0
-_i32, _i64, _u64, _f64, _ptr = (
-    ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_void_p,
-)  # fmt: skip
+_i32, _i64, _u64, _f64, _ptr = INT32, INT64, UINT64, DOUBLE, POINTER
+_FAMILY = Family("sparse", {
+    "sparse_level": [_i32],
+    "sparse_scratch_bytes": [_ptr, _i64],
+    "sparse_distances": [_ptr, _ptr, _ptr, _i64],
+    "sparse_nearest": [_ptr, _ptr, _i64, _ptr, _ptr],
+    "sparse_chebyshev": [_ptr, _ptr, _ptr, _i64],
+}, {"sparse_scratch_bytes": _i64}, abi=1)  # fmt: skip
 # Of the numbers of slipstream_sparse_level, the one a named level allows.
 _LEVELS = {InstructionSet.AVX2: 1, InstructionSet.AVX512BW: 2, InstructionSet.AVX512: 2}
 
@@ -102,33 +114,10 @@ class _ChebyshevJob(ctypes.Structure):
     )
 
 
-@functools.cache
-def _declared(loaded: ctypes.CDLL) -> bool:
-    """Whether `found` has our functions, in the version we know; declares them."""
-    try:
-        loaded.slipstream_sparse_abi.restype = _i32
-        if loaded.slipstream_sparse_abi() != _ABI:
-            return False
-    except AttributeError:
-        return False
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "slipstream_sparse_level": (_i32, [_i32]),
-        "slipstream_sparse_scratch_bytes": (_i64, [_ptr, _i64]),
-        "slipstream_sparse_distances": (_i32, [_ptr, _ptr, _ptr, _i64]),
-        "slipstream_sparse_nearest": (_i32, [_ptr, _ptr, _i64, _ptr, _ptr]),
-        "slipstream_sparse_chebyshev": (_i32, [_ptr, _ptr, _ptr, _i64]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(loaded, name)
-        function.restype = result
-        function.argtypes = arguments
-    return True
-
-
 def native() -> ctypes.CDLL | None:
     """The compiled library, if it is there and has these kernels."""
-    loaded = library()
-    return loaded if loaded is not None and _declared(loaded) else None
+    compiled: ctypes.CDLL | None = _FAMILY.library
+    return compiled
 
 
 def level() -> int:
@@ -205,24 +194,24 @@ class NativeSearch:
             tail_columns=index.tail_columns,
             head=_pointers(index.head),
             head_aux=_pointers(index.head_aux),
-            tile_start=_pointer(index.tile_start),
-            list_start=_pointer(index.list_start),
-            list_row=_pointer(index.list_row),
+            tile_start=array_pointer(index.tile_start),
+            list_start=array_pointer(index.list_start),
+            list_row=array_pointer(index.list_row),
             list_value=_pointers(index.list_value),
             list_aux=_pointers(index.list_aux),
-            v=_pointer(index.term),
+            v=array_pointer(index.term),
             queries=len(queries.rows),
-            head_start=_pointer(queries.head_start),
-            tail_start=_pointer(queries.tail_start),
-            head_column=_pointer(queries.head_column),
-            tail_column=_pointer(queries.tail_column),
+            head_start=array_pointer(queries.head_start),
+            tail_start=array_pointer(queries.tail_start),
+            head_column=array_pointer(queries.head_column),
+            tail_column=array_pointer(queries.tail_column),
             head_value=_pointers(queries.head_value),
             tail_value=_pointers(queries.tail_value),
             head_value_aux=_pointers(queries.head_aux),
             tail_value_aux=_pointers(queries.tail_aux),
-            u=_pointer(side.term),
-            u1=_pointer(side.term1),
-            u2=_pointer(side.term2),
+            u=array_pointer(side.term),
+            u1=array_pointer(side.term1),
+            u2=array_pointer(side.term2),
             exact_a=_csr(queries.rows, side.exact),
             exact_b=_csr(index.rows, index.side.exact),
         )
@@ -242,7 +231,7 @@ class NativeSearch:
         calls, alive = self._calls(ranges, threads)
         _check(
             self._library.slipstream_sparse_distances(
-                ctypes.byref(self._job), ctypes.byref(calls), _pointer(out),
+                ctypes.byref(self._job), ctypes.byref(calls), array_pointer(out),
                 out.strides[0] // out.itemsize,
             )
         )  # fmt: skip
@@ -256,7 +245,11 @@ class NativeSearch:
         row = np.empty((queries, k), np.int64)
         _check(
             self._library.slipstream_sparse_nearest(
-                ctypes.byref(self._job), ctypes.byref(calls), k, _pointer(distance), _pointer(row)
+                ctypes.byref(self._job),
+                ctypes.byref(calls),
+                k,
+                array_pointer(distance),
+                array_pointer(row),
             )
         )
         del alive
@@ -280,8 +273,8 @@ class NativeChebyshev:
             non_negative=all(not r.nnz or float(r.data.min()) >= 0 for r in (left, right)),
             a=_csr(left, left.data),
             b=_csr(right, right.data),
-            order_a=_pointer(orders[0]),
-            order_b=_pointer(orders[1]),
+            order_a=array_pointer(orders[0]),
+            order_b=array_pointer(orders[1]),
         )
 
     def distances(self, ranges: Int64s, threads: int, out: Float64s) -> None:
@@ -289,7 +282,7 @@ class NativeChebyshev:
         calls, alive = _calls(ranges, threads, 0, self._width * 8)
         _check(
             self._library.slipstream_sparse_chebyshev(
-                ctypes.byref(self._job), ctypes.byref(calls), _pointer(out), out.shape[1]
+                ctypes.byref(self._job), ctypes.byref(calls), array_pointer(out), out.shape[1]
             )
         )
         del alive
@@ -308,23 +301,21 @@ def _calls(
         threads=threads,
         base=int(ranges.min()),
         count=len(ranges),
-        ranges=_pointer(ranges),
+        ranges=array_pointer(ranges),
         scratch_bytes=scratch_bytes,
-        scratch=_pointer(scratch),
+        scratch=array_pointer(scratch),
     )
     return calls, [ranges, scratch]
 
 
 def _csr(rows: Rows, values: Floats) -> _Rows:
-    return _Rows(len(rows), _pointer(rows.indptr), _pointer(rows.indices), _pointer(values))
-
-
-def _pointer(array: npt.NDArray[Any] | None) -> int | None:
-    return None if array is None else array.ctypes.data
+    return _Rows(
+        len(rows), array_pointer(rows.indptr), array_pointer(rows.indices), array_pointer(values)
+    )
 
 
 def _pointers(arrays: tuple[npt.NDArray[Any] | None, ...]) -> Any:
-    return (_ptr * 2)(*[_pointer(array) for array in arrays[:2]])
+    return (_ptr * 2)(*[array_pointer(array) for array in arrays[:2]])
 
 
 def _check(status: int) -> None:

@@ -121,8 +121,8 @@ def test_kernels_equal_the_reference_to_the_bit(
     plain = torch.stack([row.double() for row in rows])
     for layer, (a, b) in enumerate(itertools.pairwise(starts.tolist())):
         assert torch.allclose(torch.from_numpy(expected[layer]), plain[:, a:b] @ plain[:, a:b].T)
-    if kernels.levels():
-        for level in kernels.levels():
+    if kernels.kernels():
+        for level in kernels.kernels():
             assert np.array_equal(kernels.products(rows, starts, level), expected)
             again = [row.clone() for row in rows]
             kernels.combine(again, starts, factors, again[-1], level)

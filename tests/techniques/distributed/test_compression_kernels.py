@@ -9,20 +9,18 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.native import library
 from slipstream.techniques.distributed.compression import _reference as reference
 from slipstream.techniques.distributed.compression import kernels
 
-LEVELS = [*kernels.levels(), None]
+LEVELS = [*kernels.kernels(), None]
 SIZES = (1, 15, 16, 17, 33, 255, 256, 1000)
 
 
 @pytest.fixture(params=LEVELS, ids=str)
 def level(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """One level at a time; None is the reference itself, through the same door."""
-    compiled = library()
-    chosen = None if request.param is None else (compiled, kernels.levels()[request.param])
-    monkeypatch.setattr(kernels, "_chosen", lambda: chosen)
+    kernel = None if request.param is None else kernels.kernels()[request.param]
+    monkeypatch.setattr(kernels, "_kernel", lambda: kernel)
     return request.param
 
 

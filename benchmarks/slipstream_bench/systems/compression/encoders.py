@@ -34,7 +34,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 
 def _encoders(options: BenchOptions) -> Iterator[Bar]:
-    if not kernels.levels():
+    if not kernels.kernels():
         reason = why_no_library() or "no kernel runs here"
         yield not_judged("top-k 1 % against torch.topk", "x", ">= 8", reason)
         return

@@ -10,15 +10,14 @@ missing, and which all kernels equal to the bit.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from typing import Any
 
 import numpy as np
 import torch
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.native import InstructionSet, family_kernels, library
+from slipstream.errors import InvalidArgumentError
+from slipstream.native import InstructionSet
+from slipstream.native.family import FLOAT, INT32, INT64, POINTER, UINT32, Family
 from slipstream.native.operators import define
 from slipstream.techniques.dropout import reference
 
@@ -45,23 +44,14 @@ def threshold_and_scale(p: float) -> tuple[int, np.float32]:
     return min(round(p * 2.0**32), _LARGEST), np.float32(1) / np.float32(1.0 - p)
 
 
+_FAMILY = Family("dropout", {
+    "dropout": [INT32, INT32, POINTER, POINTER, INT64, POINTER, UINT32, FLOAT, INT32],
+})  # fmt: skip
+
+
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `family_kernels`."""
-    return family_kernels("dropout")
-
-
-@functools.cache
-def _chosen() -> tuple[Any, int] | None:
-    """The library's function and its best kernel; None where the reference has to do."""
-    compiled: Any = library()
-    found = kernels()
-    if not found:
-        return None
-    compiled.slipstream_dropout.argtypes = [
-        ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,
-        ctypes.c_void_p, ctypes.c_uint32, ctypes.c_float, ctypes.c_int32,
-    ]  # fmt: skip
-    return compiled.slipstream_dropout, next(iter(found.values()))
+    """The kernels that run here, see `Family.kernels`."""
+    return _FAMILY.kernels
 
 
 def run_kernel(
@@ -72,18 +62,15 @@ def run_kernel(
     Args:
         kernel: one of `kernels`; the best by default.
     """
-    chosen = _chosen()
-    if chosen is None:
+    best = _FAMILY.kernel()
+    if best is None:
         y.copy_(run_reference(x, seed, p))
         return
-    function, best = chosen
     threshold, scale = threshold_and_scale(p)
-    status = function(
-        best if kernel is None else kernel, KERNEL_DTYPES[x.dtype], x.data_ptr(), y.data_ptr(),
-        x.numel(), seed.data_ptr(), threshold, scale, torch.get_num_threads(),
+    _FAMILY.call(
+        "dropout", best if kernel is None else kernel, KERNEL_DTYPES[x.dtype], x.data_ptr(),
+        y.data_ptr(), x.numel(), seed.data_ptr(), threshold, scale, torch.get_num_threads(),
     )  # fmt: skip
-    if status:
-        raise SlipstreamError(f"the dropout kernel returned status {status}")
 
 
 def run_reference(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:

@@ -6,12 +6,13 @@ import ctypes
 import functools
 from dataclasses import dataclass
 
-from slipstream.native import InstructionSet, cpu_features, library
+from slipstream.native import InstructionSet, cpu_features
+from slipstream.native.family import FLOAT, INT32, INT64, POINTER, TEXT, UINT8, UINT32, Family
 
 OK = 0
 INVALID = 1
 
-_i32, _i64, _f32, _ptr = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_i32, _i64, _f32, _ptr = INT32, INT64, FLOAT, POINTER
 
 # From the plainest to the best, for each family of processors.
 _LADDERS = (
@@ -46,48 +47,36 @@ class Kernel:
         return bool(bound.slipstream_lowbit_supports(self.index, weight_bits, activation_bits))
 
 
-@functools.cache
-def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
-    found.slipstream_cpu_features.restype = ctypes.c_uint32
-    found.slipstream_spin.restype = None
-    found.slipstream_spin.argtypes = (_i64,)
-    found.slipstream_lowbit_kernel_count.restype = _i32
-    found.slipstream_lowbit_scheme.restype = ctypes.c_char_p
-    found.slipstream_lowbit_scheme.argtypes = (_i32,)
-    found.slipstream_lowbit_level.restype = ctypes.c_char_p
-    found.slipstream_lowbit_level.argtypes = (_i32,)
-    found.slipstream_lowbit_features.restype = ctypes.c_uint32
-    found.slipstream_lowbit_features.argtypes = (_i32,)
-    found.slipstream_lowbit_spin.restype = _i64
-    found.slipstream_lowbit_spin.argtypes = (_i32, _i64)
-    found.slipstream_lowbit_supports.restype = _i32
-    found.slipstream_lowbit_supports.argtypes = (_i32, _i32, _i32)
-    found.slipstream_lowbit_pack.restype = _i32
-    found.slipstream_lowbit_pack.argtypes = (
-        *(_i32, _i64, _i64, _i32, _i32),
-        *(_ptr, _i64, _ptr, ctypes.POINTER(_ptr)),
-    )
-    found.slipstream_lowbit_free.restype = None
-    found.slipstream_lowbit_free.argtypes = (_ptr,)
-    found.slipstream_lowbit_bytes.restype = _i64
-    found.slipstream_lowbit_bytes.argtypes = (_ptr,)
-    found.slipstream_lowbit_multiply.restype = _i32
-    found.slipstream_lowbit_multiply.argtypes = (
-        *(_ptr, _ptr, _i32, _i64, _i64, _i32),
-        *(_ptr, _i64, _i32),
-    )
-    found.slipstream_lowbit_linear.restype = _i32
-    found.slipstream_lowbit_linear.argtypes = (
-        *(_ptr, _ptr, _i64, _i64, _f32, _i32),
-        *(_ptr, _ptr, _f32, _ptr, _i64, _i32),
-    )
-    return found
+_FAMILY = Family("lowbit", {
+    "cpu_features": [],
+    "spin": [_i64],
+    "lowbit_kernel_count": [],
+    "lowbit_scheme": [_i32],
+    "lowbit_level": [_i32],
+    "lowbit_features": [_i32],
+    "lowbit_spin": [_i32, _i64],
+    "lowbit_supports": [_i32, _i32, _i32],
+    "lowbit_pack": [_i32, _i64, _i64, _i32, _i32, _ptr, _i64, _ptr, ctypes.POINTER(_ptr)],
+    "lowbit_free": [_ptr],
+    "lowbit_bytes": [_ptr],
+    "lowbit_multiply": [_ptr, _ptr, _i32, _i64, _i64, _i32, _ptr, _i64, _i32],
+    "lowbit_linear": [_ptr, _ptr, _i64, _i64, _f32, _i32, _ptr, _ptr, _f32, _ptr, _i64, _i32],
+    "quantise": [_i32, _ptr, _i64, _f32, _i32, _i32, _ptr],
+    "finish": [_i32, _ptr, _ptr, _i64, _i64, _i64, _ptr],
+    "max_pool": [_i32, _ptr, _ptr, _ptr],
+    "patches": [_ptr, _ptr, UINT8, _i64, _i64, _ptr],
+    "convolve": [_i32, _ptr, _ptr, _i32, _ptr, _i64, _ptr, _ptr, _i32],
+}, {
+    "cpu_features": UINT32, "spin": None, "lowbit_scheme": TEXT, "lowbit_level": TEXT,
+    "lowbit_features": UINT32, "lowbit_spin": _i64, "lowbit_free": None, "lowbit_bytes": _i64,
+    "patches": None,
+})  # fmt: skip
 
 
 def lowbit_library() -> ctypes.CDLL | None:
     """The compiled library with the kernels' functions declared, or None where there is none."""
-    found = library()
-    return None if found is None else _declared(found)
+    compiled: ctypes.CDLL | None = _FAMILY.library
+    return compiled
 
 
 @functools.cache

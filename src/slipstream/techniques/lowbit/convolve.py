@@ -159,7 +159,7 @@ def quantise(x: torch.Tensor, codes: Codes) -> tuple[torch.Tensor, bool]:
     Returns:
         uint8 of the same shape and strides.
     """
-    bound = _library()
+    bound = lowbit_library()
     if bound is None:
         return reference_quantise(x, codes)
     out = torch.empty_like(x, dtype=torch.uint8)
@@ -186,7 +186,7 @@ def patches(
         outside: what lies beyond the image.
     """
     last = shape.rows if last is None else last
-    bound = _library()
+    bound = lowbit_library()
     if bound is None:
         return reference_patches(image, shape, outside)[first:last]
     out = torch.empty((last - first, shape.columns), dtype=torch.uint8)
@@ -218,7 +218,7 @@ def finish(
     Args:
         added: float32 [m, n], contiguous.
     """
-    bound = _library()
+    bound = lowbit_library()
     if bound is None:
         return reference_finish(products, epilogue, added)
     columns = epilogue.scale.shape[0]
@@ -298,7 +298,7 @@ class Prepared:
         self._epilogue = epilogue
         self.out = (shape.image[0], *shape.out_size, epilogue.scale.shape[0])
         self._packed, self._shape, self._zero = packed, shape, zero
-        self._bound = _library()
+        self._bound = lowbit_library()
         self._wide = _wide()
         self._structures = _shape(shape), _epilogue(epilogue)
         self._pointers = tuple(map(ctypes.byref, self._structures))
@@ -338,7 +338,7 @@ def max_pool(image: torch.Tensor, shape: Convolution, out_size: tuple[int, int])
         shape: of the window. Every output pixel sees part of the image.
         out_size: height and width; a pixel more than `shape` says where sizes are rounded up.
     """
-    bound = _library()
+    bound = lowbit_library()
     if bound is None:
         return reference_max_pool(image, shape, out_size)
     out = torch.empty((shape.image[0], *out_size, shape.image[3]), dtype=torch.uint8)
@@ -405,27 +405,3 @@ def _check(status: int) -> None:
 
 def _wide() -> bool:
     return "avx2" in cpu_features().features
-
-
-@functools.cache
-def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
-    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "slipstream_quantise": (_i32, (_i32, _ptr, _i64, _f32, _i32, _i32, _ptr)),
-        "slipstream_finish": (_i32, (_i32, _ptr, _ptr, _i64, _i64, _i64, _ptr)),
-        "slipstream_max_pool": (_i32, (_i32, _ptr, _ptr, _ptr)),
-        "slipstream_patches": (None, (_ptr, _ptr, ctypes.c_uint8, _i64, _i64, _ptr)),
-        "slipstream_convolve": (
-            _i32,
-            (_i32, _ptr, _ptr, _i32, _ptr, _i64, _ptr, _ptr, _i32),
-        ),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(found, name)
-        function.restype = result
-        function.argtypes = arguments
-    return found
-
-
-def _library() -> ctypes.CDLL | None:
-    found = lowbit_library()
-    return None if found is None else _declared(found)

@@ -6,51 +6,40 @@ numbers each. `starts`, int64 [layers + 1], says where each layer's piece begins
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import itertools
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from slipstream.errors import SlipstreamError
-from slipstream.native import InstructionSet, family_kernels, library
+from slipstream.native import InstructionSet
+from slipstream.native.family import INT32, INT64, POINTER, Family
 
 LANES = 16
-_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _DTYPES = {torch.float32: 0, torch.float64: 1}
+_ROWS = [INT32, INT32, POINTER, INT64, POINTER, INT64]
+_FAMILY = Family("adasum", {
+    "adasum_products": [*_ROWS, POINTER],
+    "adasum_combine": [*_ROWS, POINTER, POINTER],
+})  # fmt: skip
 
 
-@functools.cache
-def levels() -> dict[InstructionSet, int]:
-    """The compiled kernels' numbers: those that run here, best first; empty without the library."""
-    compiled: Any = library()
-    if compiled is None:
-        return {}
-    for name in ("products", "combine"):
-        door = getattr(compiled, f"slipstream_adasum_{name}")
-        door.argtypes = [_INT32, _INT32, _POINTER, _INT64, _POINTER, _INT64, _POINTER]
-        if name == "combine":
-            door.argtypes = [*door.argtypes, _POINTER]
-    return family_kernels("adasum")
+def kernels() -> dict[InstructionSet, int]:
+    """The kernels that run here, see `Family.kernels`."""
+    return _FAMILY.kernels
 
 
 def products(rows: Sequence[torch.Tensor], starts: Any, level: InstructionSet | None = None) -> Any:
     """Scalar products of the rows' pieces, float64 [layers, workers, workers]."""
     found = np.zeros((len(starts) - 1, len(rows), len(rows)))
-    kernel = _kernel(level)
+    kernel = _FAMILY.kernel(level)
     if kernel is None:
         return _reference_products([row.numpy() for row in rows], starts, found)
-    compiled, number = kernel
     starts = np.ascontiguousarray(starts, np.int64)
-    _check(
-        compiled.slipstream_adasum_products(
-            number, _DTYPES[rows[0].dtype], _pointers(rows), len(rows), starts.ctypes.data,
-            len(starts) - 1, found.ctypes.data,
-        )
+    _FAMILY.call(
+        "adasum_products", kernel, _DTYPES[rows[0].dtype], _pointers(rows), len(rows),
+        starts.ctypes.data, len(starts) - 1, found.ctypes.data,
     )  # fmt: skip
     return found
 
@@ -60,40 +49,20 @@ def combine(
     level: InstructionSet | None = None,
 ) -> None:  # fmt: skip
     """out = sum over workers of weights [layers, workers] times rows; `out` may be a row."""
-    kernel = _kernel(level)
+    kernel = _FAMILY.kernel(level)
     if kernel is None:
         _reference_combine([row.numpy() for row in rows], starts, weights, out.numpy())
         return
-    compiled, number = kernel
     starts = np.ascontiguousarray(starts, np.int64)
     weights = np.ascontiguousarray(weights, np.float64)
-    _check(
-        compiled.slipstream_adasum_combine(
-            number, _DTYPES[rows[0].dtype], _pointers(rows), len(rows), starts.ctypes.data,
-            len(starts) - 1, weights.ctypes.data, out.data_ptr(),
-        )
+    _FAMILY.call(
+        "adasum_combine", kernel, _DTYPES[rows[0].dtype], _pointers(rows), len(rows),
+        starts.ctypes.data, len(starts) - 1, weights.ctypes.data, out.data_ptr(),
     )  # fmt: skip
 
 
-def _kernel(level: InstructionSet | None) -> tuple[Any, int] | None:
-    return _chosen(level, os.environ.get("SLIPSTREAM_NATIVE"))
-
-
-@functools.cache
-def _chosen(level: InstructionSet | None, switch: str | None) -> tuple[Any, int] | None:
-    found, compiled = levels(), library()
-    if compiled is None or not found:
-        return None
-    return compiled, found[level] if level is not None else next(iter(found.values()))
-
-
 def _pointers(rows: Sequence[torch.Tensor]) -> Any:
-    return (_POINTER * len(rows))(*(row.data_ptr() for row in rows))
-
-
-def _check(status: int) -> None:
-    if status:
-        raise SlipstreamError(f"a kernel of Adasum returned status {status}")
+    return (POINTER * len(rows))(*(row.data_ptr() for row in rows))
 
 
 def _reference_products(rows: Sequence[Any], starts: Any, found: Any) -> Any:

@@ -6,9 +6,6 @@ chosen once: the best level that this processor has; all give the same bits.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,61 +14,36 @@ import numpy as np
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.native import InstructionSet, family_kernels, library
+from slipstream.native import InstructionSet
+from slipstream.native.family import FLOAT, INT32, INT64, POINTER, Family
 from slipstream.techniques.distributed.compression import _reference as reference
 
-_PREFIX = "slipstream_compress_"
-_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-_ARGUMENTS: dict[str, list[Any]] = {
-    "finite": [_INT32, _POINTER, _INT64],
-    "blocks_encode": [_INT32, _INT32, *[_POINTER] * 2, _INT64, *[_POINTER] * 5],
-    "blocks_decode": [_INT32, _INT32, *[_POINTER] * 2, _INT64, *[_POINTER] * 3, ctypes.c_float,
-                      _INT32, _POINTER],
-    "top": [_INT32, *[_POINTER] * 2, _INT64, _INT64, *[_POINTER] * 2],
-    "scatter": [*[_POINTER] * 2, _INT64, ctypes.c_float, _POINTER, _INT64],
-    "project": [_INT32, *[_POINTER] * 2, _INT64, _INT64, _INT32, *[_POINTER] * 2],
-    "orthonormalise": [_INT32, _POINTER, _INT64, _INT32],
-    "project_back": [_INT32, _POINTER, _INT64, _INT64, _INT32, *[_POINTER] * 2],
-    "reconstruct": [_INT32, *[_POINTER] * 2, _INT64, _INT64, _INT32, *[_POINTER] * 2],
-}  # fmt: skip
+_FAMILY = Family("compress", {
+    "compress_finite": [INT32, POINTER, INT64],
+    "compress_blocks_encode": [INT32, INT32, *[POINTER] * 2, INT64, *[POINTER] * 5],
+    "compress_blocks_decode": [INT32, INT32, *[POINTER] * 2, INT64, *[POINTER] * 3, FLOAT, INT32,
+                               POINTER],
+    "compress_top": [INT32, *[POINTER] * 2, INT64, INT64, *[POINTER] * 2],
+    "compress_scatter": [*[POINTER] * 2, INT64, FLOAT, POINTER, INT64],
+    "compress_project": [INT32, *[POINTER] * 2, INT64, INT64, INT32, *[POINTER] * 2],
+    "compress_orthonormalise": [INT32, POINTER, INT64, INT32],
+    "compress_project_back": [INT32, POINTER, INT64, INT64, INT32, *[POINTER] * 2],
+    "compress_reconstruct": [INT32, *[POINTER] * 2, INT64, INT64, INT32, *[POINTER] * 2],
+})  # fmt: skip
+_kernel = _FAMILY.kernel
 
 
-@functools.cache
-def levels() -> dict[InstructionSet, int]:
-    """The compiled kernels' numbers: those that run here, best first; empty without the library."""
-    compiled: Any = library()
-    if compiled is None:
-        return {}
-    for name, arguments in _ARGUMENTS.items():
-        getattr(compiled, _PREFIX + name).argtypes = arguments
-    return family_kernels("compress")
-
-
-@functools.cache
-def _kernel(switches: tuple[str | None, ...]) -> tuple[Any, int] | None:
-    found = levels()
-    compiled = library()
-    return (compiled, next(iter(found.values()))) if found and compiled is not None else None
-
-
-def _chosen() -> tuple[Any, int] | None:
-    return _kernel((os.environ.get("SLIPSTREAM_NATIVE"),))
-
-
-def _call(name: str, *arguments: object) -> None:
-    chosen = _chosen()
-    assert chosen is not None
-    status = getattr(chosen[0], _PREFIX + name)(*arguments)
-    if status:
-        raise SlipstreamError(f"the kernel '{name}' returned status {status}")
+def kernels() -> dict[InstructionSet, int]:
+    """The kernels that run here, see `Family.kernels`."""
+    return _FAMILY.kernels
 
 
 def finite(x: torch.Tensor) -> bool:
     """Whether no number of x [n] is NaN, infinite, or at least 2^100."""
-    chosen = _chosen()
-    if chosen is None:
+    kernel = _kernel()
+    if kernel is None:
         return reference.finite(x.numpy())
-    return bool(chosen[0].slipstream_compress_finite(chosen[1], x.data_ptr(), x.numel()))
+    return bool(_FAMILY.library.slipstream_compress_finite(kernel, x.data_ptr(), x.numel()))
 
 
 @dataclass(frozen=True)
@@ -116,8 +88,8 @@ class Blocks:
         codes: torch.Tensor,
     ) -> None:  # fmt: skip
         """Fill scales float32 [blocks] and codes uint8 [nbytes]; the residual keeps the rest."""
-        chosen = _chosen()
-        if chosen is None:
+        kernel = _kernel()
+        if kernel is None:
             for b, (at, count, place) in enumerate(self._each()):
                 scale, made = reference.encode_block(
                     self.bits, gradient.numpy()[at : at + count], residual.numpy()[at : at + count]
@@ -125,8 +97,8 @@ class Blocks:
                 scales[b] = float(scale)
                 codes.numpy()[place : place + made.size] = made
             return
-        _call(
-            "blocks_encode", chosen[1], self.bits, gradient.data_ptr(), residual.data_ptr(),
+        _FAMILY.call(
+            "compress_blocks_encode", kernel, self.bits, gradient.data_ptr(), residual.data_ptr(),
             len(self), *self._tables(), scales.data_ptr(), codes.data_ptr(),
         )  # fmt: skip
 
@@ -135,17 +107,17 @@ class Blocks:
         add: bool,
     ) -> None:  # fmt: skip
         """out = decoded * weight, or out += where `add`."""
-        chosen = _chosen()
-        if chosen is None:
+        kernel = _kernel()
+        if kernel is None:
             into = out.numpy()
             for b, (at, count, place) in enumerate(self._each()):
                 scale = scales.numpy()[b] * np.float32(weight)
                 made = reference.decode_block(self.bits, scale, codes.numpy()[place:], count)
                 into[at : at + count] = made + into[at : at + count] if add else made
             return
-        _call(
-            "blocks_decode", chosen[1], self.bits, scales.data_ptr(), codes.data_ptr(), len(self),
-            *self._tables(), weight, int(add), out.data_ptr(),
+        _FAMILY.call(
+            "compress_blocks_decode", kernel, self.bits, scales.data_ptr(), codes.data_ptr(),
+            len(self), *self._tables(), weight, int(add), out.data_ptr(),
         )  # fmt: skip
 
     def _tables(self) -> tuple[int, int, int]:
@@ -159,13 +131,13 @@ def top(
     gradient: torch.Tensor, residual: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
 ) -> None:
     """Fill indices int32 [k], ascending, and values [k] with the largest of gradient + residual."""
-    chosen = _chosen()
-    if chosen is None:
+    kernel = _kernel()
+    if kernel is None:
         found = reference.top(gradient.numpy(), residual.numpy(), indices.numel())
         indices.numpy()[:], values.numpy()[:] = found
         return
-    _call(
-        "top", chosen[1], gradient.data_ptr(), residual.data_ptr(), gradient.numel(),
+    _FAMILY.call(
+        "compress_top", kernel, gradient.data_ptr(), residual.data_ptr(), gradient.numel(),
         indices.numel(), indices.data_ptr(), values.data_ptr(),
     )  # fmt: skip
 
@@ -176,14 +148,14 @@ def scatter(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, weig
     Raises:
         SlipstreamError: an index outside `out`.
     """
-    if _chosen() is None:
+    if _kernel() is None:
         if indices.numel() and not (0 <= int(indices.min()) <= int(indices.max()) < out.numel()):
             raise SlipstreamError("an index of a compressed gradient lies outside its bucket")
         out.numpy()[indices.numpy()] += values.numpy() * np.float32(weight)
         return
-    _call(
-        "scatter", indices.data_ptr(), values.data_ptr(), indices.numel(), weight, out.data_ptr(),
-        out.numel(),
+    _FAMILY.call(
+        "compress_scatter", indices.data_ptr(), values.data_ptr(), indices.numel(), weight,
+        out.data_ptr(), out.numel(),
     )  # fmt: skip
 
 
@@ -191,34 +163,34 @@ def project(
     gradient: torch.Tensor, residual: torch.Tensor, q: torch.Tensor, p: torch.Tensor
 ) -> None:
     """residual [rows, columns] += gradient; p [rank, rows] = q residual^T for q [rank, columns]."""
-    chosen = _chosen()
-    if chosen is None:
+    kernel = _kernel()
+    if kernel is None:
         p.numpy()[:] = reference.project(gradient.numpy(), residual.numpy(), q.numpy())
         return
-    _call(
-        "project", chosen[1], gradient.data_ptr(), residual.data_ptr(), *residual.shape,
+    _FAMILY.call(
+        "compress_project", kernel, gradient.data_ptr(), residual.data_ptr(), *residual.shape,
         q.shape[0], q.data_ptr(), p.data_ptr(),
     )  # fmt: skip
 
 
 def orthonormalise(p: torch.Tensor) -> None:
     """The rows of p [rank, rows], in place; those that depend on earlier ones become zero."""
-    chosen = _chosen()
-    if chosen is None:
+    kernel = _kernel()
+    if kernel is None:
         reference.orthonormalise(p.numpy())
         return
-    _call("orthonormalise", chosen[1], p.data_ptr(), p.shape[1], p.shape[0])
+    _FAMILY.call("compress_orthonormalise", kernel, p.data_ptr(), p.shape[1], p.shape[0])
 
 
 def project_back(residual: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> None:
     """q [rank, columns] = p residual."""
-    chosen = _chosen()
-    if chosen is None:
+    kernel = _kernel()
+    if kernel is None:
         q.numpy()[:] = reference.project_back(residual.numpy(), p.numpy())
         return
-    _call(
-        "project_back", chosen[1], residual.data_ptr(), *residual.shape, p.shape[0], p.data_ptr(),
-        q.data_ptr(),
+    _FAMILY.call(
+        "compress_project_back", kernel, residual.data_ptr(), *residual.shape, p.shape[0],
+        p.data_ptr(), q.data_ptr(),
     )  # fmt: skip
 
 
@@ -226,11 +198,11 @@ def reconstruct(
     p: torch.Tensor, q: torch.Tensor, residual: torch.Tensor, out: torch.Tensor
 ) -> None:
     """out [rows, columns] = p^T q; residual -= out."""
-    chosen = _chosen()
-    if chosen is None:
+    kernel = _kernel()
+    if kernel is None:
         out.numpy()[:] = reference.reconstruct(p.numpy(), q.numpy(), residual.numpy())
         return
-    _call(
-        "reconstruct", chosen[1], p.data_ptr(), q.data_ptr(), *residual.shape, p.shape[0],
+    _FAMILY.call(
+        "compress_reconstruct", kernel, p.data_ptr(), q.data_ptr(), *residual.shape, p.shape[0],
         residual.data_ptr(), out.data_ptr(),
     )  # fmt: skip

@@ -7,15 +7,18 @@ or up to the last id where there is none; without offsets all bags have the same
 from __future__ import annotations
 
 import ctypes
-import functools
-from typing import Any
 
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.native import library
+from slipstream.native.family import INT32, INT64, POINTER, Family, tensor_pointer
 
 _ID, _OFFSET = 1, 2
+_FAMILY = Family("bags", {
+    "bags_check": [
+        POINTER, INT32, INT64, POINTER, INT64, POINTER, INT64, INT64, INT64, POINTER,
+    ],
+})  # fmt: skip
 
 
 def check(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, bags: int) -> None:
@@ -116,13 +119,13 @@ def _about_offset(offsets: torch.Tensor, where: int, count: int) -> str:
 def _fault(
     ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, bags: int
 ) -> tuple[int, int] | None:
-    function = _compiled()
-    if function is None or not ids.is_cpu:
+    compiled = _FAMILY.library
+    if compiled is None or not ids.is_cpu:
         return _fault_by_torch(ids, offsets, rows, bags)
     where = ctypes.c_int64()
-    kind = function(
+    kind = compiled.slipstream_bags_check(
         ids.data_ptr(), ids.element_size(), ids.numel(),
-        None if offsets is None else offsets.data_ptr(), 0 if offsets is None else offsets.numel(),
+        tensor_pointer(offsets), 0 if offsets is None else offsets.numel(),
         rows.data_ptr(), rows.stride(0), rows.shape[0], bags, ctypes.byref(where),
     )  # fmt: skip
     return (kind, where.value) if kind else None
@@ -156,15 +159,3 @@ def _begin(table: int, count: int, offsets: torch.Tensor | None, tables: int, ba
 
 def _table_of(where: int, count: int, offsets: torch.Tensor | None, tables: int, bags: int) -> int:
     return next(t for t in range(tables) if where < _begin(t + 1, count, offsets, tables, bags))
-
-
-@functools.cache
-def _compiled() -> Any:
-    compiled: Any = library()
-    if compiled is None:
-        return None
-    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
-    compiled.slipstream_bags_check.argtypes = [
-        pointer, ctypes.c_int32, i64, pointer, i64, pointer, i64, i64, i64, pointer,
-    ]  # fmt: skip
-    return compiled.slipstream_bags_check

@@ -10,14 +10,14 @@ installed.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.native import InstructionSet, family_kernels, library, triton_module
+from slipstream.native import InstructionSet, triton_module
+from slipstream.native.family import FLOAT, INT32, POINTER, Family, tensor_pointer
 from slipstream.native.operators import define
 from slipstream.techniques.embedding.kernels import bags as bags_door
 from slipstream.techniques.embedding.kernels import robe_reference as reference
@@ -57,24 +57,16 @@ class _Lookup(ctypes.Structure):
     )
 
 
-@functools.cache
-def _compiled() -> Any:
-    """The library with the signatures of its functions, or None."""
-    compiled: Any = library()
-    if compiled is None:
-        return None
-    pointer, i32 = ctypes.c_void_p, ctypes.c_int32
-    compiled.slipstream_robe_forward.argtypes = [i32, pointer, pointer, pointer]
-    compiled.slipstream_robe_backward.argtypes = [
-        i32, pointer, pointer, ctypes.c_float, pointer, pointer, pointer,
-    ]  # fmt: skip
-    compiled.slipstream_robe_weight_gradient.argtypes = [i32, pointer, pointer, pointer, pointer]
-    return compiled
+_FAMILY = Family("robe", {
+    "robe_forward": [INT32, POINTER, POINTER, POINTER],
+    "robe_backward": [INT32, POINTER, POINTER, FLOAT, POINTER, POINTER, POINTER],
+    "robe_weight_gradient": [INT32, POINTER, POINTER, POINTER, POINTER],
+})  # fmt: skip
 
 
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `family_kernels`."""
-    return family_kernels("robe")
+    """The kernels that run here, see `Family.kernels`."""
+    return _FAMILY.kernels
 
 
 def _on_device() -> Any:
@@ -82,14 +74,9 @@ def _on_device() -> Any:
     return triton_module("slipstream.techniques.embedding.kernels.robe_triton")
 
 
-@functools.cache
-def _best() -> int:
-    return next(iter(kernels().values()))
-
-
-def _runs(array: torch.Tensor) -> bool:
-    """Whether a kernel does it."""
-    return array.is_cpu and array.dtype is torch.float32 and bool(kernels())
+def _kernel_for(array: torch.Tensor) -> int | None:
+    """The compiled kernel that does it, or None."""
+    return _FAMILY.kernel() if array.is_cpu and array.dtype is torch.float32 else None
 
 
 def _runs_on_device(array: torch.Tensor) -> bool:
@@ -112,8 +99,8 @@ def _described(
     """The arguments as the library takes them; the tensors must outlive it."""
     return _Lookup(
         tables.data_ptr(), tables.shape[0], bags, width, ids.data_ptr(), ids.numel(),
-        None if offsets is None else offsets.data_ptr(), 0 if offsets is None else offsets.numel(),
-        None if weights is None else weights.data_ptr(), size, block, ids.element_size(), sign,
+        tensor_pointer(offsets), 0 if offsets is None else offsets.numel(),
+        tensor_pointer(weights), size, block, ids.element_size(), sign,
         mode, torch.get_num_threads(),
     )  # fmt: skip
 
@@ -132,7 +119,7 @@ def forward_by(kernel: int, array: torch.Tensor, *how: Any) -> torch.Tensor:
     rows = array.new_empty(bags, width)
     lookup = _described(array.numel(), *how)
     _done(
-        _compiled().slipstream_robe_forward(
+        _FAMILY.library.slipstream_robe_forward(
             kernel, ctypes.byref(lookup), array.data_ptr(), rows.data_ptr()
         ),
         how,
@@ -152,9 +139,9 @@ def backward_by(
     gradient = torch.zeros_like(array)
     lookup = _described(array.numel(), *how)
     _done(
-        _compiled().slipstream_robe_backward(
+        _FAMILY.library.slipstream_robe_backward(
             kernel, ctypes.byref(lookup), grad.data_ptr(), scale, array.data_ptr(),
-            None if made is None else made.data_ptr(), gradient.data_ptr(),
+            tensor_pointer(made), gradient.data_ptr(),
         ),
         how,
     )  # fmt: skip
@@ -166,7 +153,7 @@ def weights_by(kernel: int, grad: torch.Tensor, array: torch.Tensor, *how: Any) 
     gradient = array.new_empty(how[0].numel())
     lookup = _described(array.numel(), *how)
     _done(
-        _compiled().slipstream_robe_weight_gradient(
+        _FAMILY.library.slipstream_robe_weight_gradient(
             kernel, ctypes.byref(lookup), grad.data_ptr(), array.data_ptr(), gradient.data_ptr()
         ),
         how,
@@ -198,8 +185,8 @@ def _check_gradient(array: torch.Tensor, grad: torch.Tensor | None, how: Sequenc
 def _robe(array: torch.Tensor, *how: Any) -> torch.Tensor:
     """``slipstream::robe``; kernels check ids and offsets themselves."""
     _check(array, how)
-    if _runs(array):
-        return forward_by(_best(), array, *how)
+    if (kernel := _kernel_for(array)) is not None:
+        return forward_by(kernel, array, *how)
     ids, offsets, _, tables, bags = how[:5]
     bags_door.check(ids, offsets, tables[:, 1], bags)
     if _runs_on_device(array):
@@ -223,8 +210,8 @@ def _gradient(
     _check_gradient(array, grad, how_)
     if MODES[how_[-1]] == "max":
         _check_gradient(array, made, how_)
-    if _runs(array):
-        return backward_by(_best(), grad.contiguous(), array, made, *how_, scale=scale)
+    if (kernel := _kernel_for(array)) is not None:
+        return backward_by(kernel, grad.contiguous(), array, made, *how_, scale=scale)
     gradient: torch.Tensor
     if _runs_on_device(array):
         gradient = _on_device().backward(grad.contiguous(), array, made, *how_, scale=scale)
@@ -240,8 +227,8 @@ def _weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor
     """``slipstream::robe.weights``: [ids]."""
     _check(array, how)
     _check_gradient(array, grad, how)
-    if _runs(array):
-        return weights_by(_best(), grad.contiguous(), array, *how)
+    if (kernel := _kernel_for(array)) is not None:
+        return weights_by(kernel, grad.contiguous(), array, *how)
     if _runs_on_device(array):
         gradient: torch.Tensor = _on_device().weight_gradient(grad.contiguous(), array, *how)
         return gradient

@@ -9,14 +9,14 @@ made by Triton's kernels (`tt_triton`) where it is there.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.native import InstructionSet, family_kernels, library, triton_module
+from slipstream.native import InstructionSet, triton_module
+from slipstream.native.family import INT32, INT64, POINTER, Family, tensor_pointer
 from slipstream.native.operators import define
 from slipstream.techniques.embedding.kernels import bags as bags_door
 from slipstream.techniques.embedding.kernels import tt_reference as reference
@@ -59,25 +59,17 @@ class _Lookup(ctypes.Structure):
     )
 
 
-@functools.cache
-def _compiled() -> Any:
-    """The library with the signatures of its functions, or None."""
-    compiled: Any = library()
-    if compiled is None:
-        return None
-    pointer, i32 = ctypes.c_void_p, ctypes.c_int32
-    compiled.slipstream_tt_forward.argtypes = [i32, pointer, pointer]
-    compiled.slipstream_tt_backward.argtypes = [i32, *[pointer] * 6]
-    compiled.slipstream_tt_weight_gradient.argtypes = [i32, *[pointer] * 3]
-    i64 = ctypes.c_int64
-    compiled.slipstream_tt_count.argtypes = [pointer, i64, i64, pointer, i64, pointer, pointer]
-    compiled.slipstream_tt_count.restype = i64
-    return compiled
+_FAMILY = Family("tt", {
+    "tt_forward": [INT32, POINTER, POINTER],
+    "tt_backward": [INT32, *[POINTER] * 6],
+    "tt_weight_gradient": [INT32, *[POINTER] * 3],
+    "tt_count": [POINTER, INT64, INT64, POINTER, INT64, POINTER, POINTER],
+}, {"tt_count": INT64})  # fmt: skip
 
 
 def kernels() -> dict[InstructionSet, int]:
-    """The kernels that run here, see `family_kernels`."""
-    return family_kernels("tt")
+    """The kernels that run here, see `Family.kernels`."""
+    return _FAMILY.kernels
 
 
 def _on_device() -> Any:
@@ -85,16 +77,12 @@ def _on_device() -> Any:
     return triton_module("slipstream.techniques.embedding.kernels.tt_triton")
 
 
-@functools.cache
-def _best() -> int:
-    return next(iter(kernels().values()))
-
-
-def _runs(cores: Sequence[torch.Tensor]) -> bool:
-    """Whether a kernel does it."""
+def _kernel_for(cores: Sequence[torch.Tensor]) -> int | None:
+    """The compiled kernel that does it, or None."""
     first = cores[0]
     few = len(cores) <= _MOST_CORES_OF_KERNELS
-    return few and first.is_cpu and first.dtype is torch.float32 and bool(kernels())
+    runs = few and first.is_cpu and first.dtype is torch.float32
+    return _FAMILY.kernel() if runs else None
 
 
 def _of_three(cores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -122,15 +110,11 @@ def _described(
         (ctypes.c_void_p * 3)(*(core.data_ptr() for core in cores)),
         three(*(core.shape[0] for core in cores)), three(*(core.shape[2] for core in cores)),
         (ctypes.c_int64 * 2)(*(core.shape[1] for core in cores[1:])), rows, padding,
-        _address(cache), 0 if cache is None else cache.shape[0],
-        _address(hot), 0 if hot is None else hot.shape[0], bags, ids.data_ptr(), ids.numel(),
-        _address(offsets), 0 if offsets is None else offsets.numel(), _address(weights),
+        tensor_pointer(cache), 0 if cache is None else cache.shape[0],
+        tensor_pointer(hot), 0 if hot is None else hot.shape[0], bags, ids.data_ptr(), ids.numel(),
+        tensor_pointer(offsets), 0 if offsets is None else offsets.numel(), tensor_pointer(weights),
         ids.element_size(), mode, torch.get_num_threads(),
     )  # fmt: skip
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _done(status: int, how: tuple[Any, ...]) -> None:
@@ -164,7 +148,7 @@ def count_hits(hot: torch.Tensor, ids: torch.Tensor, hits: torch.Tensor) -> torc
         ids: int64 [count] on the CPU, which become the result: whoever gives them needs them not.
         hits: int64 [rows of the cache] on the CPU: one more for each look-up of a row.
     """
-    compiled = _compiled()
+    compiled = _FAMILY.library
     if compiled is None or not hot.is_cpu:
         slots = reference.slots_of(hot.cpu(), ids)
         cached = slots >= 0
@@ -191,7 +175,7 @@ def forward_by(kernel: int, cores: Sequence[torch.Tensor], *how: Any) -> torch.T
     rows = cores[0].new_empty(how[7], _width(cores))
     three = _of_three(cores)
     lookup = _described(three, *how)
-    _done(_compiled().slipstream_tt_forward(kernel, ctypes.byref(lookup), rows.data_ptr()), how)
+    _done(_FAMILY.library.slipstream_tt_forward(kernel, ctypes.byref(lookup), rows.data_ptr()), how)
     return rows
 
 
@@ -204,9 +188,9 @@ def backward_by(
     cache = None if how[0] is None else torch.zeros_like(how[0])
     lookup = _described(three, *how)
     _done(
-        _compiled().slipstream_tt_backward(
+        _FAMILY.library.slipstream_tt_backward(
             kernel, ctypes.byref(lookup), grad.data_ptr(), *(one.data_ptr() for one in gradients),
-            _address(cache),
+            tensor_pointer(cache),
         ),
         how,
     )  # fmt: skip
@@ -221,7 +205,7 @@ def weights_by(
     three = _of_three(cores)
     lookup = _described(three, *how)
     _done(
-        _compiled().slipstream_tt_weight_gradient(
+        _FAMILY.library.slipstream_tt_weight_gradient(
             kernel, ctypes.byref(lookup), grad.data_ptr(), gradient.data_ptr()
         ),
         how,
@@ -286,8 +270,8 @@ def check(cores: Sequence[torch.Tensor], *how: Any) -> None:
 def _tt(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """``slipstream::tt``; kernels check ids and offsets themselves."""
     _check(cores, how)
-    if _runs(cores):
-        return forward_by(_best(), cores, *how)
+    if (kernel := _kernel_for(cores)) is not None:
+        return forward_by(kernel, cores, *how)
     _check_ids(how)
     return by_reference(cores, *how)
 
@@ -306,8 +290,8 @@ def _gradient(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> l
     """``slipstream::tt.gradient``: of the cores, and of the cache where there is one."""
     _check(cores, how)
     _check_gradient(cores, grad, how)
-    if _runs(cores):
-        return backward_by(_best(), grad.contiguous(), cores, *how)
+    if (kernel := _kernel_for(cores)) is not None:
+        return backward_by(kernel, grad.contiguous(), cores, *how)
     with torch.enable_grad():
         leaves = [core.detach().requires_grad_() for core in cores]
         cache = None if how[0] is None else how[0].detach().requires_grad_()
@@ -324,8 +308,8 @@ def _weights(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> to
     """``slipstream::tt.weights``: [ids]."""
     _check(cores, how)
     _check_gradient(cores, grad, how)
-    if _runs(cores):
-        return weights_by(_best(), grad.contiguous(), cores, *how)
+    if (kernel := _kernel_for(cores)) is not None:
+        return weights_by(kernel, grad.contiguous(), cores, *how)
     with torch.enable_grad():
         leaf = how[4].detach().requires_grad_()
         made = by_reference([c.detach() for c in cores], *how[:4], leaf, *how[5:])

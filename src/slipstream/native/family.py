@@ -1,0 +1,129 @@
+"""One convention for compiled code: a family's signatures as data, its kernels, its calls.
+
+A family is a folder of ``native/src`` with the functions ``slipstream_NAME``. The room that uses it
+declares them once, in its ``kernels.py``, as a `Family`. What a profiler sees of a call is the
+operator around it: torch records those that `slipstream.native.operators` defines, with shapes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from slipstream.errors import SlipstreamError
+from slipstream.native.instruction_set import InstructionSet, cpu_features
+from slipstream.native.loader import library
+
+if TYPE_CHECKING:
+    import torch
+
+INT32, INT64 = ctypes.c_int32, ctypes.c_int64
+UINT8, UINT32, UINT64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
+FLOAT, DOUBLE, POINTER, TEXT = ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.c_char_p
+
+
+class Family:
+    """The compiled functions of one family, declared when the library is first used.
+
+    Attributes:
+        name: of the family: ``dropout``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Mapping[str, Sequence[Any]],
+        results: Mapping[str, Any] | None = None,
+        abi: int | None = None,
+    ) -> None:
+        """Declare functions ``slipstream_KEY``, a key each.
+
+        Args:
+            arguments: ctypes of what each takes.
+            results: of what it returns, where that is no status (int32).
+            abi: what ``slipstream_NAME_abi`` must give; None: there is no such function.
+        """
+        self.name = name
+        self._arguments, self._results, self._abi = arguments, results or {}, abi
+        self._seen: ctypes.CDLL | None = None
+        self._library: Any = None
+        self._kernels: dict[InstructionSet, int] | None = None
+
+    @property
+    def library(self) -> Any:
+        """The library with signatures; None where Python has to do, or without this family."""
+        loaded = library()
+        if loaded is None:
+            return None
+        if loaded is not self._seen:
+            self._library = loaded if self._declare(loaded) else None
+            self._kernels, self._seen = None, loaded
+        return self._library
+
+    @property
+    def kernels(self) -> dict[InstructionSet, int]:
+        """The compiled kernels' numbers by instruction set: those that run here, best first.
+
+        ``SLIPSTREAM_INSTRUCTION_SET`` leaves out what is above it. Empty without the library.
+        """
+        if self.library is None:
+            return {}
+        if self._kernels is None:
+            self._kernels = self._runnable()
+        return self._kernels
+
+    def kernel(self, level: InstructionSet | None = None) -> int | None:
+        """The number of the kernel for `level`, by default the best; None where Python has to do.
+
+        Raises:
+            KeyError: no kernel of `level` runs here.
+        """
+        kernels = self.kernels
+        if not kernels:
+            return None
+        return next(iter(kernels.values())) if level is None else kernels[level]
+
+    def call(self, function: str, *arguments: object) -> None:
+        """Call a function that returns a status.
+
+        Raises:
+            SlipstreamError: it is not 0.
+        """
+        status = getattr(self.library, f"slipstream_{function}")(*arguments)
+        if status:
+            raise SlipstreamError(f"the kernel '{function}' returned status {status}")
+
+    def _declare(self, loaded: Any) -> bool:
+        """Whether `loaded` has these functions in the version that is known; declares them."""
+        try:
+            if self._abi is not None:
+                version = getattr(loaded, f"slipstream_{self.name}_abi")
+                if version() != self._abi:
+                    return False
+            for key, arguments in self._arguments.items():
+                function = getattr(loaded, f"slipstream_{key}")
+                function.argtypes = arguments
+                function.restype = self._results.get(key, INT32)
+        except AttributeError:  # it was built before the family was added
+            return False
+        return True
+
+    def _runnable(self) -> dict[InstructionSet, int]:
+        count = getattr(self._library, f"slipstream_{self.name}_kernel_count")
+        level_of = getattr(self._library, f"slipstream_{self.name}_level")
+        level_of.restype, level_of.argtypes = TEXT, [INT32]
+        built = {InstructionSet(level_of(number).decode()): number for number in range(count())}
+        return {level: built[level] for level in cpu_features().levels if level in built}
+
+
+def array_pointer(array: npt.NDArray[Any] | None) -> int | None:
+    """Where the numbers of an array lie; it must outlive the call."""
+    return None if array is None else array.ctypes.data
+
+
+def tensor_pointer(tensor: torch.Tensor | None) -> int | None:
+    """Where the numbers of a tensor lie; it must outlive the call."""
+    return None if tensor is None else tensor.data_ptr()
