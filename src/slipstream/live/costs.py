@@ -113,8 +113,8 @@ class Costs:
         """What `to_json` wrote."""
 
         def line(one: Mapping[str, Any]) -> LineCost:
-            ways = tuple(tuple(way) for way in one["callers"])
-            return LineCost(**{**one, "modules": tuple(one["modules"]), "callers": ways})
+            callers = tuple(tuple(caller) for caller in one["callers"])
+            return LineCost(**{**one, "modules": tuple(one["modules"]), "callers": callers})
 
         lines = tuple(line(one) for one in value["lines"])
         modules = tuple(ModuleCost(**one) for one in value["modules"])
@@ -129,23 +129,23 @@ def costs(graph: Graph, root: Path, *, timeline: Timeline | None = None) -> Cost
         root: the folder that the graph's lines are named from, see `workload.lines.project_root`.
         timeline: `graph` simulated, if that is at hand.
     """
-    found = attribute(timeline or replay(graph))
+    attribution = attribute(timeline or replay(graph))
     lines = tuple(
         LineCost(
             str(root / line.file), line.number, *_numbers(line.cost), line.cost.tasks,
             line.modules[:_MODULES_SHOWN], line.function, line.callers[:_WAYS_SHOWN],
         )
-        for line in found.lines
+        for line in attribution.lines
     )  # fmt: skip
-    rest = found.untracked + found.page_faults
+    rest = attribution.untracked + attribution.page_faults
     return Costs(
-        found.step_ns,
-        found.peak_bytes,
+        attribution.step_ns,
+        attribution.peak_bytes,
         graph.samples,
         lines,
         LineCost("", 0, *_numbers(rest), rest.tasks),
-        found.page_faults.time_ns,
-        tuple(_modules(graph, found, root)),
+        attribution.page_faults.time_ns,
+        tuple(_modules(graph, attribution, root)),
         _work(graph),
     )
 
@@ -166,7 +166,7 @@ def _sizes(value: Any) -> Any:
     return None if isinstance(value, float) else value
 
 
-def _modules(graph: Graph, found: Attribution, root: Path) -> list[ModuleCost]:
+def _modules(graph: Graph, attribution: Attribution, root: Path) -> list[ModuleCost]:
     kinds, lines = graph.meta.get("modules"), graph.meta.get("lines")
     files = lines.get("files") if isinstance(lines, Mapping) else None
     if not isinstance(kinds, Mapping):
@@ -174,14 +174,14 @@ def _modules(graph: Graph, found: Attribution, root: Path) -> list[ModuleCost]:
     known = files if isinstance(files, Mapping) else {}
     # Each module's own operators, added up from the innermost outwards.
     sums: dict[str, Cost] = {}
-    for name, cost in found.modules.items():
+    for name, cost in attribution.modules.items():
         while name:
             sums[name] = sums.get(name, Cost()) + cost
             name = name.rpartition(".")[0]
     return [
         ModuleCost(
             str(name), str(kind), str(root / str(known[name])) if name in known else "",
-            found.made_at(str(name)), *_numbers(sums.get(str(name), Cost())),
+            attribution.made_at(str(name)), *_numbers(sums.get(str(name), Cost())),
         )
         for name, kind in kinds.items()
     ]  # fmt: skip

@@ -86,10 +86,10 @@ class Guard:
 
     def _in_cookie(self, text: str) -> str:
         try:
-            found = SimpleCookie(text).get(self._cookie)
+            morsel = SimpleCookie(text).get(self._cookie)
         except CookieError:
             return ""
-        return found.value if found is not None else ""
+        return morsel.value if morsel is not None else ""
 
     def _fits(self, key: str) -> bool:
         return secrets.compare_digest(key.encode(), self._key.encode())

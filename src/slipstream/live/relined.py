@@ -30,12 +30,12 @@ def moved_lines(before: str, after: str) -> dict[int, int] | None:
         return None
     if ast.dump(trees[0]) != ast.dump(trees[1]):
         return None
-    found: dict[int, int] = {}
+    moved: dict[int, int] = {}
     for one, other in zip(*map(ast.walk, trees), strict=True):
         for side in ("lineno", "end_lineno"):
             if hasattr(one, side):
-                found.setdefault(getattr(one, side), getattr(other, side))
-    return found
+                moved.setdefault(getattr(one, side), getattr(other, side))
+    return moved
 
 
 def relined(graph: Graph, moved: Moved) -> Graph:
@@ -73,8 +73,8 @@ def _in(value: Any, moved: Moved) -> Any:
 
 
 def _text(text: str, moved: Moved) -> str:
-    found = _LINE.fullmatch(text)
-    if found is None or found[1] not in moved:
+    match = _LINE.fullmatch(text)
+    if match is None or match[1] not in moved:
         return text
-    number = int(found[2])
-    return f"{found[1]}:{moved[found[1]].get(number, number)}"
+    number = int(match[2])
+    return f"{match[1]}:{moved[match[1]].get(number, number)}"

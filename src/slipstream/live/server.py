@@ -222,8 +222,8 @@ async def _talk(session: Session, websocket: WebSocket) -> None:
             await websocket.send_json(await queue.get())
 
     async def answer(request: dict[str, Any]) -> None:
-        found = await asyncio.to_thread(session.answer, request)
-        queue.put_nowait({"type": "answer", "id": request.get("id"), **found})
+        answered = await asyncio.to_thread(session.answer, request)
+        queue.put_nowait({"type": "answer", "id": request.get("id"), **answered})
 
     telling = asyncio.create_task(tell())
     answering: set[asyncio.Task[None]] = set()

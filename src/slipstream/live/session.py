@@ -77,8 +77,8 @@ class Session:
         except SlipstreamError as error:
             return {"error": {"what": error.what, "where": error.where, "remedy": error.remedy}}
         except (KeyError, TypeError, ValueError) as error:
-            said = f"the page's request is malformed: {type(error).__name__}: {error}"
-            return {"error": {"what": said, "where": None, "remedy": "load the page again"}}
+            what = f"the page's request is malformed: {type(error).__name__}: {error}"
+            return {"error": {"what": what, "where": None, "remedy": "load the page again"}}
 
     # What may be asked for.
 
@@ -117,7 +117,7 @@ class Session:
                 raise WorkloadError("there is no edit of this session to take back")
             last = self._undo[-1]
             try:
-                found = self.analyst.edit(
+                digests = self.analyst.edit(
                     f"{_EDITS}:take_back", target=self._target, digest=last["after"]
                 )
             except WorkloadError as error:
@@ -129,7 +129,7 @@ class Session:
                 ) from error
             self._undo.pop()
         self.analyst.analyse()
-        return found
+        return digests
 
     def _again(self, request: Mapping[str, Any]) -> Any:
         return {"number": self.analyst.analyse(again=True)}
@@ -153,8 +153,8 @@ class Session:
             ratio = self._samples_per_batch()
             if batch is None or ratio is None:
                 return None
-            found = stop_at(batch, int(change["batch"]) * ratio, Pace.of(costs, batch))
-            if found is None:
+            expected = stop_at(batch, int(change["batch"]) * ratio, Pace.of(costs, batch))
+            if expected is None:
                 return None
             name = f"batch_size {change['batch']}"
         else:
@@ -165,7 +165,7 @@ class Session:
             samples = predicted["samples"] or costs.samples
             low, high = predicted["interval"]
             scale = predicted["step_ns"] / predicted["ratio"] if predicted["ratio"] else 0.0
-            found = {
+            expected = {
                 "samples": samples,
                 "step_ns": [predicted["step_ns"], low * scale, high * scale],
                 "peak_bytes": predicted["peak_bytes"],
@@ -173,7 +173,7 @@ class Session:
         before = {
             "step_ns": costs.step_ns, "peak_bytes": costs.peak_bytes, "samples": costs.samples,
         }  # fmt: skip
-        return {"change": name, "before": before, **found}
+        return {"change": name, "before": before, **expected}
 
     # What clients are told.
 
@@ -189,13 +189,13 @@ class Session:
 
     def _messages(self, now: Analysis, before: Analysis | None) -> list[dict[str, Any]]:
         """What is new in `now`; all of it when there was nothing before."""
-        found: list[dict[str, Any]] = [self._state(now)]
+        messages: list[dict[str, Any]] = [self._state(now)]
         if now.costs is not None and (before is None or before.costs is not now.costs):
-            found.append({"type": "costs", "costs": now.costs.to_json(), "files": _texts(now)})
+            messages.append({"type": "costs", "costs": now.costs.to_json(), "files": _texts(now)})
         new_edge = before is None or before.batch is not now.batch or before.state != now.state
         if new_edge or (before is not None and before.batch_reason != now.batch_reason):
-            found.append({"type": "batch", **self._batch(now)})
-        return [json_values(message) for message in found]
+            messages.append({"type": "batch", **self._batch(now)})
+        return [json_values(message) for message in messages]
 
     def _state(self, now: Analysis) -> dict[str, Any]:
         document = None
@@ -293,14 +293,14 @@ def _change(request: Mapping[str, Any]) -> dict[str, Any]:
 def _texts(now: Analysis) -> list[dict[str, Any]]:
     """The files that cost most, as they are now."""
     assert now.costs is not None
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for line in now.costs.lines:
-        if line.path in found or not is_user_file(line.path) or len(found) >= _FILES_SHOWN:
+        if line.path in texts or not is_user_file(line.path) or len(texts) >= _FILES_SHOWN:
             continue
         try:
             text = Path(line.path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         if len(text) <= _LONGEST_TEXT:
-            found[line.path] = text
-    return [{"path": path, "text": text} for path, text in found.items()]
+            texts[line.path] = text
+    return [{"path": path, "text": text} for path, text in texts.items()]

@@ -20,7 +20,7 @@ class Texts:
     """The files of one workload, and their texts when they were last looked at.
 
     Args:
-        own: the workload's file; the others become known when they have run.
+        path: the workload's file; the others become known when they have run.
 
     Attributes:
         files: absolute paths, in order.
@@ -28,8 +28,8 @@ class Texts:
         read: each text by path; those that could not be read are left out.
     """
 
-    def __init__(self, own: Path) -> None:
-        self._own = str(own.resolve())
+    def __init__(self, path: Path) -> None:
+        self._own = str(path.resolve())
         self.files: tuple[str, ...] = (self._own,)
         self.seen: dict[str, str] = {}
         self.read: dict[str, str] = {}
@@ -53,13 +53,13 @@ class Texts:
 
     def signs(self) -> dict[str, Sign]:
         """Of each file, what becomes another when it is written; cheap."""
-        found = {}
+        signs = {}
         for path in self.files:
             # An editor may take a moment between removing and writing it.
             with contextlib.suppress(OSError):
                 status = Path(path).stat()
-                found[path] = status.st_mtime_ns, status.st_size, status.st_ino
-        return found
+                signs[path] = status.st_mtime_ns, status.st_size, status.st_ino
+        return signs
 
 
 def says_still(seen: Mapping[str, str]) -> bool:
@@ -73,20 +73,20 @@ def sha256(content: bytes) -> str:
 
 
 def _digests(paths: Iterable[str]) -> dict[str, str]:
-    found = {}
+    digests = {}
     for path in paths:
-        found[path] = ""
+        digests[path] = ""
         with contextlib.suppress(OSError):
-            found[path] = sha256(Path(path).read_bytes())
-    return found
+            digests[path] = sha256(Path(path).read_bytes())
+    return digests
 
 
 def _read(paths: Iterable[str]) -> dict[str, str]:
-    found = {}
+    texts = {}
     for path in paths:
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            found[path] = Path(path).read_text(encoding="utf-8")
-    return found
+            texts[path] = Path(path).read_text(encoding="utf-8")
+    return texts
 
 
 def parse_workload(target: str, *script_arguments: str, **arguments: Any) -> Workload:

@@ -37,7 +37,7 @@ def _blocks(ls: EditorServer, document: Document) -> list[types.CodeLens]:
 def _beginnings(ls: EditorServer, document: Document) -> list[types.CodeLens]:
     """For functions that may be workloads: what their step costs, or the way to find out."""
     path = document.place
-    found = []
+    lenses = []
     for line, name in ls.diagnoser.workloads(document):
         target = f"{path}:{name}"
         watch = next(
@@ -58,8 +58,8 @@ def _beginnings(ls: EditorServer, document: Document) -> list[types.CodeLens]:
         if watch is not None:
             offered.append(types.Command("open the page", PAGE, arguments=[document.uri]))
         where = line_range(document, line)
-        found += [types.CodeLens(range=where, command=command) for command in offered]
-    return found
+        lenses += [types.CodeLens(range=where, command=command) for command in offered]
+    return lenses
 
 
 def hints(ls: EditorServer, document: Document) -> list[types.InlayHint]:
@@ -103,7 +103,7 @@ def actions(ls: EditorServer, document: Document, first: int, last: int) -> list
     watch = ls.watch_of(document)
     if watch is None or watch.path != document.place:
         return []
-    found = [
+    offered = [
         types.CodeAction(
             title=f"apply {advice.technique}: {advice.predicted}",
             kind=types.CodeActionKind.QuickFix,
@@ -117,7 +117,7 @@ def actions(ls: EditorServer, document: Document, first: int, last: int) -> list
         for advice, diagnostic in ls.diagnoser.advice(document)
         if first <= diagnostic.range.start.line <= last
     ]
-    return [*found, *_sizes(watch, document, first, last)]
+    return [*offered, *_sizes(watch, document, first, last)]
 
 
 def _sizes(watch: Watch, document: Document, first: int, last: int) -> list[types.CodeAction]:
@@ -130,7 +130,7 @@ def _sizes(watch: Watch, document: Document, first: int, last: int) -> list[type
     if not first <= size.line - 1 <= last:
         return []
     model = watch.view.analysis.batch
-    found = []
+    offered = []
     for factor in _BATCHES:
         samples = max(1, round(size.value * factor))
         title = f"batch size {samples}"
@@ -142,5 +142,5 @@ def _sizes(watch: Watch, document: Document, first: int, last: int) -> list[type
             command=SET_BATCH_SIZE,
             arguments=[document.uri, samples, document.version],
         )
-        found.append(types.CodeAction(title=title, kind=kind, command=command))
-    return found
+        offered.append(types.CodeAction(title=title, kind=kind, command=command))
+    return offered

@@ -32,17 +32,17 @@ class Diagnoser:
 
     def publish(self, document: Document) -> None:
         """Tell the editor all marks of a file."""
-        found = []
+        marks = []
         syntax = self._syntax_error(document)
         if syntax is not None:
-            found.append(syntax)
+            marks.append(syntax)
         view = self._server.view_of(document)
         if view is not None:
             if view.problem is not None and syntax is None:
-                found += self._problem(document, view.problem)
-            found += [diagnostic for _, diagnostic in self.advice(document)]
+                marks += self._problem(document, view.problem)
+            marks += [diagnostic for _, diagnostic in self.advice(document)]
         self._server.text_document_publish_diagnostics(
-            types.PublishDiagnosticsParams(document.uri, found, document.version)
+            types.PublishDiagnosticsParams(document.uri, marks, document.version)
         )
 
     def advice(self, document: Document) -> list[tuple[Advice, types.Diagnostic]]:
@@ -51,7 +51,7 @@ class Diagnoser:
         if view is None or not view.advice or not self._is_own(document, view):
             return []
         lines = self._server.map_of(document, lines_of(view.advised))
-        found = []
+        marks = []
         for one in view.advice:
             line = lines.after_of(one.line)
             if line is not None:
@@ -62,8 +62,8 @@ class Diagnoser:
                     source=SOURCE,
                     code=one.technique,
                 )
-                found.append((one, mark))
-        return found
+                marks.append((one, mark))
+        return marks
 
     def workloads(self, document: Document) -> list[tuple[int, str]]:
         """Functions that may be workloads, with lines from 0; of the last text that parses."""
@@ -127,9 +127,9 @@ def _syntax_error(document: Document) -> types.Diagnostic | None:
 
 def _candidates(tree: ast.Module) -> list[tuple[int, str]]:
     """What may be analysed in a file: its functions, of three providers the one of the model."""
-    found = {node.name: node for node in workloads_in(tree)}
+    candidates = {node.name: node for node in workloads_in(tree)}
     model_provider = provider_in(tree)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == model_provider:
-            found[node.name] = node
-    return [(node.lineno - 1, name) for name, node in found.items()]
+            candidates[node.name] = node
+    return [(node.lineno - 1, name) for name, node in candidates.items()]

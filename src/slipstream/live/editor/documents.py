@@ -29,8 +29,8 @@ class Documents:
 
     def __getitem__(self, uri: str) -> Document:
         """The open file; of one that is not, what is on disk."""
-        found = self._workspace.text_documents.get(unquote(uri))
-        return found if isinstance(found, Document) else self._document(uri)
+        document = self._workspace.text_documents.get(unquote(uri))
+        return document if isinstance(document, Document) else self._document(uri)
 
     def all(self) -> list[Document]:
         """Those that are open."""
@@ -39,9 +39,9 @@ class Documents:
 
     def open(self, item: types.TextDocumentItem) -> Document:
         """The editor has opened a file."""
-        found = self._document(item.uri, item.text, item.version)
-        self._workspace.text_documents[unquote(item.uri)] = found
-        return found
+        document = self._document(item.uri, item.text, item.version)
+        self._workspace.text_documents[unquote(item.uri)] = document
+        return document
 
     def _document(self, uri: str, text: str | None = None, version: int | None = None) -> Document:
         codec = self._workspace.position_codec

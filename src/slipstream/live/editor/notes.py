@@ -74,7 +74,7 @@ def make_notes(path: str, text: str, costs: Costs, history: History) -> Notes:
         path: absolute.
     """
     lines = lines_of(text)
-    own = {one.line - 1: one for one in costs.lines if one.path == path}
+    cost_of = {one.line - 1: one for one in costs.lines if one.path == path}
     step = costs.step_ns or 1.0
     hints = [
         Note(
@@ -82,13 +82,13 @@ def make_notes(path: str, text: str, costs: Costs, history: History) -> Notes:
             _short(one, step),
             _line_hover(one, costs, history.sparkline(path, _text(lines, number) or "")),
         )
-        for number, one in sorted(own.items())
+        for number, one in sorted(cost_of.items())
         if one.total_ns >= _LEAST * step or one.peak_bytes >= _LEAST * max(costs.peak_bytes, 1)
     ]
     blocks = [
         note
         for definition, name in _definitions(text)
-        if (note := _block(definition, name, path, own, costs)) is not None
+        if (note := _block(definition, name, path, cost_of, costs)) is not None
     ]
     return Notes(lines, tuple(blocks), tuple(hints))
 
@@ -161,20 +161,20 @@ def _line_hover(one: LineCost, costs: Costs, spark: str) -> str:
 
 
 def _block(
-    definition: _Definition, name: str, path: str, own: Mapping[int, LineCost], costs: Costs
+    definition: _Definition, name: str, path: str, cost_of: Mapping[int, LineCost], costs: Costs
 ) -> Note | None:
     """What is said of a class or function: of a module's class, all of its instances."""
     number, step = definition.lineno - 1, costs.step_ns or 1.0
     first, last = definition.lineno - 1, (definition.end_lineno or definition.lineno) - 1
-    inside = [one for line, one in own.items() if first <= line <= last]
+    inside = [one for line, one in cost_of.items() if first <= line <= last]
     if isinstance(definition, ast.ClassDef):
-        found = _instances(costs.modules, name.rpartition(".")[2], path)
-        if found:
-            total = ModuleCost("", "", "", "", *_sums(found))
+        instances = _instances(costs.modules, name.rpartition(".")[2], path)
+        if instances:
+            total = ModuleCost("", "", "", "", *_sums(instances))
             title = describe(total.total_ns / step, total)
-            if len(found) > 1:
-                title += f" · {len(found)} instances"
-            names = ", ".join(f"`{one.name}`" for one in found[:8])
+            if len(instances) > 1:
+                title += f" · {len(instances)} instances"
+            names = ", ".join(f"`{one.name}`" for one in instances[:8])
             return Note(number, title, f"With all in it: {names}")
     if not inside:
         return None
@@ -186,12 +186,12 @@ def _block(
 
 def _instances(modules: Sequence[ModuleCost], kind: str, path: str) -> list[ModuleCost]:
     """The outermost modules of a class defined in the file."""
-    found: list[ModuleCost] = []
+    outermost: list[ModuleCost] = []
     for one in modules:
-        within = any(one.name.startswith(f"{outer.name}.") for outer in found)
+        within = any(one.name.startswith(f"{outer.name}.") for outer in outermost)
         if one.kind == kind and one.path == path and not within:
-            found.append(one)
-    return found
+            outermost.append(one)
+    return outermost
 
 
 def _sums(

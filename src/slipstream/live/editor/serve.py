@@ -38,18 +38,18 @@ def serve_tcp(make_analyst: MakeAnalyst, port: int, target: str | None = None) -
         print(f"waiting for an editor on {HOST}:{listening.getsockname()[1]}", file=sys.stderr)
         connection, _ = listening.accept()
     # Nobody listens from here on: a second editor's connection is refused.
-    with connection, connection.makefile("rb") as said, connection.makefile("wb") as answers:
-        _serve(make_analyst, target, said, answers)
+    with connection, connection.makefile("rb") as requests, connection.makefile("wb") as answers:
+        _serve(make_analyst, target, requests, answers)
 
 
 def _serve(
-    make_analyst: MakeAnalyst, target: str | None, said: BinaryIO, answers: BinaryIO
+    make_analyst: MakeAnalyst, target: str | None, requests: BinaryIO, answers: BinaryIO
 ) -> None:
     # Answers pass the threads that hear of analyses.
     sys.setswitchinterval(_SWITCH_S)
     logging.getLogger("pygls").setLevel(logging.ERROR)
     server = make_server(make_analyst, target)
     try:
-        server.start_io(stdin=said, stdout=answers)
+        server.start_io(stdin=requests, stdout=answers)
     finally:
         server.close()

@@ -65,9 +65,9 @@ class EditorServer(LanguageServer):
     def watch_of(self, document: Document) -> Watch | None:
         """The workload that has something to say of a file: its own first."""
         path = document.place
-        own = [one for one in self._watches.values() if one.path == path]
+        of_path = [one for one in self._watches.values() if one.path == path]
         others = [one for one in self._watches.values() if path in one.view.notes]
-        return next(iter([*own, *others]), None)
+        return next(iter([*of_path, *others]), None)
 
     def view_of(self, document: Document) -> View | None:
         """What is known of the file's workload; None where nothing is analysed."""
@@ -90,8 +90,8 @@ class EditorServer(LanguageServer):
         if view is None or path not in view.notes:
             return []
         lines = self.map_of(document, view.notes[path].lines)
-        found = ((lines.after_of(note.line), note) for note in notes)
-        return [(line, note) for line, note in found if line is not None]
+        lines_of_notes = ((lines.after_of(note.line), note) for note in notes)
+        return [(line, note) for line, note in lines_of_notes if line is not None]
 
     # Analyses.
 
@@ -199,8 +199,8 @@ class EditorServer(LanguageServer):
                 types.ShowDocumentParams(uri=address, external=True)
             )
         elif show:
-            said = f"The live page is at {address}"
-            self.window_show_message(types.ShowMessageParams(types.MessageType.Info, said))
+            text = f"The live page is at {address}"
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Info, text))
         return address
 
     # Edits.

@@ -57,15 +57,15 @@ class LineMap:
     def _found(self) -> dict[int, int]:
         before, after = self.before, self.after
         head, tail = _common_ends(before, after)
-        found = {i: i for i in range(head)}
+        after_of = {i: i for i in range(head)}
         shift = len(after) - len(before)
-        found.update({i: i + shift for i in range(len(before) - tail, len(before))})
+        after_of.update({i: i + shift for i in range(len(before) - tail, len(before))})
         old, new = before[head : len(before) - tail], after[head : len(after) - tail]
         if max(len(old), len(new)) <= _MOST_COMPARED:
             matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
             for a, b, size in matcher.get_matching_blocks():
-                found.update({head + a + k: head + b + k for k in range(size)})
-        return found
+                after_of.update({head + a + k: head + b + k for k in range(size)})
+        return after_of
 
     def after_of(self, line: int) -> int | None:
         """Where line `line` (from 0) is now; None where it was changed or is gone."""
@@ -87,12 +87,12 @@ def spans(before: str, after: str) -> list[Span]:
     starts = [0]
     for line in old:
         starts.append(starts[-1] + len(line))
-    found = []
+    replacements = []
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for kind, a, b, c, d in matcher.get_opcodes():
         if kind != "equal":
-            found.append(_trimmed(starts[a], "".join(old[a:b]), "".join(new[c:d])))
-    return found
+            replacements.append(_trimmed(starts[a], "".join(old[a:b]), "".join(new[c:d])))
+    return replacements
 
 
 def _trimmed(begin: int, old: str, new: str) -> Span:

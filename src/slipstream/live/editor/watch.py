@@ -126,11 +126,11 @@ class Watch:
 
     def _advice(self, advice: Mapping[str, object], text: str) -> tuple[Advice, ...]:
         predictions = advice.get("predictions")
-        found: list[Advice] = []
+        worthwhile: list[Advice] = []
         rows = predictions if isinstance(predictions, list) else []
         for row in sorted(rows, key=lambda row: float(row["ratio"])):
             name, ratio = str(row["technique"]), float(row["ratio"])
-            if row.get("why_not") or ratio * WORTH_IT > 1 or len(found) == _MOST_ADVICE:
+            if row.get("why_not") or ratio * WORTH_IT > 1 or len(worthwhile) == _MOST_ADVICE:
                 continue
             try:
                 edited = with_technique(text, self.analyst.workload, name)
@@ -138,21 +138,21 @@ class Watch:
                 # It pays, but how to write it here is not certain: the page says so.
                 continue
             low, high = row["interval"]
-            found.append(
+            worthwhile.append(
                 Advice(
                     name, _first_change(edited), 1 / ratio, 1 / float(high), 1 / float(low),
                     str(row.get("quality") or ""),
                 )
             )  # fmt: skip
-        return tuple(found)
+        return tuple(worthwhile)
 
 
 def _first_change(edited: Edited) -> int:
     """The first line, from 0, of the text before the edit that it changes or writes before."""
     from slipstream.live.editor.text import spans
 
-    found = spans(edited.before, edited.after)
-    return edited.before.count("\n", 0, found[0].begin) if found else 0
+    replacements = spans(edited.before, edited.after)
+    return edited.before.count("\n", 0, replacements[0].begin) if replacements else 0
 
 
 def _shown(view: View) -> tuple[object, ...]:
