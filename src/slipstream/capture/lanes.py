@@ -171,7 +171,7 @@ def _names(graph: Graph, tasks: Ints) -> Counter[str]:
 
 def _keys(graph: Graph, tasks: Ints) -> list[str]:
     """What makes two tasks the same: the name, and whether it is an event or the rest of one."""
-    names = [graph.string(name) for name in graph.tasks.name[tasks].tolist()]
+    names = graph.texts("name", tasks)
     rest = (graph.tasks.kind[tasks] == Kind.HOST).tolist()
     return [f"{name} (rest)" if of_one else name for name, of_one in zip(names, rest, strict=True)]
 

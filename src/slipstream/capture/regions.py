@@ -120,10 +120,10 @@ def covered_tasks(graph: Graph, stays: set[tuple[str, str]]) -> dict[str, NDArra
     backward tasks, and what adds gradients to parameters.
     """
     tasks = graph.tasks
-    module = [graph.string(int(m)) for m in tasks.module]
+    module = graph.texts("module")
     inside = np.array([m.partition(".")[0] == ROOT for m in module], bool)
     as_before = np.array(
-        [(m, graph.string(int(n))) in stays for m, n in zip(module, tasks.name, strict=True)], bool
+        [pair in stays for pair in zip(module, graph.texts("name"), strict=True)], bool
     )
     accumulates = np.array([_ACCUMULATES in text for text in graph.strings], bool)[tasks.scope]
     forward = inside & (tasks.phase == StepPhase.FORWARD)
@@ -145,14 +145,10 @@ def repeats(graph: Graph, tasks: NDArray[np.int64]) -> int:
 
 def _stays(graph: Graph, seen: Step) -> set[tuple[str, str]]:
     """Which of the model's forward tasks the compiled step `seen` still runs one by one."""
-    tasks = graph.tasks
-    forward = np.flatnonzero(tasks.phase == StepPhase.FORWARD)
-    names = [graph.string(int(name)) for name in tasks.name[forward]]
+    forward = np.flatnonzero(graph.tasks.phase == StepPhase.FORWARD)
+    names = graph.texts("name", forward)
     left = _outside(seen, set(names))
-    pairs = [
-        (graph.string(int(module)), name)
-        for module, name in zip(tasks.module[forward], names, strict=True)
-    ]
+    pairs = list(zip(graph.texts("module", forward), names, strict=True))
     total: dict[tuple[str, str], int] = {}
     for pair in pairs:
         total[pair] = total.get(pair, 0) + 1
@@ -170,7 +166,7 @@ def _stays(graph: Graph, seen: Step) -> set[tuple[str, str]]:
 
 def _overhead_ns(graph: Graph, seen: Step) -> float:
     """Of a compiled step: the time in compiled frames, less the regions and what stays eager."""
-    eager = {graph.string(int(name)) for name in graph.tasks.name}
+    eager = set(graph.texts("name"))
     total = 0.0
     # Ends of the outermost frame, and of what was taken off within it.
     frame = taken = compiled = -1

@@ -20,7 +20,7 @@ from slipstream.durations.fitted import fitted
 from slipstream.durations.levels import Level
 from slipstream.durations.work import work
 from slipstream.errors import SlipstreamWarning, StoreError
-from slipstream.graph import Call
+from slipstream.graph import Call, Price
 from slipstream.provenance import Provenance
 from slipstream.sqlite import errors_in_words, open_database, transaction
 
@@ -51,8 +51,8 @@ _Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How long a call takes.
+class Answer(Price):
+    """How long a call takes, from a micro-benchmark.
 
     Attributes:
         nanoseconds: least CPU time seen on one thread, else least wall time.
@@ -63,9 +63,6 @@ class Answer:
         made: bytes of the storage of each tensor that it returns; None where that is not known.
     """
 
-    nanoseconds: float
-    spread: float
-    provenance: Provenance
     workspace: int | None = None
     made: tuple[int, ...] | None = None
 

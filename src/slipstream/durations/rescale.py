@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations.durations import Durations, Ratio
-from slipstream.graph import PROVENANCES, Call, Editor, Graph, distinct
+from slipstream.graph import PROVENANCES, UNKNOWN_SPREAD, Call, Editor, Graph, distinct
 from slipstream.provenance import Provenance
 
-_UNKNOWN_SPREAD = 0.5
 # A call of which nothing is known keeps its time.
-_UNKNOWN = Ratio(1.0, _UNKNOWN_SPREAD, Provenance.ASSUMED)
+_UNKNOWN = Ratio(1.0, UNKNOWN_SPREAD, Provenance.ASSUMED)
 
 
 @dataclass(frozen=True, eq=False)

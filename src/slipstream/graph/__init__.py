@@ -22,6 +22,7 @@ from slipstream.graph.lines import Attribution, Cost, LineCost, attribute
 from slipstream.graph.memory import Allocations, Role
 from slipstream.graph.peak import Peak, find_peak
 from slipstream.graph.perfetto import to_perfetto, write_perfetto
+from slipstream.graph.price import UNKNOWN_SPREAD, Price, Prices, price, price_columns
 from slipstream.graph.replicate import replicate
 from slipstream.graph.scheduling import schedule
 from slipstream.graph.select import Selection
@@ -46,6 +47,7 @@ from slipstream.graph.values import (
     Tasks,
     distinct,
 )
+from slipstream.graph.view import TaskView, calls_of
 
 __all__ = [
     "ITEM_BYTES",
@@ -54,6 +56,7 @@ __all__ = [
     "NETWORK",
     "PROVENANCES",
     "SCALAR_TYPE",
+    "UNKNOWN_SPREAD",
     "Allocations",
     "Attribution",
     "Call",
@@ -74,6 +77,8 @@ __all__ = [
     "MemoryChange",
     "ModuleZeros",
     "Peak",
+    "Price",
+    "Prices",
     "Role",
     "Selection",
     "Spectrum",
@@ -82,11 +87,13 @@ __all__ = [
     "StepPhase",
     "StringTable",
     "TableIds",
+    "TaskView",
     "Tasks",
     "TensorSpec",
     "Timeline",
     "Work",
     "attribute",
+    "calls_of",
     "cast",
     "communication",
     "difference",
@@ -98,6 +105,8 @@ __all__ = [
     "load",
     "lower",
     "need_graph",
+    "price",
+    "price_columns",
     "read_chakra",
     "read_kineto",
     "read_trace",

@@ -71,6 +71,11 @@ class Call:
         """The tensors among the arguments, lists flattened, in order."""
         return tuple(_tensors(self.arguments))
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of the tensors it reads and writes."""
+        return sum(spec.nbytes for spec in (*self.inputs, *self.outputs))
+
     @cached_property
     def key(self) -> str:
         """What identifies the call: canonical JSON of operator and arguments."""

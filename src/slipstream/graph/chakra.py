@@ -299,7 +299,7 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
     )
     # The node's own name is what others see and may have changed.
     for task, node in enumerate(nodes):
-        if graph.strings[graph.tasks.name[task]] != node.name:
+        if graph.task(task).name != node.name:
             raise GraphError(f"the name of node {task} was changed to '{node.name}'", where=name)
     return graph
 

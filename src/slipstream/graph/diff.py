@@ -227,10 +227,7 @@ def _unlike(before: Graph, after: Graph) -> str:
     targets = [str((graph.meta.get("recipe") or {}).get("target", "")) for graph in (before, after)]
     if all(targets) and targets[0] != targets[1]:
         return f"{targets[0]} and {targets[1]}"
-    names = [
-        Counter(graph.strings[name] for name in graph.tasks.name.tolist())
-        for graph in (before, after)
-    ]
+    names = [Counter(graph.texts("name")) for graph in (before, after)]
     common = (names[0] & names[1]).total() / max(names[0].total(), names[1].total(), 1)
     if common < _LEAST_COMMON:
         return f"{100 * common:.0f} % of the tasks in common"

@@ -22,6 +22,7 @@ from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import Graph
 from slipstream.graph.memory import Allocations, Role
+from slipstream.graph.price import Price
 from slipstream.graph.rewiring import Rewired, aliases_of, checked_operands, rewired
 from slipstream.graph.select import Selection, matching
 from slipstream.graph.values import PROVENANCES, Dependency, Edges, Edit, Kind, StringTable, Tasks
@@ -74,6 +75,10 @@ class Editor:
         """Give `task` another duration, where it comes from, and the call it now makes."""
         number = None if call is None else self.call_number(call)
         self.set_durations(_one(task), duration_ns, provenance, spread=spread, call=number)
+
+    def set_price(self, task: int, price: Price, *, call: Call | None = None) -> None:
+        """As `set_duration`, of a price."""
+        self.set_duration(task, price.nanoseconds, price.provenance, spread=price.spread, call=call)
 
     def set_durations(
         self,
@@ -225,6 +230,24 @@ class Editor:
         if len(storages):
             self._given[handle] = storages
         return int(handle)
+
+    def put(
+        self,
+        task: int,
+        call: Call,
+        price: Price,
+        *,
+        name: str = "",
+        before: bool = False,
+        gap_ns: float = 0.0,
+        storages: Sequence[int] = (),
+        sequence: int = -1,
+    ) -> int:
+        """As `insert`, of a call at its price; without a `name` it is called as its operator."""
+        return self.insert(
+            task, name or call.name, price.nanoseconds, price.provenance, before=before,
+            gap_ns=gap_ns, spread=price.spread, call=call, storages=storages, sequence=sequence,
+        )  # fmt: skip
 
     def insert_all(
         self,

@@ -28,6 +28,7 @@ from slipstream.graph.values import (
     same_bytes,
     stretches,
 )
+from slipstream.graph.view import TaskView
 
 if TYPE_CHECKING:
     from slipstream.graph.edit import Editor
@@ -107,6 +108,19 @@ class Graph:
     def string(self, index: int) -> str:
         """The string a column's entry stands for."""
         return self.strings[index]
+
+    def task(self, number: int) -> TaskView:
+        """One task, with its call, name, module, storages and durations."""
+        return TaskView(self, number)
+
+    def texts(self, column: str, tasks: NDArray[np.int64] | None = None) -> list[str]:
+        """The strings of a column of `tasks`: "name", "scope", "module" or "source".
+
+        Args:
+            tasks: of which; None for all.
+        """
+        numbers = getattr(self.tasks, column)
+        return [self.strings[n] for n in (numbers if tasks is None else numbers[tasks]).tolist()]
 
     @property
     def workers(self) -> int:

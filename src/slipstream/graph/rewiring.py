@@ -207,6 +207,5 @@ def _lives(memory: Allocations, storage: int, tasks: int) -> Iterator[tuple[int,
 
 def _makes(graph: Graph, calls: Mapping[int, Call], task: int, storage: int) -> bool:
     """Whether `task` returns a tensor in `storage`."""
-    number = int(graph.tasks.call[task])
-    call = calls.get(task) or (graph.calls[number] if number >= 0 else None)
+    call = calls.get(task) or graph.task(task).call
     return call is not None and storage in graph.storages(task)[len(call.inputs) :]

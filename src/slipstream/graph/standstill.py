@@ -46,7 +46,7 @@ class Standstill:
         """
         row = self.exchange
         if not row.modules:
-            return {f"({graph.string(int(graph.tasks.name[row.task]))})": self.waited_ns}
+            return {f"({graph.task(row.task).name})": self.waited_ns}
         whole = sum(spec.nbytes for spec in row.tensors)
         found: dict[str, float] = {}
         for module, spec in zip(row.modules, row.tensors, strict=True):

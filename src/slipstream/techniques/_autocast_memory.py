@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations import Changed, Durations
-from slipstream.graph import ITEM_BYTES, Call, Editor, Graph, Role, StepPhase, TensorSpec
+from slipstream.graph import ITEM_BYTES, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.graph.graph import kept
 from slipstream.graph.uses import Spans, uses_of
 from slipstream.techniques.autocast import ROOT, AutocastPlan
@@ -198,7 +198,7 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
     of_kernel = np.array(measured, np.int64)[result]
     edit.resize_all(results.allocation, np.where(of_kernel >= 0, of_kernel, nbytes))
     # Copies of its tensors, in the order its kernel likes, where nothing was measured.
-    ratio = np.array([_nbytes(new) / max(_nbytes(old), 1) for old, new in changed.pairs])
+    ratio = np.array([new.moved_bytes / max(old.moved_bytes, 1) for old, new in changed.pairs])
     needs = [-1 if one is None or one.workspace is None else one.workspace for one in answers]
     wanted, own = np.array(needs, np.int64)[changed.pair], results.workspace
     there = own >= 0
@@ -212,7 +212,3 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
 def _narrowed(old: TensorSpec, new: TensorSpec) -> float:
     """What becomes of a tensor's bytes in a narrower dtype; in a wider one nothing."""
     return min(ITEM_BYTES[new.dtype] / ITEM_BYTES[old.dtype], 1.0)
-
-
-def _nbytes(call: Call) -> int:
-    return sum((spec.nbytes for spec in (*call.inputs, *call.outputs)), 0)

@@ -133,14 +133,9 @@ def _operator_growth(
     return np.array(
         [
             *(
-                factor if new is None else moved(new) / max(moved(old), 1)
+                factor if new is None else new.moved_bytes / max(old.moved_bytes, 1)
                 for old, new in zip(graph.calls, calls, strict=True)
             ),
             factor,
         ]
     )
-
-
-def moved(call: Call) -> int:
-    """Bytes of what a call reads and writes."""
-    return sum(spec.nbytes for spec in (*call.inputs, *call.outputs))

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
+
 from slipstream import heap
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph
@@ -45,8 +47,7 @@ class Allocator(Settings):
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Take the page faults away."""
         edit = Editor(graph, str(self))
-        for task in page_fault_tasks(graph):
-            edit.remove(task)
+        edit.remove_all(np.array(page_fault_tasks(graph)))
         milliseconds = page_fault_ns(graph) / 1e6
         return edit.apply(f"no page faults: {milliseconds:.1f} ms less")
 

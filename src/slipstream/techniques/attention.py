@@ -247,7 +247,7 @@ class _Finder:
         call = flow.call(product)
         assert call is not None
         group, left, right = {product}, *call.inputs[-2:]
-        scope = self._graph.string(int(tasks.scope[product]))
+        scope = self._graph.task(product).scope
         if scope.rpartition("/")[2] != _MATMUL:
             return group, left, right
         expands: list[int] = []
@@ -269,7 +269,7 @@ class _Finder:
         return group, left, right
 
     def _belongs(self, t: int, product: int, scope: str) -> bool:
-        inside = self._graph.string(int(self._graph.tasks.scope[t]))
+        inside = self._graph.task(t).scope
         same = self._graph.tasks.module[t] == self._graph.tasks.module[product]
         helper = t in self._flow.looks or self._name(t) == "aten::clone"
         return same and helper and (inside == scope or inside.startswith(scope + "/"))
@@ -319,8 +319,8 @@ class _Finder:
 
 
 def _name_and_scope(graph: Graph, task: int) -> str:
-    name, scope = graph.tasks.name[task], graph.tasks.scope[task]
-    return f"{graph.string(int(name))} {graph.string(int(scope))}"
+    view = graph.task(task)
+    return f"{view.name} {view.scope}"
 
 
 def _learned(graph: Graph, flow: Dataflow) -> set[int]:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from slipstream.durations import Changed, questions, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase, distinct
+from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, StepPhase, distinct
 from slipstream.graph.resize import Resize
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, find_batch_size
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques._grown_memory import moved, resized_memory
+from slipstream.techniques._grown_memory import resized_memory
 
 if TYPE_CHECKING:
     from slipstream.source import Places, Source
@@ -37,7 +37,6 @@ _SPARE_BYTES = 1 << 16
 # Calls of a batch of micro-benchmarks, with as much again left free.
 _HELD_AT_ONCE = 48
 _LARGEST = 1e7
-_UNKNOWN_SPREAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class BatchSize(Settings):
         # They are held all at once; what is left out goes by its bytes.
         largest = psutil.virtual_memory().available // _HELD_AT_ONCE
         changed = _resized_tasks(graph, self._calls(graph))
-        fits = tuple(pair for pair in changed.pairs if moved(pair[1]) <= largest)
+        fits = tuple(pair for pair in changed.pairs if pair[1].moved_bytes <= largest)
         return questions(graph, replace(changed, pairs=fits))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
@@ -97,10 +96,10 @@ class BatchSize(Settings):
         factor = self._resize(graph).factor
         for pair, (recorded, call) in enumerate(changed.pairs):
             if durations.ratio(recorded, call) is None:
-                growth = moved(call) / max(moved(recorded), 1)
+                growth = call.moved_bytes / max(recorded.moved_bytes, 1)
                 edit.scale_all(changed.tasks[changed.pair == pair], growth, Provenance.ASSUMED)
         unknown = _unknown_tasks(graph, calls)
-        edit.scale_all(unknown, factor, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
+        edit.scale_all(unknown, factor, Provenance.ASSUMED, spread=UNKNOWN_SPREAD)
         wanted = int(self._of(graph.samples))
         edited = edit.apply(f"{wanted} samples per step: {len(changed)} operators resized")
         shrunk: Any = graph.meta["shrunk"]

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
-from slipstream.graph import PROVENANCES, Call, Editor, Graph, Kind, StepPhase
-from slipstream.provenance import Provenance
+from slipstream.graph import Call, Editor, Graph, Kind, StepPhase, price, price_columns
 from slipstream.source import NotPlacedError, Places, Source, checkpoint_blocks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
@@ -84,17 +83,14 @@ class Checkpointing(Settings):
         places = np.empty(len(blocks.task), np.int64)
         places[blocks.again] = np.arange(count)
         distinct_saved, which = np.unique(blocks.saved, return_inverse=True)
-        known = [context.durations.lookup(_overhead(saved)) for saved in distinct_saved.tolist()]
-        took_ns = np.array([answer.nanoseconds if answer else 0.0 for answer in known])
-        code = [
-            PROVENANCES.index(answer.provenance if answer else Provenance.ASSUMED)
-            for answer in known
-        ]
+        took_ns, code, _ = price_columns(
+            [price(context.durations, _overhead(saved), 0.0) for saved in distinct_saved.tolist()]
+        )
         for together in _apart(blocks):
             chosen = np.flatnonzero(together)
             edit.insert_all(
                 blocks.resume[chosen], "checkpoint", took_ns[which[chosen]],
-                np.array(code, np.uint8)[which[chosen]],
+                code[which[chosen]],
                 before=True, spread=_SPREAD, kind=Kind.HOST,
             )  # fmt: skip
             again = np.flatnonzero(together[blocks.of] & blocks.again)

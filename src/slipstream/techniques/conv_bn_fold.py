@@ -194,7 +194,7 @@ def _served(graph: Graph, norm: int) -> list[int]:
         t > 0
         and tasks.scope[t] == tasks.scope[norm]
         and tasks.module[t] == tasks.module[norm]
-        and "aten::batch_norm" in graph.string(int(tasks.scope[t]))
+        and "aten::batch_norm" in graph.task(t).scope
     ):
         found.append(t)
         t -= 1
@@ -205,7 +205,7 @@ def _biased(graph: Graph, found: Sequence[_Fold]) -> dict[int, Call]:
     """By task: the call of a layer that has no bias yet, with one."""
     changed = {}
     for fold in found:
-        call = graph.calls[graph.tasks.call[fold.layer]]
+        call = graph.task(fold.layer).known_call
         output = call.outputs[0]
         bias = TensorSpec(output.dtype, (output.shape[1],), (1,), output.device)
         if call.name == "aten::mm":
@@ -224,14 +224,14 @@ def _rewired(graph: Graph, found: Sequence[_Fold], biased: dict[int, Call]) -> G
     operands = [graph.storages(t).tolist() for t in range(len(graph))]
     for fold in found:
         norm, layer = operands[fold.norm], operands[fold.layer]
-        inputs = len(graph.calls[graph.tasks.call[fold.norm]].inputs)
+        inputs = len(graph.task(fold.norm).known_call.inputs)
         # A norm without weights has no bias of its own: its running mean stands for it.
         bias = norm[min(2, inputs - 1)]
         between = {s for t in range(fold.layer + 1, fold.norm) for s in operands[t]}
         if norm[inputs] not in between:
             layer[-1] = norm[inputs]
         if fold.layer in biased:
-            name = graph.calls[graph.tasks.call[fold.layer]].name
+            name = graph.task(fold.layer).known_call.name
             layer.insert(0 if name == "aten::mm" else 2, bias)
     counts = [len(one) for one in operands]
     return replace(

@@ -56,7 +56,7 @@ class CudaGraphs(Settings):
         reason = not_on_gpu(graph, "CUDA graphs exist only on NVIDIA GPUs")
         if reason is not None or _stretches(graph):
             return reason
-        if any(graph.string(int(name)) == _LAUNCH for name in np.unique(graph.tasks.name)):
+        if any(name == _LAUNCH for name in graph.texts("name")):
             return "what can be captured of the step is launched from CUDA graphs already"
         waits = int((graph.tasks.kind == Kind.WAIT).sum())
         return (
@@ -203,10 +203,10 @@ def _ends(graph: Graph, task: int, launched: Sequence[int]) -> bool:
     tasks = graph.tasks
     if tasks.phase[task] not in _PASSES or tasks.kind[task] == Kind.WAIT:
         return True
-    if graph.string(int(tasks.name[task])) == _LAUNCH:
+    if graph.task(task).name == _LAUNCH:
         return True
     return any(
-        tasks.kind[one] == Kind.COMMUNICATION or _leaves_device(graph.string(int(tasks.name[one])))
+        tasks.kind[one] == Kind.COMMUNICATION or _leaves_device(graph.task(one).name)
         for one in launched
     )
 

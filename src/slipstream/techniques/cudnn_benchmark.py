@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from slipstream.durations import common_spread
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu, texts
+from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -45,9 +47,7 @@ class CudnnBenchmark(Settings):
         chosen = _convolutions(graph)
         spread = common_spread(graph, chosen, _SPREAD)
         edit = Editor(graph, str(self))
-        for task in chosen:
-            now = float(graph.tasks.duration_ns[task])
-            edit.set_duration(task, now, Provenance.ASSUMED, spread=spread)
+        edit.scale_all(np.array(chosen, np.int64), 1.0, Provenance.ASSUMED, spread=spread)
         return edit.apply(
             f"{len(chosen)} kernels of convolutions may be others; which, only a run can tell"
         )
@@ -78,5 +78,5 @@ class CudnnBenchmark(Settings):
 def _convolutions(graph: Graph) -> list[int]:
     """Kernels that an operator of convolution launched."""
     tasks = kernels(graph)
-    scopes = texts(graph, graph.tasks.scope, tasks)
+    scopes = graph.texts("scope", tasks)
     return [t for t, scope in zip(tasks.tolist(), scopes, strict=True) if "convolution" in scope]

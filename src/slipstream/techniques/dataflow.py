@@ -46,21 +46,16 @@ class Dataflow:
 
     def call(self, task: int) -> Call | None:
         """What `task` calls, or None where its tensors are not known."""
-        number = int(self._graph.tasks.call[task])
-        if number < 0:
+        call = self._graph.task(task).call
+        if call is None:
             return None
-        call = self._graph.calls[number]
         known = len(self._graph.storages(task)) == len(call.inputs) + len(call.outputs)
         # Tasks that another technique put in have a call, but no storages.
         return call if known else None
 
     def operands(self, task: int) -> tuple[list[int], list[int]]:
         """Storages of the task's inputs and of its outputs; empty where they are not known."""
-        call = self.call(task)
-        if call is None:
-            return [], []
-        storages = self._graph.storages(task).tolist()
-        return storages[: len(call.inputs)], storages[len(call.inputs) :]
+        return self._graph.task(task).operands if self.call(task) is not None else ([], [])
 
 
 def is_view(call: Call, inputs: list[int], outputs: list[int]) -> bool:

@@ -27,7 +27,9 @@ from slipstream.graph import (
     Editor,
     Graph,
     Kind,
+    Price,
     TensorSpec,
+    price,
 )
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
@@ -69,7 +71,7 @@ class DataLoader(Settings):
         """None, or why there is no loading to move to workers."""
         if workload is not None and workload.live is not None:
             return "a loader that exists already gets no workers; name a file.py:function"
-        scopes = [graph.string(int(scope)) for scope in np.unique(graph.tasks.scope)]
+        scopes = set(graph.texts("scope"))
         if any(scope.startswith(_SEVERAL) for scope in scopes):
             return "its DataLoader has workers already"
         if not any(scope.startswith(_SINGLE) for scope in scopes):
@@ -90,16 +92,16 @@ class DataLoader(Settings):
         """
         loading = _loading(graph)
         edit = Editor(graph, str(self))
-        duration, provenance, spread = self._taking(graph, loading, context)
-        for task in loading.tolist():
-            edit.remove(task)
+        taking = self._taking(graph, loading, context)
+        edit.remove_all(loading)
         edit.insert(
-            int(loading[0]), _TAKE, duration, provenance, before=True, spread=spread,
+            int(loading[0]), _TAKE, taking.nanoseconds, taking.provenance, before=True,
+            spread=taking.spread,
             gap_ns=float(graph.tasks.gap_ns[loading].sum()), kind=Kind.WAIT,
         )  # fmt: skip
         work_ns = float(graph.tasks.duration_ns[loading].sum())
         edited = edit.apply(f"{work_ns / 1e6:.3g} ms of data loading in {self.workers} workers")
-        return self._with_workers(edited, graph, loading, duration)
+        return self._with_workers(edited, graph, loading, taking.nanoseconds)
 
     def apply(self, built: Built) -> None:
         """Check that `prepare` found a loader: this cannot be put in later.
@@ -159,16 +161,14 @@ class DataLoader(Settings):
             "what it does under `if __name__ == '__main__':`",
         )
 
-    def _taking(
-        self, graph: Graph, loading: NDArray[np.int64], context: Context
-    ) -> tuple[float, Provenance, float]:
-        """What the step itself still does for a batch: ns, where that is from, its spread."""
+    def _taking(self, graph: Graph, loading: NDArray[np.int64], context: Context) -> Price:
+        """What the step itself still does for a batch."""
         specs = _batch(graph, loading)
-        answer = context.durations.lookup(_take(specs)) if specs else None
-        if answer is not None:
-            return answer.nanoseconds, answer.provenance, answer.spread
         size = sum(spec.nbytes for spec in specs)
-        return _ASSUMED_TAKE_NS + size / _ASSUMED_BYTES_PER_NS, Provenance.ASSUMED, 1.0
+        otherwise_ns = _ASSUMED_TAKE_NS + size / _ASSUMED_BYTES_PER_NS
+        if not specs:
+            return Price(otherwise_ns, 1.0, Provenance.ASSUMED)
+        return price(context.durations, _take(specs), otherwise_ns, spread=1.0)
 
     def _with_workers(
         self, edited: Graph, graph: Graph, loading: NDArray[np.int64], taking_ns: float
@@ -232,21 +232,19 @@ def _batch(graph: Graph, loading: NDArray[np.int64]) -> tuple[TensorSpec, ...]:
     """The tensors that loading makes and the rest of the step reads; none where it shows none."""
     made: set[int] = set()
     for task in loading.tolist():
-        if graph.tasks.call[task] >= 0:
-            inputs = len(graph.calls[graph.tasks.call[task]].inputs)
-            made.update(graph.storages(task)[inputs:].tolist())
+        made.update(graph.task(task).operands[1])
     made.discard(-1)
     found: dict[int, TensorSpec] = {}
     for task in range(int(loading[-1]) + 1, len(graph)):
-        if graph.tasks.call[task] < 0:
+        call = graph.task(task).call
+        if call is None:
             continue
-        call = graph.calls[graph.tasks.call[task]]
-        storages = graph.storages(task).tolist()
-        for spec, storage in zip(call.inputs, storages, strict=False):
+        inputs, outputs = graph.task(task).operands
+        for spec, storage in zip(call.inputs, inputs, strict=False):
             if storage in made:
                 found.setdefault(storage, spec)
         # What a number stands for once it is written anew is another tensor.
-        made.difference_update(set(storages[len(call.inputs) :]) - set(found))
+        made.difference_update(set(outputs) - set(found))
     return tuple(found.values())
 
 

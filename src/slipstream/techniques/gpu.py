@@ -26,11 +26,6 @@ def kernels(graph: Graph) -> NDArray[np.int64]:
     return np.flatnonzero(graph.tasks.kind == Kind.KERNEL)
 
 
-def texts(graph: Graph, column: NDArray[np.int32], tasks: NDArray[np.int64]) -> list[str]:
-    """The strings of `column` at `tasks`."""
-    return [graph.string(int(index)) for index in column[tasks]]
-
-
 def need_gpu(built: Built, name: str) -> None:
     """Check that `built` lives on an NVIDIA GPU.
 

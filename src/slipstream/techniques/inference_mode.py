@@ -167,17 +167,13 @@ def _representatives(graph: Graph, modes: dict[int, _Key]) -> dict[_Key, tuple[C
     """For every key its smallest call, in the mode it ran in and in inference mode."""
     smallest: dict[_Key, Call] = {}
     for task, key in modes.items():
-        call = graph.calls[graph.tasks.call[task]]
-        if key not in smallest or _size(call) < _size(smallest[key]):
+        call = graph.task(task).known_call
+        if key not in smallest or call.moved_bytes < smallest[key].moved_bytes:
             smallest[key] = call
     return {
         key: (_in_mode(key[0], call, key[2]), _in_mode("inference", call, key[2]))
         for key, call in smallest.items()
     }
-
-
-def _size(call: Call) -> int:
-    return sum(spec.nbytes for spec in (*call.inputs, *call.outputs))
 
 
 def _in_mode(mode: str, call: Call, roles: tuple[str, ...]) -> Call:

@@ -61,10 +61,7 @@ class ChannelsLast(Settings):
         for t, call in copies.items():
             answer = context.durations.lookup(call)
             if answer is not None:
-                edit.insert(
-                    t, call.name, answer.nanoseconds, answer.provenance,
-                    before=True, spread=answer.spread, call=call,
-                )  # fmt: skip
+                edit.put(t, call, answer, before=True)
         return edit.apply(f"{len(changed)} operators on images, {len(copies)} copies back")
 
     def apply(self, built: Built) -> None:
@@ -128,16 +125,15 @@ def _edit(where: Places) -> Source:
 
 def _plan(graph: Graph) -> tuple[dict[int, Call], dict[int, Call]]:
     """By task: its call on channels-last images; and the copy before a view that needs NCHW."""
-    tasks = graph.tasks
     changed: dict[int, Call] = {}
     copies: dict[int, Call] = {}
     images: set[int] = set()
-    for t in range(len(tasks)):
-        if tasks.call[t] < 0 or tasks.phase[t] == StepPhase.OPTIMIZER:
+    for t in range(len(graph)):
+        task = graph.task(t)
+        call = task.call
+        if call is None or task.phase == StepPhase.OPTIMIZER:
             continue
-        call = graph.calls[tasks.call[t]]
-        storages = graph.storages(t).tolist()
-        inputs, outputs = storages[: len(call.inputs)], storages[len(call.inputs) :]
+        inputs, outputs = task.operands
         if call.name in _CONVOLUTIONS:
             # What a convolution reads was converted at the latest here: weights and the batch.
             images.update(

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.durations import Answer, Changed, Durations, pace, questions, rescale
+from slipstream.durations import Changed, Durations, pace, questions, rescale
 from slipstream.errors import WorkloadError
-from slipstream.graph import PROVENANCES, Call, Editor, Graph, StepPhase, distinct
+from slipstream.graph import (
+    Call,
+    Editor,
+    Graph,
+    StepPhase,
+    distinct,
+    price,
+    price_columns,
+)
 from slipstream.graph.graph import kept
-from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source, refuse_inside
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._autocast_memory import edit_memory
@@ -165,23 +172,18 @@ def _insert(
     casts = found.table
     if not casts.calls:
         return np.empty(0, np.int64)
-    times: list[tuple[float, float, int, int]] = []
-    for made in casts.calls:
-        answer = durations.lookup(made)
-        if answer is None:
-            size = made.inputs[0].nbytes + made.outputs[0].nbytes
-            answer = Answer(size / _ASSUMED_BYTES_PER_NS, 0.5, Provenance.ASSUMED)
-            duration_ns = answer.nanoseconds
-        else:
-            duration_ns = answer.nanoseconds * in_step
-        code = PROVENANCES.index(answer.provenance)
-        times.append((duration_ns, answer.spread, code, edit.call_number(made)))
-    duration_ns, spread, code, call = np.array(times)[casts.call].T
+    duration_ns, code, spread = price_columns(
+        [
+            price(durations, one, one.moved_bytes / _ASSUMED_BYTES_PER_NS, pace=in_step)
+            for one in casts.calls
+        ]
+    )
+    call = np.array([edit.call_number(one) for one in casts.calls])
     gap_ns = np.array(list(_between_operators_ns(graph).values()))
     return edit.insert_all(
-        casts.task, casts.calls[0].name, duration_ns, code.astype(np.uint8),
-        before=casts.before, gap_ns=gap_ns[graph.tasks.phase[casts.task]], spread=spread,
-        call=call.astype(np.int64),
+        casts.task, casts.calls[0].name, duration_ns[casts.call], code[casts.call],
+        before=casts.before, gap_ns=gap_ns[graph.tasks.phase[casts.task]],
+        spread=spread[casts.call], call=call[casts.call],
     )  # fmt: skip
 
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, distinct
-from slipstream.provenance import Provenance
+from slipstream.graph import Call, Editor, Graph, calls_of, distinct, price
 from slipstream.source import fuse_attention
 from slipstream.surgery import (
     NotRewrittenError,
@@ -71,7 +72,7 @@ class Sdpa(Settings):
         """What goes beside the fused call that comes, forward and backward."""
         asked: list[Call] = []
         for one in _fusible(graph):
-            asked += [graph.calls[graph.tasks.call[t]] for t in one.work]
+            asked += calls_of(graph, one.work)
             asked += [call for call in (one.call, one.backward_call, one.keep) if call is not None]
         return asked
 
@@ -87,35 +88,27 @@ class Sdpa(Settings):
             task: int, gap_from: int, call: Call, old: Sequence[int],
             storages: Sequence[int], sequence: int,
         ) -> None:  # fmt: skip
-            answer = context.durations.lookup(call)
-            if answer is None:
-                duration = float(graph.tasks.duration_ns[list(old)].sum())
-                provenance, spread = Provenance.ASSUMED, 0.5
-            else:
-                duration, provenance = answer.nanoseconds * in_step, answer.provenance
-                spread = answer.spread
-            edit.insert(
-                task, call.name, duration, provenance, before=True,
-                gap_ns=float(graph.tasks.gap_ns[gap_from]), spread=spread, call=call,
-                storages=storages, sequence=sequence if storages else -1,
+            before_ns = float(graph.tasks.duration_ns[list(old)].sum())
+            edit.put(
+                task, call, price(context.durations, call, before_ns, pace=in_step), before=True,
+                gap_ns=graph.task(gap_from).gap_ns, storages=storages,
+                sequence=sequence if storages else -1,
             )  # fmt: skip
+            edit.remove_all(np.array(old))
 
         for one in found:
             there, back = ((), ()) if one.storages is None else one.storages
             if one.keep is not None:
                 answer = context.durations.lookup(one.keep)
                 if answer is not None:
-                    edit.insert(
-                        one.forward[-1], one.keep.name, answer.nanoseconds * in_step,
-                        answer.provenance, before=True, spread=answer.spread, call=one.keep,
-                    )  # fmt: skip
+                    edit.put(one.forward[-1], one.keep, answer.at(in_step), before=True)
             last, number = one.forward[-1], one.sequence
             put(last, last, one.call, one.forward, there, number)
             if one.backward and one.backward_call is not None:
                 begin, end = one.backward[0], one.backward[-1]
                 put(begin, end, one.backward_call, one.backward, back, number)
-            for task in (*one.forward, *one.backward):
-                edit.remove(task)
+            elif one.backward:
+                edit.remove_all(np.array(one.backward))
         removed = sum(len(one.forward) + len(one.backward) for one in found)
         return edit.apply(f"{removed} operators of {len(found)} attentions in one kernel each")
 

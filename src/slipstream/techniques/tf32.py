@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from slipstream.durations import common_spread
 from slipstream.durations.datasheet import device_named
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu, texts
+from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -46,7 +48,7 @@ class Tf32(Settings):
         )
         if reason is not None:
             return reason
-        names = texts(graph, graph.tasks.name, kernels(graph))
+        names = graph.texts("name", kernels(graph))
         if any(_BEFORE_AMPERE.search(name) for name in names):
             return "the step ran on a GPU older than Ampere (2020), which has no TensorFloat-32"
         if not _float32(graph):
@@ -66,9 +68,7 @@ class Tf32(Settings):
         # So wide that a 90 % interval reaches from no gain to the most, and a little beyond.
         spread = common_spread(graph, chosen, _BEYOND * math.log(most) / 2 / _Z90)
         edit = Editor(graph, str(self))
-        for task in chosen:
-            now = float(graph.tasks.duration_ns[task])
-            edit.set_duration(task, now * factor, Provenance.ASSUMED, spread=spread)
+        edit.scale_all(np.array(chosen, np.int64), factor, Provenance.ASSUMED, spread=spread)
         return edit.apply(
             f"{len(chosen)} float32 matrix products in TensorFloat-32, assumed "
             f"{1 / factor:.2g} times as fast (1 to {most:.1f})"
@@ -116,7 +116,7 @@ def _float32(graph: Graph) -> list[int]:
     another kernel it was for a reason that the flag does not change.
     """
     tasks = kernels(graph)
-    names, scopes = (texts(graph, c, tasks) for c in (graph.tasks.name, graph.tasks.scope))
+    names, scopes = graph.texts("name", tasks), graph.texts("scope", tasks)
     return [
         task
         for task, name, scope in zip(tasks.tolist(), names, scopes, strict=True)

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from slipstream.durations import Durations, Question, common_spread, usable_cores
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph import Editor, Graph, distinct
+from slipstream.graph import UNKNOWN_SPREAD, Editor, Graph, distinct
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
-
-_UNKNOWN_SPREAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class Threads(Settings):
             timed, ratio[calls], Provenance.MICROBENCHMARK,
             spread=np.maximum(common, spread[calls]),
         )  # fmt: skip
-        edit.set_durations(unknown, now_ns[unknown], Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
+        edit.set_durations(unknown, now_ns[unknown], Provenance.ASSUMED, spread=UNKNOWN_SPREAD)
         return edit.apply(f"{len(timed)} operators on {self._threads} threads")
 
     def apply(self, built: Built) -> None:

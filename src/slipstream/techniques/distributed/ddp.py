@@ -16,7 +16,17 @@ import numpy as np
 
 from slipstream.durations import Question
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, Kind, Role, StepPhase, TensorSpec, insert_exchange
+from slipstream.graph import (
+    Call,
+    Editor,
+    Graph,
+    Kind,
+    Role,
+    StepPhase,
+    TensorSpec,
+    insert_exchange,
+    price,
+)
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Traits
 from slipstream.techniques.distributed.gradients import (
@@ -164,16 +174,8 @@ def put_copy(
 ) -> int:
     """Insert the copy of a gradient after (or before) the task `where`; its handle."""
     question = copying(spec)
-    known = context.durations.lookup(question)
-    return edit.insert(
-        where,
-        f"copy {what}",
-        spec.nbytes / _ASSUMED_COPY * 1e9 if known is None else known.nanoseconds,
-        Provenance.ASSUMED if known is None else known.provenance,
-        spread=0.5 if known is None else known.spread,
-        call=question.call,
-        before=before,
-    )
+    took = price(context.durations, question, spec.nbytes / _ASSUMED_COPY * 1e9)
+    return edit.put(where, question.call, took, name=f"copy {what}", before=before)
 
 
 def wait_for_slowest(edit: Editor, graph: Graph, where: int, jitter: float, workers: int) -> None:

@@ -39,13 +39,14 @@ def gradients(graph: Graph) -> list[Gradient]:
     accumulates = np.array([_ACCUMULATE in text for text in graph.strings], bool)
     found: dict[int, Gradient] = {}
     for task in np.flatnonzero(accumulates[tasks.scope] & (tasks.call >= 0)).tolist():
-        call, storages = graph.calls[tasks.call[task]], graph.storages(task)
-        if call.name not in _TAKES or not call.inputs or not len(storages):
+        view = graph.task(task)
+        call, storages = view.known_call, view.storages
+        if call.name not in _TAKES or not call.inputs or not storages:
             continue
         # Accumulated over several passes, a gradient is exchanged after the last one only.
-        storage = int(storages[0])
+        storage = storages[0]
         found.pop(storage, None)
-        found[storage] = Gradient(task, call.inputs[0], graph.string(int(tasks.module[task])))
+        found[storage] = Gradient(task, call.inputs[0], view.module)
     return list(found.values())
 
 
@@ -59,7 +60,7 @@ def first_uses(graph: Graph, phase: StepPhase) -> dict[str, int]:
     """By a module's qualified name: the first task of `phase` that runs in it."""
     found: dict[str, int] = {}
     for task in np.flatnonzero(graph.tasks.phase == phase).tolist():
-        found.setdefault(graph.string(int(graph.tasks.module[task])), task)
+        found.setdefault(graph.task(task).module, task)
     return found
 
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from slipstream.durations import pace
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
+from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec, calls_of, price
 from slipstream.native import library, why_no_library
-from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
@@ -28,7 +29,6 @@ _MULTIPLY = ("aten::mul", "aten::mul_")
 _OPERATOR = "slipstream::dropout(Tensor x, Tensor seed, float p) -> Tensor"
 _SEED = TensorSpec("int64", (2,), (1,))
 _COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
-_UNKNOWN_SPREAD = 0.5
 _FUNCTION = (
     "its dropout is called as a function (F.dropout, or inside attention or nn.LSTM), not through "
     "an nn.Dropout; slipstream.nn.dropout takes the place of F.dropout"
@@ -67,7 +67,7 @@ class FusedDropout(Settings):
         """Every dropout's operators beside the passes that come in their place."""
         asked: list[Call] = []
         for site in _exchanged(graph):
-            asked += [graph.calls[graph.tasks.call[task]] for task in site.tasks]
+            asked += calls_of(graph, site.tasks)
             asked += [site.passing(backward) for backward in (False, True)]
             asked += [site.copy] if site.inplace else []
         return asked
@@ -76,26 +76,17 @@ class FusedDropout(Settings):
         """One task in place of each dropout's forward operators, one in that of its backward."""
         found = _exchanged(graph)
         edit = Editor(graph, str(self))
-        old = {task: graph.calls[graph.tasks.call[task]] for site in found for task in site.tasks}
-        in_step = pace(graph, old, context.durations)
+        in_step = pace(graph, [task for site in found for task in site.tasks], context.durations)
         fresh = int(graph.operands.max(initial=-1)) + 1
 
         def put(at: Sequence[int], calls: Sequence[Call], call: Call, storages: list[int]) -> None:
-            answers = [context.durations.lookup(one) for one in calls]
-            if any(answer is None for answer in answers):
-                duration = float(graph.tasks.duration_ns[list(at)].sum())
-                provenance, spread = Provenance.ASSUMED, _UNKNOWN_SPREAD
-            else:
-                known = [answer for answer in answers if answer is not None]
-                duration = in_step * sum(answer.nanoseconds for answer in known)
-                provenance, spread = known[0].provenance, known[0].spread
-            edit.insert(
-                at[-1], call.name, duration, provenance, spread=spread, call=call,
-                gap_ns=float(graph.tasks.gap_ns[at[-1]]), storages=storages,
-                sequence=int(graph.tasks.sequence[at[0]]),
+            before_ns = float(graph.tasks.duration_ns[list(at)].sum())
+            edit.put(
+                at[-1], call, price(context.durations, calls, before_ns, pace=in_step),
+                gap_ns=graph.task(at[-1]).gap_ns, storages=storages,
+                sequence=graph.task(at[0]).sequence,
             )  # fmt: skip
-            for task in at:
-                edit.remove(task)
+            edit.remove_all(np.array(at))
 
         for number, site in enumerate(found):
             seed = fresh + number
@@ -214,7 +205,7 @@ def _exchanged(graph: Graph) -> list[_Site]:
 def _sites(graph: Graph) -> list[_Site]:
     """Every dropout of the step: noise, its scaling, and the multiplication by it."""
     tasks = graph.tasks
-    inside = [graph.string(int(scope)).rpartition("/")[2] in _SCOPE for scope in tasks.scope]
+    inside = [scope.rpartition("/")[2] in _SCOPE for scope in graph.texts("scope")]
     mixed = _mixed_modules(graph, inside)
     found = []
     for draw in range(len(graph)):
@@ -226,8 +217,8 @@ def _sites(graph: Graph) -> list[_Site]:
             first -= 1
         while _belongs(graph, inside, last + 1, draw) and _name(graph, last) not in _MULTIPLY:
             last += 1
-        call = graph.calls[tasks.call[last]]
-        if _name(graph, last) not in _MULTIPLY or not call.inputs:
+        call = graph.task(last).call
+        if _name(graph, last) not in _MULTIPLY or call is None or not call.inputs:
             continue
         back = _backward(graph, last, noise)
         operands = graph.storages(last).tolist()
@@ -252,12 +243,12 @@ def _sites(graph: Graph) -> list[_Site]:
 
 
 def _name(graph: Graph, task: int) -> str:
-    return graph.string(int(graph.tasks.name[task]))
+    return graph.task(task).name
 
 
 def _probability(graph: Graph, draw: int) -> float:
     # What was drawn is whether an element is kept; 1 - 0.9 should read 0.1.
-    return round(1.0 - float(graph.calls[graph.tasks.call[draw]].arguments[1]), 12)
+    return round(1.0 - float(graph.task(draw).known_call.arguments[1]), 12)
 
 
 def _belongs(graph: Graph, inside: Sequence[bool], task: int, draw: int) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.durations import questions, rescale
-from slipstream.graph import Call, Editor, Graph, Role, TensorSpec
-from slipstream.provenance import Provenance
+from slipstream.graph import Call, Editor, Graph, Role, TensorSpec, price
 from slipstream.technique import Context
 from slipstream.techniques.embedding.tables import (
     Lookup,
@@ -19,7 +18,6 @@ from slipstream.techniques.embedding.tables import (
 
 _ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 _TIMED = "slipstream.techniques.embedding.timed:module_of"
-_UNKNOWN_SPREAD = 0.5
 _TABLE_ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER, Role.TEMPORARY)
 
 
@@ -127,22 +125,12 @@ def exchanged(edit: Editor, graph: Graph, groups: Sequence[Group], context: Cont
 
 
 def _retime(edit: Editor, graph: Graph, task: int, call: Call, context: Context) -> None:
-    answer = context.durations.lookup(call)
-    if answer is None:
-        now = float(graph.tasks.duration_ns[task])
-        edit.set_duration(task, now, Provenance.ASSUMED, spread=_UNKNOWN_SPREAD)
-    else:
-        edit.set_duration(task, answer.nanoseconds, answer.provenance, spread=answer.spread)
+    edit.set_price(task, price(context.durations, call, graph.task(task).duration_ns))
 
 
 def _insert(edit: Editor, task: int, call: Call, context: Context) -> None:
     """A further call, behind a task; at no time where its duration is not known."""
-    answer = context.durations.lookup(call)
-    edit.insert(
-        task, call.name, 0.0 if answer is None else answer.nanoseconds,
-        Provenance.ASSUMED if answer is None else answer.provenance,
-        spread=_UNKNOWN_SPREAD if answer is None else answer.spread, call=call,
-    )  # fmt: skip
+    edit.put(task, call, price(context.durations, call, 0.0))
 
 
 def _trained_in_place(
@@ -177,7 +165,7 @@ def _updates(graph: Graph, groups: Sequence[Group]) -> _Updates:
         for shape, tables in in_place.items()
     }
     changed = {
-        task: with_arrays(graph.calls[graph.tasks.call[task]], together)
+        task: with_arrays(graph.task(task).known_call, together)
         for task in list_updates(graph, list(in_place))
     }
     added: list[tuple[int, Call]] = []
@@ -194,7 +182,7 @@ def _updates(graph: Graph, groups: Sequence[Group]) -> _Updates:
                 continue
             *others, largest = sorted(trained)
             for task in of_table:
-                call = graph.calls[graph.tasks.call[task]]
+                call = graph.task(task).known_call
                 changed[task] = with_arrays(call, {shape: [(largest,)]})
                 added += [(task, with_arrays(call, {shape: [(one,)]})) for one in others]
     return _Updates(changed, added, removed)

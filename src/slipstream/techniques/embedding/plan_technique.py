@@ -151,4 +151,4 @@ def _trains(graph: Graph) -> bool:
 
 def _name(graph: Graph, lookup: Lookup) -> str:
     """Of the table's module in the model."""
-    return graph.string(int(graph.tasks.module[lookup.task])).removeprefix(_ROOT)
+    return graph.task(lookup.task).module.removeprefix(_ROOT)

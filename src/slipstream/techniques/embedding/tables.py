@@ -68,7 +68,7 @@ def lookups(graph: Graph) -> list[Lookup]:
         name = _name(graph, task)
         if name != _EMBEDDING and name not in _BAGS:
             continue
-        call = graph.calls[graph.tasks.call[task]]
+        call = graph.task(task).known_call
         storages = graph.storages(task).tolist()
         if len(call.inputs) < 2 or (parameters and storages[0] not in parameters):
             continue
@@ -91,7 +91,7 @@ def updates(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[int, 
     """By shape: the optimizer's tasks on single tensors of that shape, in order."""
     by_shape: dict[tuple[int, ...], list[int]] = {shape: [] for shape in shapes}
     for task in range(len(graph)):
-        call = _call(graph, task)
+        call = graph.task(task).call
         if graph.tasks.phase[task] != StepPhase.OPTIMIZER or call is None or is_list(call):
             continue
         for shape in {spec.shape for spec in call.inputs} & set(by_shape):
@@ -103,7 +103,7 @@ def list_updates(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[int]:
     """The optimizer's tasks on lists of tensors with one of a shape among them."""
     tasks = []
     for task in range(len(graph)):
-        call = _call(graph, task)
+        call = graph.task(task).call
         if graph.tasks.phase[task] != StepPhase.OPTIMIZER or call is None or not is_list(call):
             continue
         if any(spec.shape in shapes for spec in call.inputs):
@@ -175,7 +175,7 @@ def _numbers_alike(
 
 
 def _answers(graph: Graph, back: int, task: int, weight: TensorSpec) -> bool:
-    call = _call(graph, back)
+    call = graph.task(back).call
     return (
         call is not None
         and graph.tasks.module[back] == graph.tasks.module[task]
@@ -184,13 +184,8 @@ def _answers(graph: Graph, back: int, task: int, weight: TensorSpec) -> bool:
     )
 
 
-def _call(graph: Graph, task: int) -> Call | None:
-    call = int(graph.tasks.call[task])
-    return graph.calls[call] if call >= 0 else None
-
-
 def _name(graph: Graph, task: int) -> str:
-    return graph.string(int(graph.tasks.name[task]))
+    return graph.task(task).name
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

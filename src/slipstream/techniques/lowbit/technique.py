@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from slipstream.durations import common_spread, pace, rescale
 from slipstream.durations import questions as both_of
 from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, StepPhase
+from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
@@ -122,7 +122,7 @@ class LowBit(Settings):
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Layers that say how fast this machine is at these bits, and the step's own."""
         sites = self._sites(graph)
-        asked = [graph.calls[graph.tasks.call[site.task]] for site in sites]
+        asked = calls_of(graph, [site.task for site in sites])
         if self.train:
             return [*asked, *(call for site in sites for call in _rounding(site.layer))]
         for bits in sorted({(self.wbits, self.abits), *(site.bits for site in sites), (8, 8)}):
@@ -143,7 +143,7 @@ class LowBit(Settings):
             bits: Costs.fitted(context.durations, *bits)
             for bits in {(8, 8), (self.wbits, self.abits), *(site.bits for site in sites)}
         }
-        changed = {site.task: graph.calls[graph.tasks.call[site.task]] for site in sites}
+        changed = [site.task for site in sites]
         in_step = pace(graph, changed, context.durations)
         edit = Editor(graph, str(self))
         spread = common_spread(
@@ -178,10 +178,7 @@ class LowBit(Settings):
         for task, call in around.coded.items():
             answer = context.durations.lookup(call)
             if answer is not None:
-                edit.set_duration(
-                    task, answer.nanoseconds * in_step, answer.provenance, spread=answer.spread,
-                    call=call,
-                )  # fmt: skip
+                edit.set_price(task, answer.at(in_step), call=call)
         rescale(edit, graph, around.moved, context.durations)
         return edit.apply(f"{len(sites)} layers in {self.bits}{_beside(lowbit, eight)}")
 
@@ -283,7 +280,7 @@ class LowBit(Settings):
         ends = {found[0][0], found[-1][0]} if found else set()
         sites = []
         for t, layer in found:
-            module = graph.string(int(graph.tasks.module[t])).partition(".")[2]
+            module = graph.task(t).module.partition(".")[2]
             # A model that is itself a layer has no place for another.
             left_out = not module or fnmatchcase(module, self.except_)
             if left_out or not fnmatchcase(module, self.only):
@@ -297,7 +294,7 @@ class LowBit(Settings):
     def _predict_training(self, graph: Graph, sites: Sequence[_Site], context: Context) -> Graph:
         """Rounding of every weight and input is put in, forward and backward in one task."""
         edit = Editor(graph, str(self))
-        changed = {site.task: graph.calls[graph.tasks.call[site.task]] for site in sites}
+        changed = [site.task for site in sites]
         in_step = pace(graph, changed, context.durations)
         for site in sites:
             for call in _rounding(site.layer):

@@ -88,7 +88,7 @@ def _kernels(graph: Graph) -> Iterator[tuple[int, str, Launch | None]]:
     by_name: dict[str, list[int]] = defaultdict(list)
     for task, kind in enumerate(graph.tasks.kind.tolist()):
         if kind == Kind.KERNEL:
-            by_name[graph.string(int(graph.tasks.name[task]))].append(task)
+            by_name[graph.task(task).name].append(task)
     for name, tasks in by_name.items():
         rows = shapes.get(name, [])
         for number, task in enumerate(tasks):

@@ -18,10 +18,8 @@ def memory_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, 
     """
     graph = timeline.graph
     peak = find_peak(timeline)
-    tasks = graph.tasks
-    name, module, source = (
-        graph.string(int(column[peak.task])) for column in (tasks.name, tasks.module, tasks.source)
-    )
+    task = graph.task(peak.task)
+    name, module, source = task.name, task.module, task.source
     payload: dict[str, Any] = {
         "peak_bytes": peak.nbytes,
         "at_ns": peak.at_ns,
