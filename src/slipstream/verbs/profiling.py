@@ -17,7 +17,7 @@ from slipstream.errors import (
     UnknownNameError,
     WorkloadError,
 )
-from slipstream.graph import Graph, StepPhase, load, replay, save
+from slipstream.graph import Graph, load, replay, save
 from slipstream.graph.origin import describe_source
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
@@ -110,10 +110,9 @@ def _recipe(workload: Workload, threads: int) -> dict[str, Any] | None:
 def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:
     """(phase, operator, how often, ns), the costliest first."""
     found: dict[tuple[str, str], list[float]] = {}
-    tasks = graph.tasks
-    for t in range(len(tasks)):
-        key = (StepPhase(tasks.phase[t]).name.lower(), graph.string(int(tasks.name[t])))
-        found.setdefault(key, []).append(float(tasks.duration_ns[t]))
+    for number in range(len(graph)):
+        task = graph.task(number)
+        found.setdefault((task.phase.name.lower(), task.name), []).append(task.duration_ns)
     rows = [(phase, name, len(times), sum(times)) for (phase, name), times in found.items()]
     return sorted(rows, key=lambda row: -row[3])
 

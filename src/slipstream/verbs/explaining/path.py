@@ -149,8 +149,8 @@ def _entries(path: CriticalPath, top: int) -> list[dict[str, Any]]:
     return [
         {
             "task": int(path.task[i]),
-            "name": graph.strings[graph.tasks.name[path.task[i]]],
-            "module": graph.strings[graph.tasks.module[path.task[i]]],
+            "name": graph.task(path.task[i]).name,
+            "module": graph.task(path.task[i]).module,
             "lane": graph.lanes[graph.tasks.lane[path.task[i]]],
             "start_ns": float(path.start_ns[i] - path.start_ns[0]),
             "busy_ns": float(path.busy_ns[i]),
