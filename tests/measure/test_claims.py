@@ -28,6 +28,7 @@ from slipstream.measure.records import (
     Settings,
     Verdict,
 )
+from slipstream.measure.render import comparison_table
 
 STOPPED = (Event(40, "stop", {"reason": "budget"}),)
 
@@ -155,6 +156,23 @@ def test_a_failed_candidate_keeps_its_blocks_but_gets_no_verdict():
     assert claim.verdict is Verdict.INCONCLUSIVE
     assert "block 20: it broke" in claim.reason
     assert claim.blocks == 20
+
+
+def test_a_candidate_that_failed_before_it_was_measured_is_a_row_and_chooses_no_clock():
+    columns = {
+        (arm, metric): noisy(ratio, seed=seed)
+        for arm, ratio, seed in (("a", 1, 0), ("b", 0.5, 1))
+        for metric in ("wall", "cpu")
+    }
+    failed = Event(0, "failed", {"arm": "c", "what": "it broke"})
+    made = experiment(columns, events=(failed, *STOPPED), primary=AUTO)
+    without = carrier(made)
+    made = replace(made, arms=(*made.arms, ArmRecord("c")))
+    assert carrier(made) == without
+    table = comparison_table(made, claims(made))
+    assert [row[:5:4] for row in table.rows if "c:" in str(row[0])] == [
+        ["c: not measured", "failed: it broke"]
+    ]
 
 
 def test_a_p99_from_too_few_blocks_is_refused_with_the_number_needed():

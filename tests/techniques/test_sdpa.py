@@ -24,7 +24,7 @@ from slipstream.technique import Context, QualityKind, combine, parse
 from slipstream.techniques.attention import find_attention
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.techniques.sdpa import Sdpa
-from slipstream.workload import Workload
+from slipstream.workload import Built, Workload
 from tiny_models import record
 
 VOCABULARY, WIDTH, LENGTH, HEADS, BATCH = 31, 16, 12, 2, 3
@@ -97,6 +97,15 @@ def language_model(make: Callable[[], nn.Module], trained: bool = True) -> Any:
         return model.eval(), tokens
     targets = torch.randint(0, VOCABULARY, (BATCH * LENGTH,))
     return model, (tokens, targets), cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_script_whose_loop_computes_the_loss_is_checked_by_the_models_output() -> None:
+    model, (tokens, _), _, optimizer = language_model(Attention)
+    built = Built(model, batch=(tokens,), optimizer=optimizer, samples=BATCH)
+    before = model.eval()(tokens)
+    Sdpa().apply(built)
+    assert "forward" in vars(model[1])
+    torch.testing.assert_close(model(tokens), before, rtol=1e-4, atol=1e-5)
 
 
 def written_out() -> Any:

@@ -161,9 +161,13 @@ def carrier(experiment: Experiment) -> tuple[Metric, str]:
     if settings.primary != AUTO:
         return settings.primary, settings.primary_because or f"{settings.primary} was asked for"
     arms = [settings.baseline, *candidates(experiment)]
+    failed = failures(experiment)
     used = 1.0
     for arm in arms:
         values = paired_metrics(experiment, arm)
+        if values is None and arm in failed:
+            # What was never measured says nothing of the clock that judges the others.
+            continue
         if values is None:
             return "wall", f"CPU time of '{arm}' was not recorded"
         wall, cpu, delay = values
@@ -378,6 +382,15 @@ def guard_claim(experiment: Experiment, metric: Metric) -> Claim | None:
         if broken
         else "",
     )
+
+
+def failures(experiment: Experiment) -> dict[str, str]:
+    """By arm: why it left the run, of those that did."""
+    return {
+        str(event.detail.get("arm", "")): str(event.detail.get("what", ""))
+        for event in experiment.events
+        if event.kind == "failed"
+    }
 
 
 def _failure(experiment: Experiment, arm: str) -> str | None:

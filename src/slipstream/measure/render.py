@@ -18,6 +18,7 @@ import numpy as np
 
 from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.checks import QualityCheck, checks_of, format_share
+from slipstream.measure.claims import failures
 from slipstream.measure.environment import differences
 from slipstream.measure.gate import Level
 from slipstream.measure.quality import QualityRow
@@ -161,12 +162,25 @@ def comparison_table(
     rows = comparison_rows(experiment, claims, predictions)
     shown = [row for row in rows if not is_guard(row)]
     guards = [row for row in rows if is_guard(row)]
-    return rows_table(
+    table = rows_table(
         shown,
         title=experiment.title,
         notes=_notes(experiment, shown, guards),
         quality=quality_rows(experiment),
     )
+    return replace(table, rows=[*table.rows, *_failed_rows(experiment, shown, len(table.columns))])
+
+
+def _failed_rows(
+    experiment: Experiment, shown: Sequence[ComparisonRow], width: int
+) -> list[list[object]]:
+    """A row of `width` cells an arm that failed before anything of it was measured: the reason."""
+    measured = {row.arm for row in shown}
+    return [
+        [f"{arm}: not measured", "-", "-", "-", f"failed: {reason}", *["-"] * (width - 5)]
+        for arm, reason in failures(experiment).items()
+        if arm not in measured
+    ]
 
 
 def quality_rows(experiment: Experiment) -> tuple[QualityCheck | QualityRow, ...]:

@@ -171,7 +171,7 @@ def _forward_of(built: Built) -> Callable[[], object]:
     Raises:
         WorkloadError: the step trains and hides its batch.
     """
-    from slipstream.workload.built import training_loss
+    from slipstream.workload.built import model_output
 
     if not built.training:
         return built.step
@@ -180,7 +180,7 @@ def _forward_of(built: Built) -> Callable[[], object]:
             "sdpa needs a batch to check the rewritten model with, and this step hides it",
             remedy="return (model, batch, loss, optimizer)",
         )
-    return lambda: training_loss(built)
+    return lambda: model_output(built)
 
 
 def _by_library(model: Any) -> Callable[[], None] | None:

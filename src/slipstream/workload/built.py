@@ -362,11 +362,18 @@ def training_loss(built: Built, where: str | None = None) -> Any:
     Raises:
         WorkloadError: the model gives no scalar.
     """
+    return _loss_of(model_output(built), where)
+
+
+def model_output(built: Built) -> Any:
+    """What one forward pass over the batch gives: the loss, or the output where a plain script's
+    loop computes the loss by itself.
+    """
     if built.loss is None and hasattr(built.model, "training_step"):
         # mypy does not know that every class can be hashed.
         index = (0,) if _takes_index(type(built.model)) else ()  # type: ignore[arg-type]
-        return _loss_of(built.model.training_step(built.batch, *index), where)
-    return _loss_of(_forward(built.model, built.batch, built.loss), where)
+        return built.model.training_step(built.batch, *index)
+    return _forward(built.model, built.batch, built.loss)
 
 
 def _first_optimizer(configured: Any) -> Any:
