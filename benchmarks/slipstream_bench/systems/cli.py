@@ -9,9 +9,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream.errors import MeasurementError
+from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most
 
 _SLIPSTREAM = [sys.executable, "-c", "from slipstream.cli import main; main()"]
@@ -47,9 +50,9 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     name = "slipstream --help"
     if options.wants(name):
         options.progress(name)
-        seconds = sorted(_seconds() for _ in range(runs))
-        detail = f"median of {runs} fresh processes; least {seconds[0]:.3f} s"
-        yield at_most(name, median(seconds), 0.3, "s", n=runs, detail=detail)
+        seconds = _seconds(runs)
+        detail = f"median of {runs} fresh processes; minimum {seconds.min():.3f} s"
+        yield at_most(name, float(np.median(seconds)), 0.3, "s", n=runs, detail=detail)
     name = "heavy libraries imported by --help"
     if options.wants(name):
         options.progress(name)
@@ -90,10 +93,13 @@ def _advise() -> tuple[float, float, str]:
         return first, time.perf_counter() - begin, step
 
 
-def _seconds() -> float:
-    begin = time.perf_counter()
-    subprocess.run(_COMMAND, check=True, capture_output=True)
-    return time.perf_counter() - begin
+def _seconds(runs: int) -> npt.NDArray[np.float64]:
+    """Of the command in a process of its own, [runs]."""
+
+    def run() -> None:
+        subprocess.run(_COMMAND, check=True, capture_output=True)
+
+    return times_s(run, runs, clock="wall", settle=0)
 
 
 def _imported() -> set[str]:

@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from slipstream.child.fork_server import ForkServer
 from slipstream.graph import load, save
 from slipstream.live.analysis import Analyst
@@ -21,7 +19,7 @@ from slipstream.live.server import Live, serving
 from slipstream.verbs.advising import single_techniques
 from slipstream_bench.browser import Browser, browser, missing
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
-from slipstream_bench.systems.report import MOVE, repeated
+from slipstream_bench.systems.report import frames_row, repeated
 
 _SAVE = "save to first numbers of a 100-module model, over 5 steps"
 _PAINT = "first paint of the live page, 200 k tasks"
@@ -218,15 +216,11 @@ def _feel(options: BenchOptions, live: Live, page: Browser, detail: str) -> Iter
         said = f"median of {loads} loads, until the timeline stands; most {max(seconds):.2f} s"
         yield at_most(_PAINT, median(seconds), 1.0, "s", n=loads, detail=f"{said}; {detail}")
     if options.wants(_FRAME):
-        frames = 1200 if options.full else 360
         options.progress(_FRAME)
         page.driver.get(f"http://127.0.0.1:{live.port}/#timeline")
         while not page.run(_STANDS):
             time.sleep(0.01)
-        times = page.wait(MOVE, frames)
-        middle, slow = np.percentile(times, [50, 95])
-        said = f"{frames} frames at 1920 x 1080; median {middle:.1f} ms, most {max(times):.0f} ms"
-        yield at_most(_FRAME, float(slow), 33, "ms", n=frames, detail=said)
+        yield frames_row(_FRAME, page, 1200 if options.full else 360)
 
 
 def _growth(options: BenchOptions, server: ForkServer | None) -> Bar:

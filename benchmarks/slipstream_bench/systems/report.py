@@ -89,13 +89,17 @@ def _speed(options: BenchOptions, page: Browser, path: Path, detail: str) -> Ite
         said = f"median of {loads} loads, until the timeline stands; most {seconds[-1]:.2f} s"
         yield at_most(_PAINT, median(seconds), 1.0, "s", n=loads, detail=f"{said}; {detail}")
     if options.wants(_FRAME):
-        frames = 1200 if options.full else 360
         options.progress(_FRAME)
         page.open(path, view="timeline", size=(1920, 1080))
-        times = page.wait(MOVE, frames)
-        middle, slow = np.percentile(times, [50, 95])
-        said = f"{frames} frames at 1920 x 1080; median {middle:.1f} ms, most {max(times):.0f} ms"
-        yield at_most(_FRAME, float(slow), 33, "ms", n=frames, detail=said)
+        yield frames_row(_FRAME, page, 1200 if options.full else 360)
+
+
+def frames_row(bar: str, page: Browser, frames: int) -> Bar:
+    """How long frames take while an open timeline is moved."""
+    times = page.wait(MOVE, frames)
+    middle, slow = np.percentile(times, [50, 95])
+    said = f"{frames} frames at 1920 x 1080; median {middle:.1f} ms, most {max(times):.0f} ms"
+    return at_most(bar, float(slow), 33, "ms", n=frames, detail=said)
 
 
 def _manners(options: BenchOptions, page: Browser, paths: Sequence[Path]) -> Iterator[Bar]:

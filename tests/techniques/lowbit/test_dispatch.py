@@ -11,7 +11,7 @@ import torch
 from slipstream.errors import InvalidArgumentError, SlipstreamWarning
 from slipstream.native import InstructionSet
 from slipstream.techniques.lowbit import Shape, autotune, dispatch, matmul, pack_weights
-from slipstream.techniques.lowbit._bindings import kernels, levels
+from slipstream.techniques.lowbit.bindings import kernels, levels
 
 SHAPE = Shape(64, 48, 96, 2, 3)
 

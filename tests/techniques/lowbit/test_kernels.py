@@ -18,7 +18,7 @@ from slipstream.techniques.lowbit import (
     pack_weights,
     reference_matmul,
 )
-from slipstream.techniques.lowbit._bindings import Kernel, kernels
+from slipstream.techniques.lowbit.bindings import Kernel, kernels
 
 KERNELS = pytest.mark.parametrize("kernel", kernels(), ids=lambda k: f"{k.scheme}-{k.level}")
 PAIRS = list(itertools.product(range(1, 9), range(1, 9)))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from slipstream.native import InstructionSet, cpu_features, library, why_no_library
-from slipstream.techniques.lowbit._bindings import levels, lowbit_library
+from slipstream.techniques.lowbit.bindings import levels, lowbit_library
 from slipstream.techniques.lowbit.dispatch import Shape, candidates
 from slipstream.techniques.lowbit.kernels import linear, matmul, pack_weights
 from slipstream_bench.harness import Paired, one_thread, paired, times_s

@@ -15,7 +15,7 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import cpu_features
-from slipstream.techniques.lowbit._bindings import INVALID, OK, lowbit_library
+from slipstream.techniques.lowbit.bindings import INVALID, OK, lowbit_library
 from slipstream.techniques.lowbit.kernels import PackedWeights, matmul
 
 _i32, _i64, _f32, _ptr = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p

@@ -18,7 +18,7 @@ import torch
 from slipstream.errors import InvalidArgumentError, SlipstreamWarning, StoreError, UnknownNameError
 from slipstream.native import InstructionSet
 from slipstream.sqlite import errors_in_words, open_database, transaction
-from slipstream.techniques.lowbit._bindings import Kernel, kernels, levels
+from slipstream.techniques.lowbit.bindings import Kernel, kernels, levels
 
 # Up to this many rows the weights' way from memory is what takes the time.
 FEW_ROWS = 8

@@ -19,7 +19,7 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.techniques.lowbit import dispatch
-from slipstream.techniques.lowbit._bindings import INVALID, OK, lowbit_library
+from slipstream.techniques.lowbit.bindings import INVALID, OK, lowbit_library
 from slipstream.techniques.lowbit.dense_rows import bit_rows, from_bit_rows
 
 _INT32_TOP = 2**31 - 1

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.lowbit._bindings import OK
+from slipstream.techniques.lowbit.bindings import OK
 from slipstream.techniques.lowbit.coded import CodedTensor, HeldTensor, Unfinished
 from slipstream.techniques.lowbit.convolve import Codes, Convolution
 from slipstream.techniques.lowbit.kernels import linear
