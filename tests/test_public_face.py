@@ -19,6 +19,10 @@ BEFORE: dict[str, Any] = json.loads(public_face.RECORD.read_text("utf-8"))
 # use inside the package and is gone.
 RENAMED: dict[str, str | None] = {
     "slipstream.data.generators": "slipstream_bench.generators",
+    "slipstream.cluster.Netlab": "slipstream.ranks.Netlab",
+    "slipstream.cluster.calibrate": "slipstream.ranks.calibrate",
+    "slipstream.cluster.measured_here": "slipstream.ranks.measured_here",
+    "slipstream.cluster.why_no_netlab": "slipstream.ranks.why_no_netlab",
 }
 # Keys of --json that were renamed.
 RENAMED_KEYS: dict[str, str] = {}

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream import cluster, data, measure, nn, quant, sparse
+    from slipstream import cluster, data, measure, nn, quant, ranks, sparse
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
@@ -55,6 +55,7 @@ _ROOMS = {
     "measure": "slipstream.measure",
     "nn": "slipstream.nn",
     "quant": "slipstream.quant",
+    "ranks": "slipstream.ranks",
     "sparse": "slipstream.sparse",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -84,6 +85,7 @@ __all__ = [
     "profile",
     "prove",
     "quant",
+    "ranks",
     "sparse",
     "write_report",
 ]

@@ -147,3 +147,18 @@ class StoreError(SlipstreamError):
 
 class GraphError(SlipstreamError):
     """A graph or trace is malformed: a cycle, a dangling task, a foreign file."""
+
+
+class CommunicationError(SlipstreamError):
+    """A rank died, hung, or does something else than the others.
+
+    Attributes:
+        ranks: which, as in the process group; empty where nobody could be told apart.
+    """
+
+    def __init__(
+        self, what: str, *, ranks: tuple[int, ...] = (), where: str | None = None,
+        remedy: str | None = None,
+    ) -> None:  # fmt: skip
+        self.ranks = ranks
+        super().__init__(what, where=where, remedy=remedy)

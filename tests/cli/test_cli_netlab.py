@@ -17,7 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from slipstream.cli.netlab import app
-from slipstream.cluster import ClusterError, why_no_netlab
+from slipstream.cluster import ClusterError
+from slipstream.ranks import why_no_netlab
 
 # Only there to end what hangs.
 LIMIT_S = 600.0

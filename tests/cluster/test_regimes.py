@@ -21,10 +21,10 @@ from slipstream.cluster import (
     simulate,
     star,
 )
-from slipstream.cluster.calibration import fitted_cluster
 from slipstream.cluster.fitting import Fit, fit
-from slipstream.cluster.measuring import Operation, Sample
+from slipstream.cluster.samples import Operation, Sample
 from slipstream.errors import InvalidArgumentError
+from slipstream.ranks.calibration import fitted_cluster
 
 LINK = LinkKind.of("memory", 2e9)
 # In cache 50 us and 0.1 ns a byte; outside it, from a million bytes on, 80 us and 0.5 ns.

@@ -68,10 +68,10 @@ SHORT = {"--steps": "3", "--budget": "1s", "--quality-budget": "200ms", "--sizes
 # Commands that are not run here, each with the reason.
 NOT_RUN = {
     "slipstream netlab run --hosts 4 --rate 200mbit -- python train.py": (
-        "needs root; tests/cluster/test_measured.py runs commands in a lab"
+        "needs root; tests/ranks/test_measured.py runs commands in a lab"
     ),
     "slipstream cluster measure --ranks 2 -o here.toml": (
-        "refuses what a busy machine measures; tests/cluster/test_measured.py fits samples"
+        "refuses what a busy machine measures; tests/ranks/test_measured.py fits samples"
     ),
     **{
         f"slipstream prove train.py:make --cluster workers=2,link=100mbit,latency=50us -t {ddp} -t "

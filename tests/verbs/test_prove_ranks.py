@@ -13,9 +13,7 @@ from torch import nn
 
 from slipstream import technique
 from slipstream.child import Child
-from slipstream.cluster import Cluster, why_no_netlab
-from slipstream.cluster import places as places_module
-from slipstream.cluster.places import Places, places
+from slipstream.cluster import Cluster
 from slipstream.errors import (
     ChildError,
     InvalidArgumentError,
@@ -25,6 +23,9 @@ from slipstream.errors import (
 )
 from slipstream.measure.checks import QualityStatus
 from slipstream.measure.records import AFTERWARDS, Phase
+from slipstream.ranks import hosts as places_module
+from slipstream.ranks import why_no_netlab
+from slipstream.ranks.hosts import Hosts, hosts_of
 from slipstream.verbs import _ranks
 from slipstream.verbs._rank import Join, digest
 from slipstream.verbs._ranks import SENT, STEP, RanksArm, check_ranks, ranks_of
@@ -107,7 +108,7 @@ def workload(train: Path, **arguments: Any) -> Workload:
     return Workload.parse(f"{train}:make", **arguments)
 
 
-def team(recipe: Workload, text: str, where: Places, keep_in: Path) -> RanksArm:
+def team(recipe: Workload, text: str, where: Hosts, keep_in: Path) -> RanksArm:
     chosen = technique.parse(text)
     return RanksArm(text, recipe.with_technique(*chosen), ranks_of(chosen), where, 1, keep_in)
 
@@ -146,7 +147,7 @@ def test_ranks_are_measured_beside_one_process(train: Path) -> None:
 @pytest.mark.parametrize("techniques", ["ddp:2", "accumulation:3+ddp:2"])
 def test_losses_are_the_mean_of_what_the_ranks_batches_give(train: Path, techniques: str) -> None:
     """The same batch three times has the mean gradient of once; replicas stay equal."""
-    with places(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+    with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
         side = team(workload(train), techniques, where, keep_in)
         try:
             (trial,) = side.trials([3], 4, LIMIT_S)
@@ -187,7 +188,7 @@ def test_a_rank_that_fails_is_named_and_nothing_stays(
     train: Path, what: str, error: type[Exception], said: str
 ) -> None:
     before = psutil.Process().children(recursive=True)
-    with places(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+    with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
         side = team(workload(train, what=what), "ddp:2", where, keep_in)
         with pytest.raises(error) as caught:
             side.trials([0], 3, LIMIT_S)
@@ -207,7 +208,7 @@ def test_ctrl_c_while_ranks_work_leaves_none(train: Path, monkeypatch: pytest.Mo
     def interrupt(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
 
-    with places(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+    with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
         side = team(workload(train), "ddp:2", where, keep_in)
         side.open(LIMIT_S)
         monkeypatch.setattr(_ranks, "as_completed", interrupt)
@@ -230,7 +231,7 @@ def test_ranks_tell_what_they_wait_for_and_what_their_link_carries(
 ) -> None:
     (tmp_path / "tangled.py").write_text(_TANGLED)
     recipe = Workload.parse(f"{tmp_path / 'tangled.py'}:make")
-    with places(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+    with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
         side = team(recipe, text, where, keep_in)
         try:
             side.open(LIMIT_S)
@@ -262,7 +263,7 @@ def test_ranks_on_shaped_links_count_their_own_bytes(
 ) -> None:
     require("netlab", why_no_netlab() is None, str(why_no_netlab()))
     with (
-        places(Cluster.load("workers=2,link=100mbit"), 2) as where,
+        hosts_of(Cluster.load("workers=2,link=100mbit"), 2) as where,
         kept_files() as keep_in,
     ):
         assert where.shaped
@@ -290,7 +291,7 @@ def test_ranks_on_shaped_links_count_their_own_bytes(
 )
 def test_links_that_cannot_be_made_here_are_told(cluster: str, said: str, require: Any) -> None:
     require("netlab", why_no_netlab() is None, str(why_no_netlab()))
-    with places(Cluster.load(cluster), 2) as where:
+    with hosts_of(Cluster.load(cluster), 2) as where:
         assert not where.shaped
         assert where.private
         assert said in where.said[0]
@@ -302,7 +303,7 @@ def test_links_that_cannot_be_made_here_are_told(cluster: str, said: str, requir
 def test_more_ranks_than_cores_are_called_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places_module, "cores", lambda: 2)
     for ranks, noisy in ((2, False), (4, True)):
-        with places(Cluster.load(CLUSTER), ranks) as where:
+        with hosts_of(Cluster.load(CLUSTER), ranks) as where:
             assert any("noisy" in line for line in where.said) is noisy
 
 

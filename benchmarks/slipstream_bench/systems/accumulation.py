@@ -10,8 +10,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from slipstream.cluster import ClusterError, why_no_netlab
+from slipstream.cluster import ClusterError
 from slipstream.graph import Graph
+from slipstream.ranks import why_no_netlab
 from slipstream_bench.rows import Bar, BenchOptions, not_judged
 from slipstream_bench.systems.compression.bars import (
     LINKS,

@@ -207,7 +207,8 @@ def load_cluster(name: str, sizes: Sequence[str] | None, option: str = "--set") 
         UnknownNameError: no such preset, file or setting.
         InvalidArgumentError: a malformed cluster.
     """
-    from slipstream.cluster import Cluster, measured_here
+    from slipstream.cluster import Cluster
+    from slipstream.ranks import measured_here
 
     given: dict[str, Any] = {}
     for text in sizes or ():

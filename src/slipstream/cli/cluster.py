@@ -215,7 +215,7 @@ def measure(
     slipstream cluster measure --ranks 4 --lab 200mbit -o shaped.toml
     """
     from slipstream.cli._output import emit, need_place, note, progress
-    from slipstream.cluster import calibrate
+    from slipstream.ranks import calibrate
     from slipstream.units import format_percent, parse_bandwidth
 
     need_place(output, ".toml")

@@ -35,7 +35,7 @@ def run(
 
         slipstream netlab run --hosts 4 --rate 200mbit -- python train.py
     """
-    from slipstream.cluster.netlab import Netlab
+    from slipstream.ranks import Netlab
     from slipstream.units import parse_bandwidth
 
     with Netlab(hosts, parse_bandwidth(rate, "rate")) as lab:
@@ -56,8 +56,8 @@ def up(hosts: _Hosts = 2, rate: _Rate = "1gbit") -> None:
     import os
     import signal
 
-    from slipstream.cluster.netlab import Netlab
     from slipstream.errors import SlipstreamError
+    from slipstream.ranks import Netlab
     from slipstream.units import parse_bandwidth
 
     state = _state()

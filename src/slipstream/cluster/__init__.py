@@ -6,7 +6,6 @@ here = Cluster.load("h100x8-100gbe", hosts=16)
 here.cost(Collective("all_reduce", nbytes=668e6)).seconds
 """
 
-from slipstream.cluster.calibration import calibrate, measured_here
 from slipstream.cluster.closed_form import closed_form_ns
 from slipstream.cluster.cluster import Calibration, Cluster
 from slipstream.cluster.collective import KINDS, Collective
@@ -30,7 +29,6 @@ from slipstream.cluster.generators import (
     torus,
 )
 from slipstream.cluster.groups import Group, Mesh
-from slipstream.cluster.netlab import Netlab, why_no_netlab
 from slipstream.cluster.quantity import Quantity
 from slipstream.cluster.queues import Queues
 from slipstream.cluster.regimes import Regime
@@ -56,7 +54,6 @@ __all__ = [
     "Link",
     "LinkKind",
     "Mesh",
-    "Netlab",
     "Node",
     "NodeKind",
     "Quantity",
@@ -66,7 +63,6 @@ __all__ = [
     "Tasks",
     "Timeline",
     "Topology",
-    "calibrate",
     "closed_form_ns",
     "device",
     "device_kinds",
@@ -77,7 +73,6 @@ __all__ = [
     "islands",
     "leaf_spine",
     "loopback",
-    "measured_here",
     "mesh",
     "nvswitch",
     "presets",
@@ -86,5 +81,4 @@ __all__ = [
     "simulate",
     "star",
     "torus",
-    "why_no_netlab",
 ]

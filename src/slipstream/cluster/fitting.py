@@ -21,8 +21,8 @@ import numpy as np
 
 from slipstream.cluster.closed_form import closed_form_ns
 from slipstream.cluster.errors import ClusterError
-from slipstream.cluster.measuring import COMPUTING, Operation, Sample
 from slipstream.cluster.regimes import Regime, regime_of
+from slipstream.cluster.samples import COMPUTING, Operation, Sample
 from slipstream.cluster.topology import Float64s
 
 _WORST_RESIDUAL = 0.30

@@ -1,7 +1,7 @@
 """Real ranks for `prove`: processes that take a step together, asked from here.
 
 A side whose techniques spread the step over workers is a team of children, one a rank, on links
-like the cluster's (`slipstream.cluster.places`). All are asked at once, and a step takes as long as
+like the cluster's (`slipstream.ranks.hosts`). All are asked at once, and a step takes as long as
 its slowest rank. After every turn the ranks say what their parameters' bits add up to: replicas
 that differ end the side, whatever its speed.
 """
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import technique
 from slipstream.child import Child
-from slipstream.cluster.places import Places, places, rank_environment
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, MeasurementError, UsageError
 from slipstream.measure.arms import Arm, Sample
 from slipstream.measure.checks import Trial
+from slipstream.ranks.hosts import Hosts, hosts_of, rank_environment
 from slipstream.technique import Technique
 from slipstream.verbs.children import memory_limit_bytes
 from slipstream.workload import Workload, restore_files
@@ -74,7 +74,7 @@ class Team:
         threads: of torch, for each.
     """
 
-    def __init__(self, name: str, where: Places, count: int, threads: int) -> None:
+    def __init__(self, name: str, where: Hosts, count: int, threads: int) -> None:
         self.name, self._places, self._threads = name, where, threads
         self._count = count
         self._children: list[Child] = []
@@ -158,7 +158,7 @@ class RanksArm(Arm):
     """
 
     def __init__(
-        self, name: str, workload: Workload, ranks: int, where: Places, threads: int,
+        self, name: str, workload: Workload, ranks: int, where: Hosts, threads: int,
         keep_in: Path,
     ) -> None:  # fmt: skip
         super().__init__(name, f"{workload.name} {name}, {ranks} ranks")
@@ -297,8 +297,8 @@ def rank_places(
     workload: Workload,
     combinations: Mapping[str, Sequence[Technique]],
     cluster: Cluster | None,
-) -> Iterator[tuple[Places | None, dict[str, int]]]:
-    """Places for the ranks of all combinations, which take turns; and by name how many each has.
+) -> Iterator[tuple[Hosts | None, dict[str, int]]]:
+    """Hosts for the ranks of all combinations, which take turns; and by name how many each has.
 
     Raises:
         UsageError: see `check_ranks`.
@@ -308,7 +308,7 @@ def rank_places(
     if cluster is None or not spread:
         yield None, spread
         return
-    with places(cluster, max(spread.values())) as found:
+    with hosts_of(cluster, max(spread.values())) as found:
         yield found, spread
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from team import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from forked_ranks import run_ranks
+from slipstream.errors import CommunicationError
 from slipstream.techniques.distributed import AdasumOptimizer, AdasumState, adasum_hook
-from slipstream.techniques.distributed.ranks import CommunicationError
 
 torch.optim.SGD([torch.zeros(1)], 0.1)
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from team import run_ranks
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError
+from forked_ranks import run_ranks
+from slipstream.errors import CommunicationError, InvalidArgumentError
+from slipstream.ranks.wire import Wire
 from slipstream.technique import parse
 from slipstream.techniques.distributed import AdasumOptimizer, adasum_all_reduce, adasum_of
 from slipstream.techniques.distributed.adasum.exchange import check, check_nodes, exchange
 from slipstream.techniques.distributed.adasum.technique import Adasum
-from slipstream.techniques.distributed.ranks import CommunicationError
-from slipstream.techniques.distributed.wire import Wire
 from small_steps import SLOW, context, graph_of
 
 torch.optim.SGD([torch.zeros(1)], 0.1)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from team import run_ranks
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.errors import InvalidArgumentError, UsageError
+from forked_ranks import run_ranks
+from slipstream.errors import CommunicationError, InvalidArgumentError, UsageError
+from slipstream.ranks.wire import Wire
 from slipstream.techniques.distributed import (
     AdasumOptimizer,
     AdasumState,
@@ -28,8 +29,6 @@ from slipstream.techniques.distributed import (
 )
 from slipstream.techniques.distributed.adasum import optimizer as optimizer_of
 from slipstream.techniques.distributed.adasum.exchange import check, exchange
-from slipstream.techniques.distributed.ranks import CommunicationError
-from slipstream.techniques.distributed.wire import Wire
 
 # What an optimizer imports, once for all forks.
 torch.optim.SGD([torch.zeros(1)], 0.1)

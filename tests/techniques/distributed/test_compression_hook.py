@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from team import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import slipstream as ss
+from forked_ranks import run_ranks
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.techniques.distributed import CommunicationError
 from slipstream.techniques.distributed.compression import hook  # noqa: F401 - before forks

@@ -113,8 +113,9 @@ def test_low_rank_recovers_from_a_gradient_of_zeros(settings: Compressor) -> Non
 
 
 def test_sent_bytes_are_those_that_are_told() -> None:
+    from slipstream.ranks.requests import Gather
     from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
-    from slipstream.techniques.distributed.compression.compressor import Gather, mean
+    from slipstream.techniques.distributed.compression.compressor import mean
 
     layout = Layout.of({"a": (30, 41), "b": (30,), "c": (0,), "d": ()})
     for text in ALL:

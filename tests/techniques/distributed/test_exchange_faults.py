@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from team import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from forked_ranks import run_ranks
 from slipstream.techniques.distributed import PriorityDDP, TwoDState, two_d_allreduce, two_d_hook
 from slipstream.techniques.distributed.priority import plan
 from slipstream.techniques.distributed.priority.simulate import ORDERS, Link

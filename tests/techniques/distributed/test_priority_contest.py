@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from team import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from forked_ranks import run_ranks
 from slipstream.techniques.distributed import CommunicationError, PriorityDDP
 from slipstream.techniques.distributed.priority import contest, plan
 from slipstream.techniques.distributed.priority.contest import Contest

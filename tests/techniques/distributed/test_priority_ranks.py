@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from team import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import slipstream as ss
+from forked_ranks import run_ranks
 from slipstream.errors import (
     InvalidArgumentError,
     SlipstreamWarning,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from team import run_ranks
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from forked_ranks import run_ranks
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.techniques.distributed import CommunicationError, Lamb, Lars, ShardedUpdate
 from slipstream.techniques.distributed.sharded.layerwise import squares

@@ -18,7 +18,7 @@ from slipstream.techniques.embedding.kernels import tt as door
 from slipstream.techniques.embedding.kernels import tt_reference as reference
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distributed"))
-from team import run_ranks
+from forked_ranks import run_ranks
 
 
 def train(policy: str = "manual", rows: int = 16) -> ss.nn.TTEmbedding:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from slipstream.cluster import why_no_netlab
 from slipstream.measure.memory import resettable
+from slipstream.ranks import why_no_netlab
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import adasum_of, weights
 from slipstream_bench.harness import one_thread, times_s

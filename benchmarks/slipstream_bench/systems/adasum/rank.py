@@ -1,6 +1,6 @@
 """One rank of ``slipstream bench adasum``: exchanges of one buffer by turns, and their memory.
 
-Started by `slipstream.cluster.measuring.run_ranks`.
+Started by `slipstream.ranks.launch.run_ranks`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slipstream.cluster.measuring import answer, join
 from slipstream.measure.memory import peak_of_call
+from slipstream.ranks.launch import answer, join
+from slipstream.ranks.wire import Wire
 from slipstream.techniques.distributed.adasum.exchange import exchange
 from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer
-from slipstream.techniques.distributed.wire import Wire
 
 _TIMEOUT = timedelta(seconds=300)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.cluster import Netlab
-from slipstream.cluster.measuring import Rank, run_ranks
+from slipstream.ranks import Netlab
+from slipstream.ranks.launch import Rank, run_ranks
 
 _MODULE = "slipstream_bench.systems.adasum.rank"
 _LIMIT_S = 600.0

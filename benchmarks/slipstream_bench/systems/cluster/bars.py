@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-from slipstream.cluster.calibration import calibrate, cores
 from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.generators import star, torus
@@ -24,6 +23,7 @@ from slipstream.cluster.tasks import Job, Tasks
 from slipstream.cluster.topology import LinkKind
 from slipstream.errors import SlipstreamError
 from slipstream.native import library, why_no_library
+from slipstream.ranks.calibration import calibrate, cores
 from slipstream_bench.harness import times_s
 from slipstream_bench.programs import random_packets, random_transfers
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged

@@ -10,19 +10,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from slipstream.cluster.calibration import MOST_REGIMES, SHAPED_SIZES, SIZES, cores
 from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.errors import ClusterError
 from slipstream.cluster.fitting import Fit, fit
 from slipstream.cluster.generators import star
-from slipstream.cluster.measuring import Operation, Rank, Sample, run_operations
-from slipstream.cluster.netlab import Netlab, why_no_netlab
 from slipstream.cluster.quantity import Quantity
+from slipstream.cluster.samples import Operation, Sample
 from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Tasks
 from slipstream.cluster.topology import LinkKind
 from slipstream.provenance import Provenance
+from slipstream.ranks.calibration import MOST_REGIMES, SHAPED_SIZES, SIZES, cores
+from slipstream.ranks.launch import Rank, run_operations
+from slipstream.ranks.netlab import Netlab, why_no_netlab
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
 _TESTED = ("all_reduce", "reduce_scatter", "all_gather", "2d")

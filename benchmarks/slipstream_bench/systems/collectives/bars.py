@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from slipstream.cluster import Cluster, ClusterError, Netlab, calibrate, why_no_netlab
+from slipstream.cluster import Cluster, ClusterError
 from slipstream.graph import Graph
+from slipstream.ranks import Netlab, calibrate, why_no_netlab
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload

@@ -16,20 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.cluster import (
-    Cluster,
-    ClusterError,
-    LinkKind,
-    Netlab,
-    calibrate,
-    why_no_netlab,
-)
-from slipstream.cluster.calibration import cores
+from slipstream.cluster import Cluster, ClusterError, LinkKind
 from slipstream.cluster.cluster import Calibration
 from slipstream.cluster.generators import leaf_spine
-from slipstream.cluster.measuring import Rank, run_ranks
 from slipstream.cluster.topology import Float64s
 from slipstream.measure.environment import capture, machine_id
+from slipstream.ranks import Netlab, calibrate, why_no_netlab
+from slipstream.ranks.calibration import cores
+from slipstream.ranks.launch import Rank, run_ranks
 from slipstream.techniques.distributed.collectives.choice import chosen, predicted_ns
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 

@@ -1,7 +1,7 @@
 """One rank of ``slipstream bench collectives``: does what it is asked, and says what it took.
 
 Reads one JSON object from its standard input, writes one to its standard output; see
-`slipstream.cluster.measuring.run_ranks`.
+`slipstream.ranks.launch.run_ranks`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream import data
 from slipstream.cluster import Cluster
-from slipstream.cluster.measuring import answer, join, own_interface
+from slipstream.ranks.launch import answer, join, own_interface
 from slipstream.techniques.distributed.collectives.scatter import reduce_scatter
 from slipstream.techniques.distributed.collectives.two_d import (
     TwoDState,

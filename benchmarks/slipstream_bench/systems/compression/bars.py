@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.cluster import Cluster, ClusterError, LinkKind, star, why_no_netlab
-from slipstream.cluster.calibration import computing_operations, cores, fitted_cluster
+from slipstream.cluster import Cluster, ClusterError, LinkKind, star
 from slipstream.cluster.fitting import fit
-from slipstream.cluster.measuring import COMPUTING, Operation, sample_of
-from slipstream.cluster.places import HEADERS
 from slipstream.cluster.quantity import NOT_GIVEN
+from slipstream.cluster.samples import COMPUTING, Operation
 from slipstream.durations import Answer, Durations, Question
 from slipstream.graph import Call, Editor, Exchange, Graph, StepPhase, replace_tasks
+from slipstream.ranks import why_no_netlab
+from slipstream.ranks.calibration import computing_operations, cores, fitted_cluster
+from slipstream.ranks.hosts import HEADERS
+from slipstream.ranks.launch import sample_of
 from slipstream.techniques.distributed.compression.timing import OP
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile

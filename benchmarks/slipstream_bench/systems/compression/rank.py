@@ -1,6 +1,6 @@
 """One rank of ``slipstream bench compression``: trains as it is told and says what it took.
 
-Started by `slipstream.cluster.measuring.run_ranks`.
+Started by `slipstream.ranks.launch.run_ranks`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.cluster.measuring import answer, join, own_interface
-from slipstream.cluster.operations import timed
+from slipstream.ranks.group import Ranks
+from slipstream.ranks.launch import answer, join, own_interface
+from slipstream.ranks.operations import timed
+from slipstream.ranks.requests import Exchange, Reduce
+from slipstream.ranks.wire import Wire
 from slipstream.technique import parse
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
-from slipstream.techniques.distributed.compression.compressor import (
-    Compressor,
-    Exchange,
-    Reduce,
-    mean,
-)
+from slipstream.techniques.distributed.compression.compressor import Compressor, mean
 from slipstream.techniques.distributed.compression.hook import compress, settings_of
-from slipstream.techniques.distributed.ranks import Ranks
-from slipstream.techniques.distributed.wire import Wire
 from slipstream.workload import build_from
 from slipstream_bench.rank_models import Tied, batch_of, model_of
 
@@ -214,7 +210,7 @@ def _steps(asked: dict[str, Any], rank: int) -> tuple[list[dict[str, Any]], list
 
 def _shifted(operation: dict[str, Any]) -> list[tuple[float, float]]:
     """When everybody began to send its neighbour so many bytes twice in a row, and how long it
-    took: as of one message there and back (`cluster.measuring.Sample`), with both ways in use."""
+    took: as of one message there and back (`cluster.samples.Sample`), with both ways in use."""
     wire = Wire.of()
     sent = torch.zeros(operation["nbytes"], dtype=torch.uint8)
     received = torch.empty_like(sent)

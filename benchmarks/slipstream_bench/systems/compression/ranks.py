@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.cluster import Cluster, Collective, Netlab, why_no_netlab
+from slipstream.cluster import Cluster, Collective
+from slipstream.ranks import Netlab, why_no_netlab
 from slipstream.technique import parse
 from slipstream.techniques.distributed.compression.bucket import Layout
 from slipstream.techniques.distributed.compression.compressor import Compressor

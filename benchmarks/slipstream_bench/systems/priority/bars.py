@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from slipstream.cluster import ClusterError, why_no_netlab
+from slipstream.cluster import ClusterError
+from slipstream.ranks import why_no_netlab
 from slipstream.techniques.distributed.priority.plan import TRIED
 from slipstream.techniques.distributed.priority.simulate import ORDERS
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged

@@ -1,6 +1,6 @@
 """One rank of ``slipstream bench priority``: trains as it is told and says what it took.
 
-Started by `slipstream.cluster.measuring.run_ranks`.
+Started by `slipstream.ranks.launch.run_ranks`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.cluster.measuring import answer, join, own_interface
 from slipstream.errors import InvalidArgumentError, SlipstreamWarning
+from slipstream.ranks.launch import answer, join, own_interface
 from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
 from slipstream_bench.rank_models import Tied
 from slipstream_bench.systems.priority import trials

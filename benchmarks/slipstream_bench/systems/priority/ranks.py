@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cluster import Netlab
+from slipstream.ranks import Netlab
 from slipstream_bench.systems.priority.workloads import named
 
 _MODULE = "slipstream_bench.systems.priority.rank"

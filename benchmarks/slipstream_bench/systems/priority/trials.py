@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slipstream.errors import CommunicationError
 from slipstream.techniques.distributed.priority.simulate import ORDERS
 from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
-from slipstream.techniques.distributed.ranks import CommunicationError
 from slipstream_bench.systems.priority.workloads import Emulated, Layer
 
 _STEPS = 9

@@ -15,7 +15,7 @@ def main() -> None:
     """Time `steps` steps of ``models()[model]`` under DistributedDataParallel."""
     import torch.distributed as dist
 
-    from slipstream.cluster.measuring import join
+    from slipstream.ranks.launch import join
     from slipstream.techniques.distributed.ddp import DDP
     from slipstream.workload import build_from
     from slipstream_bench.systems.scale.ranks import model_named

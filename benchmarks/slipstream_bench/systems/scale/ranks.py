@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.cluster import Netlab, calibrate, why_no_netlab
-from slipstream.cluster.calibration import SHAPED_SIZES
 from slipstream.cluster.errors import ClusterError
-from slipstream.cluster.measuring import run_ranks
+from slipstream.ranks import Netlab, calibrate, why_no_netlab
+from slipstream.ranks.calibration import SHAPED_SIZES
+from slipstream.ranks.launch import run_ranks
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slipstream.errors import CommunicationError
 from slipstream.late import late
 from slipstream.techniques.distributed.compression import (
     ACP,
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from slipstream.techniques.distributed.compression.hook import Compression, compress
     from slipstream.techniques.distributed.compression.simulated import SimulatedWorkers
     from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
-    from slipstream.techniques.distributed.ranks import CommunicationError
     from slipstream.techniques.distributed.sharded.layerwise import Lamb, Lars
     from slipstream.techniques.distributed.sharded.optimizer import ShardedUpdate
 
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 _LATE = {
     "AdasumOptimizer": "adasum.optimizer",
     "AdasumState": "adasum.hook",
-    "CommunicationError": "ranks",
     "Compression": "compression.hook",
     "Lamb": "sharded.layerwise",
     "Lars": "sharded.layerwise",

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.ranks.checked import DTYPES
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""What can be exchanged."""
 ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
     torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop,
@@ -58,14 +57,6 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     if not found:
         raise InvalidArgumentError("optimizer", "it has no parameter that takes a gradient")
     return found
-
-
-def need_dense_gradient(gradient: torch.Tensor) -> None:
-    """Raise an `InvalidArgumentError` where a gradient is sparse."""
-    if gradient.layout != torch.strided:
-        raise InvalidArgumentError(
-            "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
-        )
 
 
 def fingerprint(parameters: list[torch.Tensor]) -> str:

@@ -116,7 +116,7 @@ def prove(
     from several seeds; what that shows stands beside the speed (`Comparison.quality`).
 
     Techniques that spread the step run in as many processes, on links like those of `cluster`
-    where this machine can make them (see `slipstream.cluster.places`), each rank on one thread
+    where this machine can make them (see `slipstream.ranks.hosts`), each rank on one thread
     unless `threads` says otherwise, with a seed of its own. Once everything is timed, they take
     some steps more and tell what these wait for, and what the link carries: events of the kind
     `slipstream.measure.records.AFTERWARDS`.

@@ -33,11 +33,11 @@ import torch.distributed as dist
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
+from slipstream.ranks.checked import DTYPES
+from slipstream.ranks.wire import Wire
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import weights
 from slipstream.techniques.distributed.collectives.scatter import cut, shares
-from slipstream.techniques.distributed.parameters import DTYPES
-from slipstream.techniques.distributed.wire import Wire
 
 ALGORITHMS = ("auto", "gram", "rvh")
 # Everybody sends to everybody up to so many ranks; beyond, messages would be many and small.

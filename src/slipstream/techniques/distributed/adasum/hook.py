@@ -13,22 +13,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import CommunicationError, InvalidArgumentError
+from slipstream.ranks.buckets import BucketThread
+from slipstream.ranks.checked import checked_group_of
+from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, Ranks, need_processes
 from slipstream.techniques.distributed.adasum.exchange import (
     check,
     check_algorithm,
     check_nodes,
     exchange,
 )
-from slipstream.techniques.distributed.buckets import BucketThread
-from slipstream.techniques.distributed.ranks import (
-    PATIENCE_S,
-    TIMEOUT_S,
-    CommunicationError,
-    Ranks,
-    need_processes,
-)
-from slipstream.techniques.distributed.team import team_of
 
 
 class AdasumState:
@@ -105,12 +99,14 @@ def adasum_all_reduce(
             numbers are not finite (the tensors then are of no use); or one of them ended or hung
             (after 25 s at most).
     """
-    team = team_of(group)
-    wire = team.wire
+    ranks = checked_group_of(group)
+    wire = ranks.wire
     starts = check(tensor, layers, algorithm, wire.size)
     check_nodes(per_node, wire.size, algorithm)
     layout = zlib.crc32(np.ascontiguousarray(starts[:-1]).tobytes())
-    team.alike("adasum_all_reduce", tensor, f"{algorithm} {per_node} {layout}")
+    ranks.alike("adasum_all_reduce", tensor, f"{algorithm} {per_node} {layout}")
     flat = tensor.detach().view(-1)
-    if not team.run("adasum_all_reduce", lambda: exchange(flat, starts, wire, algorithm, per_node)):
+    if not ranks.run(
+        "adasum_all_reduce", lambda: exchange(flat, starts, wire, algorithm, per_node)
+    ):
         raise CommunicationError("a rank's numbers are not finite", remedy="skip the step")

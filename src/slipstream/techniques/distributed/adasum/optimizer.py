@@ -17,19 +17,19 @@ import torch
 import torch.distributed as dist
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.ranks.checked import checked_group_of
+from slipstream.ranks.group import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    Ranks,
+    need_processes,
+)
 from slipstream.techniques.distributed.adasum.exchange import check_algorithm, check_nodes, exchange
 from slipstream.techniques.distributed.parameters import (
     fingerprint,
     need_optimizer,
     parameters_of,
 )
-from slipstream.techniques.distributed.ranks import (
-    PATIENCE_S,
-    TIMEOUT_S,
-    Ranks,
-    need_processes,
-)
-from slipstream.techniques.distributed.team import team_of
 from slipstream.techniques.distributed.wrapping import WrappingOptimizer, loss_of
 
 _KEY = "adasum"
@@ -257,16 +257,16 @@ def average_buffers(module: torch.nn.Module, group: Any = None) -> None:
         CommunicationError: on every rank: they disagree on the buffers, and nothing was exchanged;
             or one of them ended or hung (after 25 s at most).
     """
-    team = team_of(group)
+    ranks = checked_group_of(group)
     found = [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
     shapes = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in found)
-    team.alike("average_buffers", torch.zeros(0), shapes)
+    ranks.alike("average_buffers", torch.zeros(0), shapes)
     buffers = [one for _, one in found]
-    team.run(
-        "average_buffers", lambda: [dist.all_reduce(one, group=team.wire.group) for one in buffers]
+    ranks.run(
+        "average_buffers", lambda: [dist.all_reduce(one, group=ranks.wire.group) for one in buffers]
     )
     for buffer in buffers:
-        buffer.div_(team.wire.size)
+        buffer.div_(ranks.wire.size)
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

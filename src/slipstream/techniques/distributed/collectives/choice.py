@@ -9,8 +9,8 @@ import numpy as np
 
 from slipstream.cluster import Collective, Group
 from slipstream.errors import InvalidArgumentError
+from slipstream.ranks.lines import way
 from slipstream.techniques.distributed.collectives.grid import chunks_of
-from slipstream.techniques.distributed.lines import way
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Cost

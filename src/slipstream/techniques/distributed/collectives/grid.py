@@ -15,9 +15,9 @@ import itertools
 
 import torch
 
+from slipstream.ranks.lines import Gather, Line, Scatter, room_for
+from slipstream.ranks.wire import Wire
 from slipstream.techniques.distributed.collectives.scatter import cut, shares
-from slipstream.techniques.distributed.lines import Gather, Line, Scatter, room_for
-from slipstream.techniques.distributed.wire import Wire
 
 # Chunks hide what happens within the rows, and cost messages: no more, and none smaller.
 _MOST_CHUNKS = 8

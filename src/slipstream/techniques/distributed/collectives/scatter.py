@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.lines import ALGORITHMS, Line, gather, scatter
-from slipstream.techniques.distributed.team import Team, need_dense, team_of
+from slipstream.ranks.checked import CheckedGroup, checked_group_of, need_dense
+from slipstream.ranks.lines import ALGORITHMS, Line, gather, scatter
 
 
 def shares(numel: int, ranks: int) -> list[int]:
@@ -44,7 +44,7 @@ def reduce_scatter(
         mean: divide by the number of ranks.
         group: the processes; None: all.
         algorithm: ``direct``, ``halving`` (powers of two), ``ring`` or ``auto``; see
-            `slipstream.techniques.distributed.lines`.
+            `slipstream.ranks.lines`.
 
     Returns:
         A new tensor, [share], of the same dtype: numbers ``shares(n)[rank]`` on of the flat sum.
@@ -56,15 +56,15 @@ def reduce_scatter(
             them ended or hung (after 25 s at most).
     """
     need_dense(tensor)
-    team = team_of(group)
-    need_algorithm(algorithm, team)
-    team.alike("reduce_scatter", tensor, f"{mean} {algorithm}")
-    wire = team.wire
+    ranks = checked_group_of(group)
+    need_algorithm(algorithm, ranks)
+    ranks.alike("reduce_scatter", tensor, f"{mean} {algorithm}")
+    wire = ranks.wire
     flat = tensor.detach().contiguous().view(-1)
     pieces = cut(flat, shares(flat.numel(), wire.size))
     out = torch.empty_like(pieces[wire.rank])
     divisor = wire.size if mean else 1
-    team.run("reduce_scatter", lambda: scatter(Line.of(wire), pieces, out, algorithm, divisor))
+    ranks.run("reduce_scatter", lambda: scatter(Line.of(wire), pieces, out, algorithm, divisor))
     return out
 
 
@@ -79,20 +79,20 @@ def all_gather(share: torch.Tensor, *, group: Any = None, algorithm: str = "auto
         As `reduce_scatter`.
     """
     need_dense(share, "share")
-    team = team_of(group)
-    need_algorithm(algorithm, team)
-    rows = team.say("all_gather", share, algorithm)
+    ranks = checked_group_of(group)
+    need_algorithm(algorithm, ranks)
+    rows = ranks.say("all_gather", share, algorithm)
     starts = [0, *itertools.accumulate(row[-1] for row in rows)]
     flat = torch.empty(starts[-1], dtype=share.dtype)
     pieces = cut(flat, starts)
-    pieces[team.wire.rank].copy_(share.detach().reshape(-1))
-    team.run("all_gather", lambda: gather(Line.of(team.wire), pieces, algorithm))
+    pieces[ranks.wire.rank].copy_(share.detach().reshape(-1))
+    ranks.run("all_gather", lambda: gather(Line.of(ranks.wire), pieces, algorithm))
     return flat
 
 
-def need_algorithm(algorithm: str, team: Team) -> None:
+def need_algorithm(algorithm: str, ranks: CheckedGroup) -> None:
     """Raise an `InvalidArgumentError` where there is none of that name for so many ranks."""
-    size = team.wire.size
+    size = ranks.wire.size
     if algorithm not in ALGORITHMS:
         raise InvalidArgumentError(
             "algorithm", f"'{algorithm}' is none", remedy=" or ".join(ALGORITHMS)

@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.buckets import BucketThread
+from slipstream.ranks.buckets import BucketThread
+from slipstream.ranks.checked import CheckedGroup, checked_group_of, need_dense
+from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S
 from slipstream.techniques.distributed.collectives import grid
 from slipstream.techniques.distributed.collectives.choice import chosen
-from slipstream.techniques.distributed.ranks import PATIENCE_S, TIMEOUT_S
-from slipstream.techniques.distributed.team import Team, need_dense, team_of
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
@@ -48,14 +48,14 @@ def two_d_allreduce(
     Source: Kumar et al., MLSys 2021, arXiv 2011.03641.
     """
     need_dense(tensor)
-    team = team_of(group)
-    size = team.wire.size
+    ranks = checked_group_of(group)
+    size = ranks.wire.size
     need_rows(rows, size)
     way = _way(algorithm, cluster, tensor.numel() * tensor.element_size(), size, rows)
-    team.alike("two_d_allreduce", tensor, f"{rows} {mean} {way}")
+    ranks.alike("two_d_allreduce", tensor, f"{rows} {mean} {way}")
     values = tensor.detach()
     flat = values.contiguous().view(-1)
-    team.run("two_d_allreduce", lambda: reduce_flat(flat, team, rows, way, size if mean else 1))
+    ranks.run("two_d_allreduce", lambda: reduce_flat(flat, ranks, rows, way, size if mean else 1))
     if flat.data_ptr() != values.data_ptr():
         values.copy_(flat.view(values.shape))
 
@@ -79,24 +79,24 @@ class TwoDState:
         cluster: Cluster | None = None, timeout_s: float = TIMEOUT_S,
         patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
-        self.team = Team(group, timeout_s, patience_s, "two_d_hook")
+        self.ranks = CheckedGroup(group, timeout_s, patience_s, "two_d_hook")
         self.rows, self.algorithm, self.cluster = rows, algorithm, cluster
-        size = self.team.wire.size
+        size = self.ranks.wire.size
         need_rows(rows, size)
         # Ranks with unlike clusters would choose differently, and wait for each other.
         ways = [_way(algorithm, cluster, 1 << k, size, rows) for k in range(10, 31)]
-        self.team.alike("two_d_hook", torch.zeros(0), f"{rows} {algorithm} {ways}")
+        self.ranks.alike("two_d_hook", torch.zeros(0), f"{rows} {algorithm} {ways}")
         self._thread = BucketThread("two-d")
 
     def submit(self, flat: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks."""
-        size, nbytes = self.team.wire.size, flat.numel() * flat.element_size()
+        size, nbytes = self.ranks.wire.size, flat.numel() * flat.element_size()
         way = _way(self.algorithm, self.cluster, nbytes, size, self.rows)
 
         def work() -> None:
-            self.team.run(
+            self.ranks.run(
                 "a bucket of gradients",
-                lambda: reduce_flat(flat, self.team, self.rows, way, size),
+                lambda: reduce_flat(flat, self.ranks, self.rows, way, size),
             )
 
         return self._thread.submit(flat, work, last)
@@ -113,14 +113,14 @@ def two_d_hook(state, bucket):  # type: ignore[no-untyped-def] # DDP compares an
     return state.submit(bucket.buffer(), bucket.is_last())
 
 
-def reduce_flat(flat: torch.Tensor, team: Team, rows: int, way: str, divisor: int) -> None:
+def reduce_flat(flat: torch.Tensor, ranks: CheckedGroup, rows: int, way: str, divisor: int) -> None:
     """Put the sum over ranks, divided, in the place of `flat`, [n], contiguous."""
-    if team.wire.size == 1:
+    if ranks.wire.size == 1:
         return
     if way == "2d":
-        grid.all_reduce(flat, team.wire, rows, divisor)
+        grid.all_reduce(flat, ranks.wire, rows, divisor)
         return
-    dist.all_reduce(flat, group=team.wire.group)
+    dist.all_reduce(flat, group=ranks.wire.group)
     if divisor != 1:
         flat.div_(divisor)
 

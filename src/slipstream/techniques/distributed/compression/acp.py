@@ -12,13 +12,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.technique import Traits
-from slipstream.techniques.distributed.compression.compressor import (
-    Exchange,
-    Message,
-    Reduce,
-    sections,
-)
+from slipstream.techniques.distributed.compression.compressor import Message, sections
 from slipstream.techniques.distributed.compression.powersgd import LowRank, Matrix, as_they_are
 from slipstream.techniques.distributed.compression.technique import COMPRESSES
 

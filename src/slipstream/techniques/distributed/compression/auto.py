@@ -18,7 +18,7 @@ from slipstream.technique import parse
 from slipstream.techniques.distributed.compression.compressor import Compressor
 
 if TYPE_CHECKING:
-    from slipstream.techniques.distributed.ranks import Ranks
+    from slipstream.ranks.group import Ranks
 
 # Buckets are rebuilt after the first step, caches and the allocator warm up in the next.
 _WARM_UP = 3

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.technique import Quality, QualityKind, Traits
-from slipstream.techniques.distributed.compression.compressor import Exchange, Message, Reduce
+from slipstream.techniques.distributed.compression.compressor import Message
 from slipstream.techniques.distributed.compression.technique import COMPRESSES, CompressionTechnique
 
 if TYPE_CHECKING:

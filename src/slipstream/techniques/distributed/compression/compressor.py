@@ -11,10 +11,11 @@ gradients there ever were.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from slipstream.ranks.requests import Exchange, Gather, Reduce
 from slipstream.technique import Settings
 
 if TYPE_CHECKING:
@@ -23,20 +24,6 @@ if TYPE_CHECKING:
     from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 
 HEADER_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """A tensor to be added up over workers, in place."""
-
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Bytes, uint8 [n], that everybody is to have of everybody: sent back as [workers, n]."""
-
-    tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -61,9 +48,6 @@ class Message:
         if self.kind == "all_reduce":
             return 2.0 * (workers - 1) / workers * self.nbytes
         return float(workers - 1) * self.nbytes
-
-
-Exchange = Generator[Reduce | Gather, "torch.Tensor", bool]
 
 
 class Compressor(Settings):

@@ -15,12 +15,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.ranks.buckets import BucketThread, need_no_hook
+from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, Ranks
 from slipstream.technique import parse, registry
-from slipstream.techniques.distributed.buckets import BucketThread, need_no_hook
 from slipstream.techniques.distributed.compression.auto import Auto, Chooser
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 from slipstream.techniques.distributed.compression.compressor import Compressor, dense, mean
-from slipstream.techniques.distributed.ranks import PATIENCE_S, TIMEOUT_S, Ranks
 from slipstream.techniques.distributed.waits import put_hook
 
 _FORMAT = 2

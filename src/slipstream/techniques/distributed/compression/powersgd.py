@@ -13,13 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.technique import Traits
-from slipstream.techniques.distributed.compression.compressor import (
-    Exchange,
-    Message,
-    Reduce,
-    sections,
-)
+from slipstream.techniques.distributed.compression.compressor import Message, sections
 from slipstream.techniques.distributed.compression.technique import COMPRESSES, CompressionTechnique
 
 if TYPE_CHECKING:

@@ -9,15 +9,9 @@ import torch
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
+from slipstream.ranks.requests import Exchange, Gather, Reduce
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
-from slipstream.techniques.distributed.compression.compressor import (
-    Compressor,
-    Exchange,
-    Gather,
-    Reduce,
-    dense,
-    mean,
-)
+from slipstream.techniques.distributed.compression.compressor import Compressor, dense, mean
 
 
 def exchange_all(exchanges: Sequence[Exchange]) -> list[bool]:

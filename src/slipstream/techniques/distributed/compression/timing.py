@@ -30,8 +30,9 @@ def timer(call: Call) -> Callable[[], object]:
     """The exchange as a function of nothing, on random numbers."""
     import torch
 
+    from slipstream.ranks.requests import Gather
     from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
-    from slipstream.techniques.distributed.compression.compressor import Gather, mean
+    from slipstream.techniques.distributed.compression.compressor import mean
     from slipstream.techniques.distributed.compression.hook import settings_of
 
     text, shapes, workers, part = call.arguments

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.technique import Traits
 from slipstream.techniques.distributed.compression.compressor import (
-    Exchange,
     GatheringCompressor,
     Message,
-    Reduce,
     sections,
 )
 from slipstream.techniques.distributed.compression.technique import (

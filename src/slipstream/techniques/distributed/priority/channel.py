@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Flag, auto
 from typing import Any, Protocol
 
+from slipstream.errors import CommunicationError
+from slipstream.ranks.group import Ranks
 from slipstream.techniques.distributed.priority.exchange import Halves
 from slipstream.techniques.distributed.priority.layout import Slice, Unit
-from slipstream.techniques.distributed.ranks import CommunicationError, Ranks
 
 _WHERE = "PriorityDDP"
 

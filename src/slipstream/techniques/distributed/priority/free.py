@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slipstream.ranks.group import Ranks
 from slipstream.techniques.distributed.priority.channel import Channel, control_tag
 from slipstream.techniques.distributed.priority.layout import Slice, Unit
-from slipstream.techniques.distributed.ranks import Ranks
 
 _AHEAD = 16
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.parameters import DTYPES
+from slipstream.ranks.checked import DTYPES
 from slipstream.techniques.distributed.priority.guard import InFlight
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.graph import TensorSpec
+from slipstream.ranks.group import Ranks
 from slipstream.techniques.distributed.gradients import FIRST_BUCKET_BYTES, Gradient, buckets
 from slipstream.techniques.distributed.priority.channel import Agreed, Channel
 from slipstream.techniques.distributed.priority.free import Free
@@ -34,7 +35,6 @@ from slipstream.techniques.distributed.priority.simulate import (
     barrier,
     gated,
 )
-from slipstream.techniques.distributed.ranks import Ranks
 
 PAPERS = 50_000
 """Elements of a slice that the paper found best."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.techniques.distributed.ranks import Ranks
+from slipstream.ranks.group import Ranks
 from slipstream.techniques.distributed.waits import put_hook
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import SlipstreamWarning, UsageError
-from slipstream.techniques.distributed.parameters import need_dense_gradient
+from slipstream.ranks.buckets import need_dense_gradient
 from slipstream.techniques.distributed.priority.channel import Channel
 from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Clock, Kind

@@ -21,6 +21,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
+from slipstream.ranks.group import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    Ranks,
+    need_processes,
+)
 from slipstream.techniques.distributed.parameters import EXCHANGES, need_optimizer
 from slipstream.techniques.distributed.priority import learning, plan
 from slipstream.techniques.distributed.priority.contest import Contest
@@ -32,12 +38,6 @@ from slipstream.techniques.distributed.priority.replicas import replicated
 from slipstream.techniques.distributed.priority.rounds import Rounds
 from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, Step
 from slipstream.techniques.distributed.priority.updates import Updates
-from slipstream.techniques.distributed.ranks import (
-    PATIENCE_S,
-    TIMEOUT_S,
-    Ranks,
-    need_processes,
-)
 from slipstream.techniques.distributed.waits import Waits, watch_buckets
 
 # Steps that are timed before a plan is made; of the last one the end is not seen.

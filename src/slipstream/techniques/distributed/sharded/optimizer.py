@@ -17,19 +17,19 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
-from slipstream.techniques.distributed.buckets import BucketThread, need_no_hook
-from slipstream.techniques.distributed.lines import Line, gather, scatter
+from slipstream.ranks.buckets import BucketThread, need_no_hook
+from slipstream.ranks.checked import CheckedGroup
+from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S
+from slipstream.ranks.lines import Line, gather, scatter
 from slipstream.techniques.distributed.parameters import (
     ELEMENTWISE,
     fingerprint,
     need_optimizer,
     parameters_of,
 )
-from slipstream.techniques.distributed.ranks import PATIENCE_S, TIMEOUT_S
 from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
 from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
-from slipstream.techniques.distributed.team import Team
 from slipstream.techniques.distributed.waits import Waits, put_hook
 from slipstream.techniques.distributed.wrapping import WrappingOptimizer, loss_of
 
@@ -78,7 +78,7 @@ class ShardedUpdate(WrappingOptimizer):
         super().__init__(optimizer)
         self.skipped = 0
         """Steps that were skipped because of an overflow that a ``GradScaler`` found."""
-        self._team = Team(group, timeout_s, patience_s, "sharded_update")
+        self._team = CheckedGroup(group, timeout_s, patience_s, "sharded_update")
         wire = self._team.wire
         self.rank, self.ranks = wire.rank, wire.size
         self._line = Line.of(wire)

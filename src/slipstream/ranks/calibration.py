@@ -10,13 +10,14 @@ from slipstream.cluster.cluster import Calibration, Cluster
 from slipstream.cluster.errors import ClusterError
 from slipstream.cluster.fitting import Fit, fit
 from slipstream.cluster.generators import loopback, star
-from slipstream.cluster.measuring import COMPUTING, Operation, Rank, Sample, run_operations
-from slipstream.cluster.netlab import Netlab
 from slipstream.cluster.quantity import NOT_GIVEN, Quantity
+from slipstream.cluster.samples import COMPUTING, Operation, Sample
 from slipstream.cluster.topology import LinkKind
 from slipstream.errors import InvalidArgumentError
 from slipstream.measure.environment import capture, machine_id
 from slipstream.provenance import Provenance
+from slipstream.ranks.launch import Rank, run_operations
+from slipstream.ranks.netlab import Netlab
 
 # Close enough to each other to tell where messages begin to take another way.
 SIZES = tuple(2**k for k in range(10, 24))

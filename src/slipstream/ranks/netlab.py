@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from slipstream.cluster.errors import ClusterError
-from slipstream.cluster.measuring import Rank, run_ranks
 from slipstream.errors import InvalidArgumentError
+from slipstream.ranks.launch import Rank, run_ranks
 
 INTERFACE = "eth0"
 _NETWORK = "10.77.0"

@@ -15,21 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.cluster import (
-    ClusterError,
-    Netlab,
-    _ranks,
-    calibrate,
-    calibration,
-    closed_form_ns,
-    netlab,
-    why_no_netlab,
-)
+from slipstream.cluster import ClusterError, closed_form_ns
 from slipstream.cluster.fitting import fit, terms
-from slipstream.cluster.measuring import Operation, Rank, Sample, run_operations
 from slipstream.cluster.quantity import NOT_GIVEN
+from slipstream.cluster.samples import Operation, Sample
 from slipstream.errors import InvalidArgumentError
 from slipstream.provenance import Provenance
+from slipstream.ranks import Netlab, calibrate, calibration, netlab, operations, why_no_netlab
+from slipstream.ranks.launch import Rank, run_operations
 from slipstream.techniques.distributed.collectives.choice import chosen
 
 ALPHA, SLOPE, ADD = 30e3, 8.0, 1.5
@@ -130,10 +123,10 @@ def test_ranks_ask_to_go_first_and_do_without(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
     monkeypatch.setattr(os, "listdir", lambda path: ["11", "12"])
-    _ranks._go_first()
+    operations._go_first()
     assert asked == [11]
     monkeypatch.setattr(os, "sched_setscheduler", lambda *given: asked.append(given[0]))
-    _ranks._go_first()
+    operations._go_first()
     assert asked == [11, 11, 12]
 
 
@@ -200,7 +193,7 @@ def test_a_rank_that_fails_is_reported_and_none_is_left() -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_ranks_end_with_whoever_asked_even_if_killed() -> None:
     ask = (
-        "from slipstream.cluster.measuring import *; "
+        "from slipstream.ranks.launch import *; "
         "run_operations([Rank()] * 2, [Operation('p2p', 4, (0, 1), 10**9)])"
     )
     asking = subprocess.Popen([sys.executable, "-c", ask], start_new_session=True)
@@ -318,7 +311,7 @@ def test_racks_are_joined_by_a_cable_of_its_own() -> None:
 @pytest.mark.usefixtures("lab_here")
 def test_a_killed_lab_leaves_nothing() -> None:
     code = (
-        "import os, signal; from slipstream.cluster import Netlab\n"
+        "import os, signal; from slipstream.ranks import Netlab\n"
         "lab = Netlab(2, 1e6).__enter__(); print(*lab.pids, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

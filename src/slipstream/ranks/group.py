@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError, UsageError
-from slipstream.techniques.distributed.compression.compressor import Exchange, Gather
-from slipstream.techniques.distributed.lines import Line, gather
-from slipstream.techniques.distributed.wire import Wire
+from slipstream.errors import CommunicationError, InvalidArgumentError, UsageError
+from slipstream.ranks.lines import Line, gather
+from slipstream.ranks.requests import Exchange, Gather
+from slipstream.ranks.wire import Wire
 
 TIMEOUT_S = 20.0
 """How long a rank waits for the others in one communication, unless told otherwise."""
@@ -33,21 +33,6 @@ _POLL_S = 0.05
 _LEFT = object()
 # How often groups of a name were made of the same ranks: as often on each of them.
 _made: dict[tuple[str, str], int] = {}
-
-
-class CommunicationError(SlipstreamError):
-    """A rank died, hung, or does something else than the others.
-
-    Attributes:
-        ranks: which, as in the process group; empty where nobody could be told apart.
-    """
-
-    def __init__(
-        self, what: str, *, ranks: tuple[int, ...] = (), where: str | None = None,
-        remedy: str | None = None,
-    ) -> None:  # fmt: skip
-        self.ranks = ranks
-        super().__init__(what, where=where, remedy=remedy)
 
 
 def need_processes(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Real communications between real processes, timed."""
+"""Worker processes of one group: started together, asked once, and none left behind."""
 
 from __future__ import annotations
 
@@ -20,54 +20,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from slipstream.cluster.errors import ClusterError
+from slipstream.cluster.samples import Operation, Sample
 from slipstream.measure.wire import Interface
 
 _LIMIT_S = 300.0
 WARMUP = 2
-COMPUTING = ("alone", "beside")
 _PR_SET_PDEATHSIG = 1
 RANK_TIMEOUT = timedelta(seconds=60)
-
-
-@dataclass(frozen=True)
-class Operation:
-    """What to time.
-
-    Attributes:
-        kind: ``p2p`` (there and back), ``all_reduce``, ``all_gather``, ``reduce_scatter``,
-            ``2d``: over two rows of ranks; or ``add``: every rank adds up that many bytes, and
-            nothing is sent. Of `COMPUTING` the time of some products of matrices is told, which
-            all ranks compute ``alone``, or ``beside`` all-reduces of that many bytes.
-        nbytes: S, as `Collective.nbytes`.
-        ranks: who takes part.
-        repeats: timed, after `WARMUP` that are not.
-        pause_ns: how long each rank sleeps first, as if it computed; part of the time.
-        in_a_row: how often it is done at a stretch, the time of one being told. A token bucket has
-            saved up before the first and lets its burst pass at once; many show the link's rate.
-    """
-
-    kind: str
-    nbytes: int
-    ranks: tuple[int, ...]
-    repeats: int = 9
-    pause_ns: float = 0.0
-    in_a_row: int = 1
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What was timed, and how long it took.
-
-    Attributes:
-        duration_ns: median over repeats of the slowest rank's time; one way for ``p2p``.
-        repeats_ns: every repeat.
-        began_ns: when each began, by the clock that all processes of a machine share.
-    """
-
-    operation: Operation
-    duration_ns: float
-    repeats_ns: tuple[float, ...]
-    began_ns: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +71,7 @@ def run_operations(
         ],
     }  # fmt: skip
     answers = run_ranks(
-        ranks, "slipstream.cluster._ranks", asked, address=address, port=port, limit_s=limit_s
+        ranks, "slipstream.ranks.operations", asked, address=address, port=port, limit_s=limit_s
     )
     samples = [sample_of(o, n, answers) for n, o in enumerate([*operations] * rounds)]
     count = len(operations)

@@ -14,21 +14,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.parameters import DTYPES
-from slipstream.techniques.distributed.ranks import (
-    PATIENCE_S,
-    TIMEOUT_S,
-    CommunicationError,
-    Ranks,
-    need_processes,
-)
+from slipstream.errors import CommunicationError, InvalidArgumentError
+from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, Ranks, need_processes
 
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""What can be exchanged."""
 _SAID = ("collective", "dtype", "settings", "shape", "length")
 _T = TypeVar("_T")
 
 
-class Team:
+class CheckedGroup:
     """Processes that communicate by messages; a failure is named on all of them.
 
     Args:
@@ -87,17 +82,17 @@ class Team:
             return work()
 
 
-_teams: dict[tuple[int, ...], tuple[Any, Team]] = {}
+_groups: dict[tuple[int, ...], tuple[Any, CheckedGroup]] = {}
 
 
-def team_of(group: Any) -> Team:
-    """The team that functions use for a group; made at its first use, by all its ranks."""
+def checked_group_of(group: Any) -> CheckedGroup:
+    """The group that functions use for a group; made at its first use, by all its ranks."""
     need_processes("collectives")
     parent = group if group is not None else dist.group.WORLD
     members = tuple(dist.get_process_group_ranks(parent))
-    known = _teams.get(members)
+    known = _groups.get(members)
     if known is None or known[0] is not parent:
-        known = _teams[members] = (parent, Team(parent))
+        known = _groups[members] = (parent, CheckedGroup(parent))
     return known[1]
 
 

@@ -13,8 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.errors import UsageError
-from slipstream.techniques.distributed.parameters import need_dense_gradient
+from slipstream.errors import InvalidArgumentError, UsageError
 
 
 class BucketThread:
@@ -78,4 +77,12 @@ def need_no_hook(model: DistributedDataParallel) -> None:
         raise UsageError(
             "the model has a communication hook already, and DDP takes one",
             remedy="wrap the module in a new DistributedDataParallel",
+        )
+
+
+def need_dense_gradient(gradient: torch.Tensor) -> None:
+    """Raise an `InvalidArgumentError` where a gradient is sparse."""
+    if gradient.layout != torch.strided:
+        raise InvalidArgumentError(
+            "model", "a gradient is sparse", remedy="torch.nn.Embedding(sparse=False)"
         )

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from slipstream.techniques.distributed.wire import Wire, wait
+from slipstream.ranks.wire import Wire, wait
 
 ALGORITHMS = ("auto", "direct", "halving", "ring")
 # Of more ranks, messages from everybody to everybody would be many.

@@ -7,10 +7,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from team import run_ranks
 
-from slipstream.techniques.distributed.compression.compressor import Exchange, Gather, Reduce
-from slipstream.techniques.distributed.ranks import CommunicationError, Ranks
+from forked_ranks import run_ranks
+from slipstream.errors import CommunicationError
+from slipstream.ranks.group import Ranks
+from slipstream.ranks.requests import Exchange, Gather, Reduce
 
 
 @pytest.mark.parametrize("leaving", [(0, 1, 2), (0, 2)])

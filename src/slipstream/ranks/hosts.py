@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slipstream.cluster.calibration import cores
 from slipstream.cluster.cluster import Cluster
-from slipstream.cluster.measuring import Rank
-from slipstream.cluster.netlab import Netlab, why_no_netlab
+from slipstream.ranks.calibration import cores
+from slipstream.ranks.launch import Rank
+from slipstream.ranks.netlab import Netlab, why_no_netlab
 
 # Ethernet, IP and TCP with time stamps, on 1448 bytes of a full packet; the interface counts them.
 HEADERS = (1448 + 66) / 1448
@@ -19,7 +19,7 @@ _HOST_RATE = 1e11
 
 
 @dataclass(frozen=True)
-class Places:
+class Hosts:
     """Where so many ranks run, and what lies between them.
 
     Attributes:
@@ -50,11 +50,11 @@ class Places:
 
 
 @contextlib.contextmanager
-def places(cluster: Cluster, ranks: int) -> Iterator[Places]:
-    """Places for `ranks` on links like the cluster's where this machine can make them.
+def hosts_of(cluster: Cluster, ranks: int) -> Iterator[Hosts]:
+    """Hosts for `ranks` on links like the cluster's where this machine can make them.
 
     Without root, or where the cluster's network is none of equal cables into one switch, they
-    communicate through this machine's memory, and `Places.said` says why. Nothing is left behind.
+    communicate through this machine's memory, and `Hosts.said` says why. Nothing is left behind.
     """
     crowded = cores() < ranks
     noise = [
@@ -70,7 +70,7 @@ def places(cluster: Cluster, ranks: int) -> Iterator[Places]:
                 f"{ranks} ranks on hosts of a network lab, cables of {rate * 8 / 1e6:.0f} Mbit/s "
                 "with headers, as the cluster says"
             )
-            yield Places(tuple(lab.ranks()), (said, *noise), True, True, 1, rate, lab)
+            yield Hosts(tuple(lab.ranks()), (said, *noise), True, True, 1, rate, lab)
             return
         why = rate if isinstance(rate, str) else reason
         said = f"{ranks} ranks communicate through this machine's memory: {why}"
@@ -78,10 +78,10 @@ def places(cluster: Cluster, ranks: int) -> Iterator[Places]:
             # A host of its own, so that its counters count nothing else.
             lab = stack.enter_context(Netlab(1, _HOST_RATE))
             inside = Rank(lab.prefix(0), "lo")
-            yield Places((inside,) * ranks, (said, *noise), True, False, ranks, _lab=lab)
+            yield Hosts((inside,) * ranks, (said, *noise), True, False, ranks, _lab=lab)
             return
         shared = "bytes are all that passed the loopback interface meanwhile, other programs' too"
-        yield Places((Rank(),) * ranks, (said, shared, *noise), False, False, ranks)
+        yield Hosts((Rank(),) * ranks, (said, shared, *noise), False, False, ranks)
 
 
 def _line_rate(cluster: Cluster) -> float | str:

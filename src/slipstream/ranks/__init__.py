@@ -1,0 +1,8 @@
+"""Real processes that form a group: started, joined, on shaped links, measured."""
+
+from __future__ import annotations
+
+from slipstream.ranks.calibration import calibrate, measured_here
+from slipstream.ranks.netlab import Netlab, why_no_netlab
+
+__all__ = ["Netlab", "calibrate", "measured_here", "why_no_netlab"]
