@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
 GROUP = "slipstream.techniques"
+# Settings that choose modules: never a technique's main one.
+_CHOOSING = frozenset({"only", "except_"})
 # Origins of graphs that `slipstream import` makes; what was exported here keeps its calls.
 _TRACES = frozenset({"kineto", "chakra"})
 
@@ -280,7 +282,7 @@ class Settings:
         parts: list[str] = []
         for number, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if number == 0:
+            if number == 0 and field.name not in _CHOOSING:
                 parts.append(_write(value))
             elif value != field.default:
                 parts.append(f"{field.name.rstrip('_')}={_write(value)}")

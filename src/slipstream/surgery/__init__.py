@@ -4,17 +4,20 @@ from slipstream.surgery.attention import NotRewrittenError, attend, with_attenti
 from slipstream.surgery.check import difference, outputs_of, tensors_in
 from slipstream.surgery.pairs import Pair, consecutive_pairs, place
 from slipstream.surgery.parameters import exchange_parameters
+from slipstream.surgery.selection import Selection, module_of
 from slipstream.surgery.sites import Site, callers
 
 __all__ = [
     "NotRewrittenError",
     "Pair",
+    "Selection",
     "Site",
     "attend",
     "callers",
     "consecutive_pairs",
     "difference",
     "exchange_parameters",
+    "module_of",
     "outputs_of",
     "place",
     "tensors_in",

@@ -18,7 +18,14 @@ import numpy as np
 from slipstream.durations import questions, rescale
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
-from slipstream.surgery import consecutive_pairs, difference, outputs_of, place
+from slipstream.surgery import (
+    Selection,
+    consecutive_pairs,
+    difference,
+    module_of,
+    outputs_of,
+    place,
+)
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.dataflow import Dataflow
@@ -40,7 +47,14 @@ _TRAINS = "batch statistics are needed while training"
 
 @dataclass(frozen=True)
 class ConvBnFold(Settings):
-    """Inference with every batch norm that follows a convolution or linear layer folded into it."""
+    """Inference with every batch norm that follows a convolution or linear layer folded into it.
+
+    Attributes:
+        only, except_: patterns of batch norms' qualified names.
+    """
+
+    only: str = "*"
+    except_: str = ""
 
     name: ClassVar[str] = "conv_bn_fold"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
@@ -58,15 +72,15 @@ class ConvBnFold(Settings):
             return f"{_TRAINS}; for inference call model.eval()"
         if not _foldable(graph):
             return "no batch norm follows a convolution or linear layer whose output only it reads"
-        return None
+        return self._selection.why_none(module_of(graph, one.norm) for one in _foldable(graph))
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Every layer that gets a bias, without and with it."""
-        return questions(graph, _biased(graph, _foldable(graph)))
+        return questions(graph, _biased(graph, self._chosen(graph)))
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Take the batch norms out; layers without a bias get one."""
-        found = _foldable(graph)
+        found = self._chosen(graph)
         biased = _biased(graph, found)
         edit = Editor(_rewired(graph, found, biased), str(self))
         rescale(edit, graph, biased, context.durations)
@@ -106,6 +120,8 @@ class ConvBnFold(Settings):
                 where=_first_reason(model, norms),
                 remedy="fold layers that stand right before a batch norm in eval mode",
             )
+        self._selection.need_some(self.name, [pair.second for pair in pairs])
+        pairs = [pair for pair in pairs if pair.second in self._selection]
         undo = []
         for pair in pairs:
             layer, norm = model.get_submodule(pair.first), model.get_submodule(pair.second)
@@ -125,6 +141,14 @@ class ConvBnFold(Settings):
                 "its weights while it runs?",
             )
 
+    @property
+    def _selection(self) -> Selection:
+        return Selection(self.only, self.except_)
+
+    def _chosen(self, graph: Graph) -> list[_Fold]:
+        """Those whose batch norms are meant."""
+        return [one for one in _foldable(graph) if module_of(graph, one.norm) in self._selection]
+
     def quality(self, graph: Graph | None = None) -> Quality:
         """The same function; products are rounded at another place."""
         return Quality(
@@ -133,6 +157,8 @@ class ConvBnFold(Settings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Torch's own fold before the model is returned, when its weights are loaded."""
+        if not self._selection.everything:
+            return CodeChange("", "fold the modules you mean with torch.nn.utils.fusion, by hand")
 
         return CodeChange.of(
             workload,

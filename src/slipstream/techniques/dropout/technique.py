@@ -18,6 +18,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec, calls_of, price
 from slipstream.native import library, why_no_library
 from slipstream.source import NotPlacedError, Places, Source
+from slipstream.surgery import Selection, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 
@@ -43,7 +44,14 @@ _BY_HAND = "import slipstream.nn\nself.drop = slipstream.nn.Dropout(0.1)"
 
 @dataclass(frozen=True)
 class FusedDropout(Settings):
-    """Every ``nn.Dropout`` of the model as a ``slipstream.nn.Dropout``."""
+    """Every ``nn.Dropout`` of the model as a ``slipstream.nn.Dropout``.
+
+    Attributes:
+        only, except_: patterns of modules' qualified names.
+    """
+
+    only: str = "*"
+    except_: str = ""
 
     name: ClassVar[str] = "dropout"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
@@ -61,12 +69,12 @@ class FusedDropout(Settings):
             return _FUNCTION
         if library() is None:
             return f"it needs the compiled library: {why_no_library()}"
-        return None
+        return self._selection.why_none(module_of(graph, one.draw) for one in _exchanged(graph))
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Every dropout's operators beside the passes that come in their place."""
         asked: list[Call] = []
-        for site in _exchanged(graph):
+        for site in self._chosen(graph):
             asked += calls_of(graph, site.tasks)
             asked += [site.passing(backward) for backward in (False, True)]
             asked += [site.copy] if site.inplace else []
@@ -74,7 +82,7 @@ class FusedDropout(Settings):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of each dropout's forward operators, one in that of its backward."""
-        found = _exchanged(graph)
+        found = self._chosen(graph)
         edit = Editor(graph, str(self))
         in_step = pace(graph, [task for site in found for task in site.tasks], context.durations)
         fresh = int(graph.operands.max(initial=-1)) + 1
@@ -116,14 +124,16 @@ class FusedDropout(Settings):
                 "dropout needs the model, and this workload's step hides it",
                 remedy="return (model, batch, loss, optimizer)",
             )
-        found = [module for module in built.model.modules() if type(module) is nn.Dropout]
+        found = {n: one for n, one in built.model.named_modules() if type(one) is nn.Dropout}
         if not found:
             raise WorkloadError(
                 "the model has no nn.Dropout",
                 remedy="write slipstream.nn.dropout in place of F.dropout",
             )
-        for module in found:
-            module.__class__ = Dropout
+        self._selection.need_some(self.name, found)
+        for name, module in found.items():
+            if name in self._selection:
+                module.__class__ = Dropout
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """Other random numbers of the same distribution."""
@@ -134,7 +144,18 @@ class FusedDropout(Settings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """``slipstream.nn.Dropout`` where the file makes an ``nn.Dropout``."""
+        if not self._selection.everything:
+            return CodeChange("", f"for the modules you mean, by hand:\n{_BY_HAND}")
         return CodeChange.of(workload, _edit, by_hand=_BY_HAND)
+
+    @property
+    def _selection(self) -> Selection:
+        return Selection(self.only, self.except_)
+
+    def _chosen(self, graph: Graph) -> list[_Site]:
+        """Sites of the modules that are meant."""
+        found = _exchanged(graph)
+        return [one for one in found if module_of(graph, one.draw) in self._selection]
 
 
 def _edit(where: Places) -> Source:
@@ -172,6 +193,11 @@ class _Site:
     gradients: tuple[int, int]
     inplace: bool
     whole_module: bool
+
+    @property
+    def draw(self) -> int:
+        """The first of its tasks."""
+        return self.forward[0]
 
     @property
     def device(self) -> str:

@@ -10,6 +10,7 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph
 from slipstream.native import library, why_no_library
 from slipstream.source import NotPlacedError, Places, Source
+from slipstream.surgery import Selection, module_of
 from slipstream.technique import CodeChange, Context, Settings
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.embedding.groups import Group, asked, exchanged
@@ -27,10 +28,13 @@ class TableExchange(Settings, ABC):
     Attributes:
         by_hand: lines that do the same in a user's source.
         rows: smaller tables stay as they are.
+        only, except_: patterns of modules' qualified names.
     """
 
     by_hand: ClassVar[str]
     rows: int
+    only: str
+    except_: str
 
     @abstractmethod
     def groups(self, graph: Graph) -> list[Group]:
@@ -48,6 +52,23 @@ class TableExchange(Settings, ABC):
             WorkloadError: none of them can be exchanged.
             InvalidArgumentError: they cannot be so small.
         """
+
+    def why_none(self, graph: Graph) -> str | None:
+        """None, or why no table can be exchanged for a module that is timed on processors."""
+        reason = why_none(graph, self.rows)
+        return reason or self._selection.why_none(
+            module_of(graph, one.task) for one in chosen(graph, self.rows)
+        )
+
+    def chosen(self, graph: Graph) -> list[Lookup]:
+        """Look-ups of the tables that are large enough, and meant."""
+        found = chosen(graph, self.rows)
+        meant = {one.table for one in found if module_of(graph, one.task) in self._selection}
+        return [one for one in found if one.table in meant]
+
+    @property
+    def _selection(self) -> Selection:
+        return Selection(self.only, self.except_)
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """The modules' passes, and updates as they are and as they would be."""
@@ -87,6 +108,8 @@ class TableExchange(Settings, ABC):
         except InvalidArgumentError as error:
             remedy = f"{self.name}:rows=N changes the limit"
             raise WorkloadError(error.what, remedy=remedy) from error
+        self._selection.need_some(self.name, [one.name for one in tables])
+        tables = [one for one in tables if one.name in self._selection]
         for plan in self.plans(built, tables):
             plan.apply(built.model, built.optimizer)
 

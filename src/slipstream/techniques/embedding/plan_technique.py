@@ -13,9 +13,7 @@ from slipstream.graph import Graph, StepPhase
 from slipstream.technique import Quality, QualityKind, Stage, Traits
 from slipstream.techniques.embedding.exchange import (
     TableExchange,
-    chosen,
     dense_bytes,
-    why_none,
 )
 from slipstream.techniques.embedding.groups import Group
 from slipstream.techniques.embedding.tables import Lookup
@@ -43,12 +41,15 @@ class EmbeddingPlan(TableExchange):
         methods: table formats to choose from, joined by ``/``: ``lowdim/robe``; all when empty.
         file: a plan that was saved (`slipstream.embedding.Plan.save`); then the others say nothing.
         rows: smaller tables stay as they are.
+        only, except_: patterns of modules' qualified names.
     """
 
     ratio: float = 10.0
     methods: str = ""
     file: str = ""
     rows: int = 2000
+    only: str = "*"
+    except_: str = ""
 
     name: ClassVar[str] = "embedding_plan"
     traits: ClassVar[Traits] = Traits(
@@ -66,7 +67,7 @@ class EmbeddingPlan(TableExchange):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no table is worth it."""
-        if (reason := why_none(graph, self.rows)) is not None:
+        if (reason := self.why_none(graph)) is not None:
             return reason
         try:
             plan = self._plan(self._facts(graph), _trains(graph))
@@ -81,7 +82,7 @@ class EmbeddingPlan(TableExchange):
         from slipstream.techniques.embedding.formats import FORMATS
 
         by_name: dict[str, list[Lookup]] = {}
-        for one in chosen(graph, self.rows):
+        for one in self.chosen(graph):
             by_name.setdefault(_name(graph, one), []).append(one)
         if not by_name:
             return []
@@ -131,7 +132,7 @@ class EmbeddingPlan(TableExchange):
         """Tables by the names of their modules, in the order of the names."""
         from slipstream.techniques.embedding.formats.format import TableFacts
 
-        sizes = {_name(graph, one): one.weight.shape for one in chosen(graph, self.rows)}
+        sizes = {_name(graph, one): one.weight.shape for one in self.chosen(graph)}
         return [TableFacts(name, rows, dim) for name, (rows, dim) in sorted(sizes.items())]
 
     def _plan(self, facts: Sequence[TableFacts], trains: bool) -> Plan:

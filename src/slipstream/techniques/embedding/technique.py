@@ -18,10 +18,8 @@ from slipstream.graph import Graph, StepPhase
 from slipstream.technique import Quality, QualityKind, Stage, Traits
 from slipstream.techniques.embedding.exchange import (
     TableExchange,
-    chosen,
     dense_bytes,
     why_no_kernels,
-    why_none,
 )
 from slipstream.techniques.embedding.groups import Group
 from slipstream.units import format_bytes
@@ -46,6 +44,7 @@ class RobeEmbedding(TableExchange):
         block: numbers read in one run.
         sign: whether rows have hashed signs, which make inner products of rows unbiased.
         rows: smaller tables stay as they are: they cost nothing and would only collide.
+        only, except_: patterns of modules' qualified names.
     """
 
     ratio: float = 100.0
@@ -53,6 +52,8 @@ class RobeEmbedding(TableExchange):
     # As a plan's (`formats.robe.SIGN`): trained rows with signs can have no direction in common.
     sign: bool = False
     rows: int = 10_000
+    only: str = "*"
+    except_: str = ""
 
     name: ClassVar[str] = "robe_embedding"
     traits: ClassVar[Traits] = Traits(
@@ -68,7 +69,7 @@ class RobeEmbedding(TableExchange):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no table is worth it."""
-        if (reason := why_none(graph, self.rows) or why_no_kernels()) is not None:
+        if (reason := self.why_none(graph) or why_no_kernels()) is not None:
             return reason
         groups = self.groups(graph)
         if sum(groups[0].trained) < self.block:
@@ -84,7 +85,7 @@ class RobeEmbedding(TableExchange):
 
     def groups(self, graph: Graph) -> list[Group]:
         """All tables together, in one array."""
-        lookups = chosen(graph, self.rows)
+        lookups = self.chosen(graph)
         if not lookups:
             return []
         total = sum(spec.numel for spec in {one.table: one.weight for one in lookups}.values())

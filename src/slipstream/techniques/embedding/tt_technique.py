@@ -16,10 +16,8 @@ from slipstream.graph import Graph
 from slipstream.technique import Quality, QualityKind, Stage, Traits
 from slipstream.techniques.embedding.exchange import (
     TableExchange,
-    chosen,
     dense_bytes,
     why_no_kernels,
-    why_none,
 )
 from slipstream.techniques.embedding.groups import Group
 from slipstream.techniques.embedding.tables import Lookup
@@ -46,12 +44,15 @@ class TTEmbeddings(TableExchange):
         cores: of every train, 2 to 4; there are kernels for 2 and 3.
         rows: smaller tables stay as they are.
         svd: begin with the nearest train of each table; else with random numbers as wide as its.
+        only, except_: patterns of modules' qualified names.
     """
 
     rank: int = 32
     cores: int = 3
     rows: int = 10_000
     svd: bool = False
+    only: str = "*"
+    except_: str = ""
 
     name: ClassVar[str] = "tt_embedding"
     traits: ClassVar[Traits] = Traits(
@@ -69,7 +70,7 @@ class TTEmbeddings(TableExchange):
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no table is worth it."""
-        if (reason := why_none(graph, self.rows) or why_no_kernels()) is not None:
+        if (reason := self.why_none(graph) or why_no_kernels()) is not None:
             return reason
         if not self.groups(graph):
             return (
@@ -81,7 +82,7 @@ class TTEmbeddings(TableExchange):
     def groups(self, graph: Graph) -> list[Group]:
         """Each table as a train of its own."""
         by_table: dict[int, list[Lookup]] = {}
-        for one in chosen(graph, self.rows):
+        for one in self.chosen(graph):
             by_table.setdefault(one.table, []).append(one)
         groups = []
         for lookups in by_table.values():

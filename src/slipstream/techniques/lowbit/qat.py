@@ -11,7 +11,6 @@ bits as there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -29,7 +28,7 @@ from slipstream.quant import (
     grid_of_weights,
     quantize,
 )
-from slipstream.surgery import consecutive_pairs, place
+from slipstream.surgery import Selection, consecutive_pairs, place
 from slipstream.techniques.lowbit.convolve import Codes
 from slipstream.techniques.lowbit.handover import hand_over
 from slipstream.techniques.lowbit.layer import LowBitLayer, as_rows, why_kept
@@ -341,12 +340,12 @@ def chosen_layers(
     found = [
         name
         for name in ranges
-        if name
-        and ":" not in name
-        and _convertible(name, model.get_submodule(name))
-        and fnmatchcase(name, only)
-        and not fnmatchcase(name, except_)
+        if name and ":" not in name and _convertible(name, model.get_submodule(name))
     ]
+    selection = Selection(only, except_)
+    if found and needed and (reason := selection.why_none(found)) is not None:
+        raise InvalidArgumentError("model", reason, remedy="only=GLOB, except=GLOB by name")
+    found = [name for name in found if name in selection]
     if not found and needed:
         reasons = {why_kept(one) for name, one in model.named_modules() if name in ranges}
         raise InvalidArgumentError(

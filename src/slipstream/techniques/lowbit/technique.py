@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.durations import common_spread, pace, rescale
@@ -18,6 +17,7 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, calls_of
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
+from slipstream.surgery import Selection, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.dataflow import Dataflow
@@ -115,9 +115,10 @@ class LowBit(Settings):
             return f"the step does not train; lowbit:{self.bits} without train"
         if any(spec.device != "cpu" for call in graph.calls for spec in call.inputs):
             return "its kernels are for CPUs, and the step runs on another device"
-        if not self._sites(graph):
+        if not (every := self._sites(graph, Selection())):
             return "the step has no linear layer or plain convolution that can be taken"
-        return None
+        names = [module_of(graph, site.task) for site in every]
+        return Selection(self.only, self.except_).why_none(names)
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Layers that say how fast this machine is at these bits, and the step's own."""
@@ -264,8 +265,9 @@ class LowBit(Settings):
             f"slipstream.lowbit.quantise_model({{model}}, [{batch}], {settings})",
         )
 
-    def _sites(self, graph: Graph) -> list[_Site]:
+    def _sites(self, graph: Graph, selection: Selection | None = None) -> list[_Site]:
         """The layers that can be taken, in program order, with their bits."""
+        selection = selection or Selection(self.only, self.except_)
         flow = Dataflow(graph)
         parameters = set(graph.parameters.tolist())
         found = []
@@ -280,10 +282,9 @@ class LowBit(Settings):
         ends = {found[0][0], found[-1][0]} if found else set()
         sites = []
         for t, layer in found:
-            module = graph.task(t).module.partition(".")[2]
+            module = module_of(graph, t)
             # A model that is itself a layer has no place for another.
-            left_out = not module or fnmatchcase(module, self.except_)
-            if left_out or not fnmatchcase(module, self.only):
+            if not module or module not in selection:
                 continue
             bits = (self.wbits, self.abits)
             if t in ends:

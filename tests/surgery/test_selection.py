@@ -1,0 +1,124 @@
+"""only=GLOB and except=GLOB choose the same modules on paper and in the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slipstream.durations import Durations
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.surgery import Selection
+from slipstream.technique import Context, parse
+from slipstream.workload import Built, build_from
+from tiny_models import record
+
+
+def test_a_name_is_in_it_that_one_pattern_takes_and_the_other_leaves() -> None:
+    selection = Selection("blocks.*", "*.norm")
+    assert "blocks.0.linear" in selection
+    assert "blocks.0.norm" not in selection
+    assert "head" not in selection
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near() -> None:
+    names = ["blocks.0.drop", "blocks.1.drop", "head"]
+    assert Selection().why_none(names) is None
+    assert Selection("blocks.*").why_none(names) is None
+    assert "near: blocks.0.drop" in str(Selection("block.0.drop").why_none(names))
+    assert "except=hed is none" in str(Selection(except_="hed").why_none(names))
+    assert "leaves none" in str(Selection("head", "h*").why_none(names))
+
+
+class Several(nn.Module):
+    """Two of everything that techniques exchange."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.user, self.item = nn.Embedding(3000, 16), nn.Embedding(3000, 16)
+        self.first, self.last = self._block(), self._block()
+
+    def _block(self) -> nn.Sequential:
+        if self.kind == "dropout":
+            return nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+        if self.kind == "conv_bn_fold":
+            return nn.Sequential(nn.Conv1d(16, 16, 1), nn.BatchNorm1d(16))
+        return nn.Sequential(nn.Linear(16, 16))
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x = self.user(ids) + self.item(ids)
+        x = x.unsqueeze(-1) if self.kind == "conv_bn_fold" else x
+        return self.last(self.first(x))
+
+
+def parts(kind: str) -> Any:
+    torch.manual_seed(0)
+    model, ids = Several(kind), torch.randint(0, 3000, (32,))
+    if kind in ("conv_bn_fold", "lowbit"):
+        return model.eval(), ids
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return model, ids, lambda out: out.square().mean(), optimizer
+
+
+CASES = [
+    ("dropout", "dropout", "first.1", "last.1"),
+    ("conv_bn_fold", "conv_bn_fold", "first.1", "last.1"),
+    ("embedding", "robe_embedding:10,rows=1000", "user", "item"),
+    ("embedding", "tt_embedding:2,rows=1000", "user", "item"),
+    ("embedding", "embedding_plan:10,rows=1000", "user", "item"),
+]
+
+
+def with_settings(text: str, settings: str) -> str:
+    return f"{text}{',' if ':' in text else ':'}{settings}"
+
+
+@pytest.mark.parametrize(("kind", "text", "taken", "left"), CASES)
+@pytest.mark.parametrize("how", ["only={taken}", "except={left}"])
+def test_both_sides_keep_to_it(
+    kind: str, text: str, taken: str, left: str, how: str, tmp_path: Path
+) -> None:
+    (technique,) = parse(with_settings(text, how.format(taken=taken, left=left)))
+    before: Built = build_from(parts(kind), (), 0, kind)
+    graph = record(before)
+    classes = {name: type(one) for name, one in before.model.named_modules()}
+    assert technique.why_not(graph) is None
+    (every,) = parse(text)
+    context = Context(Durations(threads=1, path=tmp_path / "none.db"))
+    some, all_ = (one.predict(graph, context).edits[-1].what for one in (technique, every))
+    assert some != all_
+    after: Built = build_from(parts(kind), (technique,), 0, kind)
+    changed = {n for n, one in after.model.named_modules() if classes.get(n) is not type(one)}
+    assert taken in changed
+    assert left not in changed
+
+
+@pytest.mark.parametrize(("kind", "text", "taken", "left"), CASES)
+def test_both_sides_refuse_what_matches_nothing(
+    kind: str, text: str, taken: str, left: str
+) -> None:
+    (technique,) = parse(with_settings(text, f"only={taken}x"))
+    reason = str(technique.why_not(record(build_from(parts(kind), (), 0, kind))))
+    assert f"only={taken}x is none" in reason
+    assert taken in reason
+    with pytest.raises(WorkloadError, match=f"only={taken}x"):
+        build_from(parts(kind), (technique,), 0, kind)
+
+
+def test_low_bit_layers_are_chosen_alike() -> None:
+    graph = record(build_from(parts("lowbit"), (), 0, "lowbit"))
+    (missing,) = parse("lowbit:w8a8,only=frist.*")
+    assert "near: first.0" in str(missing.why_not(graph))
+    with pytest.raises((InvalidArgumentError, WorkloadError), match="frist"):
+        build_from(parts("lowbit"), (missing,), 0, "lowbit")
+
+
+def test_a_name_says_what_is_left_out_and_no_more() -> None:
+    assert str(parse("dropout")[0]) == "dropout"
+    (some,) = parse("dropout:only=first.*")
+    assert str(some) == "dropout:only=first.*"
+    assert parse(str(some)) == (some,)
