@@ -17,6 +17,7 @@ import pytest
 
 from slipstream.child import Channel, Child, channel
 from slipstream.errors import (
+    ChildDiedError,
     ChildError,
     InvalidArgumentError,
     MeasurementError,
@@ -209,13 +210,13 @@ def test_a_hang_after_much_output_is_located_too(child: Child, tmp_path: Path) -
 
 
 def test_a_kill_by_the_system_is_said(child: Child) -> None:
-    with pytest.raises(ChildError, match="killed by the system") as caught:
+    with pytest.raises(ChildDiedError, match="killed by the system") as caught:
         child.call("user_code:killed")
     assert "memory" in (caught.value.remedy or "")
 
 
 def test_a_crash_shows_what_was_printed_before(child: Child) -> None:
-    with pytest.raises(ChildError, match="SIGSEGV") as caught:
+    with pytest.raises(ChildDiedError, match="SIGSEGV") as caught:
         child.call("user_code:crash")
     assert "about to crash" in caught.value.what
 

@@ -115,6 +115,10 @@ class ChildError(SlipstreamError):
     """A child process died, hung or was killed."""
 
 
+class ChildDiedError(ChildError):
+    """A child process ended before it answered: killed, of a signal, or by itself."""
+
+
 class MeasurementError(SlipstreamError):
     """A measurement failed; names arm, block and phase."""
 

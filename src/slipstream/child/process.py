@@ -20,7 +20,7 @@ from typing import Any
 from slipstream.child.descendants import descendants, end, end_group
 from slipstream.child.pipe import TICK_S, Channel, Message
 from slipstream.child.report import is_user_file, revive
-from slipstream.errors import ChildError
+from slipstream.errors import ChildDiedError, ChildError
 
 _GRACE_S = 2.0
 # How long a child may leave a message unread, and how long the system takes to end a process.
@@ -307,6 +307,7 @@ class Child:
         remedy: str | None
         if stopped:
             return ChildError(f"{self.name} was stopped and cannot be called any more")
+        kind = ChildDiedError if ended else ChildError
         if not ended:
             what = f"{self.name} closed its pipe and went on without answering"
             remedy = "does the script close files it did not open?"
@@ -321,7 +322,7 @@ class Child:
             remedy = "does the script call sys.exit or os._exit?"
         if tail:
             what += "; its last output was:\n" + _indent(tail)
-        return ChildError(what, remedy=remedy)
+        return kind(what, remedy=remedy)
 
 
 def _indent(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.child.descendants import descendants, end
 from slipstream.child.pipe import Channel, Message
 from slipstream.child.report import describe_error, revive
-from slipstream.errors import ChildError, InvalidArgumentError, WorkloadError
+from slipstream.errors import ChildDiedError, ChildError, InvalidArgumentError, WorkloadError
 
 _channel: Channel | None = None
 
@@ -77,7 +77,7 @@ def call_in_fork(called: str, arguments: Message) -> Any:
     if answer is None:
         code = os.waitstatus_to_exitcode(status)
         how = f"died of signal {signal.Signals(-code).name}" if code < 0 else "ended by itself"
-        raise ChildError(f"a process for {called.rpartition(':')[2]} {how} before it was done")
+        raise ChildDiedError(f"a process for {called.rpartition(':')[2]} {how} before it was done")
     if "error" in answer:
         raise revive(answer["error"])
     return answer["result"]

@@ -18,13 +18,13 @@ _PAYS, _AMP = "fused_optimizer:fused", "amp:bf16"
 _TECHNIQUES = [_PAYS, _AMP]
 # So small that the budget holds enough blocks on a busy machine, too, where one of three sides and
 # their guard takes several times as long as on a quiet one.
-_SETTINGS = ["batch_size=4", "context=64"]
+_SETTINGS = ["batch_size=2", "context=64"]
 # `prove` records the step once more; fewer steps than the first time keep the demo short.
 _AGAIN = 9
 
 
 def command(
-    budget: Annotated[str, typer.Option("--budget", help="Time for the measurement.")] = "45s",
+    budget: Annotated[str, typer.Option("--budget", help="Time for the measurement.")] = "60s",
     store: StorePath = None,
 ) -> None:
     """Profile, predict, apply and prove two techniques on a transformer, on real text.

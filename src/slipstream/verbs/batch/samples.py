@@ -23,7 +23,7 @@ from slipstream.capture.memory import record_memory
 from slipstream.capture.place import Place, find_device
 from slipstream.child import Child
 from slipstream.durations.durations import one_pool
-from slipstream.errors import ChildError, SlipstreamError, WorkloadError
+from slipstream.errors import ChildDiedError, SlipstreamError, WorkloadError
 from slipstream.measure.memory import read_status_bytes
 from slipstream.units import format_bytes
 from slipstream.verbs.batch.segments import Least, Segments
@@ -47,9 +47,7 @@ _NO_MEMORY = (
     "can't allocate memory", "out of memory", "not enough memory", "bad_alloc", "MemoryError",
     "Cannot allocate memory", "could not create a", "std::length_error",
 )  # fmt: skip
-_ENDED = ("killed by the system", "died of signal", "ended by itself")
 _OOM_SCORE, _FIRST_TO_DIE = Path("/proc/self/oom_score_adj"), "1000"
-_TOO_FEW = "the script's data does not make a step of"
 _NO_LOADER = (
     "a script's batch is that of the DataLoader it trains with, and this one has none with a "
     f"batch size; name a function with an argument {ARGUMENT}: train.py:make_workload"
@@ -113,6 +111,10 @@ class Facts:
 
 class DoesNotFitError(SlipstreamError):
     """A step of that many samples does not fit into memory, or the data has fewer."""
+
+
+class _TooFewError(WorkloadError):
+    """A script's data has fewer samples than were asked for."""
 
 
 class Sampler:
@@ -283,7 +285,8 @@ class Sampler:
                 with self._start() as child:
                     return self._answer(child, called, **arguments)
             except SlipstreamError as error:
-                if _TOO_FEW in error.what or (shown and isinstance(error, ScriptEndedError)):
+                ended = shown and isinstance(error, ScriptEndedError)
+                if ended or isinstance(error, _TooFewError):
                     remedy = "smaller sizes, or more data"
                     raise DoesNotFitError(error.what, remedy=remedy) from error
                 if not _is_memory(error):
@@ -326,8 +329,10 @@ class Sampler:
 
 def _is_memory(error: SlipstreamError) -> bool:
     """Whether `error` is how a lack of memory shows, in Python or as a process that died."""
-    said = (*_NO_MEMORY, *_ENDED) if isinstance(error, ChildError) else _NO_MEMORY
-    return any(words in error.what for words in said)
+    if isinstance(error, ChildDiedError):
+        return True
+    # As torch and the libraries below it say it.
+    return any(words in error.what for words in _NO_MEMORY)
 
 
 # What follows runs in a child, most of it in forks of the one that ran `warm_up`.
@@ -456,7 +461,9 @@ def _loaders(workload: dict[str, Any], loads: list[int]) -> Loaders | None:
 
 def _check_loaded(built: Built, loads: list[int]) -> None:
     if loads and built.samples != loads[2]:
-        raise WorkloadError(f"{_TOO_FEW} {loads[2]} samples: it gave {built.samples}")
+        raise _TooFewError(
+            f"the script's data does not make a step of {loads[2]} samples: it gave {built.samples}"
+        )
 
 
 def _enough(least: dict[int, Least], passed_s: float, budget_s: float) -> bool:
