@@ -32,7 +32,7 @@ def install(patch: pytest.MonkeyPatch) -> KnownClock:
     """What times functions in this process reads this clock; nobody waits for a core."""
     known, time_calls = KnownClock(), arms.time_calls
 
-    def timed(function: Any, inner: int, read_delay: object = None) -> arms.Times:
+    def timed(function: Any, inner: int, *ignored: object, **clocks: object) -> arms.Times:
         return time_calls(
             function, inner, wall=lambda: int(known.wall_ns), cpu=lambda: int(known.cpu_ns)
         )

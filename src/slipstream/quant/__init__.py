@@ -12,10 +12,10 @@ One room for all who need it: low-bit layers, int8 export, compressed embeddings
 
 from slipstream.quant.binary import binarize
 from slipstream.quant.calibration import Calibration, Range, calibrate
-from slipstream.quant.codes import code_weights, dequantize, quantize
+from slipstream.quant.codes import code_weights, dequantize, grid_of_weights, quantize
 from slipstream.quant.fake import BinaryWeights, FakeQuantize, fake_quantize
 from slipstream.quant.format import Format, Granularity
-from slipstream.quant.grid import Grid, grid_of_range, grid_of_weights
+from slipstream.quant.grid import Grid, grid_of_range
 from slipstream.quant.observers import (
     LeastError,
     MinMax,

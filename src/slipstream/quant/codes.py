@@ -6,14 +6,17 @@ compiled kernels, so that they agree to the bit.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant._check import real_numbers
 from slipstream.quant.binary import binarize
 from slipstream.quant.format import Format, Granularity
-from slipstream.quant.grid import Grid, grid_of_weights
+from slipstream.quant.grid import Grid, grid_of_range
 from slipstream.quant.rounding import Rounding, rounded
+
+# Ranges that are tried for the smallest error.
+_SHRINKS = 40
 
 
 def quantize(
@@ -82,3 +85,54 @@ def code_weights(
         method="least_error" if least_error else "range",
     )
     return quantize(weight, grid), grid.scale
+
+
+def grid_of_weights(
+    weight: Any,
+    format: Format,
+    granularity: Granularity | None = None,
+    *,
+    method: Literal["range", "least_error"] = "range",
+    symmetric: bool = True,
+) -> Grid:
+    """A grid for `weight` (float, any shape), one scale for all unless `granularity` says else.
+
+    Args:
+        method: ``"range"`` represents the outermost weights; ``"least_error"`` tries ranges down
+            to a fifth of that, and takes for each scale the one of least squared error. At four
+            bits and fewer that is a different range.
+
+    Raises:
+        InvalidArgumentError: the weight is empty, holds NaN or infinity, or has no such axis.
+    """
+    import torch
+
+    weight = real_numbers("weight", weight)
+    granularity = granularity or Granularity()
+    low, high = granularity.extremes(weight)
+    if symmetric and format.signed:
+        high = torch.maximum(high, -low)
+        low = -high
+    best = grid_of_range(low, high, format, symmetric=symmetric, granularity=granularity)
+    if method == "range":
+        return best
+    if method != "least_error":
+        raise InvalidArgumentError("method", f"'{method}' is neither range nor least_error")
+    scale, zero = best.scale, best.zero
+
+    def squared_error(grid: Grid) -> Any:
+        again = dequantize(quantize(weight, grid), grid)
+        return granularity.sums((weight - again).square().double())
+
+    least = squared_error(best)
+    for step in range(1, _SHRINKS):
+        factor = 1 - 0.8 * step / _SHRINKS
+        tried = grid_of_range(
+            low * factor, high * factor, format, symmetric=symmetric, granularity=granularity
+        )
+        error = squared_error(tried)
+        better = error < least
+        least = torch.where(better, error, least)
+        scale = torch.where(better, tried.scale, scale)
+        zero = torch.where(better, tried.zero, zero)
+    return Grid(format, scale, zero, granularity)

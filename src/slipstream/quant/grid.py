@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant._check import real_numbers
@@ -11,7 +11,6 @@ from slipstream.quant.format import Format, Granularity
 
 # Below it 1 / scale is no float32 any more.
 LEAST_SCALE = 1e-30
-_SHRINKS = 40
 _WHOLE = Granularity()
 
 
@@ -127,56 +126,3 @@ def grid_of_range(
     scale = torch.where(scale < LEAST_SCALE, torch.ones_like(scale), scale)
     zero = zero.round().clamp(format.low, format.high)
     return Grid(format, scale.float(), zero.int(), granularity or _WHOLE)
-
-
-def grid_of_weights(
-    weight: Any,
-    format: Format,
-    granularity: Granularity | None = None,
-    *,
-    method: Literal["range", "least_error"] = "range",
-    symmetric: bool = True,
-) -> Grid:
-    """A grid for `weight` (float, any shape), one scale for all unless `granularity` says else.
-
-    Args:
-        method: ``"range"`` represents the outermost weights; ``"least_error"`` tries ranges down
-            to a fifth of that, and takes for each scale the one of least squared error. At four
-            bits and fewer that is a different range.
-
-    Raises:
-        InvalidArgumentError: the weight is empty, holds NaN or infinity, or has no such axis.
-    """
-    import torch
-
-    from slipstream.quant.codes import dequantize, quantize
-
-    weight = real_numbers("weight", weight)
-    granularity = granularity or _WHOLE
-    low, high = granularity.extremes(weight)
-    if symmetric and format.signed:
-        high = torch.maximum(high, -low)
-        low = -high
-    best = grid_of_range(low, high, format, symmetric=symmetric, granularity=granularity)
-    if method == "range":
-        return best
-    if method != "least_error":
-        raise InvalidArgumentError("method", f"'{method}' is neither range nor least_error")
-    scale, zero = best.scale, best.zero
-
-    def squared_error(grid: Grid) -> Any:
-        again = dequantize(quantize(weight, grid), grid)
-        return granularity.sums((weight - again).square().double())
-
-    least = squared_error(best)
-    for step in range(1, _SHRINKS):
-        factor = 1 - 0.8 * step / _SHRINKS
-        tried = grid_of_range(
-            low * factor, high * factor, format, symmetric=symmetric, granularity=granularity
-        )
-        error = squared_error(tried)
-        better = error < least
-        least = torch.where(better, error, least)
-        scale = torch.where(better, tried.scale, scale)
-        zero = torch.where(better, tried.zero, zero)
-    return Grid(format, scale, zero, granularity)
