@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from slipstream.child import Channel, worker
-from slipstream.verbs import children
 
 
 def test_the_script_does_not_go_on_when_its_own_handler_raises(
@@ -28,9 +27,9 @@ def test_the_script_does_not_go_on_when_its_own_handler_raises(
             monkeypatch.setattr(worker, "_channel", Channel(to_it, from_it))
             signal.signal(signal.SIGCHLD, _raising)
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-            ended = children.end_descendants
-            monkeypatch.setattr(children, "end_descendants", lambda: (ended(), time.sleep(30)))
-            children.leave({"tasks": 3})
+            ended = worker.end_descendants
+            monkeypatch.setattr(worker, "end_descendants", lambda: (ended(), time.sleep(30)))
+            worker.leave({"tasks": 3})
         except RuntimeError:
             status = 7  # what the script would catch, and go on from
         finally:

@@ -23,10 +23,8 @@ from slipstream.errors import (
 )
 from slipstream.measure.checks import QualityStatus
 from slipstream.measure.records import AFTERWARDS, Phase
-from slipstream.ranks import hosts as places_module
-from slipstream.ranks import why_no_netlab
+from slipstream.ranks import hosts, launch, why_no_netlab
 from slipstream.ranks.hosts import Hosts, hosts_of
-from slipstream.verbs import _ranks
 from slipstream.verbs._rank import Join, digest
 from slipstream.verbs._ranks import SENT, STEP, RanksArm, check_ranks, ranks_of
 from slipstream.verbs.proving.sides import prove
@@ -101,7 +99,7 @@ def train(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places_module, "why_no_netlab", lambda: "a network lab needs root")
+    monkeypatch.setattr(hosts, "why_no_netlab", lambda: "a network lab needs root")
 
 
 def workload(train: Path, **arguments: Any) -> Workload:
@@ -211,7 +209,7 @@ def test_ctrl_c_while_ranks_work_leaves_none(train: Path, monkeypatch: pytest.Mo
     with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
         side = team(workload(train), "ddp:2", where, keep_in)
         side.open(LIMIT_S)
-        monkeypatch.setattr(_ranks, "as_completed", interrupt)
+        monkeypatch.setattr(launch, "as_completed", interrupt)
         with pytest.raises(KeyboardInterrupt):
             side.sample(1, LIMIT_S)
         side.close()
@@ -268,7 +266,7 @@ def test_ranks_on_shaped_links_count_their_own_bytes(
     ):
         assert where.shaped
         assert where.private
-        assert "cables of 105 Mbit/s" in where.said[0]
+        assert "cables of 105 Mbit/s" in where.notes[0]
         side = team(workload(train), text, where, keep_in)
         try:
             side.open(LIMIT_S)
@@ -294,17 +292,17 @@ def test_links_that_cannot_be_made_here_are_told(cluster: str, said: str, requir
     with hosts_of(Cluster.load(cluster), 2) as where:
         assert not where.shaped
         assert where.private
-        assert said in where.said[0]
+        assert said in where.notes[0]
         with where.unshaped():
             pass
 
 
 @pytest.mark.usefixtures("no_root")
 def test_more_ranks_than_cores_are_called_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places_module, "cores", lambda: 2)
+    monkeypatch.setattr(hosts, "cores", lambda: 2)
     for ranks, noisy in ((2, False), (4, True)):
         with hosts_of(Cluster.load(CLUSTER), ranks) as where:
-            assert any("noisy" in line for line in where.said) is noisy
+            assert any("noisy" in line for line in where.notes) is noisy
 
 
 @pytest.mark.parametrize(

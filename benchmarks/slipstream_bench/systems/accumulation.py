@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from slipstream.cluster import ClusterError
 from slipstream.graph import Graph
 from slipstream.ranks import why_no_netlab
+from slipstream_bench.lab import first_served
 from slipstream_bench.rows import Bar, BenchOptions, not_judged
 from slipstream_bench.systems.compression.bars import (
     LINKS,
     MODELS,
     cell_row,
     cells_of,
-    first_served,
     graph_of,
 )
 

@@ -15,7 +15,7 @@ from slipstream.child.descendants import end_group
 from slipstream.child.pipe import Channel, Message
 from slipstream.child.process import Child, started_by
 from slipstream.child.report import describe_error, is_user_file
-from slipstream.child.worker import call_in_fork, channel, end_descendants
+from slipstream.child.worker import call_in_fork, channel, end_descendants, leave
 
 __all__ = [
     "Channel",
@@ -27,5 +27,6 @@ __all__ = [
     "end_descendants",
     "end_group",
     "is_user_file",
+    "leave",
     "started_by",
 ]

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from slipstream.child.descendants import descendants, end
 from slipstream.child.pipe import Channel, Message
@@ -81,6 +81,19 @@ def call_in_fork(called: str, arguments: Message) -> Any:
     if "error" in answer:
         raise revive(answer["error"])
     return answer["result"]
+
+
+def leave(result: Any) -> NoReturn:
+    """Answer the call and end the process at once, so that a script's own code does not go on.
+
+    Whatever is raised on the way: the handler that torch's ``DataLoader`` sets for the end of its
+    workers raises here when we end them, and the script would catch it, or clean up at length.
+    """
+    try:
+        channel().send({"result": result})
+        end_descendants()
+    finally:
+        os._exit(0)
 
 
 def end_descendants() -> None:

@@ -19,7 +19,7 @@ class Operation:
             all ranks compute ``alone``, or ``beside`` all-reduces of that many bytes.
         nbytes: S, as `Collective.nbytes`.
         ranks: who takes part.
-        repeats: timed, after `WARMUP` that are not.
+        repeats: timed, after `warmup` that are not.
         pause_ns: how long each rank sleeps first, as if it computed; part of the time.
         in_a_row: how often it is done at a stretch, the time of one being told. A token bucket has
             saved up before the first and lets its burst pass at once; many show the link's rate.
@@ -31,6 +31,7 @@ class Operation:
     repeats: int = 9
     pause_ns: float = 0.0
     in_a_row: int = 1
+    warmup: int = 2
 
 
 @dataclass(frozen=True)

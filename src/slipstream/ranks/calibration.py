@@ -16,7 +16,8 @@ from slipstream.cluster.topology import LinkKind
 from slipstream.errors import InvalidArgumentError
 from slipstream.measure.environment import capture, machine_id
 from slipstream.provenance import Provenance
-from slipstream.ranks.launch import Rank, run_operations
+from slipstream.ranks.launch import Host
+from slipstream.ranks.measuring import run_operations
 from slipstream.ranks.netlab import Netlab
 
 # Close enough to each other to tell where messages begin to take another way.
@@ -106,13 +107,11 @@ def calibrate(
     operations = fitted_operations(ranks, chosen, repeats, shaped)
     progress(f"timing {len(operations)} operations of {ranks} ranks")
     if lab_bytes_per_s is None:
-        samples, torch = run_operations([Rank()] * ranks, operations, rounds=ROUNDS)
+        samples, torch = run_operations([Host()] * ranks, operations, rounds=ROUNDS)
         where = "memory of this machine"
     else:
         with Netlab(ranks, lab_bytes_per_s) as lab:
-            samples, torch = run_operations(
-                lab.ranks(), operations, address=lab.address(0), port=29400
-            )
+            samples, torch = run_operations(lab.ranks(), operations)
         where = f"network lab, cables of {lab_bytes_per_s * 8 / 1e6:g} Mbit/s"
     # A lab's cables have one rate.
     found = fit(samples, most_regimes=1 if shaped else MOST_REGIMES)

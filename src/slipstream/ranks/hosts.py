@@ -1,4 +1,4 @@
-"""Where the ranks of a cluster live on this machine: hosts of a network lab, or its loopback."""
+"""Hosts for the ranks of a cluster on this machine: of a network lab, or its loopback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from slipstream.cluster.cluster import Cluster
 from slipstream.ranks.calibration import cores
-from slipstream.ranks.launch import Rank
+from slipstream.ranks.launch import Host
 from slipstream.ranks.netlab import Netlab, why_no_netlab
 
 # Ethernet, IP and TCP with time stamps, on 1448 bytes of a full packet; the interface counts them.
@@ -20,19 +20,19 @@ _HOST_RATE = 1e11
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where so many ranks run, and what lies between them.
+    """Where ranks run, and what lies between them.
 
     Attributes:
-        ranks: of each: words before its command, and the interface it communicates through.
-        said: where they are and what that means for numbers, a sentence each.
+        ranks: the host of each.
+        notes: where they are and what that means for numbers, a sentence each.
         private: whether nothing else sends through these interfaces.
         shaped: whether the links are those of the cluster.
         sharing: how many ranks one interface's counter counts together.
         bytes_per_s: what a rank's cable carries each way, headers included; 0: it has none.
     """
 
-    ranks: tuple[Rank, ...]
-    said: tuple[str, ...]
+    ranks: tuple[Host, ...]
+    notes: tuple[str, ...]
     private: bool
     shaped: bool
     sharing: int
@@ -54,7 +54,7 @@ def hosts_of(cluster: Cluster, ranks: int) -> Iterator[Hosts]:
     """Hosts for `ranks` on links like the cluster's where this machine can make them.
 
     Without root, or where the cluster's network is none of equal cables into one switch, they
-    communicate through this machine's memory, and `Hosts.said` says why. Nothing is left behind.
+    communicate through this machine's memory, and `Hosts.notes` says why. Nothing is left behind.
     """
     crowded = cores() < ranks
     noise = [
@@ -77,11 +77,11 @@ def hosts_of(cluster: Cluster, ranks: int) -> Iterator[Hosts]:
         if reason is None:
             # A host of its own, so that its counters count nothing else.
             lab = stack.enter_context(Netlab(1, _HOST_RATE))
-            inside = Rank(lab.prefix(0), "lo")
+            inside = Host(lab.prefix(0), "lo")
             yield Hosts((inside,) * ranks, (said, *noise), True, False, ranks, _lab=lab)
             return
         shared = "bytes are all that passed the loopback interface meanwhile, other programs' too"
-        yield Hosts((Rank(),) * ranks, (said, shared, *noise), False, False, ranks)
+        yield Hosts((Host(),) * ranks, (said, shared, *noise), False, False, ranks)
 
 
 def _line_rate(cluster: Cluster) -> float | str:
@@ -96,12 +96,3 @@ def _line_rate(cluster: Cluster) -> float | str:
     if rate > _FASTEST_BYTES_PER_S:
         return f"links of {rate * 8 / 1e9:.0f} Gbit/s are faster than a network lab here"
     return rate
-
-
-def rank_environment(place: Rank, rank: int, ranks: int) -> dict[str, str]:
-    """What a rank's process is told, as ``torchrun`` would."""
-    return {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": place.interface,
-        "TP_SOCKET_IFNAME": place.interface,
-    }  # fmt: skip

@@ -1,171 +1,233 @@
-"""Worker processes of one group: started together, asked once, and none left behind."""
+"""Worker processes that are the ranks of one group: started, asked all at once, ended together.
+
+One launcher for all: what measures a network, what proves a technique, what a bench compares. A
+rank is a `Child` on a `Host`, told what ``torchrun`` would tell it; ranks meet through a file,
+which is seen from every network namespace of this machine. None is left behind, whatever happens.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
+import importlib
 import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
-
+from slipstream.child import Child
 from slipstream.cluster.errors import ClusterError
-from slipstream.cluster.samples import Operation, Sample
-from slipstream.measure.wire import Interface
+from slipstream.errors import ChildError
 
+RANK_TIMEOUT_S = 60.0
+"""How long a rank of `ask` waits in one communication, unless told otherwise."""
+# How long ranks may take to fail after the first one did, before they are ended.
+_GRACE_S = 3.0
 _LIMIT_S = 300.0
-WARMUP = 2
-_PR_SET_PDEATHSIG = 1
-RANK_TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
-class Rank:
-    """How to start a process, and where it is.
+class Host:
+    """Where a rank runs.
 
     Attributes:
-        prefix: words before the command, as ``nsenter -t 1234 -n``.
+        prefix: words before its command, as ``nsenter -t 1234 -n``; they become the command in the
+            same process.
         interface: that it communicates through.
     """
 
     prefix: tuple[str, ...] = ()
     interface: str = "lo"
 
-
-def run_operations(
-    ranks: Sequence[Rank],
-    operations: Sequence[Operation],
-    *,
-    rounds: int = 1,
-    address: str = "127.0.0.1",
-    port: int | None = None,
-    limit_s: float = _LIMIT_S,
-) -> tuple[list[Sample], str]:
-    """Times of all operations, and the version of torch.
-
-    Args:
-        rounds: how often all are timed, one after the other; a machine that is slow for a while is
-            then slow for all of them. Repeats of all rounds are one sample.
-        address: of rank 0, as the others see it.
-        port: free at that address; by default one that is free on this machine.
-
-    Raises:
-        ClusterError: a rank failed or took too long; none is left behind.
-    """
-    asked = {
-        "operations": [
-            {"kind": o.kind, "nbytes": o.nbytes, "ranks": list(o.ranks),
-             "repeats": o.repeats, "warmup": WARMUP, "pause_s": o.pause_ns / 1e9,
-             "in_a_row": o.in_a_row}
-            for o in [*operations] * rounds
-        ],
-    }  # fmt: skip
-    answers = run_ranks(
-        ranks, "slipstream.ranks.operations", asked, address=address, port=port, limit_s=limit_s
-    )
-    samples = [sample_of(o, n, answers) for n, o in enumerate([*operations] * rounds)]
-    count = len(operations)
-    return [_pooled(samples[n::count]) for n in range(count)], str(answers[0]["torch"])
+    def environment(self, rank: int, ranks: int) -> dict[str, str]:
+        """What a rank's process is told, as ``torchrun`` would."""
+        return {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": self.interface,
+            "TP_SOCKET_IFNAME": self.interface,
+        }  # fmt: skip
 
 
-def run_ranks(
-    ranks: Sequence[Rank],
-    module: str,
-    asked: Mapping[str, Any],
-    *,
-    address: str = "127.0.0.1",
-    port: int | None = None,
-    limit_s: float = _LIMIT_S,
-) -> list[dict[str, Any]]:
-    """What each rank answers: the last line that ``python -m module`` prints, JSON.
+class WorkerProcesses:
+    """One process for every rank. Use as a context manager.
 
     Args:
-        module: reads from standard input `asked` with ``parent``, ``rank``, ``world``,
-            ``address`` and ``port`` besides.
+        name: of what they are ranks of, as errors call it.
+        hosts: where each runs.
+        environment: of all, beside what each is told of its rank.
+        memory_limit_bytes: of all together; None: no limit.
+    """
+
+    def __init__(
+        self, name: str, hosts: Sequence[Host], *, environment: Mapping[str, str],
+        memory_limit_bytes: int | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self._hosts, self._environment = name, hosts, environment
+        self._limit = None if memory_limit_bytes is None else memory_limit_bytes // len(hosts)
+        self._children: list[Child] = []
+
+    def __enter__(self) -> WorkerProcesses:
+        try:
+            for rank, host in enumerate(self._hosts):
+                self._children.append(
+                    Child(
+                        f"rank {rank} of {self.name}",
+                        environment={
+                            **self._environment,
+                            **host.environment(rank, len(self._hosts)),
+                        },
+                        memory_limit_bytes=self._limit,
+                        prefix=host.prefix,
+                    )
+                )
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all of them, at once: one that is asked first would wait for the others."""
+        children, self._children = self._children, []
+        for child in children:
+            child.kill()
+        for child in children:
+            child.close()
+
+    def call(
+        self, function: str, timeout_s: float | None, of_rank: Callable[[int], Mapping[str, Any]]
+    ) -> list[Any]:
+        """What ``function(**of_rank(rank))`` answers on every rank, all at the same time.
+
+        Args:
+            function: an importable ``module:function``.
+            timeout_s: the ranks are ended when one answers nothing for this long.
+
+        Raises:
+            SlipstreamError: of the rank that failed first, or died; all are ended.
+        """
+        if not self._children:
+            raise ChildError(f"{self.name} is not running")
+        pool = ThreadPoolExecutor(len(self._children), thread_name_prefix="slipstream-ranks")
+        try:
+            waiting = {}
+            for rank, child in enumerate(self._children):
+                child.start_call(function, **of_rank(rank))
+                waiting[pool.submit(child.finish_call, timeout_s=timeout_s)] = rank
+            for done in as_completed(waiting):
+                error = done.exception()
+                if error is not None:
+                    raise _cause(error, [one for one in waiting if one is not done])
+            answers = {rank: done.result() for done, rank in waiting.items()}
+            return [answers[rank] for rank in range(len(answers))]
+        except BaseException:
+            # Their pipes end with them, and with those the threads that wait for an answer.
+            for child in self._children:
+                child.kill()
+            raise
+        finally:
+            pool.shutdown(wait=True)
+
+
+def _cause(error: BaseException, others: Sequence[Future[Any]]) -> BaseException:
+    """A rank that died, where one did; else what failed first."""
+    if isinstance(error, ChildError):
+        return error
+    with contextlib.suppress(TimeoutError):
+        for done in as_completed(others, timeout=_GRACE_S):
+            if isinstance(other := done.exception(), ChildError):
+                return other
+    return error
+
+
+def ask(
+    hosts: Sequence[Host],
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    name: str = "the measurement",
+    limit_s: float = _LIMIT_S,
+    timeout_s: float = RANK_TIMEOUT_S,
+) -> list[Any]:
+    """What ``function(**arguments)`` answers on every rank of a process group of its own.
+
+    Every rank computes on one thread.
+
+    Args:
+        hosts: where each rank runs.
+        function: an importable ``module:function``; it is called when its process has joined
+            torch's default process group.
+        arguments: as what it answers, JSON.
+        name: of what they are ranks of, as errors call it.
+        limit_s: of all of it.
+        timeout_s: of each communication.
 
     Raises:
-        ClusterError: a rank failed or took too long; none is left behind.
+        ClusterError: a rank failed, died or took too long; it is named.
     """
-    chosen = _free_port() if port is None else port
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for number, rank in enumerate(ranks):
-            environment = {
-                **os.environ, "GLOO_SOCKET_IFNAME": rank.interface, "OMP_NUM_THREADS": "1",
-                "TP_SOCKET_IFNAME": rank.interface,
-            }  # fmt: skip
-            process = subprocess.Popen(
-                [*rank.prefix, sys.executable, "-m", module],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, env=environment, start_new_session=True,
+    with (
+        tempfile.TemporaryDirectory(prefix="slipstream-ranks-") as folder,
+        WorkerProcesses(name, hosts, environment={"OMP_NUM_THREADS": "1"}) as processes,
+    ):
+        asked = {
+            "called": function, "arguments": dict(arguments), "name": name, "ranks": len(hosts),
+            "store": f"{folder}/store", "timeout_s": timeout_s,
+        }  # fmt: skip
+        try:
+            return processes.call(
+                "slipstream.ranks.launch:answer_joined", limit_s,
+                lambda rank: {**asked, "rank": rank},
             )  # fmt: skip
-            processes.append(process)
-            where = {
-                "parent": os.getpid(), "rank": number, "world": len(ranks),
-                "address": address, "port": chosen,
-            }  # fmt: skip
-            assert process.stdin is not None
-            # One that failed at once is reported below, with what it said.
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(json.dumps({**asked, **where}))
-                process.stdin.close()
-            process.stdin = None
-        return _collect(processes, limit_s)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        except ChildError as error:
+            raise ClusterError(error.what, where=error.where, remedy=error.remedy) from error
 
 
-def join(asked: Mapping[str, Any], timeout: timedelta = RANK_TIMEOUT) -> None:
-    """Make the calling process the rank that `run_ranks` asked it to be, on one thread.
+def join(rank: int, ranks: int, store: str, timeout_s: float) -> None:
+    """Make the calling process one of torch's default process group, over gloo.
 
     Args:
-        timeout: of each of its communications.
+        store: a file that no other group uses, through which the ranks find each other.
+        timeout_s: after which a collective that somebody has not joined fails.
     """
-    _end_with(asked["parent"])
-    _as_nice_a_session()
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{asked['address']}:{asked['port']}",
-        rank=asked["rank"],
-        world_size=asked["world"],
-        timeout=timeout,
-    )
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks,
+        timeout=timedelta(seconds=timeout_s),
+    )  # fmt: skip
 
 
-def answer(found: Any) -> NoReturn:
-    """Tell `run_ranks` what was found, as ``{"found": ..}``, and end this process.
+# What follows runs in a rank's process.
 
-    It does not wait for threads that communicate.
+
+def answer_joined(
+    called: str, arguments: Mapping[str, Any], name: str, rank: int, ranks: int, store: str,
+    timeout_s: float,
+) -> Any:  # fmt: skip
+    """What ``called(**arguments)`` answers, once this process has joined the others.
+
+    Raises:
+        ClusterError: it failed; this rank is named.
     """
-    json.dump({"found": found}, sys.stdout)
-    sys.stdout.flush()
-    os._exit(0)
+    _count_niceness_everywhere()
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+        join(rank, ranks, store, timeout_s)
+        module, _, function = called.partition(":")
+        return getattr(importlib.import_module(module), function)(**arguments)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ClusterError(f"rank {rank} of {name} failed: {what}") from error
 
 
-def own_interface() -> Interface:
-    """Counts what goes over the calling rank's interface from now on."""
-    return Interface(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
-
-
-def _as_nice_a_session() -> None:
+def _count_niceness_everywhere() -> None:
     """Make this process's niceness count against other sessions' processes.
 
     Where Linux groups them, sessions have equal shares, and niceness counts within one; every rank
@@ -174,68 +236,3 @@ def _as_nice_a_session() -> None:
     with contextlib.suppress(OSError):
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
         Path("/proc/self/autogroup").write_text(str(niceness), encoding="utf-8")
-
-
-def _end_with(parent: int) -> None:
-    """The kernel ends this process when that one ends, however it ends."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("whoever asked has gone")
-
-
-def _collect(processes: list[subprocess.Popen[str]], limit_s: float) -> list[dict[str, Any]]:
-    """All are read at once: one that fails would leave the others waiting for it."""
-    outputs: list[tuple[str, str]] = [("", "")] * len(processes)
-    failed = threading.Event()
-
-    def read(number: int) -> None:
-        outputs[number] = processes[number].communicate()
-        if processes[number].returncode:
-            failed.set()
-
-    threads = [threading.Thread(target=read, args=(n,), daemon=True) for n in range(len(processes))]
-    for thread in threads:
-        thread.start()
-    waited = 0.0
-    while any(thread.is_alive() for thread in threads):
-        if failed.wait(0.1):
-            break
-        waited += 0.1
-        if waited > limit_s:
-            raise ClusterError(f"the measurement took more than {limit_s:.0f} s", remedy="less")
-    for number, process in enumerate(processes):
-        if process.poll():
-            lines = outputs[number][1].strip().splitlines()
-            raise ClusterError(
-                f"rank {number} of the measurement failed", where=lines[-1] if lines else None
-            )
-    for thread in threads:
-        thread.join()
-    return [json.loads(out[out.index("{") :]) for out, _ in outputs]
-
-
-def sample_of(operation: Operation, number: int, answers: list[dict[str, Any]]) -> Sample:
-    """Of the operation `number`, from every rank's ``times_s``: (began, took) of each repeat."""
-    columns = [np.array(answer["times_s"][number]) for answer in answers]
-    # Per rank and repeat: when it began, and how long it took.
-    table = np.array([column for column in columns if column.size]) * 1e9
-    slowest, began = table[:, :, 1].max(axis=0), table[:, :, 0].min(axis=0)
-    if operation.kind == "p2p":
-        slowest = slowest / 2
-    return Sample(
-        operation, float(np.median(slowest)), tuple(slowest.tolist()), tuple(began.tolist())
-    )
-
-
-def _pooled(rounds: Sequence[Sample]) -> Sample:
-    repeats = tuple(took for sample in rounds for took in sample.repeats_ns)
-    began = tuple(when for sample in rounds for when in sample.began_ns)
-    return Sample(rounds[0].operation, float(np.median(repeats)), repeats, began)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,22 +14,18 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from slipstream.cluster.errors import ClusterError
 from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.launch import Rank, run_ranks
+from slipstream.ranks.launch import Host
 
 INTERFACE = "eth0"
 _NETWORK = "10.77.0"
 _MOST_HOSTS = 250
-# Of the first host, in a lab of its own.
-_PORT = 29400
-_LIMIT_S = 3600.0
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 # Small, so that short messages are shaped as well; the kernel cuts larger packets to it. But what
 # the bucket could not save up while the kernel's timer was late is lost, and on busy cores it is
@@ -135,21 +131,9 @@ class Netlab:
         finally:
             self._put_shapes()
 
-    def ranks(self, hosts: Sequence[int] | None = None) -> list[Rank]:
-        """One process a host, for `measuring.run_operations`."""
-        chosen = range(self.hosts) if hosts is None else hosts
-        return [Rank(self.prefix(host), INTERFACE) for host in chosen]
-
-    def ask(self, module: str, asked: Mapping[str, Any], *, limit_s: float = _LIMIT_S) -> list[Any]:
-        """What one rank a host answers; see `measuring.run_ranks` and `measuring.answer`.
-
-        Raises:
-            ClusterError: one failed, or all took longer than `limit_s`; none is left behind.
-        """
-        answers = run_ranks(
-            self.ranks(), module, asked, address=self.address(0), port=_PORT, limit_s=limit_s
-        )
-        return [answer["found"] for answer in answers]
+    def ranks(self) -> list[Host]:
+        """Where ranks run, one on each host; for `slipstream.ranks.launch`."""
+        return [Host(self.prefix(host), INTERFACE) for host in range(self.hosts)]
 
     def counters(self) -> list[tuple[int, int]]:
         """Bytes that each host received and sent through its cable, headers included."""
@@ -162,9 +146,7 @@ class Netlab:
             found.append((int(numbers[0]), int(numbers[8])))
         return found
 
-    def run(
-        self, command: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> list[int]:
+    def run(self, command: Sequence[str]) -> list[int]:
         """The command on every host at once; exit codes. None is left behind, whatever happens.
 
         Each gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME.
@@ -173,9 +155,9 @@ class Netlab:
         try:
             for host in range(self.hosts):
                 given = {
-                    **os.environ, **(environment or {}), "RANK": str(host),
-                    "WORLD_SIZE": str(self.hosts), "MASTER_ADDR": self.address(0),
-                    "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": INTERFACE,
+                    **os.environ, "RANK": str(host), "WORLD_SIZE": str(self.hosts),
+                    "MASTER_ADDR": self.address(0), "MASTER_PORT": "29500",
+                    "GLOO_SOCKET_IFNAME": INTERFACE,
                 }  # fmt: skip
                 running.append(
                     subprocess.Popen(

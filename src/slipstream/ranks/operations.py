@@ -1,64 +1,97 @@
-"""What one rank of a measurement does: an `Operation`, as often as asked, timed each time.
-
-As a program it reads one JSON object from its standard input and writes one to its standard output;
-`slipstream.ranks.launch` starts it, on this machine or in a network namespace.
-"""
+"""What one rank of a measurement does: an `Operation`, as often as asked, timed each time."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
-from slipstream.cluster.samples import COMPUTING
-from slipstream.ranks.launch import RANK_TIMEOUT, join
+from slipstream.cluster.samples import COMPUTING, Operation
+from slipstream.ranks.launch import RANK_TIMEOUT_S
 
 # Products of square matrices, of so many numbers a side: some ten milliseconds.
 _SIDE, _PRODUCTS = 512, 12
 
 
-def groups_of(operation: dict[str, Any]) -> list[tuple[int, ...]]:
+def time_all(operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Time operations in the calling rank of torch's default process group.
+
+    Args:
+        operations: an `Operation` each, as JSON.
+
+    Returns:
+        ``times_s``: by operation, as of `timed`; ``torch``: its version.
+    """
+    import torch
+    import torch.distributed as dist
+
+    asked = [Operation(**{**one, "ranks": tuple(one["ranks"])}) for one in operations]
+    # Every rank makes every group, in one order.
+    limit = timedelta(seconds=RANK_TIMEOUT_S)
+    members = dict.fromkeys(ranks for one in asked for ranks in _groups_of(one))
+    groups = {ranks: dist.new_group(list(ranks), timeout=limit) for ranks in members}
+    rank = dist.get_rank()
+    # Who computes has no right of way.
+    computed = [timed(one, rank, groups) if one.kind in COMPUTING else [] for one in asked]
+    go_first()
+    times = [
+        before or timed(one, rank, groups) for one, before in zip(asked, computed, strict=True)
+    ]
+    dist.barrier()
+    return {"times_s": times, "torch": torch.__version__}
+
+
+def go_first() -> None:
+    """Run before all who are not in as much of a hurry, where the system lets us.
+
+    What is to be timed is the link; ranks only hand over bytes, and on busy cores each would wait
+    for its turn at every piece of a ring. Their threads are there already, and ask one by one.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
+
+
+def _groups_of(operation: Operation) -> list[tuple[int, ...]]:
     """The groups of ranks that it takes, the whole one first."""
-    ranks = operation["ranks"]
-    if operation["kind"] != "2d":
-        return [tuple(ranks)]
+    ranks = operation.ranks
+    if operation.kind != "2d":
+        return [ranks]
     half = len(ranks) // 2
-    rows = [tuple(ranks[:half]), tuple(ranks[half:])]
-    return [tuple(ranks), *rows, *((a, b) for a, b in zip(*rows, strict=True))]
+    rows = [ranks[:half], ranks[half:]]
+    return [ranks, *rows, *((a, b) for a, b in zip(*rows, strict=True))]
 
 
 def timed(
-    operation: dict[str, Any], rank: int, groups: dict[tuple[int, ...], Any]
+    operation: Operation, rank: int, groups: Mapping[tuple[int, ...], Any]
 ) -> list[tuple[float, float]]:
     """When every repeat began on this rank and how long it took, seconds; none where it takes no
     part."""
     import torch.distributed as dist
 
-    mine = [members for members in groups_of(operation) if rank in members]
+    mine = [members for members in _groups_of(operation) if rank in members]
     if not mine:
         return []
-    if operation["kind"] in COMPUTING:
+    if operation.kind in COMPUTING:
         return _computed(operation, groups[mine[0]])
-    count = operation.get("in_a_row", 1)
-    run = _operation(operation, rank, [groups[members] for members in mine], mine, count)
+    run = _operation(operation, rank, [groups[members] for members in mine], mine)
     times = []
-    for repeat in range(operation["repeats"] + operation["warmup"]):
+    for repeat in range(operation.warmup + operation.repeats):
         dist.barrier(groups[mine[0]])
         before = time.monotonic()
-        if operation["pause_s"] > 0.0:
-            time.sleep(operation["pause_s"])
+        if operation.pause_ns > 0.0:
+            time.sleep(operation.pause_ns / 1e9)
         run()
-        if repeat >= operation["warmup"]:
-            times.append((before, (time.monotonic() - before) / count))
+        if repeat >= operation.warmup:
+            times.append((before, (time.monotonic() - before) / operation.in_a_row))
     return times
 
 
-def _computed(operation: dict[str, Any], group: Any) -> list[tuple[float, float]]:
+def _computed(operation: Operation, group: Any) -> list[tuple[float, float]]:
     """As `timed`, of computing."""
     import torch
     import torch.distributed as dist
@@ -66,12 +99,12 @@ def _computed(operation: dict[str, Any], group: Any) -> list[tuple[float, float]
     matrix = torch.ones(_SIDE, _SIDE)
     product = torch.empty_like(matrix)
     times = []
-    for repeat in range(operation["repeats"] + operation["warmup"]):
+    for repeat in range(operation.warmup + operation.repeats):
         done = threading.Event()
-        talk = threading.Thread(target=_talk, args=(operation["nbytes"], group, done))
+        talk = threading.Thread(target=_talk, args=(operation.nbytes, group, done))
         dist.barrier(group)
         before = time.monotonic()
-        if operation["kind"] == "beside":
+        if operation.kind == "beside":
             talk.start()
         for _ in range(_PRODUCTS):
             torch.mm(matrix, matrix, out=product)
@@ -79,7 +112,7 @@ def _computed(operation: dict[str, Any], group: Any) -> list[tuple[float, float]
         done.set()
         if talk.ident is not None:
             talk.join()
-        if repeat >= operation["warmup"]:
+        if repeat >= operation.warmup:
             times.append((before, took))
     return times
 
@@ -97,15 +130,14 @@ def _talk(nbytes: int, group: Any, done: threading.Event) -> None:
 
 
 def _operation(
-    operation: dict[str, Any], rank: int, groups: list[Any], members: list[tuple[int, ...]],
-    in_a_row: int,
-) -> Callable[[], object]:  # fmt: skip
-    """The operation, so often at a stretch."""
+    operation: Operation, rank: int, groups: list[Any], members: list[tuple[int, ...]]
+) -> Callable[[], object]:
+    """The operation, as often as it is done at a stretch."""
     import torch
     import torch.distributed as dist
 
-    n, kind = len(members[0]), operation["kind"]
-    count = max(1, operation["nbytes"] // 4)
+    n, kind, in_a_row = len(members[0]), operation.kind, operation.in_a_row
+    count = max(1, operation.nbytes // 4)
     tensor = torch.zeros(count)
     if kind == "p2p":
         other = members[0][1 - members[0].index(rank)]
@@ -145,43 +177,3 @@ def _operation(
             )
 
     return two_dimensions
-
-
-def main() -> None:
-    """Join the group, time every operation asked for, print median and all times."""
-    asked = json.load(sys.stdin)
-    join(asked)
-    import torch
-    import torch.distributed as dist
-
-    groups: dict[tuple[int, ...], Any] = {}
-    for operation in asked["operations"]:
-        for ranks in groups_of(operation):
-            if ranks not in groups:
-                # Every rank makes every group, in one order.
-                groups[ranks] = dist.new_group(list(ranks), timeout=RANK_TIMEOUT)
-    rank, operations = asked["rank"], asked["operations"]
-    # Who computes has no right of way.
-    computed = [timed(one, rank, groups) if one["kind"] in COMPUTING else [] for one in operations]
-    _go_first()
-    times = [
-        before or timed(one, rank, groups) for one, before in zip(operations, computed, strict=True)
-    ]
-    dist.barrier()
-    dist.destroy_process_group()
-    json.dump({"times_s": times, "torch": torch.__version__}, sys.stdout)
-
-
-def _go_first() -> None:
-    """Run before all who are not in as much of a hurry, where the system lets us.
-
-    What is to be timed is the link; ranks only hand over bytes, and on busy cores each would wait
-    for its turn at every piece of a ring. Their threads are there already, and ask one by one.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
-
-
-if __name__ == "__main__":
-    main()

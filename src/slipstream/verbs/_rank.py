@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.child import channel, end_descendants
+from slipstream.child import channel, end_descendants, leave
 from slipstream.errors import WorkloadError
 from slipstream.measure.wire import Interface, Samples, by_phase, sampled
+from slipstream.ranks.launch import join
 from slipstream.technique import Settings, Stage, Traits
 from slipstream.techniques.distributed.waits import (
     Layers,
@@ -30,7 +30,7 @@ from slipstream.techniques.distributed.waits import (
     watch,
 )
 from slipstream.verbs.applying import _number
-from slipstream.verbs.children import leave, workload_of
+from slipstream.verbs.children import workload_of
 from slipstream.workload import Built, drive
 
 # Steps that are kept from moment to moment, to be drawn, and the shortest wait among them.
@@ -78,10 +78,7 @@ class Join(Settings):
                 remedy=_PARTS,
             )
         if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo", init_method=f"file://{self.store}", rank=self.rank,
-                world_size=self.ranks, timeout=timedelta(seconds=self.timeout_s),
-            )  # fmt: skip
+            join(self.rank, self.ranks, self.store, self.timeout_s)
         elif (dist.get_rank(), dist.get_world_size()) != (self.rank, self.ranks):
             raise WorkloadError(
                 f"the function has joined a process group by itself, as {dist.get_rank()} of "

@@ -1,9 +1,9 @@
 """Real ranks for `prove`: processes that take a step together, asked from here.
 
-A side whose techniques spread the step over workers is a team of children, one a rank, on links
-like the cluster's (`slipstream.ranks.hosts`). All are asked at once, and a step takes as long as
-its slowest rank. After every turn the ranks say what their parameters' bits add up to: replicas
-that differ end the side, whatever its speed.
+A side whose techniques spread the step is one child for every rank, on links like the cluster's
+(`slipstream.ranks.hosts`). All are asked at once, and a step takes as long as its slowest rank.
+After every turn the ranks say what their parameters' bits add up to: replicas that differ end the
+side, whatever its speed.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import contextlib
 import secrets
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream import technique
-from slipstream.child import Child
 from slipstream.durations.durations import one_pool
-from slipstream.errors import ChildError, MeasurementError, UsageError
+from slipstream.errors import MeasurementError, UsageError
 from slipstream.measure.arms import Arm, Sample
 from slipstream.measure.checks import Trial
-from slipstream.ranks.hosts import Hosts, hosts_of, rank_environment
+from slipstream.ranks.hosts import Hosts, hosts_of
+from slipstream.ranks.launch import WorkerProcesses
 from slipstream.technique import Technique
 from slipstream.verbs.children import memory_limit_bytes
 from slipstream.workload import Workload, restore_files
@@ -40,8 +39,6 @@ _SHORT_S = 0.25
 _STEPS = 3
 # DistributedDataParallel rebuilds its buckets after the first step, and allocators warm up.
 _TO_SETTLE = 4
-# How long ranks may take to fail after the first one did, before they are ended.
-_GRACE_S = 3.0
 _SHORTEST_COLLECTIVE_S = 20.0
 # Steps that are watched, once nothing is timed any more: about so long, and so many.
 _WATCHED_S, _FEWEST_WATCHED, _MOST_WATCHED = 1.5, 4, 40
@@ -66,123 +63,38 @@ def ranks_of(techniques: Sequence[Technique]) -> int:
     return int(workers[0]) if of_replicas else 1
 
 
-class Team:
-    """One child for every rank. Use as a context manager.
-
-    Args:
-        name: as errors call it.
-        threads: of torch, for each.
-    """
-
-    def __init__(self, name: str, where: Hosts, count: int, threads: int) -> None:
-        self.name, self._places, self._threads = name, where, threads
-        self._count = count
-        self._children: list[Child] = []
-
-    def __enter__(self) -> Team:
-        limit = memory_limit_bytes()
-        try:
-            for rank in range(self._count):
-                place = self._places.ranks[rank]
-                self._children.append(
-                    Child(
-                        f"rank {rank} of {self.name}",
-                        environment={
-                            **one_pool(max(1, self._threads)),
-                            **rank_environment(place, rank, self._count),
-                        },
-                        memory_limit_bytes=None if limit is None else limit // self._count,
-                        prefix=place.prefix,
-                    )
-                )
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        """End all of them, at once: one that is asked first would wait for the others."""
-        children, self._children = self._children, []
-        for child in children:
-            child.kill()
-        for child in children:
-            child.close()
-
-    def call(
-        self, function: str, timeout_s: float | None, of_rank: Callable[[int], Mapping[str, Any]]
-    ) -> list[Any]:
-        """What ``function(**of_rank(rank))`` answers on every rank, all at the same time.
-
-        Raises:
-            SlipstreamError: of the rank that failed first, or died; all are ended.
-        """
-        if not self._children:
-            raise ChildError(f"{self.name} is not running")
-        pool = ThreadPoolExecutor(self._count, thread_name_prefix="slipstream-ranks")
-        try:
-            waiting = {}
-            for rank, child in enumerate(self._children):
-                child.start_call(f"slipstream.verbs._rank:{function}", **of_rank(rank))
-                waiting[pool.submit(child.finish_call, timeout_s=timeout_s)] = rank
-            for done in as_completed(waiting):
-                error = done.exception()
-                if error is not None:
-                    raise self._first(error, [one for one in waiting if one is not done])
-            answers = {rank: done.result() for done, rank in waiting.items()}
-            return [answers[rank] for rank in range(self._count)]
-        except BaseException:
-            # Their pipes end with them, and with those the threads that wait for an answer.
-            for child in self._children:
-                child.kill()
-            raise
-        finally:
-            pool.shutdown(wait=True)
-
-    def _first(self, error: BaseException, others: Sequence[Any]) -> BaseException:
-        """The cause: a rank that died, where one did; else what failed first."""
-        if isinstance(error, ChildError):
-            return error
-        with contextlib.suppress(TimeoutError):
-            for done in as_completed(others, timeout=_GRACE_S):
-                if isinstance(other := done.exception(), ChildError):
-                    return other
-        return error
-
-
 class RanksArm(Arm):
     """One side whose step several processes take together.
 
     Args:
         workload: with its techniques.
-        ranks: how many of the places it takes.
+        ranks: how many, on the first of the hosts.
     """
 
     def __init__(
-        self, name: str, workload: Workload, ranks: int, where: Hosts, threads: int,
+        self, name: str, workload: Workload, ranks: int, hosts: Hosts, threads: int,
         keep_in: Path,
     ) -> None:  # fmt: skip
         super().__init__(name, f"{workload.name} {name}, {ranks} ranks")
-        self.ranks, self.places = ranks, where
-        self._workload, self._keep_in = workload, keep_in
-        self._team = Team(name, where, ranks, threads)
-        self._running = False
+        self.ranks, self.hosts = ranks, hosts
+        self._workload, self._keep_in, self._threads = workload, keep_in, threads
+        self._processes: WorkerProcesses | None = None
         self._share = 1.0
         self._step_s = 0.0
 
     def open(self, timeout_s: float | None) -> None:
         """Build the workload on every rank; the first steps, whose links nobody times."""
-        self._start()
         restore_files(self._keep_in, leave_folders=True)
-        interface = self.places.ranks[0].interface
-        built = self._team.call(
+        interface = self.hosts.ranks[0].interface
+        built = self._call(
             "serve", timeout_s, partial(self._arguments, timeout_s, interface=interface)
         )
         # Of so many samples as a step has without techniques, as in predictions.
         samples = sum(one["samples"] for one in built)
         self._share = built[0]["samples_before"] / samples if samples else 1.0 / self.ranks
-        with self.places.unshaped():
+        with self.hosts.unshaped():
             self._ask(_TO_SETTLE + self._start_steps(), 1, timeout_s)
-        self.notes = (f"{self.name}: {self.places.said[0]}", *self.places.said[1:])
+        self.notes = (f"{self.name}: {self.hosts.notes[0]}", *self.hosts.notes[1:])
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
         """A step's time, as far as it is of the samples of a step without techniques; bytes."""
@@ -200,9 +112,8 @@ class RanksArm(Arm):
         Raises:
             MeasurementError: the replicas differ afterwards.
         """
-        self._start()
         try:
-            with self.places.unshaped():
+            with self.hosts.unshaped():
                 return [self._trial(seed, steps, timeout_s) for seed in seeds]
         except BaseException:
             # Its ranks have ended; what measures speed starts others.
@@ -211,7 +122,7 @@ class RanksArm(Arm):
 
     def _trial(self, seed: int, steps: int, timeout_s: float) -> Trial:
         arguments = partial(self._arguments, timeout_s, seed=seed, steps=steps)
-        answers = self._team.call("trial", timeout_s, arguments)
+        answers = self._call("trial", timeout_s, arguments)
         self._check_replicas(answers)
         of_ranks = [one["losses"] for one in answers]
         if not all(of_ranks):
@@ -228,7 +139,7 @@ class RanksArm(Arm):
         steps = max(_FEWEST_WATCHED, min(_MOST_WATCHED, round(_WATCHED_S / step_s)))
         every_s = min(max(step_s / _READINGS, _OFTEN_S), _SELDOM_S)
         asked = {"steps": steps, "every_s": every_s}
-        answers = self._team.call("watched_steps", timeout_s, lambda rank: asked)
+        answers = self._call("watched_steps", timeout_s, lambda rank: asked)
         self._check_replicas(answers)
         of_ranks = [one["layers_s"] for one in answers]
         mean = None
@@ -241,20 +152,28 @@ class RanksArm(Arm):
         first = {name: answers[0][name] for name in kept}
         return {
             "layers_s": mean,
-            "line_bytes_per_s": self.places.bytes_per_s,
-            "sharing": min(self.places.sharing, self.ranks),
+            "line_bytes_per_s": self.hosts.bytes_per_s,
+            "sharing": min(self.hosts.sharing, self.ranks),
             **first,
         }
 
     def close(self) -> None:
         """End all ranks."""
-        self._running = False
-        self._team.__exit__()
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
-    def _start(self) -> None:
-        if not self._running:
-            self._team.__enter__()
-            self._running = True
+    def _call(
+        self, function: str, timeout_s: float | None, of_rank: Callable[[int], Mapping[str, Any]]
+    ) -> list[Any]:
+        """What a function of `slipstream.verbs._rank` answers on every rank, which are started."""
+        if self._processes is None:
+            self._processes = WorkerProcesses(
+                self.name, self.hosts.ranks[: self.ranks],
+                environment=one_pool(max(1, self._threads)),
+                memory_limit_bytes=memory_limit_bytes(),
+            ).__enter__()  # fmt: skip
+        return self._processes.call(f"slipstream.verbs._rank:{function}", timeout_s, of_rank)
 
     def _arguments(self, timeout_s: float | None, rank: int, **more: Any) -> dict[str, Any]:
         if rank == 0:
@@ -273,7 +192,7 @@ class RanksArm(Arm):
 
     def _ask(self, warm: int, steps: int, timeout_s: float | None) -> list[Any]:
         asked = {"warm": warm, "steps": steps}
-        answers = self._team.call("some_steps", timeout_s, lambda rank: asked)
+        answers = self._call("some_steps", timeout_s, lambda rank: asked)
         self._check_replicas(answers)
         return answers
 
@@ -289,11 +208,11 @@ class RanksArm(Arm):
     def _sent(self, answers: Sequence[Mapping[str, Any]]) -> float:
         """By the busiest rank; where one interface counts them all, by the mean one."""
         sent = max(one["sent"] for one in answers)
-        return float(sent / min(self.places.sharing, self.ranks))
+        return float(sent / min(self.hosts.sharing, self.ranks))
 
 
 @contextlib.contextmanager
-def rank_places(
+def rank_hosts(
     workload: Workload,
     combinations: Mapping[str, Sequence[Technique]],
     cluster: Cluster | None,
@@ -308,8 +227,8 @@ def rank_places(
     if cluster is None or not spread:
         yield None, spread
         return
-    with hosts_of(cluster, max(spread.values())) as found:
-        yield found, spread
+    with hosts_of(cluster, max(spread.values())) as hosts:
+        yield hosts, spread
 
 
 def check_ranks(

@@ -6,10 +6,10 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from slipstream import technique
-from slipstream.child import Child, channel, end_descendants
+from slipstream.child import Child, channel, leave
 from slipstream.durations.durations import one_pool
 from slipstream.measure.memory import control_group_bytes
 from slipstream.workload import Built, Workload, drive, kept_files
@@ -112,19 +112,6 @@ def workload_of(value: dict[str, Any]) -> Workload:
     return Workload(
         value["target"], value["arguments"], tuple(value["script_arguments"]), techniques
     )
-
-
-def leave(result: Any) -> NoReturn:
-    """Answer the call and end the process at once, so that a script's own code does not go on.
-
-    Whatever is raised on the way: the handler that torch's ``DataLoader`` sets for the end of its
-    workers raises here when we end them, and the script would catch it, or clean up at length.
-    """
-    try:
-        channel().send({"result": result})
-        end_descendants()
-    finally:
-        os._exit(0)
 
 
 def say(line: str) -> None:

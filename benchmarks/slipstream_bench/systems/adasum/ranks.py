@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from slipstream.ranks import Netlab
-from slipstream.ranks.launch import Rank, run_ranks
+from slipstream_bench.lab import on_ranks
+from slipstream_bench.systems.adasum import rank
 
-_MODULE = "slipstream_bench.systems.adasum.rank"
-_LIMIT_S = 600.0
+_LIMIT_S, _TIMEOUT_S = 600.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,11 @@ def beside_all_reduce(
     Raises:
         ClusterError: a rank failed; the others are ended.
     """
-    asked = {"what": "beside", "numbers": numbers, "layers": layers, "repeats": repeats}
-    return _turns(size, asked, bytes_per_s)
+    asked = {"numbers": numbers, "layers": layers, "repeats": repeats}
+    if not bytes_per_s:
+        return _turns(_ask(size, rank.beside_all_reduce, asked))
+    with Netlab(size, bytes_per_s) as cables:
+        return _turns(_ask(cables, rank.beside_all_reduce, asked))
 
 
 def of_layers(size: int, numbers: int, layers: tuple[int, int], repeats: int) -> Turns:
@@ -52,8 +55,8 @@ def of_layers(size: int, numbers: int, layers: tuple[int, int], repeats: int) ->
     Raises:
         ClusterError: a rank failed; the others are ended.
     """
-    asked = {"what": "layers", "numbers": numbers, "layers": list(layers), "repeats": repeats}
-    return _turns(size, asked, 0.0)
+    asked = {"numbers": numbers, "layers": list(layers), "repeats": repeats}
+    return _turns(_ask(size, rank.of_layers, asked))
 
 
 def memory(
@@ -66,13 +69,8 @@ def memory(
     Raises:
         ClusterError: a rank failed; the others are ended.
     """
-    return _most(
-        size,
-        {
-            "what": "memory", "numbers": numbers, "layers": layers, "algorithm": algorithm,
-            "dtypes": list(dtypes),
-        },
-    )  # fmt: skip
+    asked = {"numbers": numbers, "layers": layers, "algorithm": algorithm, "dtypes": list(dtypes)}
+    return _most(_ask(size, rank.memory, asked))
 
 
 def memory_of_a_step(size: int, numbers: int, layers: int, algorithm: str) -> dict[str, float]:
@@ -83,26 +81,17 @@ def memory_of_a_step(size: int, numbers: int, layers: int, algorithm: str) -> di
     Raises:
         ClusterError: a rank failed; the others are ended.
     """
-    asked = {"what": "steps", "numbers": numbers, "layers": layers, "algorithm": algorithm}
-    return _most(size, asked)
+    asked = {"numbers": numbers, "layers": layers, "algorithm": algorithm}
+    return _most(_ask(size, rank.memory_of_a_step, asked))
 
 
-def _turns(size: int, asked: dict[str, Any], bytes_per_s: float) -> Turns:
-    asked["algorithm"] = "auto"
-    if bytes_per_s:
-        with Netlab(size, bytes_per_s) as lab:
-            found = lab.ask(_MODULE, asked, limit_s=_LIMIT_S)
-    else:
-        found = _ask(size, asked)
-    slowest = np.max([one["times_s"] for one in found], axis=0)
-    return Turns([(float(a), float(b)) for a, b in slowest])
+def _ask(where: Netlab | int, function: Callable[..., Any], asked: dict[str, Any]) -> list[Any]:
+    return on_ranks(where, function, limit_s=_LIMIT_S, timeout_s=_TIMEOUT_S, **asked)
 
 
-def _most(size: int, asked: dict[str, Any]) -> dict[str, float]:
-    found = _ask(size, asked)
-    return {name: max(one[name] for one in found) for name in found[0]}
+def _turns(times_s: list[Any]) -> Turns:
+    return Turns([(float(a), float(b)) for a, b in np.max(times_s, axis=0)])
 
 
-def _ask(size: int, asked: dict[str, Any]) -> list[Any]:
-    answers = run_ranks([Rank()] * size, _MODULE, asked, limit_s=_LIMIT_S)
-    return [one["found"] for one in answers]
+def _most(of_ranks: list[Any]) -> dict[str, float]:
+    return {name: max(one[name] for one in of_ranks) for name in of_ranks[0]}

@@ -23,7 +23,8 @@ from slipstream.cluster.tasks import Job, Tasks
 from slipstream.cluster.topology import LinkKind
 from slipstream.errors import SlipstreamError
 from slipstream.native import library, why_no_library
-from slipstream.ranks.calibration import calibrate, cores
+from slipstream.ranks import calibrate
+from slipstream.ranks.calibration import cores
 from slipstream_bench.harness import times_s
 from slipstream_bench.programs import random_packets, random_transfers
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged

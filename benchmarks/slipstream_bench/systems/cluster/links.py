@@ -21,9 +21,11 @@ from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Tasks
 from slipstream.cluster.topology import LinkKind
 from slipstream.provenance import Provenance
+from slipstream.ranks import Netlab, why_no_netlab
 from slipstream.ranks.calibration import MOST_REGIMES, SHAPED_SIZES, SIZES, cores
-from slipstream.ranks.launch import Rank, run_operations
-from slipstream.ranks.netlab import Netlab, why_no_netlab
+from slipstream.ranks.launch import Host
+from slipstream.ranks.measuring import run_operations
+from slipstream_bench.lab import MBIT
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
 _TESTED = ("all_reduce", "reduce_scatter", "all_gather", "2d")
@@ -53,7 +55,7 @@ def _point_to_point(options: BenchOptions) -> Iterator[Bar]:
     sizes = sorted([*SIZES, *between])
     operations = [Operation("p2p", size, (0, 1), 5) for size in sizes]
     try:
-        samples, _ = run_operations([Rank(), Rank()], operations, rounds=15)
+        samples, _ = run_operations([Host(), Host()], operations, rounds=15)
         found = fit(samples[::2], most_regimes=MOST_REGIMES)
         line = fit(samples[::2])
     except ClusterError as error:
@@ -115,10 +117,8 @@ def _fit_and_test(megabits: int, kinds: list[str]) -> tuple[Fit, list[Sample]]:
     """What two ranks show of a lab's cables, and what four of them then take."""
     fitted = [_timed(kind, size, (0, 1)) for kind in ("p2p", "all_reduce") for size in SHAPED_SIZES]
     tested = [_timed(kind, size, (0, 1, 2, 3)) for kind in kinds for size in _TESTED_SIZES]
-    with Netlab(4, megabits * 1e6 / 8) as lab:
-        samples, _ = run_operations(
-            lab.ranks(), [*fitted, *tested], address=lab.address(0), port=29400
-        )
+    with Netlab(4, megabits * MBIT) as lab:
+        samples, _ = run_operations(lab.ranks(), [*fitted, *tested])
     return fit(samples[: len(fitted)]), samples[len(fitted) :]
 
 
@@ -179,17 +179,14 @@ def _contend(pause_ns: float) -> tuple[float, float, Fit]:
         Operation(kind, size, (0, 1), 7) for kind in ("p2p", "all_reduce") for size in SHAPED_SIZES
     ]
     step = Operation("all_reduce", _CONTENDED, (0, 1), 15, pause_ns)
-    with Netlab(2, 100e6 / 8) as lab:
-        samples, _ = run_operations(
-            lab.ranks(), [*fitted, step], address=lab.address(0), port=29400
-        )
+    with Netlab(2, 100 * MBIT) as lab:
+        samples, _ = run_operations(lab.ranks(), [*fitted, step])
         with ThreadPoolExecutor(2) as both:
             # They are not ready at the same time: the part is taken in which both run.
             runs = [
-                both.submit(run_operations, lab.ranks(), [replace(step, repeats=60)],
-                            address=lab.address(0), port=29500 + number)
-                for number in range(2)
-            ]  # fmt: skip
+                both.submit(run_operations, lab.ranks(), [replace(step, repeats=60)])
+                for _ in range(2)
+            ]
             ours, theirs = (run.result()[0][0] for run in runs)
     first, last = theirs.began_ns[0], theirs.began_ns[-1] + theirs.repeats_ns[-1]
     beside = [

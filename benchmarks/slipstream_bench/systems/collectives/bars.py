@@ -14,15 +14,11 @@ from slipstream.ranks import Netlab, calibrate, why_no_netlab
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
+from slipstream_bench.lab import MBIT, on_ranks
 from slipstream_bench.rank_models import batch_of, model_of
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
-from slipstream_bench.systems.collectives import exchange
-from slipstream_bench.systems.collectives.exchange import (
-    MBIT,
-    in_lab,
-    racks_cluster,
-    racks_lab,
-)
+from slipstream_bench.systems.collectives import exchange, rank
+from slipstream_bench.systems.collectives.exchange import racks_cluster, racks_lab
 from slipstream_bench.systems.compression.bars import Model, asleep
 
 _BAR = "predicted step, 4 ranks, median error"
@@ -52,11 +48,12 @@ def _steps(turns: int) -> Bar:
     graph = _graph()
     errors, said = [], []
     for where, racks in (("one switch", False), ("two racks", True)):
-        asked = {"what": "steps", "model": _MODEL.spec(), "bucket_mb": _MODEL.bucket_mb,
-                 "repeats": turns, "arms": list(_TECHNIQUES)}  # fmt: skip
         with racks_lab() if racks else Netlab(4, _STAR * MBIT) as lab:
             cluster = racks_cluster(lab) if racks else _switch()
-            found = in_lab(lab, asked)
+            found = on_ranks(
+                lab, rank.steps, model_spec=_MODEL.spec(), bucket_mb=_MODEL.bucket_mb,
+                repeats=turns, arms=list(_TECHNIQUES),
+            )  # fmt: skip
         for arm, wanted_s in _predicted_s(graph, cluster).items():
             measured_s = float(np.median(np.max([one[arm] for one in found], axis=0)))
             errors.append(100 * abs(wanted_s / measured_s - 1.0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,11 @@ from slipstream.cluster.topology import Float64s
 from slipstream.measure.environment import capture, machine_id
 from slipstream.ranks import Netlab, calibrate, why_no_netlab
 from slipstream.ranks.calibration import cores
-from slipstream.ranks.launch import Rank, run_ranks
 from slipstream.techniques.distributed.collectives.choice import chosen, predicted_ns
+from slipstream_bench.lab import MBIT, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.collectives import rank
 
-_MODULE = "slipstream_bench.systems.collectives.rank"
-FIRST = ("nice", "-n", "-10")
-"""Words before a command that is to run before other programs; without the right, beside them."""
-MBIT = 1e6 / 8
 _S = 4 << 20
 # Of the cables inside a rack and of the one between, Mbit/s.
 RACKS = (1000, 100)
@@ -55,23 +52,6 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         yield not_judged("ranks in the network lab", "", "", error.what)
 
 
-def ask(ranks: Sequence[Rank], asked: dict[str, Any], address: str = "127.0.0.1") -> list[Any]:
-    """What each rank found.
-
-    Raises:
-        ClusterError: one failed.
-    """
-    first = [Rank((*one.prefix, *FIRST), one.interface) for one in ranks]
-    port = None if address == "127.0.0.1" else 29400
-    answers = run_ranks(first, _MODULE, asked, address=address, port=port)
-    return [answer["found"] for answer in answers]
-
-
-def in_lab(lab: Netlab, asked: dict[str, Any]) -> list[Any]:
-    """`ask` of all hosts of a lab."""
-    return ask(lab.ranks(), asked, lab.address(0))
-
-
 def racks_lab() -> Netlab:
     """Two racks of two hosts, cables as `RACKS` says."""
     inside, between = RACKS
@@ -80,8 +60,8 @@ def racks_lab() -> Netlab:
 
 def racks_cluster(lab: Netlab) -> Cluster:
     """`racks_lab` as a cluster; what its thin cable carries, from a ring's time for one size."""
-    asked = {"what": "times", "nbytes": _CALIBRATED, "repeats": 5, "arms": ["all_reduce"]}
-    times = _slowest(in_lab(lab, asked), "all_reduce")
+    answers = on_ranks(lab, rank.times, nbytes=_CALIBRATED, repeats=5, arms=["all_reduce"])
+    times = _slowest(answers, "all_reduce")
     took = float(np.median(times))
     spread = np.abs(times / took - 1.0)
     known = Calibration(
@@ -113,7 +93,7 @@ def _equal(options: BenchOptions) -> Iterator[Bar]:
     options.progress(bar)
     worst, alike = 0.0, True
     for size in (4, 6, 8):
-        found = ask([Rank()] * size, {"what": "equal", "numbers": 1 << 18})
+        found = on_ranks(size, rank.equal, numbers=1 << 18)
         worst = max(worst, *(off for off, _ in found))
         alike &= len({digest for _, digest in found}) == 1
     yield Bar(
@@ -131,8 +111,7 @@ def _training(options: BenchOptions) -> Iterator[Bar]:
     if not any(options.wants(name) for name in names):
         return
     options.progress(names[0])
-    asked = {"what": "training", "steps": 50, "repeats": 15 if options.full else 7}
-    found = ask([Rank()] * 4, asked)
+    found = on_ranks(4, rank.training, steps=50, repeats=15 if options.full else 7)
     said, off, memory, update = [], [], [], []
     for name in found[0]:
         pairs = [(one[name]["sharded"], one[name]["unsharded"]) for one in found]
@@ -158,9 +137,8 @@ def _bytes(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(names[0])
     arms = ["reduce_scatter", "gloo reduce_scatter", "two_d", "all_reduce"]
-    asked = {"what": "times", "nbytes": _S, "repeats": 5, "arms": arms}
     with Netlab(4, 1000 * MBIT) as lab, lab.unshaped():
-        found = in_lab(lab, asked)
+        found = on_ranks(lab, rank.times, nbytes=_S, repeats=5, arms=arms)
     sent = {arm: _sent(found, arm) for arm in arms}
     detail = "at the interface, S = 4 MiB: " + ", ".join(f"{a} {s:.3f} S" for a, s in sent.items())
     yield at_most(names[0], sent["reduce_scatter"], 0.77, "S", n=5, detail=detail)
@@ -180,9 +158,7 @@ def _one_switch(options: BenchOptions) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory() as folder, Netlab(4, _STAR * MBIT) as lab:
         path = Path(folder) / "cluster.toml"
         cluster.save(path)
-        asked = {"what": "times", "nbytes": _S, "repeats": repeats, "arms": arms,
-                 "cluster": str(path)}  # fmt: skip
-        found = in_lab(lab, asked)
+        found = on_ranks(lab, rank.times, nbytes=_S, repeats=repeats, arms=arms, cluster=str(path))
     took = {arm: _slowest(found, arm) for arm in arms}
     said = ", ".join(f"{arm} {1e3 * np.median(t):.0f} ms" for arm, t in took.items())
     gain = took["gloo reduce_scatter"] / took["reduce_scatter"]
@@ -217,9 +193,9 @@ def _two_racks(options: BenchOptions) -> Iterator[Bar]:
         path = Path(folder) / "cluster.toml"
         cluster.save(path)
         for size in (_SIZES[1], _SIZES[2], _S):
-            asked = {"what": "times", "nbytes": size, "repeats": repeats, "arms": arms,
-                     "cluster": str(path)}  # fmt: skip
-            found = in_lab(lab, asked)
+            found = on_ranks(
+                lab, rank.times, nbytes=size, repeats=repeats, arms=arms, cluster=str(path)
+            )
             took = {arm: _slowest(found, arm) for arm in arms}
             told = predicted_ns(cluster, size, 4, 2)
             for arm, wanted in zip(("all_reduce", "two_d"), told, strict=True):

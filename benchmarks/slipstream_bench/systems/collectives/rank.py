@@ -1,17 +1,11 @@
-"""One rank of ``slipstream bench collectives``: does what it is asked, and says what it took.
-
-Reads one JSON object from its standard input, writes one to its standard output; see
-`slipstream.ranks.launch.run_ranks`.
-"""
+"""One rank of ``slipstream bench collectives``: does what it is asked, and says what it took."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream import data
 from slipstream.cluster import Cluster
-from slipstream.ranks.launch import answer, join, own_interface
 from slipstream.techniques.distributed.collectives.scatter import reduce_scatter
 from slipstream.techniques.distributed.collectives.two_d import (
     TwoDState,
@@ -31,6 +24,8 @@ from slipstream.techniques.distributed.collectives.two_d import (
 )
 from slipstream.techniques.distributed.sharded.layerwise import Lamb, Lars
 from slipstream.techniques.distributed.sharded.optimizer import ShardedUpdate
+from slipstream_bench.lab import own_interface
+from slipstream_bench.rank_models import batch_of, model_of
 
 _ROWS = 2
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -40,48 +35,44 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def main() -> None:
-    """Join the group, do what is asked, print what was found."""
-    asked = json.load(sys.stdin)
-    join(asked)
+def times(
+    nbytes: int, repeats: int, arms: Sequence[str], cluster: str | None = None
+) -> dict[str, list[tuple[float, int]]]:
+    """Of each arm, turn by turn: seconds, and bytes that left this host.
+
+    Args:
+        cluster: a file that ``auto`` chooses by.
+    """
     # gloo's own reduce_scatter_tensor says that it has another name by now.
     warnings.simplefilter("ignore")
-    run = {"times": _times, "equal": _equal, "training": _training, "steps": _steps}[asked["what"]]
-    found = run(asked, asked["rank"])
-    dist.barrier()
-    answer(found)
-
-
-def _times(asked: dict[str, Any], rank: int) -> dict[str, list[tuple[float, int]]]:
-    """Of each arm, turn by turn: seconds, and bytes that left this host."""
-    numbers = asked["nbytes"] // 4
-    tensor, part = torch.randn(numbers), torch.empty(numbers // asked["world"])
-    cluster = Cluster.load(asked["cluster"]) if "cluster" in asked else None
-    arms: dict[str, Callable[[], Any]] = {
+    numbers = nbytes // 4
+    tensor, part = torch.randn(numbers), torch.empty(numbers // dist.get_world_size())
+    known = None if cluster is None else Cluster.load(cluster)
+    calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(tensor),
         "two_d": lambda: two_d_allreduce(tensor, _ROWS),
-        "auto": lambda: two_d_allreduce(tensor, _ROWS, algorithm="auto", cluster=cluster),
+        "auto": lambda: two_d_allreduce(tensor, _ROWS, algorithm="auto", cluster=known),
         "gloo reduce_scatter": lambda: dist.reduce_scatter_tensor(part, tensor),
         "reduce_scatter": lambda: reduce_scatter(tensor),
     }
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in asked["arms"]}
-    for turn in range(asked["repeats"] + 1):
-        for name in asked["arms"]:
+    taken: dict[str, list[tuple[float, int]]] = {name: [] for name in arms}
+    for turn in range(repeats + 1):
+        for name in arms:
             tensor.normal_()
             dist.barrier()
             wire, began = own_interface(), time.perf_counter()
-            arms[name]()
+            calls[name]()
             took = time.perf_counter() - began
             dist.barrier()
             if turn:
-                found[name].append((took, wire.sent_bytes))
-    return found
+                taken[name].append((took, wire.sent_bytes))
+    return taken
 
 
-def _equal(asked: dict[str, Any], rank: int) -> tuple[float, str]:
+def equal(numbers: int) -> tuple[float, str]:
     """How far 2-D is off the flat all-reduce, relative to the largest, and its bits' digest."""
-    drawn = torch.Generator().manual_seed(rank)
-    flat = torch.randn(asked["numbers"], generator=drawn)
+    drawn = torch.Generator().manual_seed(dist.get_rank())
+    flat = torch.randn(numbers, generator=drawn)
     grid = flat.clone()
     dist.all_reduce(flat)
     two_d_allreduce(grid, _ROWS)
@@ -95,11 +86,11 @@ def _images() -> tuple[torch.Tensor, torch.Tensor]:
     return pixels, torch.from_numpy(found.labels.copy()).long()
 
 
-def _training(asked: dict[str, Any], rank: int) -> dict[str, Any]:
+def training(steps: int, repeats: int) -> dict[str, Any]:
     """Of each optimizer, unsharded in DDP and sharded: losses; and of the latter the memory and
     the processor's time for the update of a larger model."""
     pixels, labels = _images()
-    found = {}
+    by_optimizer = {}
     for name, make in OPTIMIZERS.items():
         losses: dict[bool, list[float]] = {}
         for sharded in (False, True):
@@ -110,8 +101,8 @@ def _training(asked: dict[str, Any], rank: int) -> dict[str, Any]:
             plain = make(net.parameters())
             optimizer: Any = ShardedUpdate(plain, model) if sharded else plain
             losses[sharded] = []
-            drawn = torch.Generator().manual_seed(rank)
-            for _ in range(asked["steps"]):
+            drawn = torch.Generator().manual_seed(dist.get_rank())
+            for _ in range(steps):
                 chosen = torch.randint(0, len(pixels), (32,), generator=drawn)
                 optimizer.zero_grad()
                 loss = cross_entropy(model(pixels[chosen]), labels[chosen])
@@ -120,11 +111,11 @@ def _training(asked: dict[str, Any], rank: int) -> dict[str, Any]:
                 losses[sharded].append(float(loss.detach()))
             if sharded:
                 memory = optimizer.memory()
-        found[name] = {
+        by_optimizer[name] = {
             "unsharded": losses[False], "sharded": losses[True], "memory": memory.share,
-            "update": _update_ratio(make, asked["repeats"]),
+            "update": _update_ratio(make, repeats),
         }  # fmt: skip
-    return found
+    return by_optimizer
 
 
 def _update_ratio(make: Callable[[Any], torch.optim.Optimizer], repeats: int) -> list[float]:
@@ -150,24 +141,24 @@ def _update_ratio(make: Callable[[Any], torch.optim.Optimizer], repeats: int) ->
     return ratios
 
 
-def _steps(asked: dict[str, Any], rank: int) -> dict[str, list[float]]:
+def steps(
+    model_spec: list[Any], bucket_mb: float, repeats: int, arms: Sequence[str]
+) -> dict[str, list[float]]:
     """Seconds of each arm's steps, in turns."""
-    from slipstream_bench.rank_models import batch_of, model_of
-
-    arms: dict[str, tuple[Any, Any]] = {}
-    for name in asked["arms"]:
-        net = model_of(asked["model"])
-        model = DistributedDataParallel(net, bucket_cap_mb=asked["bucket_mb"])
+    trained: dict[str, tuple[Any, Any]] = {}
+    for name in arms:
+        net = model_of(model_spec)
+        model = DistributedDataParallel(net, bucket_cap_mb=bucket_mb)
         optimizer: Any = torch.optim.AdamW(net.parameters(), 1e-3)
         if name == "two_d":
             model.register_comm_hook(TwoDState(_ROWS), two_d_hook)
         elif name == "sharded":
             optimizer = ShardedUpdate(optimizer, model)
-        arms[name] = model, optimizer
-    batch = batch_of(asked["model"], rank)
-    found: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(asked["repeats"]):
-        for name, (model, optimizer) in arms.items():
+        trained[name] = model, optimizer
+    batch = batch_of(model_spec, dist.get_rank())
+    taken: dict[str, list[float]] = {name: [] for name in trained}
+    for turn in range(repeats):
+        for name, (model, optimizer) in trained.items():
             # Buckets are rebuilt after the first step; the first of a turn settles.
             for counted in ([False] * 4 if not turn else [False]) + [True, True]:
                 began = time.perf_counter()
@@ -175,9 +166,5 @@ def _steps(asked: dict[str, Any], rank: int) -> dict[str, list[float]]:
                 model(batch).sum().backward()
                 optimizer.step()
                 if counted:
-                    found[name].append(time.perf_counter() - began)
-    return found
-
-
-if __name__ == "__main__":
-    main()
+                    taken[name].append(time.perf_counter() - began)
+    return taken

@@ -9,11 +9,9 @@ programs, where that is allowed.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,20 +25,20 @@ from slipstream.graph import Call, Editor, Exchange, Graph, StepPhase, replace_t
 from slipstream.ranks import why_no_netlab
 from slipstream.ranks.calibration import computing_operations, cores, fitted_cluster
 from slipstream.ranks.hosts import HEADERS
-from slipstream.ranks.launch import sample_of
+from slipstream.ranks.measuring import samples_of
 from slipstream.techniques.distributed.compression.timing import OP
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.verbs.results import Prediction
 from slipstream.workload import Workload
+from slipstream_bench.lab import MBIT, first_served
 from slipstream_bench.rank_models import batch_of, model_of
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.compression import encoders
+from slipstream_bench.systems.compression import encoders, rank
 from slipstream_bench.systems.compression.rank import MEETING
 from slipstream_bench.systems.compression.ranks import run
 
 METHODS = ("none", "cast:bf16", "powersgd:4,start=2", "topk:0.01", "sign")
-_MBIT = 1e6 / 8
 # A gap that a verdict is asked about.
 _CLEAR = 0.05
 # Ranks that compute for real share this machine's caches and cores, and wait for the slower one at
@@ -59,7 +57,6 @@ _ACKNOWLEDGED = 33 / 1448
 # Around every message gloo's two sides tell each other what they want and have, and acknowledge it:
 # measured, of all-reduces and gathers of 16 bytes between 2 and 4 ranks (362 to 387).
 _MESSAGE_BYTES = 370
-_NICE = -20
 _ROW = "steps"
 _AUTOS = ("cast:bf16", "powersgd:4")
 _CELLS = 60
@@ -101,18 +98,6 @@ MODELS = {
 }
 # Slow enough that busy cores still shape them; models are smaller for it, and sleep longer.
 LINKS = (15, 30, 60, 120)
-
-
-@contextlib.contextmanager
-def first_served() -> Iterator[None]:
-    """This process and those it starts before other programs, where that is allowed."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    try:
-        yield
-    finally:
-        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def graph_of(model: Model) -> Graph:
@@ -198,22 +183,17 @@ def measured(
     operations += [Operation("p2p", size, everybody, rounds) for size in _SHIFTED]
     operations.append(Operation("add", _ADDED, everybody, rounds))
     operations += computing_operations(ranks, rounds)
-    asked = {
-        "what": "steps", "methods": methods, "model": model.spec(), "bucket_mb": model.bucket_mb,
-        "warm": 5, "turn": 2, "rounds": rounds, "decide": _DECIDES_AFTER, "slow_s": slow_s,
-        "operations": [
-            {"kind": one.kind, "nbytes": one.nbytes, "ranks": everybody,
-             "repeats": _repeats(one), "warmup": 0, "pause_s": 0.0}
-            for one in operations
-        ],
-    }  # fmt: skip
-    answers = run(ranks, megabits * _MBIT, asked)
+    in_a_turn = [asdict(replace(one, repeats=_repeats(one), warmup=0)) for one in operations]
+    answers = run(
+        ranks, megabits * MBIT, rank.steps, methods=methods, model=model.spec(),
+        bucket_mb=model.bucket_mb, slow_s=slow_s, decide=_DECIDES_AFTER, rounds=rounds,
+        operations=in_a_turn,
+    )  # fmt: skip
     arms = {}
     for of_ranks in zip(*(found for found, _ in answers), strict=True):
         slowest = np.max([one["times_s"] for one in of_ranks], axis=0)
         arms[of_ranks[0]["how"]] = {**of_ranks[0], "median_s": float(np.median(slowest))}
-    links = [{"times_s": times} for _, times in answers]
-    samples = [sample_of(one, number, links) for number, one in enumerate(operations)]
+    samples = samples_of(operations, [times_s for _, times_s in answers])
     where = f"network lab, cables of {megabits:g} Mbit/s"
     return Measured(arms, fitted_cluster(ranks, where, True, fit(samples), samples, "gloo"))
 

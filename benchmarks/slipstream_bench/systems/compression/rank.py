@@ -1,17 +1,11 @@
-"""One rank of ``slipstream bench compression``: trains as it is told and says what it took.
-
-Started by `slipstream.ranks.launch.run_ranks`.
-"""
+"""One rank of ``slipstream bench compression``: trains as it is told and says what it took."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -19,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from slipstream.cluster.samples import Operation
 from slipstream.ranks.group import Ranks
-from slipstream.ranks.launch import answer, join, own_interface
 from slipstream.ranks.operations import timed
 from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.ranks.wire import Wire
@@ -29,29 +23,13 @@ from slipstream.techniques.distributed.compression.bucket import Bucket, Layout,
 from slipstream.techniques.distributed.compression.compressor import Compressor, mean
 from slipstream.techniques.distributed.compression.hook import compress, settings_of
 from slipstream.workload import build_from
+from slipstream_bench.lab import own_interface
 from slipstream_bench.rank_models import Tied, batch_of, model_of
 
 MEETING = "meeting"
 """As a way to compress: of every bucket one number is sent, so that ranks wait for each other."""
-_TIMEOUT = timedelta(seconds=120)
-
-
-def main() -> None:
-    """Join the group, do what is asked, say what was found."""
-    asked = json.load(sys.stdin)
-    join(asked, _TIMEOUT)
-    rank = asked["rank"]
-    found: Any
-    if asked["what"] == "replicas":
-        found = [_replicas(how, asked, rank) for how in asked["methods"]]
-    elif asked["what"] == "losses":
-        found = [_losses(how, asked, rank) for how in asked["methods"]]
-    elif asked["what"] == "exchanges":
-        found = _exchanges(asked)
-    else:
-        found = _steps(asked, rank)
-    dist.barrier()
-    answer(found)
+# Steps of each way that come before all that are timed, and those that are timed at a stretch.
+_WARM, _TURN = 5, 2
 
 
 class Slowly:
@@ -99,13 +77,18 @@ def _hooked(model: nn.Module, how: str, slow_s: float = 0.0, **options: Any) -> 
     return wrapped, compress(wrapped, settings)
 
 
-def _replicas(how: str, asked: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The parameters' digest after so many steps."""
+def replicas(methods: Sequence[str], steps: int) -> list[str]:
+    """The parameters' digest after so many steps, by each way."""
+    return [_digest(how, steps) for how in methods]
+
+
+def _digest(how: str, steps: int) -> str:
+    rank = dist.get_rank()
     torch.manual_seed(0)
     model, _ = _hooked(Tied(), how, bucket_cap_mb=0.005, find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     drawn = torch.Generator().manual_seed(rank)
-    for step in range(asked["steps"]):
+    for step in range(steps):
         optimizer.zero_grad()
         odd = rank % 2 == 1 and step % 3 > 0
         model(torch.randn(8, 24, generator=drawn), odd).square().mean().backward()
@@ -113,11 +96,15 @@ def _replicas(how: str, asked: dict[str, Any], rank: int) -> dict[str, Any]:
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    return {"how": how, "digest": digest.hexdigest()}
+    return digest.hexdigest()
 
 
-def _losses(how: str, asked: dict[str, Any], rank: int) -> list[float]:
+def losses(methods: Sequence[str], steps: int, rank_of: int, start: int) -> list[list[float]]:
     """The mean loss over ranks of every step; ``torch``: torch's own hook, at the same settings."""
+    return [_losses(how, steps, rank_of, start) for how in methods]
+
+
+def _losses(how: str, steps: int, rank_of: int, start: int) -> list[float]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -131,15 +118,15 @@ def _losses(how: str, asked: dict[str, Any], rank: int) -> list[float]:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
         state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=asked["rank_of"], start_powerSGD_iter=asked["start"]
+            None, matrix_approximation_rank=rank_of, start_powerSGD_iter=start
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
         compress(model, settings_of(how))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    drawn = torch.Generator().manual_seed(rank)
-    losses = torch.zeros(asked["steps"], dtype=torch.float64)
-    for step in range(asked["steps"]):
+    drawn = torch.Generator().manual_seed(dist.get_rank())
+    losses = torch.zeros(steps, dtype=torch.float64)
+    for step in range(steps):
         chosen = torch.randint(0, len(x), (64,), generator=drawn)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x[chosen]), y[chosen])
@@ -151,15 +138,15 @@ def _losses(how: str, asked: dict[str, Any], rank: int) -> list[float]:
     return found
 
 
-def _exchanges(asked: dict[str, Any]) -> list[list[float]]:
+def exchanges(methods: Sequence[str], side: int, repeats: int) -> list[list[float]]:
     """Seconds of exchanging one bucket in each way, by turns."""
-    layout = Layout.of({"p": (asked["side"], asked["side"])})
-    flat = torch.randn(layout.numel, generator=torch.Generator().manual_seed(asked["rank"]))
+    layout = Layout.of({"p": (side, side)})
+    flat = torch.randn(layout.numel, generator=torch.Generator().manual_seed(dist.get_rank()))
     ranks = Ranks(dist.group.WORLD, 60.0, 5.0, "exchanges")
-    settings: dict[str, Any] = {how: settings_of(how) for how in asked["methods"]}
+    settings: dict[str, Any] = {how: settings_of(how) for how in methods}
     memories = {how: Memory() for how in settings}
     times: dict[str, list[float]] = {how: [] for how in settings}
-    for _ in range(asked["repeats"] + 1):
+    for _ in range(repeats + 1):
         for how, compressor in settings.items():
             bucket = Bucket(flat.clone(), layout)
             dist.barrier()
@@ -169,31 +156,42 @@ def _exchanges(asked: dict[str, Any]) -> list[list[float]]:
     return [times[how][1:] for how in settings]
 
 
-def _steps(asked: dict[str, Any], rank: int) -> tuple[list[dict[str, Any]], list[list[Any]]]:
+def steps(
+    methods: Sequence[str], model: list[Any], bucket_mb: float, slow_s: float, decide: int,
+    rounds: int, operations: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[list[Any]]]:  # fmt: skip
     """Of each way: times of its steps, what was sent, and what `auto` chose; times of operations.
 
     The ways take turns of a step that does not count and some that do, so that whatever else the
     machine does happens to all of them.
+
+    Args:
+        methods: ways to compress; `MEETING`; ``none``.
+        model: see `model_of`.
+        slow_s: see `Slowly`.
+        decide: steps in which `auto` decides.
+        operations: communications that take turns with the steps, an `Operation` each.
     """
-    arms = {how: _arm(how, asked, rank) for how in asked["methods"]}
+    arms = {how: _arm(how, model, bucket_mb, slow_s) for how in methods}
     times: dict[str, list[float]] = {how: [] for how in arms}
     sent = dict.fromkeys(arms, 0)
     for step, hook in arms.values():
         decides = hook is not None and hook.chooser is not None
-        for _ in range(asked["decide"] if decides else asked["warm"]):
+        for _ in range(decide if decides else _WARM):
             step()
-    turn = asked["turn"]
+    timed_operations = [Operation(**{**one, "ranks": tuple(one["ranks"])}) for one in operations]
+    rank = dist.get_rank()
     everybody = {tuple(range(dist.get_world_size())): dist.group.WORLD}
-    links: list[list[Any]] = [[] for _ in asked["operations"]]
-    for _ in range(asked["rounds"]):
-        for operation, taken in zip(asked["operations"], links, strict=True):
-            shifts = operation["kind"] == "p2p"
+    links: list[list[Any]] = [[] for _ in operations]
+    for _ in range(rounds):
+        for operation, taken in zip(timed_operations, links, strict=True):
+            shifts = operation.kind == "p2p"
             taken += _shifted(operation) if shifts else timed(operation, rank, everybody)
         for how, (step, _) in arms.items():
             step()
             dist.barrier()
             wire = own_interface()
-            for _ in range(turn):
+            for _ in range(_TURN):
                 began = time.perf_counter()
                 step()
                 times[how].append(time.perf_counter() - began)
@@ -208,15 +206,15 @@ def _steps(asked: dict[str, Any], rank: int) -> tuple[list[dict[str, Any]], list
     return found, links
 
 
-def _shifted(operation: dict[str, Any]) -> list[tuple[float, float]]:
+def _shifted(operation: Operation) -> list[tuple[float, float]]:
     """When everybody began to send its neighbour so many bytes twice in a row, and how long it
-    took: as of one message there and back (`cluster.samples.Sample`), with both ways in use."""
+    took: as of one message there and back (see `Operation`), with both ways in use."""
     wire = Wire.of()
-    sent = torch.zeros(operation["nbytes"], dtype=torch.uint8)
+    sent = torch.zeros(operation.nbytes, dtype=torch.uint8)
     received = torch.empty_like(sent)
     after, before = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
     times = []
-    for _ in range(operation["repeats"]):
+    for _ in range(operation.repeats):
         dist.barrier()
         began = time.monotonic()
         for _ in range(2):
@@ -225,21 +223,19 @@ def _shifted(operation: dict[str, Any]) -> list[tuple[float, float]]:
     return times
 
 
-def _arm(how: str, asked: dict[str, Any], rank: int) -> tuple[Callable[[], Any], Any]:
+def _arm(
+    how: str, spec: list[Any], bucket_mb: float, slow_s: float
+) -> tuple[Callable[[], Any], Any]:
     """A step of a model of its own, ``accumulation:4+`` before what its hook does; the hook."""
     first, _, rest = how.partition("+")
     accumulates = first.startswith("accumulation")
     model, hook = _hooked(
-        model_of(asked["model"]), (rest or "none") if accumulates else how,
-        slow_s=asked["slow_s"], bucket_cap_mb=asked["bucket_mb"],
+        model_of(spec), (rest or "none") if accumulates else how,
+        slow_s=slow_s, bucket_cap_mb=bucket_mb,
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x = batch_of(asked["model"], rank)
+    x = batch_of(spec, dist.get_rank())
     built = build_from(
         (model, x, lambda out: out.sum(), optimizer), parse(first) if accumulates else (), 0, how
     )
     return built.step, hook
-
-
-if __name__ == "__main__":
-    main()

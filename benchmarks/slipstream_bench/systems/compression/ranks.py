@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from slipstream.ranks import Netlab, why_no_netlab
 from slipstream.technique import parse
 from slipstream.techniques.distributed.compression.bucket import Layout
 from slipstream.techniques.distributed.compression.compressor import Compressor
+from slipstream_bench.lab import MBIT, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
+from slipstream_bench.systems.compression import rank
 
-_MODULE = "slipstream_bench.systems.compression.rank"
+_TIMEOUT_S = 120.0
 _ALL = (
     "cast:bf16",
     "powersgd:4,start=2",
@@ -24,7 +26,6 @@ _ALL = (
     "block_int:4",
     "randomk:0.01",
 )
-_MBIT = 1e6 / 8
 _START = 10
 # Slow enough that what is sent is what takes the time.
 _SLOW = 10
@@ -42,14 +43,16 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _growth(options)
 
 
-def run(ranks: int, bytes_per_s: float, asked: dict[str, Any]) -> list[Any]:
-    """What every rank answers.
+def run(
+    ranks: int, bytes_per_s: float, function: Callable[..., Any], **arguments: Any
+) -> list[Any]:
+    """What ``function(**arguments)`` answers on every rank.
 
     Raises:
         ClusterError: one failed.
     """
     with Netlab(ranks, bytes_per_s) as lab:
-        return lab.ask(_MODULE, asked)
+        return on_ranks(lab, function, timeout_s=_TIMEOUT_S, **arguments)
 
 
 def _replicas(options: BenchOptions) -> Iterator[Bar]:
@@ -60,11 +63,10 @@ def _replicas(options: BenchOptions) -> Iterator[Bar]:
     held, total = 0, 0
     for ranks in (2, 4) if options.full else (2,):
         options.progress(f"{bar}: {ranks} ranks")
-        asked = {"what": "replicas", "methods": _ALL, "steps": steps}
-        answers = run(ranks, 1000 * _MBIT, asked)
+        answers = run(ranks, 1000 * MBIT, rank.replicas, methods=_ALL, steps=steps)
         for each in zip(*answers, strict=True):
             total += 1
-            held += len({one["digest"] for one in each}) == 1
+            held += len(set(each)) == 1
     yield Bar(
         bar, held, f"of {total}", f"= {total}", held == total, total,
         f"{steps} steps, {'2 and 4' if options.full else 2} ranks; buckets rebuilt, tied, frozen, "
@@ -78,11 +80,11 @@ def _parity(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(bar)
     steps = 300 if options.full else 60
-    asked = {
-        "what": "losses", "methods": (f"powersgd:4,start={_START}", "torch"), "steps": steps,
-        "rank_of": 4, "start": _START,
-    }  # fmt: skip
-    ours, theirs = (np.array(one) for one in run(2, 1000 * _MBIT, asked)[0])
+    answers = run(
+        2, 1000 * MBIT, rank.losses, methods=(f"powersgd:4,start={_START}", "torch"),
+        steps=steps, rank_of=4, start=_START,
+    )  # fmt: skip
+    ours, theirs = (np.array(one) for one in answers[0])
     value = 100 * abs(float(ours.mean() / theirs.mean()) - 1.0)
     tenth = steps // 10
     last = (float(side[-tenth:].mean()) for side in (ours, theirs))
@@ -101,11 +103,9 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
     if not (options.wants(grows) or options.wants(flat)):
         return
     options.progress(grows)
-    asked = {
-        "what": "exchanges", "methods": _GROWN, "side": 1000, "repeats": 7 if options.full else 3,
-    }  # fmt: skip
+    asked = {"methods": _GROWN, "side": 1000, "repeats": 7 if options.full else 3}
     times = {
-        ranks: np.median(np.max(run(ranks, _SLOW * _MBIT, asked), axis=0), axis=1)
+        ranks: np.median(np.max(run(ranks, _SLOW * MBIT, rank.exchanges, **asked), axis=0), axis=1)
         for ranks in (2, 3, 4)
     }
     told = [

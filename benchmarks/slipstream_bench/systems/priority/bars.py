@@ -17,10 +17,11 @@ from slipstream.cluster import ClusterError
 from slipstream.ranks import why_no_netlab
 from slipstream.techniques.distributed.priority.plan import TRIED
 from slipstream.techniques.distributed.priority.simulate import ORDERS
+from slipstream_bench.lab import MBIT
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.priority import rank, trials
 from slipstream_bench.systems.priority.ranks import (
     BUCKETS,
-    MBIT,
     Cell,
     cell,
     rate_for,
@@ -66,8 +67,10 @@ def _weights(options: BenchOptions) -> Iterator[Bar]:
             continue
         options.progress(bar)
         steps = 200 if options.full else 20
-        asked = {"what": "weights", "methods": _ALL, "optimizers": _OPTIMIZERS, "steps": steps}
-        found = [one for each in run(ranks, 1000 * MBIT, asked) for one in each]
+        answers = run(
+            ranks, 1000 * MBIT, rank.weights, methods=_ALL, optimizers=_OPTIMIZERS, count=steps
+        )
+        found = [one for each in answers for one in each]
         worst = max(found, key=lambda one: one["off"])
         yield at_most(
             bar, worst["off"], most, "relative", n=len(found) // ranks,
@@ -82,7 +85,7 @@ def _loops(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(bar)
     steps = 60 if options.full else 10
-    answers = run(2, 1000 * MBIT, {"what": "loops", "methods": [_ORDERS[1]], "steps": steps})
+    answers = run(2, 1000 * MBIT, rank.loops, order=_ORDERS[1], count=steps)
     held = {kind: all(one[kind] for one in answers) for kind in answers[0]}
     count = len(held)
     yield Bar(
@@ -205,9 +208,10 @@ def _real(options: BenchOptions) -> Iterator[Bar]:
     for name in REAL:
         options.progress(f"{bar}: {name}")
         count, turns = (60, 10) if options.full else (20, 5)
-        asked = {"what": "turns", "workload": name, "methods": ["auto", *BUCKETS[::2]],
-                 "steps": count, "turns": turns}  # fmt: skip
-        auto = run(2, 200 * MBIT, asked)[0]
+        auto = run(
+            2, 200 * MBIT, rank.turns, workload=name, methods=["auto", *BUCKETS[::2]],
+            count=count, turns=turns,
+        )[0]  # fmt: skip
         told = auto["predicted"]
         # Of the best plan, also where it was tried and found no better.
         wanted = min(s for how, s in told.items() if how.startswith("ddp:")) / min(told.values())
@@ -236,9 +240,10 @@ def _overhead(options: BenchOptions) -> Iterator[Bar]:
     if not options.wants(bar):
         return
     options.progress(bar)
-    asked = {"what": "turns", "workload": TINY, "methods": ["auto", "ddp:25"],
-             "steps": 1000 if options.full else 200, "turns": 10}  # fmt: skip
-    found = run(2, 1e11, asked)[0]
+    count = 1000 if options.full else 200
+    found = run(
+        2, 1e11, rank.turns, workload=TINY, methods=["auto", "ddp:25"], count=count, turns=10
+    )[0]
     ratios = [ours / theirs for ours, theirs in found["turns_s"]]
     yield at_most(
         bar, 100 * (statistics.median(ratios) - 1.0), 5.0, "%", n=len(ratios),
@@ -256,10 +261,11 @@ def _trials(options: BenchOptions) -> Iterator[Bar]:
     runs: list[Sequence[dict[str, Any]]] = []
     for launch in range(launches):
         options.progress(f"{bar}: {launch * each} of {count}")
-        asked = {"what": "trials", "methods": [], "count": each, "seed": launch}
         with contextlib.suppress(ClusterError):
             # A launch that hangs, or in which a rank dies that should not, has no answers.
-            runs += zip(*run(3, 1000 * MBIT, asked, _LAUNCH_S), strict=True)
+            runs += zip(
+                *run(3, 1000 * MBIT, trials.run, _LAUNCH_S, count=each, seed=launch), strict=True
+            )
     whole = sum(all(one["ended"] for one in ranks) for ranks in runs)
     failing = [ranks for ranks in runs if ranks[0]["fails"]]
     named = sum(all(one["named"] for one in ranks) for ranks in failing)

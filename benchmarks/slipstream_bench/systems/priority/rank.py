@@ -1,20 +1,12 @@
-"""One rank of ``slipstream bench priority``: trains as it is told and says what it took.
-
-Started by `slipstream.ranks.launch.run_ranks`.
-"""
+"""One rank of ``slipstream bench priority``: trains as it is told and says what it took."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import statistics
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,46 +15,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, SlipstreamWarning
-from slipstream.ranks.launch import answer, join, own_interface
+from slipstream.ranks.operations import go_first
 from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
+from slipstream_bench.lab import own_interface
 from slipstream_bench.rank_models import Tied
-from slipstream_bench.systems.priority import trials
 from slipstream_bench.systems.priority.workloads import REAL, TINY, Emulated, named, real
 
-_TIMEOUT = timedelta(seconds=300)
 _SAMPLE_S = 0.005
 _WARM = 3
-_NICER = -10
-
-
-def main() -> None:
-    """Join the group, do what is asked, say what was found."""
-    asked = json.load(sys.stdin)
-    _go_first(sleeps=asked.get("workload") not in REAL)
-    join(asked, _TIMEOUT)
-    works: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "steps": _steps, "weights": _weights, "loops": _loops, "turns": _turns,
-        "trials": trials.run,
-    }  # fmt: skip
-    what = asked["what"]
-    found = works[what](asked)
-    if what != "trials":
-        dist.barrier()
-    answer(found)
-
-
-def _go_first(*, sleeps: bool) -> None:
-    """Before other programs, where that is allowed.
-
-    Ranks that sleep nearly all the time wake when the network says. Where they compute that would
-    be wrong: in real time, a thread that computes keeps its core for 100 ms from those that send,
-    and from the kernel's own that move packets.
-    """
-    with contextlib.suppress(OSError):
-        if sleeps:
-            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        else:
-            os.nice(_NICER)
 
 
 def wrapped(
@@ -76,13 +36,14 @@ def wrapped(
     return PriorityDDP(model, optimizer, order=name, slice_elems=int(size) if size else "auto")
 
 
-def _steps(asked: dict[str, Any]) -> list[dict[str, Any]]:
+def steps(
+    workload: str, compute_s: float, methods: Sequence[str], count: int
+) -> list[dict[str, Any]]:
     """For each method: times of steps, and what was predicted for them."""
-    return [_steps_of(how, asked) for how in asked["methods"]]
+    return [_steps_of(how, *_model_of(workload, compute_s), count) for how in methods]
 
 
-def _steps_of(how: str, asked: dict[str, Any]) -> dict[str, Any]:
-    model, x = _model_of(asked)
+def _steps_of(how: str, model: nn.Module, x: torch.Tensor, count: int) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     one = wrapped(model, optimizer, how)
 
@@ -101,7 +62,7 @@ def _steps_of(how: str, asked: dict[str, Any]) -> dict[str, Any]:
     dist.barrier()
     sampler = _Sampler(one)
     # One more: a step ends where the next one begins to compute.
-    times = train(asked["steps"] + 1)[1:]
+    times = train(count + 1)[1:]
     found = {"how": how, "median_s": statistics.median(times), "sampled": sampler.end()}
     if isinstance(one, PriorityDDP):
         found.update(_learned(one))
@@ -109,20 +70,29 @@ def _steps_of(how: str, asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _model_of(asked: dict[str, Any]) -> tuple[nn.Module, torch.Tensor]:
-    if asked["workload"] in (*REAL, TINY):
-        return real(asked["workload"])
-    model = Emulated(named(asked["workload"], asked["compute_s"]))
+def _model_of(workload: str, compute_s: float) -> tuple[nn.Module, torch.Tensor]:
+    """A model and its batch; what does not compute goes before other programs.
+
+    Ranks that sleep nearly all the time wake when the network says. Where they compute that would
+    be wrong: in real time, a thread that computes keeps its core for 100 ms from those that send,
+    and from the kernel's own that move packets.
+    """
+    if workload not in REAL:
+        go_first()
+    if workload in (*REAL, TINY):
+        return real(workload)
+    model = Emulated(named(workload, compute_s))
     return model, torch.zeros(1, requires_grad=True)
 
 
-def _weights(asked: dict[str, Any]) -> list[dict[str, Any]]:
+def weights(methods: Sequence[str], optimizers: Sequence[str], count: int) -> list[dict[str, Any]]:
     """For each optimizer and method: how far the weights are from those of DDP."""
+    go_first()
     found = []
-    for kind in asked["optimizers"]:
-        theirs = _trained("ddp:25", kind, asked["steps"])
-        for how in asked["methods"]:
-            ours = _trained(how, kind, asked["steps"])
+    for kind in optimizers:
+        theirs = _trained("ddp:25", kind, count)
+        for how in methods:
+            ours = _trained(how, kind, count)
             off = max(float((a - b).abs().max() / b.abs().max()) for a, b in
                       zip(ours, theirs, strict=True))  # fmt: skip
             found.append({"how": f"{kind}, {how}", "off": off})
@@ -156,13 +126,13 @@ def _trained(how: str, kind: str, steps: int) -> list[torch.Tensor]:
 _READ, _LOOPS = 2, ("clipping by norm", "GradScaler", "loss.item()", "a closure")
 
 
-def _loops(asked: dict[str, Any]) -> dict[str, bool]:
+def loops(order: str, count: int) -> dict[str, bool]:
     """Of each kind of loop: whether weights are DDP's to the bit, and its cost is told, if any."""
-    (order,) = asked["methods"]
+    go_first()
     found = {}
     for kind in _LOOPS:
-        theirs, _ = _looped(kind, "ddp:25", asked["steps"])
-        ours, said = _looped(kind, order, asked["steps"])
+        theirs, _ = _looped(kind, "ddp:25", count)
+        ours, said = _looped(kind, order, count)
         told = [" ms in this one" in one for one in said]
         wanted = [True] if kind in _LOOPS[:_READ] else []
         found[kind] = told == wanted and all(map(torch.equal, ours, theirs))
@@ -210,18 +180,18 @@ def _looped(kind: str, how: str, steps: int) -> tuple[list[torch.Tensor], list[s
     return [parameter.detach().clone() for parameter in model.parameters()], said
 
 
-def _turns(asked: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of some steps of each method, turn by turn, and what the first one learned."""
+def turns(workload: str, methods: Sequence[str], count: int, turns: int) -> dict[str, Any]:
+    """Seconds of `count` steps of each method, in `turns` parts, and what the first one learned."""
     runs = []
-    for how in asked["methods"]:
-        model, x = _model_of(asked)
+    for how in methods:
+        model, x = _model_of(workload, 0.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         runs.append((wrapped(model, optimizer, how), optimizer))
     for one in runs:
         while isinstance(one[0], PriorityDDP) and not one[0].settled:
             _step(*one, x)
     found: list[list[float]] = []
-    for turn in range(asked["turns"] + 1):
+    for turn in range(turns + 1):
         row = []
         # Each is first in some turns, and last in others.
         for one in runs if turn % 2 else reversed(runs):
@@ -229,7 +199,7 @@ def _turns(asked: dict[str, Any]) -> dict[str, Any]:
             _step(*one, x)
             # From where a step begins to compute to where a later one does.
             began = time.perf_counter()
-            for _ in range(asked["steps"] // asked["turns"]):
+            for _ in range(count // turns):
                 _step(*one, x)
             row.append(time.perf_counter() - began)
             if isinstance(one[0], PriorityDDP):
@@ -296,7 +266,3 @@ class _Sampler:
         channel = None if rounds is None else rounds.channel
         # What is ready here and has not arrived: the link has something to do.
         return channel is not None and any(unit.left and all(unit.handed) for unit in channel.units)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.ranks import Netlab
+from slipstream_bench.lab import on_ranks
+from slipstream_bench.systems.priority import rank
 from slipstream_bench.systems.priority.workloads import named
 
-_MODULE = "slipstream_bench.systems.priority.rank"
-_LIMIT_S = 3600.0
-MBIT = 1e6 / 8
+_LIMIT_S, _TIMEOUT_S = 3600.0, 300.0
 # Ethernet, IP and TCP with time stamps, on 1448 bytes of a full packet.
 _PAYLOAD = 1448 / 1514
 BUCKETS = ("ddp:25", "ddp:4", "ddp:1")
 
 
 def run(
-    ranks: int, bytes_per_s: float, asked: dict[str, Any], limit_s: float = _LIMIT_S
-) -> list[Any]:
-    """What every rank answers.
+    ranks: int, bytes_per_s: float, function: Callable[..., Any], limit_s: float = _LIMIT_S,
+    **arguments: Any,
+) -> list[Any]:  # fmt: skip
+    """What ``function(**arguments)`` answers on every rank.
 
     Raises:
         ClusterError: one failed, or all took longer than `limit_s`.
     """
     with Netlab(ranks, bytes_per_s) as lab:
-        return lab.ask(_MODULE, asked, limit_s=limit_s)
+        return on_ranks(lab, function, limit_s=limit_s, timeout_s=_TIMEOUT_S, **arguments)
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,10 @@ def cell(
     workload: str, bytes_per_s: float, compute_s: float, methods: tuple[str, ...], steps: int
 ) -> Cell:
     """Measure methods, and `auto`, on two ranks with a link."""
-    asked = {
-        "what": "steps", "workload": workload, "compute_s": compute_s,
-        "methods": ["auto", *methods], "steps": steps,
-    }  # fmt: skip
-    answers = run(2, bytes_per_s, asked)[0]
+    answers = run(
+        2, bytes_per_s, rank.steps, workload=workload, compute_s=compute_s,
+        methods=["auto", *methods], count=steps,
+    )[0]  # fmt: skip
     found = {one["how"]: one for one in answers}
     measured = {how: one["median_s"] for how, one in found.items()}
     automatic = found["auto"]

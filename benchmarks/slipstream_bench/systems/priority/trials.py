@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slipstream.child import leave
 from slipstream.errors import CommunicationError
+from slipstream.ranks.operations import go_first
 from slipstream.techniques.distributed.priority.simulate import ORDERS
 from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
 from slipstream_bench.systems.priority.workloads import Emulated, Layer
@@ -29,10 +31,12 @@ class _FailedError(Exception):
     """By the rank that is to fail."""
 
 
-def run(asked: dict[str, Any]) -> list[dict[str, Any]]:
+def run(count: int, seed: int) -> list[dict[str, Any]]:
     """Of each trial: whether it ended as it has to, and how long an error took to come."""
-    count = asked["count"]
-    return [_trial(1000 * asked["seed"] + n, n == count - 1) for n in range(count)]
+    go_first()
+    found = [_trial(1000 * seed + n, n == count - 1) for n in range(count)]
+    # A rank that is to end does: the others see its connections close.
+    leave(found)
 
 
 def _trial(seed: int, last: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,17 +12,18 @@ import numpy as np
 from slipstream.cluster.errors import ClusterError
 from slipstream.ranks import Netlab, calibrate, why_no_netlab
 from slipstream.ranks.calibration import SHAPED_SIZES
-from slipstream.ranks.launch import run_ranks
+from slipstream.techniques.distributed.ddp import DDP
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
-from slipstream.workload import Workload
+from slipstream.workload import Workload, build_from
+from slipstream_bench.lab import MBIT, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 
 _BAR = "ddp, two real ranks on shaped links: step time, median error"
 _TARGET = 10.0
 _WIDTHS = {"narrow": 256, "wide": 640}
 _LAYERS = 8
-_MBIT = (100, 200)
+_RATES = (100, 200)
 _STEPS = 7
 
 
@@ -48,8 +50,8 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         return
     errors, said = [], []
     try:
-        for megabits in _MBIT:
-            rate = megabits * 1e6 / 8
+        for megabits in _RATES:
+            rate = megabits * MBIT
             options.progress(f"{_BAR}: {megabits} Mbit/s")
             sizes = (*SHAPED_SIZES, 2**22)
             cluster = calibrate(2, lab_bytes_per_s=rate, sizes=sizes, repeats=5)
@@ -71,14 +73,21 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 
 def _measured_ns(name: str, bytes_per_s: float) -> float:
     """A step of two ranks, the slower of them in the median step."""
-    asked = {"model": name, "warmup": 3, "steps": _STEPS}
-    with Netlab(2, bytes_per_s) as lab:
-        answers = run_ranks(
-            lab.ranks(),
-            "slipstream_bench.systems.scale.ddp_rank",
-            asked,
-            address=lab.address(0),
-            port=29400,
-        )
-    slowest = np.max(np.array([answer["times_s"] for answer in answers]), axis=0)
-    return float(np.median(slowest)) * 1e9
+    with Netlab(2, bytes_per_s) as cables:
+        times_s = on_ranks(cables, timed_steps, name=name, warmup=3, steps=_STEPS)
+    return float(np.median(np.max(times_s, axis=0))) * 1e9
+
+
+def timed_steps(name: str, warmup: int, steps: int) -> list[float]:
+    """In a rank: seconds of each step of a model under DistributedDataParallel."""
+    import torch.distributed as dist
+
+    built = build_from(model_named(name), (DDP(dist.get_world_size()),), 0, name)
+    times = []
+    for number in range(warmup + steps):
+        dist.barrier()
+        began = time.perf_counter()
+        built.step()
+        if number >= warmup:
+            times.append(time.perf_counter() - began)
+    return times

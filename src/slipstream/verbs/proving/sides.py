@@ -21,7 +21,7 @@ from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
 from slipstream.technique import QualityKind, Technique
-from slipstream.verbs._ranks import RanksArm, rank_places
+from slipstream.verbs._ranks import RanksArm, rank_hosts
 from slipstream.verbs.children import (
     DEFAULT_TIMEOUT_S,
     memory_limit_bytes,
@@ -154,7 +154,7 @@ def prove(
         changed[name] = workload.with_technique(*chosen), technique.quality_of(chosen)
     moving = [name for name, chosen in combinations.items() if technique.clock(chosen) == "wall"]
     with (
-        rank_places(workload, combinations, cluster) as (places, spread),
+        rank_hosts(workload, combinations, cluster) as (hosts, spread),
         # One folder for all arms: whichever writes first keeps what was there before any of them.
         kept_files(watched=workload.function is None) as keep_in,
         contextlib.ExitStack() as ended,
@@ -162,13 +162,13 @@ def prove(
         arms: list[Arm] = [WorkloadArm(BASELINE, workload, threads, keep_in)]
         elsewhere = {}
         for name, (recipe, _) in changed.items():
-            if places is None or name not in spread:
+            if hosts is None or name not in spread:
                 arms.append(WorkloadArm(name, recipe, threads, keep_in))
                 continue
-            team = RanksArm(name, recipe, spread[name], places, threads, keep_in)
-            ended.callback(team.close)
-            arms.append(team)
-            elsewhere[name] = team.trials
+            arm = RanksArm(name, recipe, spread[name], hosts, threads, keep_in)
+            ended.callback(arm.close)
+            arms.append(arm)
+            elsewhere[name] = arm.trials
         checks = check_quality(
             workload, changed, budget_s=budget_s, threads=threads, timeout_s=timeout_s, say=say,
             elsewhere=elsewhere,
