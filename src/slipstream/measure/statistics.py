@@ -13,7 +13,7 @@ streams; below some 20 strongly dependent blocks it covers less.
 
 Sources: order-statistic interval: W. J. Conover, Practical Nonparametric Statistics, section 3.2.
 Long-run variance by equal-weighted cosines with Student's t: Lazarus, Lewis, Stock and Watson,
-"HAR Inference: Recommendations for Practice", 2018. Hodges and Lehmann, 1963. Stationary
+"HAR Inference: Recommendations for Practice", 2018. Stationary
 bootstrap: Politis and Romano, 1994, with Carlstein's block length for AR(1).
 """
 
@@ -137,43 +137,6 @@ def lag1_autocorrelation(values: Floats) -> float:
         return 0.0
     covariance = float(centred[1:] @ centred[:-1])
     return covariance / power
-
-
-def hodges_lehmann(values: Floats, level: float) -> Interval:
-    """Median of all pairwise averages of float64 [n], interval by the signed-rank distribution.
-
-    About a third narrower than the median's for noise that is symmetric, and only right then.
-    n (n + 1) / 2 averages are held: meant for n up to a few thousand.
-
-    Raises:
-        InvalidArgumentError: no values, or a level outside (0, 1).
-    """
-    n = _checked(values, level)
-    rows, columns = np.triu_indices(n)
-    averages = np.sort((values[rows] + values[columns]) / 2)
-    centre = float(np.median(averages))
-    dropped = _signed_rank_dropped(n, level)
-    if dropped < 0:
-        return Interval(centre, -math.inf, math.inf, level, "hodges_lehmann")
-    low, high = averages[dropped], averages[len(averages) - 1 - dropped]
-    return Interval(centre, float(low), float(high), level, "hodges_lehmann")
-
-
-@lru_cache(maxsize=1024)
-def _signed_rank_dropped(n: int, level: float) -> int:
-    """Averages to leave out at each end: largest k with P(W <= k) <= (1 - level) / 2."""
-    alpha = (1 - level) / 2
-    if n > 60:  # the normal approximation is within one average from here on
-        from scipy.stats import norm
-
-        mean, deviation = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-        return math.floor(mean + float(norm.ppf(alpha)) * deviation - 0.5)
-    ways = np.zeros(n * (n + 1) // 2 + 1)
-    ways[0] = 1.0
-    for rank in range(1, n + 1):
-        ways[rank:] = ways[rank:] + ways[: len(ways) - rank]
-    below = np.cumsum(ways / 2.0**n)
-    return int(np.searchsorted(below, alpha, side="right")) - 1
 
 
 # Statistics other than the median: resample blocks.
@@ -317,17 +280,6 @@ def throughput_ratio(
     return block_bootstrap(statistic, (candidate, baseline), level, seed=seed, method="BCa")
 
 
-def peak_ratio(candidate: Floats, baseline: Floats, level: float, *, seed: int = 0) -> Interval:
-    """Ratio of the two arms' largest values."""
-
-    def statistic(a: Floats, b: Floats, axis: int) -> Floats:
-        top: Floats = np.max(a, axis=axis)
-        bottom: Floats = np.max(b, axis=axis)
-        return top / bottom
-
-    return block_bootstrap(statistic, (candidate, baseline), level, seed=seed)
-
-
 def tail_samples_needed(quantile: float, confidence: float, misses: int = 0) -> int:
     """Samples before an upper bound of `quantile` exists at `confidence`.
 
@@ -355,20 +307,6 @@ def _at_most(misses: int, n: int, probability: float) -> float:
 
 
 # Several candidates, and what more blocks would buy.
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: reject those not above the family's level.
-
-    Source: S. Holm, "A simple sequentially rejective multiple test procedure", 1979.
-    """
-    count = len(p_values)
-    adjusted = [0.0] * count
-    running = 0.0
-    for step, i in enumerate(sorted(range(count), key=lambda i: p_values[i])):
-        running = max(running, min(1.0, (count - step) * p_values[i]))
-        adjusted[i] = running
-    return adjusted
 
 
 def rank_intervals(below: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:

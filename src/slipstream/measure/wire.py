@@ -64,13 +64,6 @@ class Traffic:
         """Payload this rank has to send, all steps together."""
         return sum(one.sent_bytes for one in self.collectives)
 
-    def by_step(self) -> dict[int, float]:
-        """Payload by step."""
-        found: dict[int, float] = {}
-        for one in self.collectives:
-            found[one.step] = found.get(one.step, 0.0) + one.sent_bytes
-        return found
-
     def next_step(self) -> None:
         """What follows belongs to the next step."""
         self.step += 1
