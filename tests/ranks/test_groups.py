@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from forked_ranks import run_ranks
 from slipstream.errors import CommunicationError
-from slipstream.ranks.group import Ranks
+from slipstream.ranks.group import ProcessGroup
 from slipstream.ranks.requests import Exchange, Gather, Reduce
 
 
@@ -21,7 +21,7 @@ def test_after_a_failure_the_same_ranks_can_be_connected_again(leaving: tuple[in
     def work(rank: int) -> list[float]:
         found = []
         for turn in range(3):
-            ranks = Ranks(dist.group.WORLD, 20.0, 0.2, f"turn{turn}")
+            ranks = ProcessGroup(dist.group.WORLD, 20.0, 0.2, f"turn{turn}")
             sum_ = torch.full((1,), float(rank + turn))
             dist.all_reduce(sum_, group=ranks.group)
             found.append(sum_.item())
@@ -42,7 +42,7 @@ def test_everybody_has_the_same_sum_and_everybody_s_bytes(size: int, dtype: torc
     """Two add up each other's, more go around a ring."""
 
     def work(rank: int) -> tuple[list[float], list[list[int]]]:
-        ranks = Ranks(dist.group.WORLD, 20.0, 0.2, "exchanges")
+        ranks = ProcessGroup(dist.group.WORLD, 20.0, 0.2, "exchanges")
         found: list[torch.Tensor] = []
 
         def exchange() -> Exchange:
@@ -52,7 +52,7 @@ def test_everybody_has_the_same_sum_and_everybody_s_bytes(size: int, dtype: torc
             found.append((yield Gather(torch.tensor([rank, 7], dtype=torch.uint8))))
             return True
 
-        assert ranks.run(exchange(), "a test")
+        assert ranks.exchange(exchange(), "a test")
         *sums, everybody = found
         return torch.cat(sums).tolist(), everybody.tolist()
 
@@ -66,7 +66,7 @@ def test_who_failed_before_is_not_taken_to_live_now() -> None:
 
     def work(rank: int) -> tuple[int, ...] | None:
         for turn in range(2):
-            ranks = Ranks(dist.group.WORLD, 20.0, 2.0, "again")
+            ranks = ProcessGroup(dist.group.WORLD, 20.0, 2.0, "again")
             dist.barrier()
             if turn and rank == 1:
                 time.sleep(5.0)
@@ -85,7 +85,7 @@ def test_groups_that_only_some_ranks_made_before_are_in_nobody_s_way() -> None:
         found = []
         for turn in range(2):
             for parent in (pair, dist.group.WORLD) if rank < 2 else (dist.group.WORLD,):
-                ranks = Ranks(parent, 10.0, 0.2, "exchanges")
+                ranks = ProcessGroup(parent, 10.0, 0.2, "exchanges")
                 sum_ = torch.full((1,), float(rank + turn))
                 dist.all_reduce(sum_, group=ranks.group)
                 found.append(sum_.item())

@@ -1,5 +1,9 @@
 """Process groups of our own, with a limit on every wait: who fails is named on all that live.
 
+A rank that calls with another shape, dtype or settings, or another collective, would send more than
+the others have room for, and gloo ends a process that is sent too much. So everybody first says
+what it is about to do; who differs is named on all ranks, and nothing has been sent.
+
 Collectives are begun in an order that is the same on all ranks: those of buckets by one thread,
 bucket after bucket. Were a bucket's second collective started when its first is done, as a future's
 callback, it could overtake the next bucket's first on one rank and not on another, and the two
@@ -12,9 +16,10 @@ import contextlib
 import gc
 import time
 import traceback
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +27,7 @@ import torch.distributed as dist
 from slipstream.errors import CommunicationError, InvalidArgumentError, UsageError
 from slipstream.ranks.lines import Line, gather
 from slipstream.ranks.requests import Exchange, Gather
-from slipstream.ranks.wire import Wire
+from slipstream.ranks.wire import DTYPES, Wire
 
 TIMEOUT_S = 20.0
 """How long a rank waits for the others in one communication, unless told otherwise."""
@@ -33,6 +38,8 @@ _POLL_S = 0.05
 _LEFT = object()
 # How often groups of a name were made of the same ranks: as often on each of them.
 _made: dict[tuple[str, str], int] = {}
+_SAID = ("collective", "dtype", "settings", "shape", "length")
+_T = TypeVar("_T")
 
 
 def need_processes(name: str) -> None:
@@ -44,10 +51,11 @@ def need_processes(name: str) -> None:
         )
 
 
-class Ranks:
-    """The processes that exchange gradients: a group like `parent`, with a limit on every wait.
+class ProcessGroup:
+    """Processes that communicate: a group of gloo beside `parent`, with a limit on every wait.
 
     Attributes:
+        group: torch's.
         wire: the group, for messages from one to another.
 
     Args:
@@ -57,11 +65,16 @@ class Ranks:
         name: of what they are for. There may be several groups of one name.
 
     Raises:
+        UsageError: no process group is initialised.
         InvalidArgumentError: a time that nobody can wait.
         CommunicationError: the ranks could not be connected.
     """
 
-    def __init__(self, parent: Any, timeout_s: float, patience_s: float, name: str) -> None:
+    def __init__(
+        self, parent: Any = None, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S,
+        name: str = "collectives",
+    ) -> None:  # fmt: skip
+        need_processes(name)
         for argument, value in (("timeout_s", timeout_s), ("patience_s", patience_s)):
             if not isinstance(value, (int, float)) or not 0.0 < value < float("inf"):
                 raise InvalidArgumentError(
@@ -125,7 +138,16 @@ class Ranks:
         except RuntimeError as error:
             raise self.explain(error, where) from error
 
-    def run(self, exchange: Exchange, where: str) -> bool:
+    def run(self, what: str, work: Callable[[], _T]) -> _T:
+        """What `work`, which communicates, returns.
+
+        Raises:
+            CommunicationError: a rank ended, hung, or does something else.
+        """
+        with self.named_errors(what):
+            return work()
+
+    def exchange(self, exchange: Exchange, where: str) -> bool:
         """Communicate all that the exchange asks for; what it returns.
 
         Raises:
@@ -250,7 +272,63 @@ class Ranks:
                 ranks=other, remedy="start all ranks with the same script and settings",
             )  # fmt: skip
 
+    def alike(self, what: str, tensor: torch.Tensor, settings: str = "") -> None:
+        """Raise unless all ranks do `what`, with as many numbers of one shape, dtype and settings.
+
+        Raises:
+            CommunicationError: on every rank, naming those that differ from rank 0.
+        """
+        _need_equal(self.say(what, tensor, settings), (3, 4))
+
+    def say(self, what: str, tensor: torch.Tensor, settings: str = "") -> list[list[int]]:
+        """What every rank is about to do: collective, dtype, settings, shape, length; as numbers.
+
+        Raises:
+            CommunicationError: on every rank, where the first three differ.
+        """
+        ours = torch.tensor(
+            [_number(what), DTYPES.index(tensor.dtype), _number(settings),
+             _number(str(list(tensor.shape))), tensor.numel()]
+        )  # fmt: skip
+        if self.size == 1:
+            return [ours.tolist()]
+        rows = torch.empty((self.size, len(ours)), dtype=torch.int64)
+        self.run(what, lambda: dist.all_gather(list(rows), ours, group=self.group))
+        of_ranks: list[list[int]] = rows.tolist()
+        _need_equal(of_ranks, (0, 1, 2))
+        return of_ranks
+
+
+_groups: dict[tuple[int, ...], tuple[Any, ProcessGroup]] = {}
+
+
+def process_group(parent: Any) -> ProcessGroup:
+    """The group that functions use beside torch's; made at its first use, by all its ranks."""
+    need_processes("collectives")
+    beside = parent if parent is not None else dist.group.WORLD
+    members = tuple(dist.get_process_group_ranks(beside))
+    known = _groups.get(members)
+    if known is None or known[0] is not beside:
+        known = _groups[members] = (beside, ProcessGroup(beside))
+    return known[1]
+
 
 def _group_alone() -> None:
     """One group more, of this process: it counts where torch names groups by their number."""
     dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+
+
+def _number(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def _need_equal(rows: list[list[int]], columns: tuple[int, ...]) -> None:
+    """Raise a `CommunicationError` that names the ranks whose row differs from the first."""
+    for column in columns:
+        other = tuple(rank for rank, row in enumerate(rows) if row[column] != rows[0][column])
+        if other:
+            raise CommunicationError(
+                f"rank {', '.join(map(str, other))} called with another {_SAID[column]} than "
+                "rank 0; nothing was exchanged",
+                ranks=other, remedy="the same collective on all ranks, of tensors alike",
+            )  # fmt: skip

@@ -16,12 +16,14 @@ Source: Thakur, Rabenseifner, Gropp, IJHPCA 2005.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.wire import Wire, wait
 
 ALGORITHMS = ("auto", "direct", "halving", "ring")
@@ -54,8 +56,9 @@ class Line:
 
     @property
     def peers(self) -> list[int]:
-        """Places of the others."""
-        return [place for place in range(len(self.members)) if place != self.place]
+        """Places of the others, from the next one on, so that not all send to the same."""
+        n = len(self.members)
+        return [(self.place + k) % n for k in range(1, n)]
 
     def algorithm(self, asked: str, pieces: Pieces, *, sums: bool) -> str:
         """What ``auto`` is for such pieces; the same on all ranks, which all know all lengths."""
@@ -63,6 +66,24 @@ class Line:
             return asked
         nbytes = sum(piece.numel() for piece in pieces) * pieces[0].element_size()
         return way(len(self.members), nbytes, whole=sums and pieces[0].element_size() < 4)
+
+
+def shares(numel: int, ranks: int) -> list[int]:
+    """Where the share of each rank begins, and where the last ends: [ranks + 1].
+
+    Shares differ by one number at most; of fewer numbers than ranks some are empty.
+
+    Raises:
+        InvalidArgumentError: less than no number, or no rank.
+    """
+    if numel < 0 or ranks < 1:
+        raise InvalidArgumentError("numel", f"{numel} numbers cannot be shared among {ranks}")
+    return [rank * numel // ranks for rank in range(ranks + 1)]
+
+
+def cut(flat: torch.Tensor, starts: list[int]) -> list[torch.Tensor]:
+    """Views of a flat tensor from each start to the next."""
+    return [flat[a:b] for a, b in itertools.pairwise(starts)]
 
 
 def way(ranks: int, nbytes: float, *, whole: bool = False) -> str:
@@ -96,6 +117,12 @@ class Scatter:
         line = self._line
         sent = {line.members[p]: self._pieces[p] for p in line.peers}
         self._sent = line.wire.post(sent, {}, self._tag)
+
+    def rows(self) -> list[torch.Tensor]:
+        """Wait for all parts: everybody's of our piece, in the order of the line."""
+        wait(list(self._works.values()))
+        mine = self._pieces[self._line.place]
+        return [self._rows.get(p, mine) for p in range(len(self._pieces))]
 
     def sum(self, out: torch.Tensor, divisor: int = 1) -> None:
         """Wait for all parts; put their sum, divided, in `out`, which may be our own piece."""

@@ -10,6 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slipstream.errors import InvalidArgumentError
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""What can be exchanged."""
+
 
 @dataclass
 class Wire:
@@ -77,3 +82,19 @@ def wait(works: Sequence[Any]) -> None:
     """Until all of these messages have gone or come."""
     for work in works:
         work.wait()
+
+
+def need_dense(tensor: Any, argument: str = "tensor") -> torch.Tensor:
+    """`tensor`, if its numbers can be exchanged.
+
+    Raises:
+        InvalidArgumentError: it is none, or not dense, floating and on a processor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(argument, f"is a {type(tensor).__name__}, not a tensor")
+    if tensor.layout != torch.strided or tensor.dtype not in DTYPES or tensor.device.type != "cpu":
+        raise InvalidArgumentError(
+            argument, f"it is {tensor.dtype}, {tensor.layout}, on {tensor.device}",
+            remedy="dense float32, float64, float16 or bfloat16 on a processor",
+        )  # fmt: skip
+    return tensor

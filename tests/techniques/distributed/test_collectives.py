@@ -20,7 +20,7 @@ from forked_ranks import run_ranks
 from slipstream.cluster import Cluster, LinkKind
 from slipstream.cluster.generators import leaf_spine
 from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
-from slipstream.ranks.checked import CheckedGroup
+from slipstream.ranks.group import ProcessGroup
 from slipstream.ranks.lines import Line, gather, scatter, way
 from slipstream.ranks.wire import Wire
 from slipstream.technique import parse
@@ -308,7 +308,7 @@ def test_what_differs_between_ranks_is_named_on_all_and_the_next_call_works() ->
 
 
 def _failing(rank: int, how: str) -> Any:
-    team = CheckedGroup(timeout_s=5.0, patience_s=4.0)
+    team = ProcessGroup(timeout_s=5.0, patience_s=4.0)
     team.alike("start", torch.zeros(1))
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
@@ -353,7 +353,7 @@ def test_arguments_that_cannot_be_are_named() -> None:
             reduce_scatter(torch.zeros(4), algorithm="halving")
         for limit in (0.0, float("nan")):
             with pytest.raises(InvalidArgumentError, match="timeout_s"):
-                CheckedGroup(timeout_s=limit)
+                ProcessGroup(timeout_s=limit)
         dist.barrier()
 
     assert run_ranks(3, work) == [None] * 3

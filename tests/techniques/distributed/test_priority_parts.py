@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.ranks import lines
 from slipstream.technique import parse
-from slipstream.techniques.distributed.priority.exchange import Halves
 from slipstream.techniques.distributed.priority.guard import InFlight
 from slipstream.techniques.distributed.priority.hooks import Hooks
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
@@ -91,9 +91,9 @@ def test_a_unit_lies_in_one_buffer_and_slices_cover_it_once() -> None:
         units_of([[nn.Parameter(torch.zeros(1, dtype=torch.complex64))]], owner)
 
 
-def test_parts_of_a_slice_cover_it() -> None:
+def test_shares_of_a_slice_cover_it() -> None:
     for numel, size in ((10, 4), (3, 4), (0, 2), (7, 1)):
-        parts = Halves(torch.arange(float(numel)), 0, 0, size, None).parts
+        parts = lines.cut(torch.arange(float(numel)), lines.shares(numel, size))
         assert len(parts) == size
         assert torch.cat(parts).tolist() == list(range(numel))
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.cluster.samples import Operation
-from slipstream.ranks.group import Ranks
+from slipstream.ranks.group import ProcessGroup
 from slipstream.ranks.operations import timed
 from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.ranks.wire import Wire
@@ -142,7 +142,7 @@ def exchanges(methods: Sequence[str], side: int, repeats: int) -> list[list[floa
     """Seconds of exchanging one bucket in each way, by turns."""
     layout = Layout.of({"p": (side, side)})
     flat = torch.randn(layout.numel, generator=torch.Generator().manual_seed(dist.get_rank()))
-    ranks = Ranks(dist.group.WORLD, 60.0, 5.0, "exchanges")
+    ranks = ProcessGroup(dist.group.WORLD, 60.0, 5.0, "exchanges")
     settings: dict[str, Any] = {how: settings_of(how) for how in methods}
     memories = {how: Memory() for how in settings}
     times: dict[str, list[float]] = {how: [] for how in settings}
@@ -151,7 +151,7 @@ def exchanges(methods: Sequence[str], side: int, repeats: int) -> list[list[floa
             bucket = Bucket(flat.clone(), layout)
             dist.barrier()
             began = time.perf_counter()
-            ranks.run(mean(compressor, bucket, memories[how], ranks.size), how)
+            ranks.exchange(mean(compressor, bucket, memories[how], ranks.size), how)
             times[how].append(time.perf_counter() - began)
     return [times[how][1:] for how in settings]
 

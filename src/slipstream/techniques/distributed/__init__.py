@@ -34,6 +34,7 @@ from slipstream.techniques.distributed.compression import (
 )
 
 if TYPE_CHECKING:
+    from slipstream.ranks.lines import shares
     from slipstream.techniques.distributed.adasum.benefit import adasum_benefit
     from slipstream.techniques.distributed.adasum.hook import (
         AdasumState,
@@ -42,11 +43,7 @@ if TYPE_CHECKING:
     )
     from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer, average_buffers
     from slipstream.techniques.distributed.adasum.rule import adasum_of, orthogonality
-    from slipstream.techniques.distributed.collectives.scatter import (
-        all_gather,
-        reduce_scatter,
-        shares,
-    )
+    from slipstream.techniques.distributed.collectives.scatter import all_gather, reduce_scatter
     from slipstream.techniques.distributed.collectives.two_d import (
         TwoDState,
         two_d_allreduce,

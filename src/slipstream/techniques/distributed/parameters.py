@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError, UsageError
-from slipstream.ranks.checked import DTYPES
+from slipstream.ranks.wire import DTYPES
 
 ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,

@@ -33,11 +33,10 @@ import torch.distributed as dist
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.checked import DTYPES
-from slipstream.ranks.wire import Wire
+from slipstream.ranks.lines import Line, Scatter, cut, gather, room_for, shares
+from slipstream.ranks.wire import DTYPES, Wire
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import weights
-from slipstream.techniques.distributed.collectives.scatter import cut, shares
 
 ALGORITHMS = ("auto", "gram", "rvh")
 # Everybody sends to everybody up to so many ranks; beyond, messages would be many and small.
@@ -132,41 +131,38 @@ def _by_nodes(flat: torch.Tensor, starts: Any, wire: Wire, per_node: int) -> boo
     cuts = _cuts(0, flat.numel(), per_node)
     slices = cut(flat, cuts)
     mine = slices[place]
-    neighbours = {k: node * per_node + k for k in range(per_node) if k != place}
-    theirs = wire.buffer(len(neighbours) * mine.numel(), flat.dtype)
-    theirs = theirs.view(len(neighbours), mine.numel())
-    wire.swap(
-        {rank: slices[k] for k, rank in neighbours.items()},
-        dict(zip(neighbours.values(), theirs, strict=True)),
-    )
+    neighbours = Line(wire, tuple(range(node * per_node, (node + 1) * per_node)))
     # In the order of ranks, though nobody else computes these numbers: as a mean is written down.
-    rows = [*theirs[:place], mine, *theirs[place:]]
+    rows = _scattered(neighbours, slices)
     whole = np.array([0, mine.numel()])
     _combined(rows, whole, np.full((1, per_node), 1.0 / per_node), mine)
     across = [k * per_node + place for k in range(nodes)]
     everywhere = [c for a, b in itertools.pairwise(cuts) for c in _cuts(a, b, nodes)]
     piece = _piece(starts, cuts[place], cuts[place + 1])
     finite = _gram(mine, piece, wire, across, _divided(starts, everywhere))
-    wire.swap(
-        dict.fromkeys(neighbours.values(), mine),
-        {rank: slices[k] for k, rank in neighbours.items()},
-    )
+    gather(neighbours, slices, "direct")
     return finite
 
 
 def _gram(flat: torch.Tensor, starts: Any, wire: Wire, ranks: Sequence[int], divided: Any) -> bool:
     """Among `ranks`; scalar products of the layers `divided` are added up over all there are."""
-    size, place = len(ranks), ranks.index(wire.rank)
-    cuts = _cuts(0, flat.numel(), size)
+    line = Line(wire, tuple(ranks))
+    cuts, place = _cuts(0, flat.numel(), len(ranks)), line.place
     slices = cut(flat, cuts)
-    others = {k: rank for k, rank in enumerate(ranks) if k != place}
-    mine = slices[place]
-    theirs = iter(wire.buffer((size - 1) * mine.numel(), flat.dtype).view(size - 1, mine.numel()))
-    rows = [next(theirs) if k in others else mine for k in range(size)]
-    wire.swap({r: slices[k] for k, r in others.items()}, {r: rows[k] for k, r in others.items()})
-    finite = _weighed(rows, _piece(starts, cuts[place], cuts[place + 1]), divided, wire, mine)
-    wire.swap(dict.fromkeys(others.values(), mine), {rank: slices[k] for k, rank in others.items()})
+    piece = _piece(starts, cuts[place], cuts[place + 1])
+    finite = _weighed(_scattered(line, slices), piece, divided, wire, slices[place])
+    gather(line, slices, "direct")
     return finite
+
+
+def _scattered(line: Line, slices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Everybody's numbers of our slice, in the order of ranks; ours is `slices`' own."""
+    room = line.wire.buffer(room_for(line, slices), slices[0].dtype)
+    scatter = Scatter(line, slices, room)
+    scatter.send()
+    rows = scatter.rows()
+    scatter.end()
+    return rows
 
 
 def _rvh(flat: torch.Tensor, starts: Any, wire: Wire) -> bool:

@@ -15,8 +15,13 @@ import torch.distributed as dist
 
 from slipstream.errors import CommunicationError, InvalidArgumentError
 from slipstream.ranks.buckets import BucketThread
-from slipstream.ranks.checked import checked_group_of
-from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, Ranks, need_processes
+from slipstream.ranks.group import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    ProcessGroup,
+    need_processes,
+    process_group,
+)
 from slipstream.techniques.distributed.adasum.exchange import (
     check,
     check_algorithm,
@@ -51,7 +56,7 @@ class AdasumState:
         check_algorithm(algorithm, size)
         check_nodes(per_node, size, algorithm)
         self.algorithm, self.per_node = algorithm, per_node
-        self.ranks = Ranks(group, timeout_s, patience_s, "adasum_hook")
+        self.ranks = ProcessGroup(group, timeout_s, patience_s, "adasum_hook")
         self.wire = self.ranks.wire
         self.ranks.agree(f"{algorithm} {per_node}", "setting of Adasum")
         self._thread = BucketThread("adasum")
@@ -99,7 +104,7 @@ def adasum_all_reduce(
             numbers are not finite (the tensors then are of no use); or one of them ended or hung
             (after 25 s at most).
     """
-    ranks = checked_group_of(group)
+    ranks = process_group(group)
     wire = ranks.wire
     starts = check(tensor, layers, algorithm, wire.size)
     check_nodes(per_node, wire.size, algorithm)

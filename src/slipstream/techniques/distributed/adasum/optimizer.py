@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.checked import checked_group_of
 from slipstream.ranks.group import (
     PATIENCE_S,
     TIMEOUT_S,
-    Ranks,
+    ProcessGroup,
     need_processes,
+    process_group,
 )
 from slipstream.techniques.distributed.adasum.exchange import check_algorithm, check_nodes, exchange
 from slipstream.techniques.distributed.parameters import (
@@ -123,7 +123,7 @@ class AdasumOptimizer(WrappingOptimizer):
         self.algorithm, self.per_node, self.per_layer = algorithm, per_node, per_layer
         self.skipped = 0
         """Steps that were skipped because of gradients that were not finite."""
-        self._ranks = Ranks(group, timeout_s, patience_s, "adasum")
+        self._ranks = ProcessGroup(group, timeout_s, patience_s, "adasum")
         self._wire = self._ranks.wire
         self._parts = self._made_parts()
         shapes = [f"{p.dtype} {list(p.shape)}" for p in self._all()]
@@ -257,7 +257,7 @@ def average_buffers(module: torch.nn.Module, group: Any = None) -> None:
         CommunicationError: on every rank: they disagree on the buffers, and nothing was exchanged;
             or one of them ended or hung (after 25 s at most).
     """
-    ranks = checked_group_of(group)
+    ranks = process_group(group)
     found = [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
     shapes = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in found)
     ranks.alike("average_buffers", torch.zeros(0), shapes)

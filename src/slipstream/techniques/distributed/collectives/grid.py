@@ -15,9 +15,8 @@ import itertools
 
 import torch
 
-from slipstream.ranks.lines import Gather, Line, Scatter, room_for
+from slipstream.ranks.lines import Gather, Line, Scatter, cut, room_for, shares
 from slipstream.ranks.wire import Wire
-from slipstream.techniques.distributed.collectives.scatter import cut, shares
 
 # Chunks hide what happens within the rows, and cost messages: no more, and none smaller.
 _MOST_CHUNKS = 8

@@ -8,26 +8,9 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.checked import CheckedGroup, checked_group_of, need_dense
-from slipstream.ranks.lines import ALGORITHMS, Line, gather, scatter
-
-
-def shares(numel: int, ranks: int) -> list[int]:
-    """Where the share of each rank begins, and where the last ends: [ranks + 1].
-
-    Shares differ by one number at most; of fewer numbers than ranks some are empty.
-
-    Raises:
-        InvalidArgumentError: less than no number, or no rank.
-    """
-    if numel < 0 or ranks < 1:
-        raise InvalidArgumentError("numel", f"{numel} numbers cannot be shared among {ranks}")
-    return [rank * numel // ranks for rank in range(ranks + 1)]
-
-
-def cut(flat: torch.Tensor, starts: list[int]) -> list[torch.Tensor]:
-    """Views of a flat tensor from each start to the next."""
-    return [flat[a:b] for a, b in itertools.pairwise(starts)]
+from slipstream.ranks.group import ProcessGroup, process_group
+from slipstream.ranks.lines import ALGORITHMS, Line, cut, gather, scatter, shares
+from slipstream.ranks.wire import need_dense
 
 
 def reduce_scatter(
@@ -56,7 +39,7 @@ def reduce_scatter(
             them ended or hung (after 25 s at most).
     """
     need_dense(tensor)
-    ranks = checked_group_of(group)
+    ranks = process_group(group)
     need_algorithm(algorithm, ranks)
     ranks.alike("reduce_scatter", tensor, f"{mean} {algorithm}")
     wire = ranks.wire
@@ -79,7 +62,7 @@ def all_gather(share: torch.Tensor, *, group: Any = None, algorithm: str = "auto
         As `reduce_scatter`.
     """
     need_dense(share, "share")
-    ranks = checked_group_of(group)
+    ranks = process_group(group)
     need_algorithm(algorithm, ranks)
     rows = ranks.say("all_gather", share, algorithm)
     starts = [0, *itertools.accumulate(row[-1] for row in rows)]
@@ -90,7 +73,7 @@ def all_gather(share: torch.Tensor, *, group: Any = None, algorithm: str = "auto
     return flat
 
 
-def need_algorithm(algorithm: str, ranks: CheckedGroup) -> None:
+def need_algorithm(algorithm: str, ranks: ProcessGroup) -> None:
     """Raise an `InvalidArgumentError` where there is none of that name for so many ranks."""
     size = ranks.wire.size
     if algorithm not in ALGORITHMS:

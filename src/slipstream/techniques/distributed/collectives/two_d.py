@@ -10,8 +10,8 @@ import torch.distributed as dist
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.buckets import BucketThread
-from slipstream.ranks.checked import CheckedGroup, checked_group_of, need_dense
-from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S
+from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, ProcessGroup, process_group
+from slipstream.ranks.wire import need_dense
 from slipstream.techniques.distributed.collectives import grid
 from slipstream.techniques.distributed.collectives.choice import chosen
 
@@ -48,7 +48,7 @@ def two_d_allreduce(
     Source: Kumar et al., MLSys 2021, arXiv 2011.03641.
     """
     need_dense(tensor)
-    ranks = checked_group_of(group)
+    ranks = process_group(group)
     size = ranks.wire.size
     need_rows(rows, size)
     way = _way(algorithm, cluster, tensor.numel() * tensor.element_size(), size, rows)
@@ -79,7 +79,7 @@ class TwoDState:
         cluster: Cluster | None = None, timeout_s: float = TIMEOUT_S,
         patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
-        self.ranks = CheckedGroup(group, timeout_s, patience_s, "two_d_hook")
+        self.ranks = ProcessGroup(group, timeout_s, patience_s, "two_d_hook")
         self.rows, self.algorithm, self.cluster = rows, algorithm, cluster
         size = self.ranks.wire.size
         need_rows(rows, size)
@@ -113,7 +113,7 @@ def two_d_hook(state, bucket):  # type: ignore[no-untyped-def] # DDP compares an
     return state.submit(bucket.buffer(), bucket.is_last())
 
 
-def reduce_flat(flat: torch.Tensor, ranks: CheckedGroup, rows: int, way: str, divisor: int) -> None:
+def reduce_flat(flat: torch.Tensor, ranks: ProcessGroup, rows: int, way: str, divisor: int) -> None:
     """Put the sum over ranks, divided, in the place of `flat`, [n], contiguous."""
     if ranks.wire.size == 1:
         return

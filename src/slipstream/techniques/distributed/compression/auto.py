@@ -18,7 +18,7 @@ from slipstream.technique import parse
 from slipstream.techniques.distributed.compression.compressor import Compressor
 
 if TYPE_CHECKING:
-    from slipstream.ranks.group import Ranks
+    from slipstream.ranks.group import ProcessGroup
 
 # Buckets are rebuilt after the first step, caches and the allocator warm up in the next.
 _WARM_UP = 3
@@ -70,7 +70,7 @@ class Chooser:
         timings: median seconds a step of each that was tried, by name; ``dense`` for none.
     """
 
-    def __init__(self, settings: Auto, ranks: Ranks) -> None:
+    def __init__(self, settings: Auto, ranks: ProcessGroup) -> None:
         self.settings = settings
         self.current: Compressor | None = None
         self.decided = False

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.ranks.buckets import BucketThread, need_no_hook
-from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, Ranks
+from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, ProcessGroup
 from slipstream.technique import parse, registry
 from slipstream.techniques.distributed.compression.auto import Auto, Chooser
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
@@ -128,7 +128,7 @@ class Compression:
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._resumed: Resumed | None = None
         self._thread = BucketThread("compression", sparse=True)
-        self.ranks = Ranks(model.process_group, timeout_s, patience_s, "compression")
+        self.ranks = ProcessGroup(model.process_group, timeout_s, patience_s, "compression")
         self.chooser = Chooser(settings, self.ranks) if isinstance(settings, Auto) else None
         shapes = ", ".join(f"{n}{list(p.shape)}" for n, p in named.items())
         self.ranks.agree(str(settings), "compression")
@@ -193,7 +193,7 @@ class Compression:
         return exchange
 
     def _run(self, exchange: Any, where: str) -> bool:
-        return self.ranks.run(exchange, where)
+        return self.ranks.exchange(exchange, where)
 
     def _compressor(self) -> Compressor | None:
         """What this step's buckets are compressed with; None for as they are."""

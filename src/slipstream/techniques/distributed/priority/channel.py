@@ -1,8 +1,10 @@
 """The channel: slices that wait, are on their way, have arrived; and threads that move them.
 
 A round is one backward pass: every slice is sent once in it, on every rank. An `Order` says which
-slice is next, the same on all ranks. Three threads pass a slice on, so that its second half is on
-the wire while the first half of the next one is: one starts, one adds up, one ends it.
+slice is next, the same on all ranks. A slice is scattered and gathered directly (see
+`slipstream.ranks.lines`): each number is summed on one rank, in the order of ranks. Three threads
+pass it on, so that its second half is on the wire while the first half of the next one is: one
+starts, one adds up, one ends it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Flag, auto
 from typing import Any, Protocol
 
+import torch
+
 from slipstream.errors import CommunicationError
-from slipstream.ranks.group import Ranks
-from slipstream.techniques.distributed.priority.exchange import Halves
+from slipstream.ranks.group import ProcessGroup
+from slipstream.ranks.lines import Gather, Line, Scatter, cut, room_for, shares
 from slipstream.techniques.distributed.priority.layout import Slice, Unit
 
 _WHERE = "PriorityDDP"
@@ -46,7 +50,7 @@ class Channel:
         credit_bytes: so much may be on its way at once, and at least one slice.
     """
 
-    def __init__(self, ranks: Ranks, units: Sequence[Unit], credit_bytes: int) -> None:
+    def __init__(self, ranks: ProcessGroup, units: Sequence[Unit], credit_bytes: int) -> None:
         self.ranks, self.units = ranks, units
         self.slices = [one for unit in units for one in unit.slices]
         self.credit_bytes = credit_bytes
@@ -217,13 +221,14 @@ class Agreed(Channel):
     """Slices in an order that all ranks agree on."""
 
     def __init__(
-        self, ranks: Ranks, units: Sequence[Unit], credit_bytes: int, order: Order
+        self, ranks: ProcessGroup, units: Sequence[Unit], credit_bytes: int, order: Order
     ) -> None:
         super().__init__(ranks, units, credit_bytes)
         self._order = order
         self._scattered: set[int] = set()
-        self._adding: queue.SimpleQueue[tuple[Slice, Half, Halves] | None] = queue.SimpleQueue()
-        self._ending: queue.SimpleQueue[tuple[Slice, Halves] | None] = queue.SimpleQueue()
+        self._line = Line.of(ranks.wire)
+        self._adding: queue.SimpleQueue[tuple[Slice, Half, Scatter] | None] = queue.SimpleQueue()
+        self._ending: queue.SimpleQueue[tuple[Slice, Gather] | None] = queue.SimpleQueue()
         self.run(self._start_all, self._add_all, self._end_all)
 
     def until_scattered(self, one: Slice) -> None:
@@ -239,24 +244,21 @@ class Agreed(Channel):
                 self._scattered.clear()
                 for one, half in self._order.picks(self):
                     self.departs(one)
-                    halves = self._halves(one)
                     if Half.SCATTER in half:
-                        halves.start_scatter()
-                        self._adding.put((one, half, halves))
+                        self._start_scatter(one, half)
                     else:
-                        halves.start_gather()
-                        self._ending.put((one, halves))
+                        self._start_gather(one)
         finally:
             self._adding.put(None)
 
     def _add_all(self) -> None:
         try:
             while (item := self._adding.get()) is not None:
-                one, half, halves = item
-                halves.finish_scatter()
+                one, half, scatter = item
+                scatter.sum(self._parts(one)[self._line.place])
+                scatter.end()
                 if Half.GATHER in half:
-                    halves.start_gather()
-                    self._ending.put((one, halves))
+                    self._start_gather(one)
                 else:
                     with self.changed:
                         self._scattered.add(one.number)
@@ -266,13 +268,28 @@ class Agreed(Channel):
 
     def _end_all(self) -> None:
         while (item := self._ending.get()) is not None:
-            one, halves = item
-            halves.finish_gather()
+            one, gather = item
+            gather.end()
             self.lands(one, arrived=True)
 
-    def _halves(self, one: Slice) -> Halves:
-        ranks = self.ranks
-        return Halves(one.tensor(), 2 * one.number, ranks.rank, ranks.size, ranks.group)
+    def _start_scatter(self, one: Slice, half: Half) -> None:
+        """Send everybody the part of a slice that they add up."""
+        parts = self._parts(one)
+        room = torch.empty(room_for(self._line, parts), dtype=parts[0].dtype)
+        scatter = Scatter(self._line, parts, room, 2 * one.number)
+        scatter.send()
+        self._adding.put((one, half, scatter))
+
+    def _start_gather(self, one: Slice) -> None:
+        """Send everybody this rank's sum."""
+        gather = Gather(self._line, self._parts(one), 2 * one.number + 1)
+        gather.send()
+        self._ending.put((one, gather))
+
+    def _parts(self, one: Slice) -> list[torch.Tensor]:
+        """By rank, what that rank adds up."""
+        flat = one.tensor()
+        return cut(flat, shares(flat.numel(), len(self._line.members)))
 
 
 def control_tag(slices: Sequence[Any]) -> int:

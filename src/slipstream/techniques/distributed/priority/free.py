@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slipstream.ranks.group import Ranks
+from slipstream.ranks.group import ProcessGroup
 from slipstream.techniques.distributed.priority.channel import Channel, control_tag
 from slipstream.techniques.distributed.priority.layout import Slice, Unit
 
@@ -37,7 +37,7 @@ class _Line(IntEnum):
 class Free(Channel):
     """See the module's text. Receives into as many bytes again as the gradients take."""
 
-    def __init__(self, ranks: Ranks, units: Sequence[Unit], credit_bytes: int) -> None:
+    def __init__(self, ranks: ProcessGroup, units: Sequence[Unit], credit_bytes: int) -> None:
         super().__init__(ranks, units, credit_bytes)
         self._peers = [rank for rank in range(ranks.size) if rank != ranks.rank]
         owned = [self._owner(one) for one in self.slices]

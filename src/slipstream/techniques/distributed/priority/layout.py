@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.checked import DTYPES
+from slipstream.ranks.wire import DTYPES
 from slipstream.techniques.distributed.priority.guard import InFlight
 
 

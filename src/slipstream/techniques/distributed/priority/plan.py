@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.graph import TensorSpec
-from slipstream.ranks.group import Ranks
+from slipstream.ranks.group import ProcessGroup
 from slipstream.techniques.distributed.gradients import FIRST_BUCKET_BYTES, Gradient, buckets
 from slipstream.techniques.distributed.priority.channel import Agreed, Channel
 from slipstream.techniques.distributed.priority.free import Free
@@ -108,7 +108,9 @@ class Asked:
     credit_bytes: int | None
 
 
-def channel(ranks: Ranks, units: Sequence[Unit], plan: Plan, released: Sequence[int]) -> Channel:
+def channel(
+    ranks: ProcessGroup, units: Sequence[Unit], plan: Plan, released: Sequence[int]
+) -> Channel:
     """What moves slices as the plan says; cuts the units.
 
     Args:
@@ -196,7 +198,7 @@ def _spec(parameter: torch.Tensor) -> TensorSpec:
     return TensorSpec(dtype, tuple(parameter.shape), parameter.stride())
 
 
-def measure_link(ranks: Ranks, orders: Sequence[str], busy: bool) -> Link:
+def measure_link(ranks: ProcessGroup, orders: Sequence[str], busy: bool) -> Link:
     """What slices cost in a stream, by order, and an all-reduce; all ranks call it together.
 
     Args:
@@ -239,7 +241,7 @@ class _Transfer:
 
 @contextlib.contextmanager
 def _stream(
-    ranks: Ranks, order: str, elements: int, count: int, ahead: int = AHEAD
+    ranks: ProcessGroup, order: str, elements: int, count: int, ahead: int = AHEAD
 ) -> Iterator[_Transfer]:
     """A round of slices."""
     parameter = torch.nn.Parameter(torch.zeros(elements * count - 1))
@@ -262,7 +264,7 @@ def _stream(
 
 
 @contextlib.contextmanager
-def _reduction(ranks: Ranks, elements: int) -> Iterator[_Transfer]:
+def _reduction(ranks: ProcessGroup, elements: int) -> Iterator[_Transfer]:
     """An all-reduce of gloo."""
     flat = torch.zeros(elements)
     works: list[Any] = []
@@ -276,7 +278,9 @@ def _reduction(ranks: Ranks, elements: int) -> Iterator[_Transfer]:
 
 
 def _measured(
-    ranks: Ranks, small: AbstractContextManager[_Transfer], large: AbstractContextManager[_Transfer]
+    ranks: ProcessGroup,
+    small: AbstractContextManager[_Transfer],
+    large: AbstractContextManager[_Transfer],
 ) -> tuple[float, float]:
     """Seconds a message and a byte."""
     with small as one:
@@ -286,7 +290,7 @@ def _measured(
     return _line([few, many])
 
 
-def _beside(ranks: Ranks, transfer: AbstractContextManager[_Transfer]) -> Shares:
+def _beside(ranks: ProcessGroup, transfer: AbstractContextManager[_Transfer]) -> Shares:
     """What it and computation leave each other; medians."""
     with transfer as one:
         alone_s = _least(ranks, one, _REPEATS)
@@ -294,7 +298,7 @@ def _beside(ranks: Ranks, transfer: AbstractContextManager[_Transfer]) -> Shares
     return Shares(*(statistics.median(each) for each in zip(*tried, strict=True)))
 
 
-def _least(ranks: Ranks, one: _Transfer, repeats: int) -> float:
+def _least(ranks: ProcessGroup, one: _Transfer, repeats: int) -> float:
     """The least of a few times, after one that opens connections."""
     taken = []
     for _ in range(repeats + 1):
@@ -306,7 +310,7 @@ def _least(ranks: Ranks, one: _Transfer, repeats: int) -> float:
     return min(taken[1:])
 
 
-def _left(ranks: Ranks, one: _Transfer, alone_s: float) -> Shares:
+def _left(ranks: ProcessGroup, one: _Transfer, alone_s: float) -> Shares:
     """The share of its rate that a transfer has while all ranks compute, for a while; and they."""
     longest_s = min(_LONGEST * alone_s, max(_LONGEST_S, alone_s))
     dist.barrier(group=ranks.group)

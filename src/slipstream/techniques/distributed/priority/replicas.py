@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.ranks.group import Ranks
+from slipstream.ranks.group import ProcessGroup
 from slipstream.techniques.distributed.waits import put_hook
 
 
 class Buckets:
     """All-reduces of one backward pass, in a group whose every wait has a limit."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: ProcessGroup) -> None:
         self.ranks = ranks
         self._pending: list[tuple[Any, torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
 
@@ -42,7 +42,7 @@ class Buckets:
 
 
 def replicated(
-    model: nn.Module, ranks: Ranks, parent: Any, bucket_mb: float | None, unused: bool
+    model: nn.Module, ranks: ProcessGroup, parent: Any, bucket_mb: float | None, unused: bool
 ) -> DistributedDataParallel:
     """`model`, whose weights are equal already, in DistributedDataParallel.
 

@@ -24,7 +24,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.ranks.group import (
     PATIENCE_S,
     TIMEOUT_S,
-    Ranks,
+    ProcessGroup,
     need_processes,
 )
 from slipstream.techniques.distributed.parameters import EXCHANGES, need_optimizer
@@ -103,7 +103,7 @@ class PriorityDDP(nn.Module):
         self.plan: Plan | None = None
         self.learned: tuple[Step, Link] | None = None
         self._parent = process_group
-        self._ranks = Ranks(process_group, timeout_s, patience_s, "priority")
+        self._ranks = ProcessGroup(process_group, timeout_s, patience_s, "priority")
         self._trained = [one for one in model.parameters() if one.requires_grad]
         self._rounds = Rounds(self._trained, self._ranks.size, updates)
         self._hooks = Hooks(self._rounds)

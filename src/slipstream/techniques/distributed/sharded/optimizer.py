@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.ranks.buckets import BucketThread, need_no_hook
-from slipstream.ranks.checked import CheckedGroup
-from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S
+from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, ProcessGroup
 from slipstream.ranks.lines import Line, gather, scatter
 from slipstream.techniques.distributed.parameters import (
     ELEMENTWISE,
@@ -78,8 +77,8 @@ class ShardedUpdate(WrappingOptimizer):
         super().__init__(optimizer)
         self.skipped = 0
         """Steps that were skipped because of an overflow that a ``GradScaler`` found."""
-        self._team = CheckedGroup(group, timeout_s, patience_s, "sharded_update")
-        wire = self._team.wire
+        self._group = ProcessGroup(group, timeout_s, patience_s, "sharded_update")
+        wire = self._group.wire
         self.rank, self.ranks = wire.rank, wire.size
         self._line = Line.of(wire)
         dtypes = dict.fromkeys(p.dtype for p in parameters)
@@ -134,7 +133,7 @@ class ShardedUpdate(WrappingOptimizer):
         flats = [flat_view(one) for one in alike]
         rows = [shards.pack(numbers, flats, rank) for rank in range(self.ranks)]
         mine = rows[self.rank]
-        self._team.run(where, lambda: scatter(self._line, rows, mine, "auto", self.ranks))
+        self._group.run(where, lambda: scatter(self._line, rows, mine, "auto", self.ranks))
         shards.unpack(mine, numbers, flats, self.rank)
         for gradient, one in zip(gradients, alike, strict=True):
             if one is not gradient:
@@ -248,7 +247,7 @@ class ShardedUpdate(WrappingOptimizer):
             torch.empty(shards.length(r, numbers), dtype=shards.dtype) for r in range(self.ranks)
         ]
         rows[self.rank] = shards.pack(numbers, flats, self.rank)
-        self._team.run("new parameters", lambda: gather(self._line, rows, "auto"))
+        self._group.run("new parameters", lambda: gather(self._line, rows, "auto"))
         for rank, row in enumerate(rows):
             if rank != self.rank:
                 shards.unpack(row, numbers, flats, rank)
@@ -297,7 +296,7 @@ class ShardedUpdate(WrappingOptimizer):
         Raises:
             CommunicationError: after 25 s, where some ranks do not call it.
         """
-        self._team.alike("full_state_dict", torch.zeros(0))
+        self._group.alike("full_state_dict", torch.zeros(0))
         with self._lent():
             found = self.optimizer.state_dict()
         return checkpoint.full(found, self._grouped(), self._together)
@@ -309,7 +308,7 @@ class ShardedUpdate(WrappingOptimizer):
         number, flat = shards.place[id(p)], flat_view(whole)
         rows = [shards.slice(number, flat, rank) for rank in range(self.ranks)]
         rows[self.rank].copy_(share)
-        self._team.run("full_state_dict", lambda: gather(self._line, rows, "auto"))
+        self._group.run("full_state_dict", lambda: gather(self._line, rows, "auto"))
         return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -359,17 +358,17 @@ class ShardedUpdate(WrappingOptimizer):
     def _agree(self, parameters: list[torch.Tensor]) -> None:
         if self.ranks == 1:
             return
-        ranks = self._team.ranks
-        ranks.agree(type(self.optimizer).__name__, "optimizer")
+        group = self._group
+        group.agree(type(self.optimizer).__name__, "optimizer")
         shapes = [f"{p.dtype} {list(p.shape)} {p.stride()}" for p in parameters]
-        ranks.agree(", ".join(shapes), "list of parameters")
-        ranks.agree(fingerprint(parameters), "start")
+        group.agree(", ".join(shapes), "list of parameters")
+        group.agree(fingerprint(parameters), "start")
 
     def _all_reduce(self, tensor: torch.Tensor, operation: Any) -> None:
         if self.ranks > 1:
-            group = self._team.wire
-            self._team.run(
-                "ShardedUpdate.step", lambda: dist.all_reduce(tensor, operation, group=group.group)
+            self._group.run(
+                "ShardedUpdate.step",
+                lambda: dist.all_reduce(tensor, operation, group=self._group.group),
             )
 
     def _sum_over_ranks(self, numbers: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.techniques.distributed.collectives.scatter import shares
+from slipstream.ranks.lines import shares
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
