@@ -7,12 +7,13 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from slipstream.child.program import answer_of
 
 _TIMEOUT_S = 10.0
 # What each optional dependency group of ours is good for.
@@ -352,18 +353,21 @@ def _network() -> list[Check]:
 
 def _succeeds(*command: str) -> tuple[bool, str]:
     """Whether it does, and what it complained about."""
-    done = _run(*command)
+    done = answer_of(*command, timeout_s=_TIMEOUT_S)
     if done is None:
         return False, "no answer"
-    return done.returncode == 0, (done.stderr.strip().splitlines() or ["failed without a word"])[0]
+    complaints = done.stderr.decode(errors="replace").strip().splitlines()
+    return done.returncode == 0, (complaints or ["failed without a word"])[0]
 
 
 def _gpu() -> Check:
     unlocks = "GPU time and memory"
     names = None
     if (program := shutil.which("nvidia-smi")) is not None:
-        done = _run(program, "--query-gpu=name", "--format=csv,noheader")
-        names = done.stdout.split("\n")[:-1] if done and done.returncode == 0 else None
+        query = (program, "--query-gpu=name", "--format=csv,noheader")
+        done = answer_of(*query, timeout_s=_TIMEOUT_S)
+        if done is not None and done.returncode == 0:
+            names = done.stdout.decode(errors="replace").splitlines()
     torch = sys.modules.get("torch")
     usable = torch is not None and torch.cuda.is_available()
     if not names:
@@ -377,24 +381,10 @@ def _program(name: str, programs: Sequence[str], unlocks: str, package: str) -> 
     for program in programs:
         if (path := shutil.which(program)) is None:
             continue
-        done = _run(path, "--version")
+        done = answer_of(path, "--version", timeout_s=_TIMEOUT_S)
         if done is not None and done.returncode == 0:
-            version = (done.stdout.strip().splitlines() or ["answers"])[0]
+            version = (done.stdout.decode(errors="replace").strip().splitlines() or ["answers"])[0]
             return Check("measuring", name, True, version, unlocks)
         found = f"{program} is there but does not run"
         return Check("measuring", name, False, found, unlocks, f"reinstall {package}")
     return Check("measuring", name, False, "not on the path", unlocks, f"install {package}")
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
-    try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None

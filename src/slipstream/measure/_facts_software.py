@@ -6,13 +6,13 @@ import hashlib
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from slipstream.child.program import answer_of
 from slipstream.measure.facts_machine import UNREADABLE
 from slipstream.measure.redact import Redactor
 
@@ -149,15 +149,10 @@ def _dirty(root: Path, diff: bytes, new: bytes | None) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", *arguments],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_TIMEOUT_S,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    done = answer_of(
+        *("git", "-c", "core.fsmonitor=false", *arguments),
+        timeout_s=_GIT_TIMEOUT_S,
+        directory=folder,
+        environment={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    )
+    return done.stdout if done is not None and done.returncode == 0 else None

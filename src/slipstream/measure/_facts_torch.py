@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from importlib import metadata
 from typing import Any
 
+from slipstream.child.program import answer_of
 from slipstream.measure.facts_machine import UNREADABLE
 from slipstream.measure.redact import Redactor
 
@@ -94,17 +94,12 @@ def _gpus() -> dict[str, Any]:
 
 
 def _nvidia_smi(program: str, names: tuple[str, ...]) -> list[list[str]] | None:
-    try:
-        done = subprocess.run(
-            [program, f"--query-gpu={','.join(names)}", "--format=csv,noheader"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    query = f"--query-gpu={','.join(names)}"
+    done = answer_of(program, query, "--format=csv,noheader", timeout_s=_TIMEOUT_S)
+    if done is None:
         return None
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    lines = done.stdout.decode(errors="replace").splitlines()
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
     if done.returncode != 0 or any(len(row) != len(names) for row in rows):
         return None
     return rows
