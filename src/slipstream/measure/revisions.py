@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.arms import CommandArm
@@ -48,12 +47,7 @@ class Revisions:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._remove()
 
     def worktree(self, revision: str) -> Path:

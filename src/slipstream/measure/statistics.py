@@ -280,30 +280,18 @@ def throughput_ratio(
     return block_bootstrap(statistic, (candidate, baseline), level, seed=seed, method="BCa")
 
 
-def tail_samples_needed(quantile: float, confidence: float, misses: int = 0) -> int:
+def tail_samples_needed(quantile: float, confidence: float) -> int:
     """Samples before an upper bound of `quantile` exists at `confidence`.
 
-    With none above it allowed this is ceil(log(1 - c) / log(p)): 459 for p99 at 99 %; with one
-    allowed, 662.
+    The bound is the largest sample, so that this is ceil(log(1 - c) / log(p)): 459 for p99 at 99 %.
 
     Raises:
-        InvalidArgumentError: a probability outside (0, 1) or a negative count.
+        InvalidArgumentError: a probability outside (0, 1).
     """
     for name, value in (("quantile", quantile), ("confidence", confidence)):
         if not 0 < value < 1:
             raise InvalidArgumentError(name, f"{value} is not between 0 and 1")
-    if misses < 0:
-        raise InvalidArgumentError("misses", f"{misses} is negative")
-    n = math.ceil(math.log(1 - confidence) / math.log(quantile))
-    while _at_most(misses, n, 1 - quantile) > 1 - confidence:
-        n += 1
-    return n
-
-
-def _at_most(misses: int, n: int, probability: float) -> float:
-    return sum(
-        math.comb(n, k) * probability**k * (1 - probability) ** (n - k) for k in range(misses + 1)
-    )
+    return math.ceil(math.log(1 - confidence) / math.log(quantile))
 
 
 # Several candidates, and what more blocks would buy.

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from slipstream.errors import StoreError, UnknownNameError
@@ -215,26 +214,17 @@ class Store:
         )
         return tuple(codec.from_json(Claim, record) for (record,) in found)
 
-    def recompute(
-        self,
-        experiment_id: str,
-        claims_of: Callable[[Experiment], Sequence[Claim]] | None = None,
-    ) -> tuple[Claim, ...]:
+    def recompute(self, experiment_id: str) -> tuple[Claim, ...]:
         """Compute the claims again from the samples, and check them against the stored ones.
-
-        Args:
-            claims_of: what computes them; `slipstream.measure.claims.claims` by default.
 
         Raises:
             StoreError: any digit differs; names the claim and the field.
         """
-        if claims_of is None:
-            from slipstream.measure.claims import claims
+        from slipstream.measure.claims import claims
 
-            claims_of = claims
         row = self._row(experiment_id)
         stored = self.claims(row["id"])
-        found = tuple(claims_of(self.load(row["id"])))
+        found = tuple(claims(self.load(row["id"])))
         difference = _first_difference(stored, found)
         if difference is not None:
             raise StoreError(
@@ -285,12 +275,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _row(self, experiment_id: str) -> Any:
