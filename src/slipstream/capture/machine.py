@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.measure.facts_machine import UNREADABLE, facts
 
-_KEPT = (
+_FACTS = (
     "cpu.model", "cpu.physical", "cpu.logical", "memory.total_mib",
     "kernel.system", "kernel.release", "machine.container",
 )  # fmt: skip
@@ -19,5 +19,5 @@ def describe_machine() -> dict[str, Any]:
     What this machine does not reveal is left out; no name of a host or a user is in it.
     """
     known = facts()
-    found = {name: known[name] for name in _KEPT if known[name] not in (None, UNREADABLE)}
+    found = {name: known[name] for name in _FACTS if known[name] not in (None, UNREADABLE)}
     return found | {"python.version": platform.python_version()}

@@ -126,13 +126,7 @@ class Places:
         if self.function is None:
             roots: list[ast.AST] = [self.model.statement]
         else:
-            expression = self.returned.get("model")
-            if expression is None:
-                raise NotPlacedError(
-                    "the function returns no model",
-                    where=self.source.line(self.returned.statement),
-                )
-            roots = [expression]
+            roots = [self._returned_as("model")]
         return frozenset(code_of(self.source.names, roots))
 
     @property
@@ -331,13 +325,15 @@ class Places:
     def _optimizers(self) -> list[Optimizer]:
         if self.function is None:
             return optimizers_in(self.source)
-        expression = self.returned.get("optimizer")
+        return optimizers_in(self.source, self._returned_as("optimizer"))
+
+    def _returned_as(self, part: str) -> ast.expr:
+        """The expression that the workload's function returns as its `part`."""
+        expression = self.returned.get(part)
         if expression is None:
-            raise NotPlacedError(
-                "the function returns no optimizer",
-                where=self.source.line(self.returned.statement),
-            )
-        return optimizers_in(self.source, expression)
+            where = self.source.line(self.returned.statement)
+            raise NotPlacedError(f"the function returns no {part}", where=where)
+        return expression
 
     @cached_property
     def _trained(self) -> tuple[Identity, ast.expr]:
