@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from slipstream_bench.lab import on_ranks
+from slipstream.measure.records import Phase
+from slipstream_bench.harness import paired
+from slipstream_bench.lab import SENT, Turn, arms_on_ranks, on_ranks
 from slipstream_bench.systems.adasum import rank as adasum
 from slipstream_bench.systems.collectives import rank as collectives
 from slipstream_bench.systems.compression import rank as compression
@@ -24,15 +26,12 @@ BOTH = {"nbytes": 4096, "ranks": [0, 1], "repeats": 1, "warmup": 0}
 @pytest.mark.parametrize(
     ("function", "arguments", "size"),
     [
-        (adasum.beside_all_reduce, {"numbers": 1000, "layers": 3, "repeats": 2}, 2),
-        (adasum.of_layers, {"numbers": 1000, "layers": [8, 2], "repeats": 2}, 2),
         (
             adasum.memory,
             {"numbers": 1 << 16, "layers": 3, "algorithm": "gram", "dtypes": ["float16"]},
             1,
         ),
         (adasum.memory_of_a_step, {"numbers": 1 << 16, "layers": 2, "algorithm": "gram"}, 2),
-        (collectives.times, {"nbytes": 4096, "repeats": 2, "arms": ["all_reduce", "two_d"]}, 2),
         (collectives.equal, {"numbers": 1000}, 2),
         (collectives.steps, {"model_spec": SPEC, "bucket_mb": 1.0, "repeats": 1,
                              "arms": ["plain", "sharded", "two_d"]}, 3),
@@ -59,3 +58,21 @@ def test_every_function_of_a_rank_answers(
 ) -> None:
     answers = on_ranks(2, function, limit_s=300.0, **arguments)
     assert [len(answer) for answer in answers] == [size, size]
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments"),
+    [
+        (adasum.beside_all_reduce, {"numbers": 1000, "layers": 3}),
+        (adasum.of_layers, {"numbers": 1000, "layers": [2, 8]}),
+        (collectives.exchanges, {"nbytes": 4096, "arms": ["all_reduce", "two_d"]}),
+    ],
+)
+def test_arms_of_ranks_are_run_against_each_other(
+    build: Callable[..., Mapping[str, Turn]], arguments: dict[str, Any]
+) -> None:
+    with arms_on_ranks(2, build, **arguments) as arms:
+        taken = paired(arms, clock="wall", blocks=4, settle_s=0.0)
+    first, second = taken.arms
+    assert taken.ratio(first, second).n >= 3
+    assert taken.experiment.series[second, SENT, Phase.MEASURE].values.min() > 0

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +23,7 @@ from slipstream.cluster.errors import ClusterError
 from slipstream.errors import ChildError
 
 RANK_TIMEOUT_S = 60.0
-"""How long a rank of `ask` waits in one communication, unless told otherwise."""
+"""How long a rank of `joined` waits in one communication, unless told otherwise."""
 # How long ranks may take to fail after the first one did, before they are ended.
 _GRACE_S = 3.0
 _LIMIT_S = 300.0
@@ -145,46 +145,66 @@ def _cause(error: BaseException, others: Sequence[Future[Any]]) -> BaseException
     return error
 
 
-def ask(
+Call = Callable[[str, Mapping[str, Any]], list[Any]]
+"""Calls an importable ``module:function`` with arguments, JSON, on every rank: their answers."""
+
+
+@contextlib.contextmanager
+def joined(
     hosts: Sequence[Host],
-    function: str,
-    arguments: Mapping[str, Any],
     *,
     name: str = "the measurement",
     limit_s: float = _LIMIT_S,
     timeout_s: float = RANK_TIMEOUT_S,
-) -> list[Any]:
-    """What ``function(**arguments)`` answers on every rank of a process group of its own.
+) -> Iterator[Call]:
+    """Ranks that have joined torch's default process group by their first call.
 
     Every rank computes on one thread.
 
     Args:
         hosts: where each rank runs.
-        function: an importable ``module:function``; it is called when its process has joined
-            torch's default process group.
-        arguments: as what it answers, JSON.
         name: of what they are ranks of, as errors call it.
-        limit_s: of all of it.
+        limit_s: of each call.
         timeout_s: of each communication.
 
     Raises:
-        ClusterError: a rank failed, died or took too long; it is named.
+        ClusterError: from a call: a rank failed, died or took too long; it is named.
     """
     with (
         tempfile.TemporaryDirectory(prefix="slipstream-ranks-") as folder,
         WorkerProcesses(name, hosts, environment={"OMP_NUM_THREADS": "1"}) as processes,
     ):
-        asked = {
-            "called": function, "arguments": dict(arguments), "name": name, "ranks": len(hosts),
-            "store": f"{folder}/store", "timeout_s": timeout_s,
+        group = {
+            "name": name, "ranks": len(hosts), "store": f"{folder}/store", "timeout_s": timeout_s,
         }  # fmt: skip
-        try:
-            return processes.call(
-                "slipstream.ranks.launch:answer_joined", limit_s,
-                lambda rank: {**asked, "rank": rank},
-            )  # fmt: skip
-        except ChildError as error:
-            raise ClusterError(error.what, where=error.where, remedy=error.remedy) from error
+
+        def call(function: str, arguments: Mapping[str, Any]) -> list[Any]:
+            asked = {"called": function, "arguments": dict(arguments), **group}
+            try:
+                return processes.call(
+                    "slipstream.ranks.launch:answer_joined", limit_s,
+                    lambda rank: {**asked, "rank": rank},
+                )  # fmt: skip
+            except ChildError as error:
+                raise ClusterError(error.what, where=error.where, remedy=error.remedy) from error
+
+        yield call
+
+
+def ask(
+    hosts: Sequence[Host],
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    limit_s: float = _LIMIT_S,
+) -> list[Any]:
+    """What ``function(**arguments)`` answers on every rank of a process group of its own.
+
+    Raises:
+        ClusterError: as of `joined`.
+    """
+    with joined(hosts, limit_s=limit_s) as call:
+        return call(function, arguments)
 
 
 def join(rank: int, ranks: int, store: str, timeout_s: float) -> None:
@@ -209,17 +229,19 @@ def answer_joined(
     called: str, arguments: Mapping[str, Any], name: str, rank: int, ranks: int, store: str,
     timeout_s: float,
 ) -> Any:  # fmt: skip
-    """What ``called(**arguments)`` answers, once this process has joined the others.
+    """What ``called(**arguments)`` answers, when this process has joined the others.
 
     Raises:
         ClusterError: it failed; this rank is named.
     """
-    _count_niceness_everywhere()
     try:
         import torch
+        import torch.distributed as dist
 
-        torch.set_num_threads(1)
-        join(rank, ranks, store, timeout_s)
+        if not dist.is_initialized():
+            _count_niceness_everywhere()
+            torch.set_num_threads(1)
+            join(rank, ranks, store, timeout_s)
         module, _, function = called.partition(":")
         return getattr(importlib.import_module(module), function)(**arguments)
     except Exception as error:

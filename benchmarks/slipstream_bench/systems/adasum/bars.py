@@ -6,29 +6,27 @@ is simulated, many workers in one process.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from slipstream.measure.memory import resettable
-from slipstream.ranks import why_no_netlab
+from slipstream.ranks import Netlab, why_no_netlab
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import adasum_of, weights
-from slipstream_bench.harness import one_thread, times_s
+from slipstream_bench.harness import Paired, guarded, one_thread, paired, times_s
+from slipstream_bench.lab import MBIT, Turn, Where, arms_on_ranks, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
-from slipstream_bench.systems.adasum import training
-from slipstream_bench.systems.adasum.ranks import (
-    beside_all_reduce,
-    memory,
-    memory_of_a_step,
-    of_layers,
-)
+from slipstream_bench.systems.adasum import rank, training
 
 _NUMBERS = 25_000_000
 # As much as four cables carry here without needing the ranks' cores for it.
 _SHAPED = 400
+# Of one communication, and seconds after which no further turns begin.
+_TIMEOUT_S, _BUDGET_S = 300.0, 120.0
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -77,16 +75,29 @@ def _cost(options: BenchOptions) -> Iterator[Bar]:
                 continue
             options.progress(bar)
             numbers = _NUMBERS if options.full else _NUMBERS // (20 if megabits else 4)
-            found = beside_all_reduce(
-                size, numbers, layers=54, repeats=repeats, bytes_per_s=megabits * 1e6 / 8
-            )
-            ours, theirs = (statistics.median(side) for side in zip(*found.times_s, strict=True))
-            yield at_most(
-                bar, statistics.median(found.ratios), most, "x", n=len(found.ratios),
-                detail=f"{min(found.ratios):.2f} to {max(found.ratios):.2f}; medians {ours:.2f} "
-                f"and {theirs:.2f} s; {numbers / 1e6:g} M, {where}, slowest rank of each turn, "
-                f"{size} processes on this machine's cores",
+            with contextlib.ExitStack() as stack:
+                cables: Where = size
+                if megabits:
+                    cables = stack.enter_context(Netlab(size, megabits * MBIT))
+                taken = _taken(cables, rank.beside_all_reduce, repeats, numbers=numbers, layers=54)
+            yield taken.ratio("adasum", "all_reduce").at_most(
+                bar, most, detail=f"{taken}; {numbers / 1e6:g} M, {where}, slowest rank of each "
+                f"turn, {size} processes on this machine's cores",
             )  # fmt: skip
+
+
+def _taken(
+    where: Where, build: Callable[..., Mapping[str, Turn]], blocks: int, **arguments: Any
+) -> Paired:
+    """Arms of ranks run against each other."""
+    with arms_on_ranks(where, build, timeout_s=_TIMEOUT_S, **arguments) as arms:
+        return paired(arms, clock="wall", blocks=blocks, settle_s=0.0, budget_s=_BUDGET_S)
+
+
+def _most(function: Callable[..., Any], **arguments: Any) -> dict[str, float]:
+    """By case, of the one of four ranks with the most."""
+    answers = on_ranks(4, function, timeout_s=_TIMEOUT_S, **arguments)
+    return {name: max(one[name] for one in answers) for name in answers[0]}
 
 
 def _memory(options: BenchOptions) -> Iterator[Bar]:
@@ -102,7 +113,9 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
         kept = {
             f"{how}, {dtype}": share
             for how in ("gram", "rvh")
-            for dtype, share in memory(4, numbers, 54, how, dtypes).items()
+            for dtype, share in _most(
+                rank.memory, numbers=numbers, layers=54, algorithm=how, dtypes=dtypes
+            ).items()
         }
         said = "; ".join(f"{case} {share:.2f}" for case, share in kept.items())
         yield at_most(
@@ -116,7 +129,10 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
         yield not_judged(bar, "x the gradients", "<= 1", "this system resets no peak")
         return
     options.progress(bar)
-    steps = {how: memory_of_a_step(4, _NUMBERS, 54, how) for how in ("gram", "rvh")}
+    steps = {
+        how: _most(rank.memory_of_a_step, numbers=_NUMBERS, layers=54, algorithm=how)
+        for how in ("gram", "rvh")
+    }
     with_momentum = ", ".join(f"{how} {one['0.9']:.2f}" for how, one in steps.items())
     yield at_most(
         bar, max(one["0"] for one in steps.values()), 1.0, "x the gradients", n=len(steps),
@@ -145,13 +161,16 @@ def _growth(options: BenchOptions) -> Iterator[Bar]:
         if not options.wants(bar):
             continue
         options.progress(bar)
-        turns = of_layers(size, 1_000_000, (10_000, 10), repeats=31 if options.full else 5).times_s
-        apart = [(many - few) / 9_990 / levels * 1e6 for many, few in turns]
-        yield at_most(
-            bar, statistics.median(apart), 1.0, "us", n=len(apart),
-            detail=f"{min(apart):.2f} to {max(apart):.2f}; 10 to 10,000 layers of 1 M numbers, "
-            f"{size} processes on this machine's cores",
+        layers = (10, 10_000)
+        blocks = 31 if options.full else 7
+        taken = _taken(size, rank.of_layers, blocks, numbers=1_000_000, layers=layers)
+        little_s, much_s = (taken.times_s(str(count)) for count in layers)
+        apart = (np.median(much_s) - np.median(little_s)) / (layers[1] - layers[0]) / levels * 1e6
+        row = at_most(
+            bar, float(apart), 1.0, "us", n=len(much_s),
+            detail=f"10 to 10,000 layers of 1 M numbers, {size} processes on this machine's cores",
         )  # fmt: skip
+        yield guarded(row, {bar: taken.ratio("10000", "10")})
 
 
 def _computing(numbers: int, layers: int) -> float:

@@ -1,10 +1,9 @@
-"""One rank of ``slipstream bench adasum``: exchanges of one buffer by turns, and their memory."""
+"""One rank of ``slipstream bench adasum``: exchanges of one buffer, and their memory."""
 
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from slipstream.measure.memory import peak_of_call
 from slipstream.ranks.wire import Wire
 from slipstream.techniques.distributed.adasum.exchange import exchange
 from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer
+from slipstream_bench.lab import Turn
 
 
 def memory(numbers: int, layers: int, algorithm: str, dtypes: Sequence[str]) -> dict[str, float]:
@@ -47,14 +47,16 @@ def memory_of_a_step(numbers: int, layers: int, algorithm: str) -> dict[str, flo
     return increase
 
 
-def beside_all_reduce(numbers: int, layers: int, repeats: int) -> list[list[float]]:
-    """Seconds of Adasum and of torch's all-reduce, turn by turn."""
-    return _turns(numbers, repeats, _exchanging(numbers, layers), dist.all_reduce)
+def beside_all_reduce(numbers: int, layers: int) -> dict[str, Turn]:
+    """torch's all-reduce of float32 [numbers], and Adasum."""
+    return _of_one_buffer(
+        numbers, {"all_reduce": dist.all_reduce, "adasum": _exchanging(numbers, layers)}
+    )
 
 
-def of_layers(numbers: int, layers: Sequence[int], repeats: int) -> list[list[float]]:
-    """Seconds of Adasum of many layers and of few, turn by turn."""
-    return _turns(numbers, repeats, *(_exchanging(numbers, count) for count in layers))
+def of_layers(numbers: int, layers: Sequence[int]) -> dict[str, Turn]:
+    """Adasum of the same numbers in so many layers, and in as many others."""
+    return _of_one_buffer(numbers, {str(count): _exchanging(numbers, count) for count in layers})
 
 
 def _exchanging(numbers: int, layers: int) -> Callable[[torch.Tensor], object]:
@@ -63,22 +65,13 @@ def _exchanging(numbers: int, layers: int) -> Callable[[torch.Tensor], object]:
     return lambda flat: exchange(flat, starts, wire, "auto")
 
 
-def _turns(numbers: int, repeats: int, *of: Callable[[torch.Tensor], object]) -> list[list[float]]:
+def _of_one_buffer(
+    numbers: int, exchanges: Mapping[str, Callable[[torch.Tensor], object]]
+) -> dict[str, Turn]:
     generator = torch.Generator().manual_seed(dist.get_rank())
     first = torch.randn(numbers, generator=generator)
     flat = first.clone()
-    times: list[list[float]] = []
-    for _ in range(repeats + 1):
-        turn = []
-        for run in of:
-            flat.copy_(first)
-            turn.append(_timed(functools.partial(run, flat)))
-        times.append(turn)
-    return times[1:]
-
-
-def _timed(run: Callable[[], object]) -> float:
-    dist.barrier()
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    return {
+        name: Turn(functools.partial(run, flat), before=functools.partial(flat.copy_, first))
+        for name, run in exchanges.items()
+    }

@@ -10,25 +10,27 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from slipstream.cluster import Cluster, ClusterError, LinkKind
 from slipstream.cluster.cluster import Calibration
 from slipstream.cluster.generators import leaf_spine
-from slipstream.cluster.topology import Float64s
 from slipstream.measure.environment import capture, machine_id
+from slipstream.measure.records import Phase
 from slipstream.ranks import Netlab, calibrate, why_no_netlab
 from slipstream.ranks.calibration import cores
 from slipstream.techniques.distributed.collectives.choice import chosen, predicted_ns
-from slipstream_bench.lab import MBIT, on_ranks
-from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.harness import Paired, guarded, paired
+from slipstream_bench.lab import MBIT, SENT, arms_on_ranks, on_ranks
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.collectives import rank
 
 _S = 4 << 20
+# Seconds after which no further turns begin.
+_BUDGET_S = 120.0
 # Of the cables inside a rack and of the one between, Mbit/s.
 RACKS = (1000, 100)
 _STAR = 100
@@ -60,8 +62,7 @@ def racks_lab() -> Netlab:
 
 def racks_cluster(lab: Netlab) -> Cluster:
     """`racks_lab` as a cluster; what its thin cable carries, from a ring's time for one size."""
-    answers = on_ranks(lab, rank.times, nbytes=_CALIBRATED, repeats=5, arms=["all_reduce"])
-    times = _slowest(answers, "all_reduce")
+    times = _taken(lab, _CALIBRATED, ["all_reduce"], 5).times_s("all_reduce")
     took = float(np.median(times))
     spread = np.abs(times / took - 1.0)
     known = Calibration(
@@ -76,14 +77,13 @@ def racks_cluster(lab: Netlab) -> Cluster:
     return Cluster("two racks", racks, calibration=known)
 
 
-def _slowest(answers: list[Any], arm: str) -> Float64s:
-    table: Float64s = np.array([[took for took, _ in one[arm]] for one in answers])
-    return np.asarray(table.max(axis=0), np.float64)
-
-
-def _sent(answers: list[Any], arm: str) -> float:
-    """Of a turn, what a rank sent, in the mean of all ranks; in tensors' bytes."""
-    return float(np.mean([[sent for _, sent in one[arm]] for one in answers])) / _S
+def _taken(
+    lab: Netlab, nbytes: int, arms: Sequence[str], blocks: int, cluster: Path | None = None
+) -> Paired:
+    """Ways to exchange a tensor run against each other on all hosts of a lab."""
+    file = None if cluster is None else str(cluster)
+    with arms_on_ranks(lab, rank.exchanges, nbytes=nbytes, arms=arms, cluster=file) as built:
+        return paired(built, clock="wall", blocks=blocks, settle_s=0.0, budget_s=_BUDGET_S)
 
 
 def _equal(options: BenchOptions) -> Iterator[Bar]:
@@ -138,8 +138,9 @@ def _bytes(options: BenchOptions) -> Iterator[Bar]:
     options.progress(names[0])
     arms = ["reduce_scatter", "gloo reduce_scatter", "two_d", "all_reduce"]
     with Netlab(4, 1000 * MBIT) as lab, lab.unshaped():
-        found = on_ranks(lab, rank.times, nbytes=_S, repeats=5, arms=arms)
-    sent = {arm: _sent(found, arm) for arm in arms}
+        taken = _taken(lab, _S, arms, 5)
+    series = {arm: taken.experiment.series[arm, SENT, Phase.MEASURE].values for arm in arms}
+    sent = {arm: float(values.mean()) / _S for arm, values in series.items()}
     detail = "at the interface, S = 4 MiB: " + ", ".join(f"{a} {s:.3f} S" for a, s in sent.items())
     yield at_most(names[0], sent["reduce_scatter"], 0.77, "S", n=5, detail=detail)
     yield at_most(names[1], sent["two_d"] / 1.5, 1.03, "x", n=5, detail=detail)
@@ -158,21 +159,19 @@ def _one_switch(options: BenchOptions) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory() as folder, Netlab(4, _STAR * MBIT) as lab:
         path = Path(folder) / "cluster.toml"
         cluster.save(path)
-        found = on_ranks(lab, rank.times, nbytes=_S, repeats=repeats, arms=arms, cluster=str(path))
-    took = {arm: _slowest(found, arm) for arm in arms}
-    said = ", ".join(f"{arm} {1e3 * np.median(t):.0f} ms" for arm, t in took.items())
-    gain = took["gloo reduce_scatter"] / took["reduce_scatter"]
-    yield at_least(
-        names[0], float(np.median(gain)), 1.8, "x", n=repeats,
-        detail=f"{_spread(gain)}; cables of {_STAR} Mbit/s; {said}",
+        taken = _taken(lab, _S, arms, repeats, path)
+    yield taken.ratio("gloo reduce_scatter", "reduce_scatter").at_least(
+        names[0], 1.8, detail=f"cables of {_STAR} Mbit/s; {taken}"
+    )
+    algorithms = {chosen(cluster, size, 4, 2) for size in _SIZES}
+    regret = taken.ratio("auto", "all_reduce")
+    slower = 100 * (regret.value - 1.0)
+    row = Bar(
+        names[1], slower, "%", "<= 5, and flat is chosen",
+        slower <= 5.0 and algorithms == {"flat"}, regret.n,
+        f"chosen of 128 KiB to 4 MiB: {', '.join(sorted(algorithms))}; {taken}",
     )  # fmt: skip
-    ways = {chosen(cluster, size, 4, 2) for size in _SIZES}
-    regret = took["auto"] / took["all_reduce"] - 1.0
-    middle = 100 * float(np.median(regret))
-    yield Bar(
-        names[1], middle, "%", "<= 5, and flat is chosen", middle <= 5.0 and ways == {"flat"},
-        repeats, f"chosen of 128 KiB to 4 MiB: {', '.join(sorted(ways))}; {said}",
-    )  # fmt: skip
+    yield guarded(row, {names[1]: regret})
 
 
 def _two_racks(options: BenchOptions) -> Iterator[Bar]:
@@ -187,40 +186,31 @@ def _two_racks(options: BenchOptions) -> Iterator[Bar]:
     options.progress(f"{names[0]}: {inside} and {between} Mbit/s")
     repeats = 11 if options.full else 5
     arms = ["all_reduce", "two_d", "auto"]
-    errors, said, took = [], [], {}
+    errors, said = [], []
     with tempfile.TemporaryDirectory() as folder, racks_lab() as lab:
         cluster = racks_cluster(lab)
         path = Path(folder) / "cluster.toml"
         cluster.save(path)
         for size in (_SIZES[1], _SIZES[2], _S):
-            found = on_ranks(
-                lab, rank.times, nbytes=size, repeats=repeats, arms=arms, cluster=str(path)
-            )
-            took = {arm: _slowest(found, arm) for arm in arms}
+            taken = _taken(lab, size, arms, repeats, path)
             told = predicted_ns(cluster, size, 4, 2)
             for arm, wanted in zip(("all_reduce", "two_d"), told, strict=True):
-                measured = float(np.median(took[arm]))
+                measured = taken.median_s(arm)
                 errors.append(100 * abs(wanted / 1e9 / measured - 1.0))
                 said.append(
                     f"{arm} of {size >> 10} KiB {1e3 * measured:.0f} ms, "
                     f"predicted {wanted / 1e6:.0f}"
                 )
-    gain = took["all_reduce"] / took["two_d"]
-    yield at_least(
-        names[0], float(np.median(gain)), 1.35, "x", n=repeats,
-        detail=f"{_spread(gain)}; {inside} Mbit/s in racks of 2, {between} between; bound 1.5",
-    )  # fmt: skip
-    middle = {arm: float(np.median(times)) for arm, times in took.items()}
-    best = min(middle["all_reduce"], middle["two_d"])
-    yield at_most(
-        names[1], 100 * (middle["auto"] / best - 1.0), 5.0, "%", n=repeats,
+    # Of the largest, which was the last.
+    yield taken.ratio("all_reduce", "two_d").at_least(
+        names[0], 1.35, detail=f"{inside} Mbit/s in racks of 2, {between} between; bound 1.5"
+    )
+    regret = taken.ratio("auto", min(("all_reduce", "two_d"), key=taken.median_s))
+    row = at_most(
+        names[1], 100 * (regret.value - 1.0), 5.0, "%", n=regret.n,
         detail=f"4 MiB; {chosen(cluster, _S, 4, 2)} is chosen",
     )  # fmt: skip
+    yield guarded(row, {names[1]: regret})
     yield at_most(
         names[2], statistics.median(errors), 10.0, "%", n=len(errors), detail="; ".join(said)
     )
-
-
-def _spread(ratios: Float64s) -> str:
-    low, high = np.percentile(ratios, (25, 75))
-    return f"quartiles {low:.2f} to {high:.2f}"

@@ -24,7 +24,7 @@ from slipstream.techniques.distributed.collectives.two_d import (
 )
 from slipstream.techniques.distributed.sharded.layerwise import Lamb, Lars
 from slipstream.techniques.distributed.sharded.optimizer import ShardedUpdate
-from slipstream_bench.lab import own_interface
+from slipstream_bench.lab import Turn
 from slipstream_bench.rank_models import batch_of, model_of
 
 _ROWS = 2
@@ -35,10 +35,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def times(
-    nbytes: int, repeats: int, arms: Sequence[str], cluster: str | None = None
-) -> dict[str, list[tuple[float, int]]]:
-    """Of each arm, turn by turn: seconds, and bytes that left this host.
+def exchanges(nbytes: int, arms: Sequence[str], cluster: str | None = None) -> dict[str, Turn]:
+    """Some ways to exchange a tensor.
 
     Args:
         cluster: a file that ``auto`` chooses by.
@@ -55,18 +53,7 @@ def times(
         "gloo reduce_scatter": lambda: dist.reduce_scatter_tensor(part, tensor),
         "reduce_scatter": lambda: reduce_scatter(tensor),
     }
-    taken: dict[str, list[tuple[float, int]]] = {name: [] for name in arms}
-    for turn in range(repeats + 1):
-        for name in arms:
-            tensor.normal_()
-            dist.barrier()
-            wire, began = own_interface(), time.perf_counter()
-            calls[name]()
-            took = time.perf_counter() - began
-            dist.barrier()
-            if turn:
-                taken[name].append((took, wire.sent_bytes))
-    return taken
+    return {name: Turn(calls[name], before=tensor.normal_) for name in arms}
 
 
 def equal(numbers: int) -> tuple[float, str]:
