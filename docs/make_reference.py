@@ -24,6 +24,7 @@ MODULES = (
     "slipstream.measure",
     "slipstream.data",
     "slipstream.quant",
+    "slipstream.ranks",
     "slipstream.nn",
     "slipstream.sparse",
     "slipstream.techniques.embedding",

@@ -212,6 +212,16 @@ def test_traced_modules_look_up_the_same_and_refuse_the_same(name: str) -> None:
                 traced(wrong)
 
 
+def test_a_compiler_that_does_not_know_the_sizes_gets_plain_flags() -> None:
+    # What other tests compiled counts against how often this may be.
+    torch.compiler.reset()
+    module = TableEmbeddingBag(tables()["int8"]).eval()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
+    for bags in (2, 3, 5):
+        ids = torch.arange(2 * bags).view(bags, 2) % ROWS
+        assert torch.equal(compiled(ids), module(ids))
+
+
 def test_weights_that_are_not_finite_are_refused() -> None:
     module = TableEmbeddingBag(tables()["lowdim"], mode="sum")
     with pytest.raises(InvalidArgumentError, match="per_sample_weights: the number at place 1"):

@@ -26,12 +26,15 @@ class Bags(NamedTuple):
         offsets: int64 [bags], or one more whose value ends the last bag; None for bags of one size.
         weights: [count] of the parameters' dtype, or None.
         total: how many bags, of each table.
+        has_end: whether the last offset ends the last bag. Told, not counted: sizes that a
+            compiler does not know compare to no plain bool, which `embedding_bag` asks for.
     """
 
     ids: torch.Tensor
     offsets: torch.Tensor | None
     weights: torch.Tensor | None
     total: int
+    has_end: bool = False
 
 
 def normalise(
@@ -81,7 +84,9 @@ def normalise(
     if per_sample_weights is not None:
         _check_weights(per_sample_weights, input, mode, dtype)
         per_sample_weights = per_sample_weights.reshape(-1).contiguous()
-    return Bags(input.reshape(-1).contiguous(), offsets, per_sample_weights, total // tables)
+    has_end = offsets is not None and include_last_offset
+    ids = input.reshape(-1).contiguous()
+    return Bags(ids, offsets, per_sample_weights, total // tables, has_end)
 
 
 def each(input: torch.Tensor, device: torch.device) -> Bags:
@@ -113,7 +118,7 @@ def reduced(rows: torch.Tensor, bags: Bags, mode: str, padding_idx: int | None) 
     return functional.embedding_bag(
         positions, torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), begins, mode=mode,
         per_sample_weights=bags.weights, padding_idx=count,
-        include_last_offset=len(begins) > bags.total,
+        include_last_offset=bags.has_end,
     )  # fmt: skip
 
 

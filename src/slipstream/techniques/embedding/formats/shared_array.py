@@ -127,7 +127,7 @@ class SharedArray(nn.Module):
         Raises:
             InvalidArgumentError: an id outside its table, or offsets out of order.
         """
-        ids, offsets, weights, total = bags
+        ids, offsets, weights, total, _ = bags
         how = (ids, offsets, weights, tables, total, width, self.block, self.sign,
                door.MODES.index(mode))  # fmt: skip
         array = self.array
