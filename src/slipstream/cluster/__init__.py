@@ -6,8 +6,9 @@ here = Cluster.load("h100x8-100gbe", hosts=16)
 here.cost(Collective("all_reduce", nbytes=668e6)).seconds
 """
 
+from slipstream.cluster.calibration import Calibration
 from slipstream.cluster.closed_form import closed_form_ns
-from slipstream.cluster.cluster import Calibration, Cluster
+from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import KINDS, Collective
 from slipstream.cluster.cost import Cost, Interval
 from slipstream.cluster.devices import Device, device, device_kinds

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.cluster import files
+from slipstream.cluster.calibration import Calibration
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.cost import Cost, Estimate, Interval, check_group, estimate
 from slipstream.cluster.devices import Device
@@ -22,29 +24,6 @@ from slipstream.cluster.regimes import Regime, check_regimes
 from slipstream.cluster.topology import Float64s, Topology
 from slipstream.errors import InvalidArgumentError
 from slipstream.provenance import Provenance, weakest
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What a fit to measurements left unexplained, and where it was made.
-
-    Attributes:
-        date: ISO 8601.
-        fingerprint: of the machine; see `slipstream.measure`.
-        libraries: name and version of what was measured.
-        residual: median of the relative errors of the fit.
-        residual_p90: nine of ten are below.
-        oversubscription: ranks per processor core; above 1 the scheduler was measured too.
-        detail: what else the file keeps: samples, intervals.
-    """
-
-    date: str
-    fingerprint: str
-    libraries: str
-    residual: float
-    residual_p90: float
-    oversubscription: float
-    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,15 +296,11 @@ class Cluster:
             UnknownNameError: no such preset, and no such file.
             InvalidArgumentError: the file or the short form is malformed; names the setting.
         """
-        from slipstream.cluster.files import load
-
-        return load(name, sizes)
+        return files.load(cls, name, sizes)
 
     def save(self, path: str | Path) -> None:
         """As TOML, with every number's source."""
-        from slipstream.cluster.files import save
-
-        save(self, Path(path))
+        files.save(self, Path(path))
 
     def with_network(self, topology: Topology) -> Cluster:
         """The same with another topology."""

@@ -10,11 +10,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.cluster.cluster import Calibration, Cluster
+from slipstream.cluster.calibration import Calibration
 from slipstream.cluster.devices import Device, device
 from slipstream.cluster.generators import GENERATORS, star
 from slipstream.cluster.quantity import NOT_GIVEN, Quantity
@@ -24,6 +24,9 @@ from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.files import replacing
 from slipstream.provenance import Provenance
 from slipstream.units import parse_bandwidth, parse_duration_ns
+
+if TYPE_CHECKING:
+    from slipstream.cluster.cluster import Cluster
 
 _KEYS = {
     "name", "about", "topology", "links", "device", "alpha_ns", "reduce_ns_per_byte", "host",
@@ -43,25 +46,25 @@ def presets() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def load(name: str | Path, sizes: Mapping[str, Any]) -> Cluster:
+def load(cluster: type[Cluster], name: str | Path, sizes: Mapping[str, Any]) -> Cluster:
     """See `Cluster.load`."""
     text = str(name)
     if isinstance(name, str) and "=" in text and not Path(text).exists():
-        return _short_form(text)
+        return _short_form(cluster, text)
     known = presets()
     if isinstance(name, str) and text in known:
         data = resources.files("slipstream.cluster").joinpath(f"presets/{text}.toml").read_text()
-        return _parse(data, text, sizes)
+        return _parse(cluster, data, text, sizes)
     path = Path(name)
     if not path.is_file():
         raise UnknownNameError("cluster", text, known, where="neither a preset nor a file")
     try:
-        return _parse(path.read_text(), text, sizes)
+        return _parse(cluster, path.read_text(), text, sizes)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError("cluster", f"{text} cannot be read: {error}") from error
 
 
-def _short_form(text: str) -> Cluster:
+def _short_form(cluster: type[Cluster], text: str) -> Cluster:
     """``workers=4,link=1gbit,latency=50us,device=h100-sxm``: workers on one switch."""
     given: dict[str, str] = {}
     for part in text.split(","):
@@ -88,11 +91,11 @@ def _short_form(text: str) -> Cluster:
         source=text,
     )
     kind = device(given["device"]) if "device" in given else None
-    return Cluster(text, star(int(given["workers"]), link), kind,
+    return cluster(text, star(int(given["workers"]), link), kind,
                    Quantity(0.0, Provenance.USER, text))  # fmt: skip
 
 
-def _parse(text: str, name: str, sizes: Mapping[str, Any]) -> Cluster:
+def _parse(cluster: type[Cluster], text: str, name: str, sizes: Mapping[str, Any]) -> Cluster:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -111,7 +114,7 @@ def _parse(text: str, name: str, sizes: Mapping[str, Any]) -> Cluster:
     else:
         table = dict(given)
         made = Device.read(str(table.pop("kind", "device")), table)
-    return Cluster(
+    return cluster(
         str(data.get("name", name)),
         _topology({**data["topology"], **sizes}, kinds),
         made,

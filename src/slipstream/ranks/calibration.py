@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from slipstream.cluster.cluster import Calibration, Cluster
+from slipstream.cluster.calibration import Calibration
+from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.errors import ClusterError
 from slipstream.cluster.fitting import Fit, fit
 from slipstream.cluster.generators import loopback, star

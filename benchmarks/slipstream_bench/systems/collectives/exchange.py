@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.cluster import Cluster, ClusterError, LinkKind
-from slipstream.cluster.cluster import Calibration
+from slipstream.cluster.calibration import Calibration
 from slipstream.cluster.generators import leaf_spine
 from slipstream.measure.environment import capture, machine_id
 from slipstream.measure.records import Phase
