@@ -21,6 +21,7 @@ MODULES = (
     "slipstream.source",
     "slipstream.surgery",
     "slipstream.cluster",
+    "slipstream.ranks",
     "slipstream.measure",
     "slipstream.data",
     "slipstream.quant",

@@ -22,6 +22,9 @@ RENAMED: dict[str, str | None] = {
     "slipstream.cluster.Netlab": "slipstream.ranks.Netlab",
     "slipstream.cluster.calibrate": "slipstream.ranks.calibrate",
     "slipstream.cluster.measured_here": "slipstream.ranks.measured_here",
+    "slipstream.graph.Standstill": "slipstream.graph.ExposedStretch",
+    "slipstream.graph.standstill_by_module": "slipstream.graph.exposed_by_module",
+    "slipstream.graph.standstills": "slipstream.graph.exposed_stretches",
     "slipstream.cluster.why_no_netlab": "slipstream.ranks.why_no_netlab",
 }
 # Keys of --json that were renamed.

@@ -15,6 +15,7 @@ from slipstream.graph.critical_path import CriticalPath, communication, find_cri
 from slipstream.graph.diff import Difference, difference
 from slipstream.graph.edit import Editor
 from slipstream.graph.exchange import Exchange
+from slipstream.graph.exposed import ExposedStretch, exposed_by_module, exposed_stretches
 from slipstream.graph.file import load, save
 from slipstream.graph.graph import Graph, need_graph, replace_tasks
 from slipstream.graph.kineto import KinetoTrace, MemoryChange, read_kineto, read_trace
@@ -26,7 +27,6 @@ from slipstream.graph.price import UNKNOWN_SPREAD, Price, Prices, price, price_c
 from slipstream.graph.replicate import replicate
 from slipstream.graph.scheduling import schedule
 from slipstream.graph.select import Selection
-from slipstream.graph.standstill import Standstill, standstill_by_module, standstills
 from slipstream.graph.statistics import (
     MOST_IDS,
     GradientNoise,
@@ -69,6 +69,7 @@ __all__ = [
     "Edit",
     "Editor",
     "Exchange",
+    "ExposedStretch",
     "GradientNoise",
     "Graph",
     "Kind",
@@ -82,7 +83,6 @@ __all__ = [
     "Role",
     "Selection",
     "Spectrum",
-    "Standstill",
     "Statistics",
     "StepPhase",
     "StringTable",
@@ -98,6 +98,8 @@ __all__ = [
     "communication",
     "difference",
     "distinct",
+    "exposed_by_module",
+    "exposed_stretches",
     "find_critical_path",
     "find_peak",
     "insert_exchange",
@@ -116,8 +118,6 @@ __all__ = [
     "replicate",
     "save",
     "schedule",
-    "standstill_by_module",
-    "standstills",
     "to_perfetto",
     "virtual_speedups",
     "with_overlap",

@@ -21,10 +21,10 @@ from slipstream.errors import WorkloadError
 from slipstream.measure.wire import Interface, Samples, by_phase, sampled
 from slipstream.ranks.launch import join
 from slipstream.technique import Settings, Stage, Traits
-from slipstream.techniques.distributed.waits import (
+from slipstream.techniques.distributed.exposed import (
+    ExposedTimes,
     Layers,
-    Waits,
-    Watched,
+    TellsExposed,
     step_by_step,
     typical,
     watch,
@@ -168,10 +168,10 @@ def _watched(
     """Some steps in which it is noted what training waits for, and what the interface carries."""
     import torch.distributed as dist
 
-    waits, layers = Waits(), Layers(built.model)
+    exposed, layers = ExposedTimes(), Layers(built.model)
     built.settle()
     dist.barrier()
-    told = watch(built, waits)
+    told = watch(built, exposed)
     with layers.watching():
         yield
     yield
@@ -185,7 +185,7 @@ def _watched(
     built.settle()
     dist.barrier()
     return {
-        "layers_s": typical(step_by_step(waits, layers, stamps)) if told else None,
+        "layers_s": typical(step_by_step(exposed, layers, stamps)) if told else None,
         "order": layers.order,
         "how": _chosen(built.model),
         "steps": steps,
@@ -194,18 +194,18 @@ def _watched(
             "sent": by_phase(samples.times_s, samples.sent, stamps),
             "received": by_phase(samples.times_s, samples.received, stamps),
         },
-        "drawn": _drawn(waits, samples, stamps[: _DRAWN + 1]),
+        "drawn": _drawn(exposed, samples, stamps[: _DRAWN + 1]),
         "digest": digest(built),
     }
 
 
 def _chosen(model: Any) -> str:
     """What a model that chooses between several ways trains by; empty of any other."""
-    plan = getattr(model, "plan", None) if isinstance(model, Watched) else None
+    plan = getattr(model, "plan", None) if isinstance(model, TellsExposed) else None
     return "" if plan is None else str(plan.words)
 
 
-def _drawn(waits: Waits, samples: Samples, stamps: Sequence[float]) -> dict[str, Any]:
+def _drawn(exposed: ExposedTimes, samples: Samples, stamps: Sequence[float]) -> dict[str, Any]:
     """The first steps from moment to moment; seconds from the begin of the first of them."""
     began, ended = stamps[0], stamps[-1]
     inside = sum(moment <= ended for moment in samples.times_s) + 1
@@ -213,7 +213,7 @@ def _drawn(waits: Waits, samples: Samples, stamps: Sequence[float]) -> dict[str,
         "stamps_s": [stamp - began for stamp in stamps],
         "waits_s": [
             [one.began_s - began, one.ended_s - began]
-            for one in waits.found
+            for one in exposed.times
             if began <= one.began_s < ended and one.ended_s - one.began_s > _SEEN_S
         ],
         "times_s": [moment - began for moment in samples.times_s[:inside]],

@@ -16,9 +16,9 @@ from slipstream.graph import (
     StepPhase,
     Timeline,
     communication,
+    exposed_by_module,
     replace_tasks,
     replay,
-    standstill_by_module,
 )
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_duration, format_percent
@@ -57,7 +57,7 @@ class Shared:
         cluster: its name.
         workers: how many.
         exposed_ns: how long the step stands still for communication, and what is done for it
-            meanwhile; see `slipstream.graph.standstill`.
+            meanwhile; see `slipstream.graph.exposed`.
         hidden_ns: how much more all communication takes.
         sent_bytes: what the busiest worker sends in a step.
         bottleneck: the link that communication waits for most; "" where there is none.
@@ -120,7 +120,7 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
     """What is to be said of a simulated step that was edited to be shared."""
     graph = timeline.graph
     talks_ns = communication(timeline).total_ns
-    by_layer = standstill_by_module(timeline)
+    by_layer = exposed_by_module(timeline)
     exposed_ns = sum(by_layer.values())
     found = walls(timeline)
     held: dict[str, float] = {}

@@ -36,7 +36,7 @@ from slipstream.techniques.distributed.gradients import (
     gradients,
     last_backward,
 )
-from slipstream.techniques.distributed.workers import (
+from slipstream.techniques.distributed.replicas import (
     REPLICAS,
     Spreads,
     need_cluster,

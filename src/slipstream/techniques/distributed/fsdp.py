@@ -26,14 +26,14 @@ from slipstream.techniques.distributed.gradients import (
     first_uses,
     gradients,
 )
-from slipstream.techniques.distributed.sharded.technique import ShardedUpdate, share, share_update
-from slipstream.techniques.distributed.workers import (
+from slipstream.techniques.distributed.replicas import (
     REPLICAS,
     Spreads,
     need_cluster,
     need_workers,
     shared,
 )
+from slipstream.techniques.distributed.sharded.technique import ShardedUpdate, share, share_update
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Group

@@ -15,7 +15,7 @@ from slipstream.technique import CodeChange, Context, Quality, QualityKind
 from slipstream.techniques.distributed.adasum.benefit import adasum_benefit
 from slipstream.techniques.distributed.ddp import copying, put_copy
 from slipstream.techniques.distributed.gradients import gradients
-from slipstream.techniques.distributed.workers import Spreads, need_cluster, need_workers, shared
+from slipstream.techniques.distributed.replicas import Spreads, need_cluster, need_workers, shared
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Collective

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Editor, Graph, replace_exchange
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
-from slipstream.techniques.distributed.workers import (
+from slipstream.techniques.distributed.replicas import (
     ON_REPLICAS,
     OnReplicas,
     need_cluster,
@@ -86,7 +86,7 @@ class TwoDAllReduce(OnReplicas):
             InvalidArgumentError: the processes do not make so many rows.
         """
         from slipstream.techniques.distributed.collectives.two_d import TwoDState, two_d_hook
-        from slipstream.techniques.distributed.waits import put_hook
+        from slipstream.techniques.distributed.exposed import put_hook
 
         model = need_hookless(built, self.name)
         if not self.rows:

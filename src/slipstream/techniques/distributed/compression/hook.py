@@ -21,7 +21,7 @@ from slipstream.technique import parse, registry
 from slipstream.techniques.distributed.compression.auto import Auto, Chooser
 from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
 from slipstream.techniques.distributed.compression.compressor import Compressor, dense, mean
-from slipstream.techniques.distributed.waits import put_hook
+from slipstream.techniques.distributed.exposed import put_hook
 
 _FORMAT = 2
 

@@ -12,7 +12,7 @@ from slipstream.graph.exchange import Exchange
 from slipstream.provenance import Provenance
 from slipstream.techniques.distributed.compression.compressor import Compressor
 from slipstream.techniques.distributed.compression.timing import exchange_call
-from slipstream.techniques.distributed.workers import need_cluster
+from slipstream.techniques.distributed.replicas import need_cluster
 
 if TYPE_CHECKING:
     from slipstream.technique import Context

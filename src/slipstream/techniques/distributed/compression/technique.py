@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques.distributed.compression import prediction
 from slipstream.techniques.distributed.compression.compressor import Compressor
-from slipstream.techniques.distributed.workers import ON_REPLICAS, need_ddp
+from slipstream.techniques.distributed.replicas import ON_REPLICAS, need_ddp
 
 if TYPE_CHECKING:
     from slipstream.durations import Question

@@ -18,11 +18,11 @@ from torch import nn
 
 from slipstream.errors import SlipstreamWarning, UsageError
 from slipstream.ranks.buckets import need_dense_gradient
+from slipstream.techniques.distributed.exposed import ExposedTimes
 from slipstream.techniques.distributed.priority.channel import Channel
 from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Clock, Kind
 from slipstream.techniques.distributed.priority.updates import Settings, Updates
-from slipstream.techniques.distributed.waits import Waits
 from slipstream.techniques.distributed.wrapping import loss_of
 
 
@@ -35,7 +35,7 @@ class Rounds:
         exchanging: False while gradients only accumulate.
         in_parts: updates may wait for the next forward pass; False: `step` makes them.
         clock: notes when units are needed and ready, while somebody wants to know.
-        waits: is told what training waits for, while somebody wants to know.
+        exposed: is told what training waits for, while somebody wants to know.
         idle: some parameter had no gradient in a round.
         update_s: seconds of whole updates.
     """
@@ -46,7 +46,7 @@ class Rounds:
         self.channel: Channel | None = None
         self.exchanging, self.in_parts, self.idle = True, False, False
         self.clock: Clock | None = None
-        self.waits: Waits | None = None
+        self.exposed: ExposedTimes | None = None
         self.update_s: list[float] = []
         self.at: dict[int, tuple[Unit, int]] = {}
         self._held: list[Unit] = []
@@ -227,9 +227,9 @@ class Rounds:
         self.due = any(unit.due for unit in self.units)
 
     def _waited(self, began_s: float, units: Sequence[Unit]) -> None:
-        if self.waits is not None:
+        if self.exposed is not None:
             parameters = [one for unit in units for one in unit.parameters]
-            self.waits.add(began_s, time.perf_counter(), parameters)
+            self.exposed.add(began_s, time.perf_counter(), parameters)
 
     # The step.
 

@@ -26,7 +26,7 @@ from slipstream.techniques.distributed.gradients import (
     first_uses,
     gradients,
 )
-from slipstream.techniques.distributed.workers import Spreads, need_cluster, need_workers, shared
+from slipstream.techniques.distributed.replicas import Spreads, need_cluster, need_workers, shared
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Group

@@ -27,18 +27,18 @@ from slipstream.ranks.group import (
     ProcessGroup,
     need_processes,
 )
+from slipstream.techniques.distributed.exposed import ExposedTimes, watch_buckets
 from slipstream.techniques.distributed.parameters import EXCHANGES, need_optimizer
 from slipstream.techniques.distributed.priority import learning, plan
-from slipstream.techniques.distributed.priority.contest import Contest
+from slipstream.techniques.distributed.priority.autotune import Autotune
+from slipstream.techniques.distributed.priority.bucketed import replicated
 from slipstream.techniques.distributed.priority.hooks import Hooks
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
 from slipstream.techniques.distributed.priority.learning import Clock
 from slipstream.techniques.distributed.priority.plan import Asked, Plan
-from slipstream.techniques.distributed.priority.replicas import replicated
 from slipstream.techniques.distributed.priority.rounds import Rounds
 from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, Step
 from slipstream.techniques.distributed.priority.updates import Updates
-from slipstream.techniques.distributed.waits import Waits, watch_buckets
 
 # Steps that are timed before a plan is made; of the last one the end is not seen.
 _TIMED = 4
@@ -108,7 +108,7 @@ class PriorityDDP(nn.Module):
         self._rounds = Rounds(self._trained, self._ranks.size, updates)
         self._hooks = Hooks(self._rounds)
         self._saving: list[Any] = []  # hooks on what checkpoints are made of
-        self._contest: Contest | None = None
+        self._autotune: Autotune | None = None
         self._unused = self._through_ddp = False
         self._ddp: list[DistributedDataParallel] = []  # in a list, for it is no submodule
         self._read: list[tuple[nn.Parameter, nn.Module]] = []
@@ -124,7 +124,7 @@ class PriorityDDP(nn.Module):
         """The model's forward pass; each layer waits for its own weights."""
         if self._fresh and torch.is_grad_enabled():
             self._fresh = False
-            for watch in (self._rounds.clock, self._contest):
+            for watch in (self._rounds.clock, self._autotune):
                 if watch is not None:
                     watch.begin()
         if self._ddp:
@@ -163,19 +163,19 @@ class PriorityDDP(nn.Module):
         self._let_go()
         vars(self._rounds.updates.optimizer).pop(EXCHANGES, None)
         vars(self.module).pop(_TAKEN, None)
-        self._contest = None
+        self._autotune = None
         self._end_ddp()
 
     @property
     def settled(self) -> bool:
         """Whether there is a plan, and it stays; or nothing to exchange."""
-        return self._finalizer is None or (self.plan is not None and self._contest is None)
+        return self._finalizer is None or (self.plan is not None and self._autotune is None)
 
-    def tell_waits(self, waits: Waits | None) -> None:
-        """Tell `waits` of every stretch in which training waits, from now on; None: nobody."""
-        self._rounds.waits = waits
+    def tell_exposed(self, exposed: ExposedTimes | None) -> None:
+        """Tell `exposed` of every stretch in which training waits, from now on; None: nobody."""
+        self._rounds.exposed = exposed
         for one in self._ddp:
-            watch_buckets(one, waits)
+            watch_buckets(one, exposed)
 
     def train(self, mode: bool = True) -> Self:
         """As a module's; before evaluation, all updates are made."""
@@ -283,8 +283,8 @@ class PriorityDDP(nn.Module):
                     self._learn_places()
                 elif self._steps == 1 + _TIMED:
                     self._make_plan()
-                elif self._contest is not None and self._contest.turn_over:
-                    self._next_turn(self._contest)
+                elif self._autotune is not None and self._autotune.turn_over:
+                    self._next_turn(self._autotune)
         return loss
 
     def _learn_places(self) -> None:
@@ -326,19 +326,19 @@ class PriorityDDP(nn.Module):
         self.learned = (step, link)
         rounds.in_parts = True
         if len(plans) > 1:
-            self._contest = Contest(plans, step.compute_s)
+            self._autotune = Autotune(plans, step.compute_s)
         self._follow(plans[0])
 
-    def _next_turn(self, contest: Contest) -> None:
+    def _next_turn(self, autotune: Autotune) -> None:
         """Another plan trains; or all have, and one goes on."""
         self._rounds.synchronize()
-        contest.next()
-        if not contest.over:
-            self._follow(contest.current)
+        autotune.next()
+        if not autotune.over:
+            self._follow(autotune.current)
             return
-        self._contest = None
-        winner, measured_s = self._from_first((contest.winner(), contest.measured_s))
-        self._follow(dataclasses.replace(winner, measured_s=measured_s))
+        self._autotune = None
+        fastest, measured_s = self._from_first((autotune.fastest(), autotune.measured_s))
+        self._follow(dataclasses.replace(fastest, measured_s=measured_s))
 
     def _follow(self, chosen: Plan) -> None:
         """Train by this plan from the next step on."""
@@ -353,12 +353,12 @@ class PriorityDDP(nn.Module):
             self._use(chosen, self.learned[0].released)
             return
         self._hooks.take_off()
-        if self._contest is None:
+        if self._autotune is None:
             self._let_go()
         if not stays:
             cap = None if chosen.bucket_mb == plan.DEFAULT_MB else chosen.bucket_mb
             self._ddp.append(replicated(self.module, self._ranks, self._parent, cap, self._unused))
-            self.tell_waits(self._rounds.waits)
+            self.tell_exposed(self._rounds.exposed)
 
     def _end_ddp(self) -> None:
         if self._ddp:

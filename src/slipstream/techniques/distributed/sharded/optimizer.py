@@ -20,6 +20,7 @@ from slipstream.errors import InvalidArgumentError, UsageError
 from slipstream.ranks.buckets import BucketThread, need_no_hook
 from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, ProcessGroup
 from slipstream.ranks.lines import Line, gather, scatter
+from slipstream.techniques.distributed.exposed import ExposedTimes, put_hook
 from slipstream.techniques.distributed.parameters import (
     ELEMENTWISE,
     fingerprint,
@@ -29,7 +30,6 @@ from slipstream.techniques.distributed.parameters import (
 from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
 from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
-from slipstream.techniques.distributed.waits import Waits, put_hook
 from slipstream.techniques.distributed.wrapping import WrappingOptimizer, loss_of
 
 
@@ -90,7 +90,7 @@ class ShardedUpdate(WrappingOptimizer):
         if isinstance(optimizer, Layerwise):
             optimizer.sum_squares = self._sum_over_ranks
         self._reduced, self._finite = False, True
-        self._waits: Waits | None = None
+        self._exposed: ExposedTimes | None = None
         self._hook_on(model)
 
     # ---- gradients ---------------------------------------------------------------------------
@@ -218,13 +218,13 @@ class ShardedUpdate(WrappingOptimizer):
             began = time.perf_counter()
             for shards in self._shards:
                 self._gather(shards)
-            if self._waits is not None:
-                self._waits.add(began, time.perf_counter(), (), "all_gather of parameters")
+            if self._exposed is not None:
+                self._exposed.add(began, time.perf_counter(), (), "all_gather of parameters")
         return loss
 
-    def tell_waits(self, waits: Waits | None) -> None:
-        """Tell `waits` of every wait for new parameters from now on; None: nobody."""
-        self._waits = waits
+    def tell_exposed(self, exposed: ExposedTimes | None) -> None:
+        """Tell `exposed` of every wait for new parameters from now on; None: nobody."""
+        self._exposed = exposed
 
     def _update(self) -> None:
         for p in self._all():

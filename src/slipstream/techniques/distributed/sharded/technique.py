@@ -26,7 +26,7 @@ from slipstream.graph import (
 )
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
-from slipstream.techniques.distributed.workers import (
+from slipstream.techniques.distributed.replicas import (
     ON_REPLICAS,
     OnReplicas,
     has_update,

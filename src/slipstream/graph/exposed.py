@@ -1,14 +1,14 @@
-"""How long a step stands still for each communication, and for which modules' tensors.
+"""Exposed communication of a step: how long it waits for each, and for which modules' tensors.
 
-    for still in standstills(replay(graph)):
-        still.exchange, still.waited_ns
+    for stretch in exposed_stretches(replay(graph)):
+        stretch.exchange, stretch.waited_ns
 
-A step stands still while the lane that computes has nothing to run. Each such stretch is counted
-for the exchange whose end it ends with: what was awaited, whatever else travelled meanwhile. What
-of a communication is hidden behind computation counts nowhere. So all stretches together are the
-step less what its lane computes; where a communication holds up nothing but that lane, they are the
-step less what it would take if communication took no time. The same can be measured: it is the time
-the training thread spends waiting.
+Communication is exposed while the lane that computes has nothing to run. Each such stretch is
+counted for the exchange whose end it ends with: what was awaited, whatever else travelled
+meanwhile. What of a communication is hidden behind computation counts nowhere. So all stretches
+together are the step less what its lane computes; where a communication holds up nothing but that
+lane, they are the step less what it would take if communication took no time. The same can be
+measured: it is the time the training thread spends waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipstream.graph.values import Kind
 
 
 @dataclass(frozen=True)
-class Standstill:
+class ExposedStretch:
     """One stretch in which the computing lane waits for a communication.
 
     Attributes:
@@ -55,7 +55,7 @@ class Standstill:
         return found
 
 
-def standstills(timeline: Timeline) -> list[Standstill]:
+def exposed_stretches(timeline: Timeline) -> list[ExposedStretch]:
     """Those of the timeline's last step, in order; none of a graph without exchanges.
 
     Of several lanes that compute, the one that does so longest is looked at.
@@ -75,15 +75,17 @@ def standstills(timeline: Timeline) -> list[Standstill]:
         while cause is not None and cause[1] not in rows and graph.tasks.lane[cause[1]] != lane:
             _, cause, _ = causes.of(*cause)
         if cause is not None and cause[1] in rows:
-            found.append(Standstill(rows[cause[1]], task, float(free[task]), float(waited[task])))
+            found.append(
+                ExposedStretch(rows[cause[1]], task, float(free[task]), float(waited[task]))
+            )
     return found
 
 
-def standstill_by_module(timeline: Timeline) -> dict[str, float]:
-    """Nanoseconds of a step by module, see `Standstill.by_module`; modules in order of standing."""
+def exposed_by_module(timeline: Timeline) -> dict[str, float]:
+    """Nanoseconds of a step by module, see `ExposedStretch.by_module`; as they are awaited."""
     found: dict[str, float] = {}
-    for still in standstills(timeline):
-        for module, spent in still.by_module(timeline.graph).items():
+    for stretch in exposed_stretches(timeline):
+        for module, spent in stretch.by_module(timeline.graph).items():
             found[module] = found.get(module, 0.0) + spent
     return found
 

@@ -16,17 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from forked_ranks import run_ranks
 from slipstream.techniques.distributed import PriorityDDP, compress
-from slipstream.techniques.distributed.priority import plan
-from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
-from slipstream.techniques.distributed.waits import (
+from slipstream.techniques.distributed.exposed import (
+    ExposedTimes,
     Layers,
-    Waits,
     put_hook,
     step_by_step,
     typical,
     watch,
     watch_buckets,
 )
+from slipstream.techniques.distributed.priority import plan
+from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
 from slipstream.workload import Built
 
 LATE_S = 0.3
@@ -64,15 +64,17 @@ def arriving(delays_s: dict[int, float], *, blocking: bool = False) -> Callable[
     return on_bucket
 
 
-def one_step(model: nn.Module, waits: Waits, layers: Layers) -> tuple[dict[str, float], float]:
+def one_step(
+    model: nn.Module, exposed: ExposedTimes, layers: Layers
+) -> tuple[dict[str, float], float]:
     """Seconds by layer of a step, and of its backward pass."""
     loss = model(torch.ones(1, 160)).square().mean()
     began = time.perf_counter()
     loss.backward()
     ended = time.perf_counter()
-    watch_buckets(model, waits)  # type: ignore[arg-type]
-    (found,) = step_by_step(waits, layers, [began, ended])
-    waits.found.clear()
+    watch_buckets(model, exposed)  # type: ignore[arg-type]
+    (found,) = step_by_step(exposed, layers, [began, ended])
+    exposed.times.clear()
     return found, ended - began
 
 
@@ -82,40 +84,40 @@ def test_a_wait_counts_for_the_bucket_that_ends_it(blocking: bool) -> None:
     model = DistributedDataParallel(two_layers(), bucket_cap_mb=0.05)
     delays = {0: LATE_S, 1: LATE_S}
     put_hook(model, arriving(delays, blocking=blocking))
-    waits, layers = Waits(), Layers(model)
+    exposed, layers = ExposedTimes(), Layers(model)
     # Its buckets are laid out anew after the first step.
     model(torch.ones(1, 160)).square().mean().backward()
-    assert watch(Built(model), waits)
-    found, _ = one_step(model, waits, layers)
+    assert watch(Built(model), exposed)
+    found, _ = one_step(model, exposed, layers)
     assert found["model.1"] == pytest.approx(LATE_S, abs=LATE_S / 2)
     # The first layer's arrives at about the same time.
     assert found.get("model.0", 0.0) < LATE_S / 2
     delays[1] = 3 * LATE_S
-    found, whole = one_step(model, waits, layers)
+    found, whole = one_step(model, exposed, layers)
     assert found["model.0"] == pytest.approx(2 * LATE_S, abs=LATE_S / 2)
     assert found["model.0"] + found["model.1"] <= whole
     # What has arrived while the backward pass goes on is hidden.
     delays.update({0: 0.0, 1: 0.0})
-    found, _ = one_step(model, waits, layers)
+    found, _ = one_step(model, exposed, layers)
     assert sum(found.values()) < LATE_S / 2
 
 
 @pytest.mark.usefixtures("alone")
 def test_nothing_is_noted_unless_somebody_watches() -> None:
     model = DistributedDataParallel(two_layers())
-    waits = Waits()
-    assert watch(Built(model), waits)
+    exposed = ExposedTimes()
+    assert watch(Built(model), exposed)
     model(torch.ones(1, 160)).sum().backward()
     # What a backward pass waited for is told when the next one begins, or at the end.
     assert watch(Built(model), None)
-    found = list(waits.found)
+    found = list(exposed.times)
     assert {id(p) for one in found for p in one.parameters} <= {id(p) for p in model.parameters()}
     model(torch.ones(1, 160)).sum().backward()
-    assert waits.found == found
+    assert exposed.times == found
     strange = DistributedDataParallel(two_layers())
     strange.register_comm_hook(None, lambda state, bucket: arriving({0: 0.0})(bucket))
-    assert not watch_buckets(strange, waits)
-    assert not watch(Built(nn.Linear(1, 1)), waits)
+    assert not watch_buckets(strange, exposed)
+    assert not watch(Built(nn.Linear(1, 1)), exposed)
 
 
 def _behind(rank: int, how: str) -> Any:
@@ -140,8 +142,8 @@ def _behind(rank: int, how: str) -> Any:
 
     for _ in range(7):
         step()
-    waits, layers = Waits(), Layers(one)
-    assert watch(Built(one, optimizer=optimizer), waits)
+    exposed, layers = ExposedTimes(), Layers(one)
+    assert watch(Built(one, optimizer=optimizer), exposed)
     step()
     stamps = [time.perf_counter()]
     for _ in range(3):
@@ -150,7 +152,9 @@ def _behind(rank: int, how: str) -> Any:
     watch(Built(one, optimizer=optimizer), None)
     if isinstance(one, PriorityDDP):
         one.close()
-    return typical(step_by_step(waits, layers, stamps)), [p.sum().item() for p in one.parameters()]
+    return typical(step_by_step(exposed, layers, stamps)), [
+        p.sum().item() for p in one.parameters()
+    ]
 
 
 @pytest.mark.parametrize("how", ["plain", "compressed", "priority"])
@@ -216,12 +220,12 @@ def test_steps_that_were_held_up_do_not_count() -> None:
 
 def test_waits_belong_to_the_step_they_begin_in() -> None:
     model = nn.Linear(2, 2)
-    waits, layers = Waits(), Layers(model)
+    exposed, layers = ExposedTimes(), Layers(model)
     for began, ended in ((0.5, 0.6), (1.5, 2.5), (2.5, 2.75), (9.0, 9.5)):
-        waits.add(began, ended, list(model.parameters()))
-    waits.add(2.0, 2.25, (), "new parameters")
-    waits.add(3.0, 3.0, (), "nothing")
-    assert step_by_step(waits, layers, [1.0, 2.0, 3.0]) == [
+        exposed.add(began, ended, list(model.parameters()))
+    exposed.add(2.0, 2.25, (), "new parameters")
+    exposed.add(3.0, 3.0, (), "nothing")
+    assert step_by_step(exposed, layers, [1.0, 2.0, 3.0]) == [
         {"model": pytest.approx(1.0)},
         {"model": pytest.approx(0.25), "(new parameters)": 0.25},
     ]

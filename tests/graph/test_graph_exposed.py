@@ -17,15 +17,15 @@ from slipstream.graph import (
     Kind,
     StepPhase,
     TensorSpec,
+    exposed_by_module,
+    exposed_stretches,
     insert_exchange,
     load,
     replace_tasks,
     replay,
     save,
-    standstill_by_module,
-    standstills,
 )
-from slipstream.graph.standstill import computing_lane
+from slipstream.graph.exposed import computing_lane
 from slipstream.technique import combine, parse
 from small_steps import FAST, context, tail_heavy
 from small_steps import graph_of as step_of
@@ -51,10 +51,10 @@ def test_only_what_nothing_hides_is_counted() -> None:
     # a 0-10, its exchange 10-40 on lane 1; b 10-22 with 2 of gap behind it, c waits until 40.
     graph = graph_of([(0, 10, 0), (1, 30, 0), (0, 12, 2), (0, 5, 0)], [(0, 1), (1, 3)])
     timeline = replay(with_exchanges(graph, exchange(1, ("big", "small"))))
-    (still,) = standstills(timeline)
-    begin = still.begin_ns - float(timeline.schedule.step_end_ns[0])
-    assert (still.task, still.exchange.task, begin, still.waited_ns) == (3, 1, 24, 16)
-    assert standstill_by_module(timeline) == {"big": 12, "small": 4}
+    (stretch,) = exposed_stretches(timeline)
+    begin = stretch.begin_ns - float(timeline.schedule.step_end_ns[0])
+    assert (stretch.task, stretch.exchange.task, begin, stretch.waited_ns) == (3, 1, 24, 16)
+    assert exposed_by_module(timeline) == {"big": 12, "small": 4}
 
 
 def test_the_next_step_may_wait_for_this_one() -> None:
@@ -62,14 +62,14 @@ def test_the_next_step_may_wait_for_this_one() -> None:
     graph = graph_of([(0, 10, 0), (0, 5, 0), (1, 20, 0)], [(1, 2), (2, 0, 0.0, 1)])
     timeline = replay(with_exchanges(graph, exchange(2, ("big",), lag=1)))
     assert timeline.step_ns == 35
-    assert standstill_by_module(timeline) == {"big": 20}
+    assert exposed_by_module(timeline) == {"big": 20}
 
 
 def test_a_helping_thread_waits_on_behalf_of_the_step() -> None:
     # The exchange (lane 1) is decoded on lane 2; that is what the last task waits for.
     graph = graph_of([(0, 10, 0), (1, 20, 0), (2, 7, 0), (0, 5, 0)], [(0, 1), (1, 2), (2, 3)])
     timeline = replay(with_exchanges(graph, exchange(1, ("big",))))
-    assert standstill_by_module(timeline) == {"big": 27}
+    assert exposed_by_module(timeline) == {"big": 27}
 
 
 def test_waits_for_anything_else_are_no_communication() -> None:
@@ -77,20 +77,20 @@ def test_waits_for_anything_else_are_no_communication() -> None:
     graph = graph_of(
         [(0, 10, 0), (1, 3, 0), (2, 30, 0), (0, 30, 0), (0, 5, 0)], [(0, 1), (0, 2), (2, 3), (1, 4)]
     )
-    assert standstills(replay(with_exchanges(graph, exchange(1, ("big",))))) == []
+    assert exposed_stretches(replay(with_exchanges(graph, exchange(1, ("big",))))) == []
 
 
 def test_what_is_no_gradient_counts_as_what_it_is() -> None:
     graph = graph_of([(0, 10, 0), (1, 20, 0), (0, 5, 0)], [(0, 1), (1, 2)])
     timeline = replay(with_exchanges(graph, exchange(1, ())))
     name = graph.string(int(graph.tasks.name[1]))
-    assert standstill_by_module(timeline) == {f"({name})": 20}
+    assert exposed_by_module(timeline) == {f"({name})": 20}
 
 
 def test_a_step_by_itself_stands_still_for_nobody() -> None:
     timeline = replay(step_of("transformer"))
-    assert standstills(timeline) == []
-    assert standstill_by_module(timeline) == {}
+    assert exposed_stretches(timeline) == []
+    assert exposed_by_module(timeline) == {}
     assert computing_lane(replay(graph_of([]))) == -1
 
 
@@ -105,7 +105,7 @@ def test_all_parts_are_the_step_less_one_whose_communication_takes_no_time(
     text: str, cluster: Cluster
 ) -> None:
     graph = combine(tail_heavy(), parse(text), context(cluster))
-    found = standstill_by_module(replay(graph))
+    found = exposed_by_module(replay(graph))
     tasks = graph.tasks
     talks = tasks.kind == Kind.COMMUNICATION
     free = replace_tasks(graph, duration_ns=np.where(talks, 0.0, tasks.duration_ns))
@@ -117,7 +117,7 @@ def test_gradients_that_the_forward_pass_needs_late_are_waited_for_no_more() -> 
     # A link that takes about as long as the step computes.
     cluster = Cluster.load("workers=2,link=400mbit,latency=1us")
     ddp, priority = (
-        standstill_by_module(replay(combine(tail_heavy(), parse(text), context(cluster))))
+        exposed_by_module(replay(combine(tail_heavy(), parse(text), context(cluster))))
         for text in ("ddp:2", "priority_sync:2,slice=2000")
     )
     last = max(ddp, key=lambda layer: ddp[layer])
@@ -130,7 +130,7 @@ def test_encoding_on_a_thread_is_part_of_what_is_waited_for() -> None:
     lane = computing_lane(replay(graph))
     chosen = graph.tasks.lane == lane
     computes = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[chosen].sum())
-    found = standstill_by_module(replay(graph))
+    found = exposed_by_module(replay(graph))
     assert sum(found.values()) == pytest.approx(replay(graph).step_ns - computes, rel=1e-6)
 
 

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from forked_ranks import run_ranks
 from slipstream.techniques.distributed import CommunicationError, PriorityDDP
-from slipstream.techniques.distributed.priority import contest, plan
-from slipstream.techniques.distributed.priority.contest import Contest
+from slipstream.techniques.distributed.priority import autotune, plan
+from slipstream.techniques.distributed.priority.autotune import Autotune
 from slipstream.techniques.distributed.priority.hooks import Hooks
 from slipstream.techniques.distributed.priority.plan import Plan
 from slipstream.techniques.distributed.priority.rounds import Rounds
@@ -66,8 +66,8 @@ def test_the_last_one_stays_unless_another_is_clearly_faster(
     taken: tuple[float, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(contest.time, "perf_counter", lambda: now)
-    trying = Contest(TRIED, step_s=10.0)
+    monkeypatch.setattr(autotune.time, "perf_counter", lambda: now)
+    trying = Autotune(TRIED, step_s=10.0)
     for seconds in taken:
         assert not trying.over
         for step in itertools.count():
@@ -78,7 +78,7 @@ def test_the_last_one_stays_unless_another_is_clearly_faster(
                 break
         trying.next()
     assert trying.over
-    assert trying.winner().name == wanted
+    assert trying.fastest().name == wanted
     assert list(trying.measured_s.values()) == pytest.approx(taken)
 
 
@@ -87,8 +87,8 @@ def test_a_moment_in_which_the_machine_is_held_up_tips_no_choice(
 ) -> None:
     """Steps of 3 ms: ten in a row take 20 times as long, while DistributedDataParallel trains."""
     now = 0.0
-    monkeypatch.setattr(contest.time, "perf_counter", lambda: now)
-    trying = Contest(TRIED, step_s=0.003)
+    monkeypatch.setattr(autotune.time, "perf_counter", lambda: now)
+    trying = Autotune(TRIED, step_s=0.003)
     while not trying.over:
         held_up = trying.current.order == "ddp"
         for step in itertools.count():
@@ -97,7 +97,7 @@ def test_a_moment_in_which_the_machine_is_held_up_tips_no_choice(
             if trying.turn_over:
                 break
         trying.next()
-    assert trying.winner().name == "ddp:25"
+    assert trying.fastest().name == "ddp:25"
 
 
 def test_hooks_leave_nothing_behind() -> None:
@@ -124,11 +124,11 @@ def test_weights_are_ddps_whoever_trains_and_wins(
     monkeypatch.setattr(plan, "measure_link", lambda ranks, orders, busy: SLOW)
     monkeypatch.setattr(plan, "_BUCKETS_MB", (0.001,))
     monkeypatch.setattr(plan, "_MOST", 1)
-    monkeypatch.setattr(contest, "_TURN_S", 0.0)
+    monkeypatch.setattr(autotune, "_TURN_S", 0.0)
 
     def work(rank: int) -> Any:
         monkeypatch.setattr(
-            Contest, "winner", lambda self: self.plans[min(range(3), key=taken.__getitem__)]
+            Autotune, "fastest", lambda self: self.plans[min(range(3), key=taken.__getitem__)]
         )
         models = Net(), Net()
         mine, theirs = (torch.optim.SGD(one.parameters(), 0.1, momentum=0.9) for one in models)

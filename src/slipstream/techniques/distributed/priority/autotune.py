@@ -21,11 +21,11 @@ _TURN_S, _MOST_TIMED = 0.3, 40
 
 
 @dataclass
-class Contest:
-    """Who trains now, and how long steps took.
+class Autotune:
+    """Which plan trains now, and how long steps of each took.
 
     Attributes:
-        plans: in the order in which they train; the last is kept unless another is clearly faster.
+        plans: in the order in which they train; the last stays unless another is clearly faster.
         step_s: about what a step takes, the same on all ranks.
     """
 
@@ -65,8 +65,8 @@ class Contest:
         """Seconds of a step, by `Plan.name`."""
         return {plan.name: s for plan, s in zip(self.plans, self._taken_s, strict=False)}
 
-    def winner(self) -> Plan:
-        """The fastest one; the last one where the fastest is not clearly so."""
-        taken = self._taken_s
-        best = min(range(len(taken)), key=lambda n: taken[n])
-        return self.plans[best if taken[best] < CLEAR * taken[-1] else -1]
+    def fastest(self) -> Plan:
+        """The fastest plan; the last one where the fastest is not clearly so."""
+        step_s = self._taken_s
+        best = min(range(len(step_s)), key=lambda n: step_s[n])
+        return self.plans[best if step_s[best] < CLEAR * step_s[-1] else -1]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.ranks.group import ProcessGroup
-from slipstream.techniques.distributed.waits import put_hook
+from slipstream.techniques.distributed.exposed import put_hook
 
 
 class Buckets:

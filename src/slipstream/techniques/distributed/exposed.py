@@ -1,12 +1,12 @@
-"""How long training stands still for gradients, and for whose: measured in a rank.
+"""Exposed communication, and for whose gradients: measured in a rank.
 
-    waits = Waits()
-    watch(built, waits)
+    exposed = ExposedTimes()
+    watch(built, exposed)
 
 What a rank's training thread waits for is told by whoever makes it wait: hooks of
 ``DistributedDataParallel`` say when each bucket has arrived, `PriorityDDP` what a layer's gate
 waited for. A stretch is counted for what arrives at its end, or for the layer at whose gate
-training stands, as in `slipstream.graph.standstill`, which predicts the same. Nobody is told
+training stands, as in `slipstream.graph.exposed`, which predicts the same. Nobody is told
 anything, and nothing is timed, unless somebody watches.
 """
 
@@ -31,7 +31,7 @@ from slipstream.workload import Built
 Future = torch.futures.Future[torch.Tensor]
 
 
-class Wait(NamedTuple):
+class ExposedTime(NamedTuple):
     """A stretch in which the training thread stands still.
 
     Attributes:
@@ -46,30 +46,30 @@ class Wait(NamedTuple):
     what: str = ""
 
 
-class Waits:
-    """What a rank's training thread waited for, in order."""
+class ExposedTimes:
+    """The exposed communication of a rank: what its training thread waited for, in order."""
 
     def __init__(self) -> None:
-        self.found: list[Wait] = []
+        self.times: list[ExposedTime] = []
 
     def add(
         self, began_s: float, ended_s: float, parameters: Sequence[torch.Tensor], what: str = ""
     ) -> None:
         """It waited, if that is any time at all."""
         if ended_s > began_s:
-            self.found.append(Wait(began_s, ended_s, parameters, what))
+            self.times.append(ExposedTime(began_s, ended_s, parameters, what))
 
 
 @runtime_checkable
-class Watched(Protocol):
+class TellsExposed(Protocol):
     """A model or an optimizer that tells what training waits for."""
 
-    def tell_waits(self, waits: Waits | None) -> None:
-        """Tell `waits` from now on; None: nobody."""
+    def tell_exposed(self, exposed: ExposedTimes | None) -> None:
+        """Tell `exposed` from now on; None: nobody."""
 
 
-def watch(built: Built, waits: Waits | None) -> bool:
-    """Let `waits` be told of every stretch from now on; None: nobody any more.
+def watch(built: Built, exposed: ExposedTimes | None) -> bool:
+    """Let `exposed` be told of every stretch from now on; None: nobody any more.
 
     What cannot tell is left alone. A plain ``DistributedDataParallel`` is given a hook that does
     the same all-reduces; it stays, for DDP takes none away.
@@ -80,14 +80,14 @@ def watch(built: Built, waits: Waits | None) -> bool:
     told = False
     for one in (built.model, built.optimizer):
         if isinstance(one, DistributedDataParallel):
-            told |= watch_buckets(one, waits)
-        elif isinstance(one, Watched):
-            one.tell_waits(waits)
+            told |= watch_buckets(one, exposed)
+        elif isinstance(one, TellsExposed):
+            one.tell_exposed(exposed)
             told = True
     return told
 
 
-def watch_buckets(model: DistributedDataParallel, waits: Waits | None) -> bool:
+def watch_buckets(model: DistributedDataParallel, exposed: ExposedTimes | None) -> bool:
     """As `watch`, of one model; False where its hook is one that somebody else has put on."""
     if not getattr(model, "_comm_hooks", []):
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -95,7 +95,7 @@ def watch_buckets(model: DistributedDataParallel, waits: Waits | None) -> bool:
         put_hook(model, functools.partial(allreduce_hook, model.process_group))
     ours = [state for _, state in model._comm_hooks if isinstance(state, BucketHook)]
     for one in ours:
-        one.watch(waits)
+        one.watch(exposed)
     return bool(ours)
 
 
@@ -118,19 +118,19 @@ class BucketHook:
 
     def __init__(self, on_bucket: Callable[[Any], Future]) -> None:
         self._exchange = on_bucket
-        self._waits: Waits | None = None
+        self._exposed: ExposedTimes | None = None
         self._arrivals: list[_Arrival] = []
         # When the call of the last bucket began and returned, and the backward pass was over.
         self._began_s = self._returned_s = self._over_s = 0.0
 
-    def watch(self, waits: Waits | None) -> None:
-        """Tell `waits` of every backward pass from now on; the last one is told now."""
+    def watch(self, exposed: ExposedTimes | None) -> None:
+        """Tell `exposed` of every backward pass from now on; the last one is told now."""
         self._tell()
-        self._waits = waits
+        self._exposed = exposed
 
     def on_bucket(self, bucket: Any) -> Future:
         """Exchange a bucket; DDP calls it in the same order on all ranks."""
-        if self._waits is None:
+        if self._exposed is None:
             return self._exchange(bucket)
         if bucket.index() == 0:
             self._tell()
@@ -149,13 +149,13 @@ class BucketHook:
     def _tell(self) -> None:
         """Of the backward pass before, all of whose buckets have arrived."""
         arrivals, self._arrivals = self._arrivals, []
-        if self._waits is None:
+        if self._exposed is None:
             return
         standing = (self._began_s, self._returned_s), (self._over_s, math.inf)
         free = self._began_s
         for one in arrivals:
             for began, ended in standing:
-                self._waits.add(max(began, free), min(ended, one.at_s), one.parameters)
+                self._exposed.add(max(began, free), min(ended, one.at_s), one.parameters)
             free = max(free, one.at_s)
 
 
@@ -182,7 +182,7 @@ class Layers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        wraps = isinstance(model, DistributedDataParallel | Watched)
+        wraps = isinstance(model, DistributedDataParallel | TellsExposed)
         inner = getattr(model, "module", None) if wraps else None
         self._model = inner if isinstance(inner, nn.Module) else model
         self._called: list[str] = []
@@ -243,13 +243,15 @@ class Layers:
         self.order = sorted(used, key=lambda layer: places[layer])
 
 
-def step_by_step(waits: Waits, layers: Layers, stamps: Sequence[float]) -> list[dict[str, float]]:
+def step_by_step(
+    exposed: ExposedTimes, layers: Layers, stamps: Sequence[float]
+) -> list[dict[str, float]]:
     """Seconds by layer of each step, of which `stamps` has the begin of each and the last's end.
 
     What is no layer's counts under what it is called, in parentheses.
     """
     found: list[dict[str, float]] = [{} for _ in stamps[1:]]
-    for one in waits.found:
+    for one in exposed.times:
         number = bisect.bisect_right(stamps, one.began_s) - 1
         if not 0 <= number < len(found):
             continue
