@@ -28,7 +28,7 @@ from slipstream.measure.records import (
     Settings,
 )
 from slipstream.measure.store import Store
-from slipstream.verbs._ranks import SENT, STEP
+from slipstream.verbs.proving.ranks import SENT, STEP
 
 
 def _experiment(ratio: float = 0.8, revision: str = "a" * 40, threads: int = 1) -> Experiment:

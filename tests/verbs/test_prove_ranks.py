@@ -25,8 +25,8 @@ from slipstream.measure.checks import QualityStatus
 from slipstream.measure.records import AFTERWARDS, Phase
 from slipstream.ranks import hosts, launch, why_no_netlab
 from slipstream.ranks.hosts import Hosts, hosts_of
-from slipstream.verbs._rank import Join, digest
-from slipstream.verbs._ranks import SENT, STEP, RanksArm, check_ranks, ranks_of
+from slipstream.verbs.proving.rank_process import Join, digest
+from slipstream.verbs.proving.ranks import SENT, STEP, RanksArm, check_ranks, ranks_of
 from slipstream.verbs.proving.sides import prove
 from slipstream.workload import Built, Workload, kept_files
 

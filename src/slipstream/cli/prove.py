@@ -90,10 +90,10 @@ def command(
     """
     from slipstream import technique as techniques
     from slipstream.units import parse_duration_ns
-    from slipstream.verbs._ranks import check_ranks
     from slipstream.verbs.history import history
     from slipstream.verbs.predicting import predict
     from slipstream.verbs.proving.proof import Proof
+    from slipstream.verbs.proving.ranks import check_ranks
     from slipstream.verbs.proving.sides import check_script, default_quality_budget, prove
     from slipstream.verbs.results import applying, refused
 

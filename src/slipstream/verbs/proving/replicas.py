@@ -14,7 +14,7 @@ from slipstream.measure.comparison import Comparison
 from slipstream.measure.records import Experiment, Phase
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_duration, format_reach
-from slipstream.verbs._ranks import SENT, STEP, ranks_of
+from slipstream.verbs.proving.ranks import SENT, STEP, ranks_of
 
 
 @dataclass(frozen=True)

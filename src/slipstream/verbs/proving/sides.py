@@ -21,13 +21,13 @@ from slipstream.measure.comparison import Comparison, compare, seconds
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
 from slipstream.technique import QualityKind, Technique
-from slipstream.verbs._ranks import RanksArm, rank_hosts
 from slipstream.verbs.children import (
     DEFAULT_TIMEOUT_S,
     memory_limit_bytes,
     run_program,
 )
 from slipstream.verbs.proving.quality import check_quality
+from slipstream.verbs.proving.ranks import RanksArm, rank_hosts
 from slipstream.workload import Built, Workload, kept_files, restore_files
 from slipstream.workload.script import ScriptEndedError
 

@@ -34,6 +34,8 @@ SENT = "wire_sent"
 """Bytes a rank's interface sent in a step, headers included: a metric of samples."""
 STEP = "whole_step"
 """Nanoseconds of a step of all ranks together, of however many samples: a metric of samples."""
+# What runs in a rank's process.
+_PROCESS = "slipstream.verbs.proving.rank_process"
 # Steps that last longer are measured one at a time.
 _SHORT_S = 0.25
 _STEPS = 3
@@ -166,14 +168,17 @@ class RanksArm(Arm):
     def _call(
         self, function: str, timeout_s: float | None, of_rank: Callable[[int], Mapping[str, Any]]
     ) -> list[Any]:
-        """What a function of `slipstream.verbs._rank` answers on every rank, which are started."""
+        """What a function of `slipstream.verbs.proving.rank_process` answers on every rank.
+
+        The ranks are started where they are not running.
+        """
         if self._processes is None:
             self._processes = WorkerProcesses(
                 self.name, self.hosts.ranks[: self.ranks],
                 environment=one_pool(max(1, self._threads)),
                 memory_limit_bytes=memory_limit_bytes(),
             ).__enter__()  # fmt: skip
-        return self._processes.call(f"slipstream.verbs._rank:{function}", timeout_s, of_rank)
+        return self._processes.call(f"{_PROCESS}:{function}", timeout_s, of_rank)
 
     def _arguments(self, timeout_s: float | None, rank: int, **more: Any) -> dict[str, Any]:
         if rank == 0:
