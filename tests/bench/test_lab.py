@@ -13,6 +13,7 @@ from slipstream_bench.lab import SENT, Turn, arms_on_ranks, on_ranks
 from slipstream_bench.systems.adasum import rank as adasum
 from slipstream_bench.systems.collectives import rank as collectives
 from slipstream_bench.systems.compression import rank as compression
+from slipstream_bench.systems.measure import tasks as measure
 from slipstream_bench.systems.priority import rank as priority
 from slipstream_bench.systems.priority import trials
 from slipstream_bench.systems.scale import ranks as scale
@@ -49,6 +50,7 @@ BOTH = {"nbytes": 4096, "ranks": [0, 1], "repeats": 1, "warmup": 0}
         (priority.turns, {"workload": "tiny", "methods": ["static", "ddp:25"], "count": 4,
                           "turns": 2}, 6),
         (trials.run, {"count": 2, "seed": 0}, 2),
+        (measure.all_reduce, {"elements": 1000}, 2),
         (scale.timed_steps, {"name": "narrow", "warmup": 1, "steps": 2}, 2),
     ],
     ids=lambda value: f"{value.__module__}.{value.__name__}" if callable(value) else "",

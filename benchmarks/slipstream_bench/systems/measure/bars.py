@@ -32,8 +32,11 @@ from slipstream.measure.comparison import Comparison, compare
 from slipstream.measure.records import Environment, Phase, Settings, Verdict
 from slipstream.measure.runner import ArmFailedError, Plan, resume, run
 from slipstream.measure.statistics import median_interval
+from slipstream.ranks import Netlab, why_no_netlab
+from slipstream_bench.lab import MBIT, on_ranks
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 from slipstream_bench.systems.measure import streams as bench_streams
+from slipstream_bench.systems.measure import tasks
 
 _ENVIRONMENT = Environment({}, "bench")
 _TASKS = "slipstream_bench.systems.measure.tasks"
@@ -419,7 +422,7 @@ def _wire(options: BenchOptions) -> Iterator[Bar]:
         worst = 0.0
         for ranks in (2, 4) if options.full else (3,):
             expected = 2 * (ranks - 1) / ranks * 4 * elements
-            found = _all_reduce([{} for _ in range(ranks)], elements)
+            found = on_ranks(ranks, tasks.all_reduce, elements=elements)
             worst = max(worst, *(abs(one["payload"] / expected - 1) for one in found))
         yield at_most(name, 100 * worst, 1, "%", detail="gloo, 4 MB, 2 to 4 ranks")
     name = "veth bytes above payload, all-reduce"
@@ -428,56 +431,15 @@ def _wire(options: BenchOptions) -> Iterator[Bar]:
         yield _veth(name, elements)
 
 
-def _all_reduce(places: list[dict[str, str]], elements: int) -> list[dict[str, float]]:
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        children = [stack.enter_context(Child(f"rank {i}")) for i in range(len(places))]
-        for rank, (child, place) in enumerate(zip(children, places, strict=True)):
-            child.start_call(
-                f"{_TASKS}:all_reduce",
-                rank=rank,
-                ranks=len(places),
-                address=f"file://{folder}/rendezvous",
-                elements=elements,
-                **place,
-            )
-        return [child.finish_call(timeout_s=120) for child in children]
-
-
 def _veth(name: str, elements: int) -> Bar:
     target = "0-10"
-    try:
-        with _namespaces() as places:
-            found = _all_reduce(places, elements)
-    except (OSError, subprocess.CalledProcessError) as error:
-        return not_judged(name, "%", target, f"needs root and ip: {type(error).__name__}")
+    if (reason := why_no_netlab()) is not None:
+        return not_judged(name, "%", target, reason)
+    with Netlab(2, 1000 * MBIT) as lab, lab.unshaped():
+        found = on_ranks(lab, tasks.all_reduce, elements=elements)
     above = [100 * (one["wire"] / one["payload"] - 1) for one in found]
     detail = "both ranks in namespaces of their own: " + ", ".join(f"{a:.2f} %" for a in above)
     return Bar(name, max(above), "%", target, min(above) >= 0 and max(above) <= 10, 2, detail)
-
-
-@contextlib.contextmanager
-def _namespaces() -> Iterator[list[dict[str, str]]]:
-    """Two network namespaces joined by a veth pair; removed at the end."""
-    tag = f"ss{os.getpid() % 100_000}"
-    names, links = [f"{tag}a", f"{tag}b"], [f"{tag}x", f"{tag}y"]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            ip("netns", "add", name)
-            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-        ip("link", "add", links[0], "netns", names[0], "type", "veth",
-           "peer", "name", links[1], "netns", names[1])  # fmt: skip
-        for number, (name, link) in enumerate(zip(names, links, strict=True), start=1):
-            # TEST-NET-1: addresses that exist nowhere.
-            ip("-n", name, "addr", "add", f"192.0.2.{number}/24", "dev", link)
-            ip("-n", name, "link", "set", link, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield [
-            {"namespace": name, "interface": link} for name, link in zip(names, links, strict=True)
-        ]
 
 
 # Experiments under a hog.

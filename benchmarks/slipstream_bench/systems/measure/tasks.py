@@ -96,44 +96,22 @@ def rest() -> None:
     time.sleep(0.005)
 
 
-def all_reduce(
-    rank: int, ranks: int, address: str, elements: int, namespace: str = "", interface: str = ""
-) -> dict[str, float]:
-    """One rank of an all-reduce over gloo: payload counted, and what the interface carried."""
-    from datetime import timedelta
-
-    if namespace:
-        _enter(namespace)
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+def all_reduce(elements: int) -> dict[str, float]:
+    """In a rank: payload counted of an all-reduce over gloo, and what its interface carried."""
     import torch
     import torch.distributed as dist
 
-    from slipstream.measure.wire import Interface, count_bytes
+    from slipstream.measure.wire import count_bytes
+    from slipstream_bench.lab import own_interface
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
     tensor = torch.ones(elements)
     dist.all_reduce(tensor[:8].clone())  # connections are made on first use
     dist.barrier()
-    counter = Interface(interface or "lo")
+    counter = own_interface()
     with count_bytes() as traffic:
         dist.all_reduce(tensor)
     dist.barrier()
-    found = {"payload": traffic.sent_bytes, "wire": float(counter.sent_bytes)}
-    dist.destroy_process_group()
-    return found
-
-
-def _enter(namespace: str) -> None:
-    """Move this thread, and those it will start, into a named network namespace."""
-    import ctypes
-
-    clone_newnet = 0x40000000
-    with open(f"/var/run/netns/{namespace}") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), clone_newnet) != 0:
-            raise OSError(ctypes.get_errno(), f"cannot enter namespace {namespace}")
+    return {"payload": traffic.sent_bytes, "wire": float(counter.sent_bytes)}
 
 
 if __name__ == "__main__":
