@@ -282,7 +282,8 @@ class Settings:
         parts: list[str] = []
         for number, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if number == 0 and field.name not in _CHOOSING:
+            # One that chooses modules is the main setting only where nothing else is chosen by.
+            if number == 0 and (field.name not in _CHOOSING or field.default is None):
                 parts.append(_write(value))
             elif value != field.default:
                 parts.append(f"{field.name.rstrip('_')}={_write(value)}")
