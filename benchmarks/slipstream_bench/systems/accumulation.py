@@ -10,18 +10,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from slipstream.cluster import ClusterError
-from slipstream.graph import Graph
 from slipstream.ranks import why_no_netlab
 from slipstream_bench.lab import first_served
 from slipstream_bench.rows import Bar, BenchOptions, not_judged
-from slipstream_bench.systems.compression.bars import (
-    LINKS,
-    MODELS,
-    cell_row,
-    cells_of,
-    graph_of,
-)
+from slipstream_bench.systems.compression.bars import LINKS, cells_of, grid_rows
 
 METHODS = (
     "accumulation:2", "accumulation:4", "accumulation:2+cast:bf16", "accumulation:4+cast:bf16",
@@ -40,31 +32,12 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     if reason is not None:
         yield not_judged(_ALL, "%", _TARGET, reason)
         return
-    graphs: dict[str, Graph] = {}
-    known = {**options.recorded, **options.done}
-    rows = {bar: one for bar, one in known.items() if bar.startswith(_ROW) and "cells" in one.data}
-    measured_now = False
+    cells = _CELLS if options.full else _QUICK
     with first_served():
-        for name, megabits, ranks in _CELLS if options.full else _QUICK:
-            bar = f"{_ROW}: {name}, {megabits} Mbit/s, {ranks} ranks: largest error"
-            if not options.wants(bar):
-                continue
-            options.progress(bar)
-            graph = graphs[name] = graphs.get(name) or graph_of(MODELS[name])
-            rounds = 5 if options.full else 3
-            try:
-                row = cell_row(bar, graph, name, megabits, ranks, rounds, METHODS)
-            except ClusterError as error:
-                yield not_judged(bar, "%", "<= 12", error.what)
-                continue
-            rows[bar] = row
-            measured_now = True
-            yield row
-    if rows and (measured_now or options.wants(_ALL)):
-        yield _summary(list(rows.values()))
+        yield from grid_rows(options, {}, cells, _ROW, _ALL, _summary, METHODS)
 
 
-def _summary(rows: Sequence[Bar]) -> Bar:
+def _summary(rows: Sequence[Bar]) -> Iterator[Bar]:
     """Over all cells there are; too few may miss the bar, and do not show that it holds."""
     cells = [cell for row in rows for cell in cells_of(row).values()]
     errors = [abs(told / step - 1.0) for step, told in cells]
@@ -72,7 +45,7 @@ def _summary(rows: Sequence[Bar]) -> Bar:
     within = sum(error <= 0.12 for error in errors)
     holds = middle <= 0.06 and largest <= 0.12
     few = "" if len(errors) >= _ENOUGH else f", not {_ENOUGH}"
-    return Bar(
+    yield Bar(
         _ALL, 100 * middle, "%", _TARGET, None if few and holds else holds, len(errors),
         f"largest {100 * largest:.1f} %, {within} of {len(errors)} cells within 12 %{few}",
     )  # fmt: skip

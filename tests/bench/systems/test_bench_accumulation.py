@@ -9,6 +9,7 @@ import pytest
 from slipstream.cluster import ClusterError
 from slipstream_bench.rows import Bar, BenchOptions, at_most
 from slipstream_bench.systems import accumulation
+from slipstream_bench.systems.compression import bars as compression_bars
 
 _ALL = "predicted step of several batches, median error"
 
@@ -16,7 +17,7 @@ _ALL = "predicted step of several batches, median error"
 @pytest.fixture(autouse=True)
 def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulation, "why_no_netlab", lambda: None)
-    monkeypatch.setattr(accumulation, "graph_of", lambda model: None)
+    monkeypatch.setattr(compression_bars, "graph_of", lambda model: None)
 
 
 def run(
@@ -34,7 +35,7 @@ def run(
         }
         return at_most(bar, 0.0, 12, "%", n=len(cells), data={"cells": cells})
 
-    monkeypatch.setattr(accumulation, "cell_row", cell_row)
+    monkeypatch.setattr(compression_bars, "cell_row", cell_row)
     return {bar.bar: bar for bar in accumulation.bars(options)}
 
 

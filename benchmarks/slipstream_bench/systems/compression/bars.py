@@ -10,7 +10,7 @@ programs, where that is allowed.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -224,25 +224,50 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
 def _grid(options: BenchOptions, graphs: dict[str, Graph]) -> Iterator[Bar]:
     cells = [(name, megabits, 2) for name in MODELS for megabits in LINKS]
     cells += [("narrow", megabits, 4) for megabits in LINKS[1:3]]
+    wanted = cells if options.full else [("narrow", LINKS[2], 2)]
+    yield from grid_rows(options, graphs, wanted, _ROW, "predicted step", _summary)
+
+
+def grid_rows(
+    options: BenchOptions,
+    graphs: dict[str, Graph],
+    cells: Sequence[tuple[str, int, int]],
+    prefix: str,
+    over_all: str,
+    summary: Callable[[Sequence[Bar]], Iterable[Bar]],
+    methods: Sequence[str] = METHODS,
+) -> Iterator[Bar]:
+    """A row a cell, then rows over all cells there are, those recorded before among them.
+
+    Args:
+        graphs: of models by name, recorded at the first need.
+        cells: model, Mbit/s and ranks of each.
+        prefix: of the cells' rows.
+        over_all: what the names of the rows over all begin with.
+        summary: makes these rows.
+    """
     known = {**options.recorded, **options.done}
-    rows = {bar: one for bar, one in known.items() if bar.startswith(_ROW) and "cells" in one.data}
+    rows = {
+        bar: row for bar, row in known.items() if bar.startswith(prefix) and "cells" in row.data
+    }
     measured_now = False
-    for name, megabits, ranks in cells if options.full else [("narrow", LINKS[2], 2)]:
-        bar = f"{_ROW}: {name}, {megabits} Mbit/s, {ranks} ranks: largest error"
+    for name, megabits, ranks in cells:
+        bar = f"{prefix}: {name}, {megabits} Mbit/s, {ranks} ranks: largest error"
         if not options.wants(bar):
             continue
         options.progress(bar)
         graph = graphs[name] = graphs.get(name) or graph_of(MODELS[name])
+        rounds = 5 if options.full else 3
         try:
-            row = cell_row(bar, graph, name, megabits, ranks, rounds=5 if options.full else 3)
+            row = cell_row(bar, graph, name, megabits, ranks, rounds, methods)
         except ClusterError as error:
             yield not_judged(bar, "%", "<= 12", error.what)
             continue
         rows[bar] = row
         measured_now = True
         yield row
-    if rows and (measured_now or options.wants("predicted step")):
-        yield from _summary(list(rows.values()))
+    if rows and (measured_now or options.wants(over_all)):
+        yield from summary(list(rows.values()))
 
 
 def cell_row(
