@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
@@ -18,6 +19,7 @@ from slipstream import technique
 from slipstream.errors import (
     InvalidArgumentError,
     SlipstreamError,
+    SlipstreamWarning,
     UnknownNameError,
     UsageError,
 )
@@ -216,6 +218,19 @@ def test_ours_are_registered_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kind.name == name
         for member in ("traits", "why_not", "questions", "predict", "apply"):
             assert hasattr(kind, member), f"{name} has no {member}"
+
+
+def test_one_that_declares_no_traits_is_told_of_once(installed: Installed) -> None:
+    class Undeclared(Settings):
+        name: ClassVar[str] = "undeclared"
+        stage: ClassVar[int] = Stage.COMPILE
+
+    installed.add("undeclared", Undeclared)
+    with pytest.warns(SlipstreamWarning, match=r"'undeclared' of the package .* no traits.*Traits"):
+        technique.registry()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        technique.registry()
 
 
 def test_one_of_another_package_is_found_and_parsed(installed: Installed) -> None:

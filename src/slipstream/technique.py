@@ -13,6 +13,7 @@ import math
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -28,15 +29,20 @@ from typing import (
     runtime_checkable,
 )
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError, UsageError
-from slipstream.workload import in_order
+from slipstream.errors import (
+    InvalidArgumentError,
+    SlipstreamError,
+    SlipstreamWarning,
+    UnknownNameError,
+    UsageError,
+)
+from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source, locate
+from slipstream.workload import Built, Workload, in_order
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.durations import Durations
     from slipstream.graph import Graph
-    from slipstream.source import Places, Source
-    from slipstream.workload import Built, Workload
 
 GROUP = "slipstream.techniques"
 # Settings that choose modules: never a technique's main one.
@@ -113,8 +119,6 @@ class CodeChange:
         Raises:
             WorkloadError: the file cannot be read.
         """
-        from slipstream.source import AlreadyThereError, NotPlacedError, Source, locate
-
         if workload.live is not None:
             return None
         source = Source.read(workload.path)
@@ -202,7 +206,8 @@ class Traits:
 class Technique(Protocol):
     """One way to make a workload cheaper; see the module's text.
 
-    `Settings`, the base of techniques, answers the last four methods as most would.
+    `Settings`, the base of techniques, answers the last four methods as most would, and `quality`
+    and `questions` for those that have one `effect` and nothing to ask.
 
     Attributes:
         name: the field's word for it; the registry's key.
@@ -258,10 +263,23 @@ class Replicating(Technique, Protocol):
 
 
 class Settings:
-    """Base of technique dataclasses: writes them back in the grammar they are read from."""
+    """Base of technique dataclasses: writes them back in the grammar they are read from.
+
+    Attributes:
+        effect: what `quality` answers, where that does not depend on the step.
+    """
 
     name: ClassVar[str]
     traits: ClassVar[Traits] = Traits()
+    effect: ClassVar[Quality]
+
+    def questions(self, graph: Graph) -> Sequence[Any]:
+        """None: what `predict` needs is in the graph, or cannot be timed here."""
+        return ()
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Its `effect`."""
+        return self.effect
 
     def minimum_share(self, graph: Graph) -> float:
         """None that is known."""
@@ -307,7 +325,21 @@ def registry() -> dict[str, type[Technique]]:
                 where=point.value,
                 remedy=f"mend or uninstall {package}",
             ) from error
+        _warn_undeclared(found[point.name], point.name, point.dist.name if point.dist else "?")
     return dict(sorted(found.items()))
+
+
+@functools.cache
+def _warn_undeclared(kind: type[Technique], name: str, package: str) -> None:
+    """Tell once of a technique that has the traits of `Settings` because it declares none."""
+    if getattr(kind, "traits", Settings.traits) is Settings.traits:
+        warnings.warn(
+            f"the technique '{name}' of the package {package} declares no traits: it is taken for "
+            "one of the stage MODEL that needs no statistic and conflicts with none; in its class, "
+            "declare traits: ClassVar[Traits] = Traits(stage=..., ...) of slipstream.technique",
+            SlipstreamWarning,
+            stacklevel=3,
+        )
 
 
 def need_known(techniques: Iterable[str]) -> None:
@@ -514,7 +546,6 @@ def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | 
     Raises:
         WorkloadError: the script is no Python.
     """
-    from slipstream.source import AlreadyThereError, NotPlacedError
     from slipstream.workload.prepare import edited
 
     if workload.live is not None or workload.function is not None:

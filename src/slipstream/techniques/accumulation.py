@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,8 @@ from slipstream.graph.values import PROVENANCES
 from slipstream.provenance import Provenance
 from slipstream.source import Source, accumulate, locate
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.workload import Built, Workload
 from slipstream.workload.built import HIDDEN_BATCH
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
 
 # Replicas' communication, and what DistributedDataParallel does around it.
 _TALKS = "c10d::"
@@ -51,6 +49,7 @@ class Accumulation(Settings):
 
     name: ClassVar[str] = "accumulation"
     traits: ClassVar[Traits] = Traits(stage=Stage.OPTIMIZER + 5, edits_script=True)
+    effect: ClassVar[Quality] = Quality(QualityKind.NEEDS_TRAINING, "the effective batch grows")
 
     def __post_init__(self) -> None:
         if self.batches < 2:
@@ -171,10 +170,6 @@ class Accumulation(Settings):
             WorkloadError: it is no Python.
         """
         return accumulate(locate(Source.of(content, script), None), self.batches).content
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """A larger batch: the learning rate and its schedule have to follow."""
-        return Quality(QualityKind.NEEDS_TRAINING, "the effective batch grows")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One update for several batches in a script's own loop."""

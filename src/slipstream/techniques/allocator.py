@@ -6,20 +6,17 @@ performance tuning guide ("use jemalloc or TCMalloc").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from slipstream import heap
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph
+from slipstream.graph import Editor, Graph
 from slipstream.graph.page_faults import page_fault_ns, page_fault_tasks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,7 @@ class Allocator(Settings):
 
     name: ClassVar[str] = "allocator"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 7)
+    effect: ClassVar[Quality] = Quality(QualityKind.EXACT, "only where memory comes from changes")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is nothing to gain."""
@@ -39,10 +37,6 @@ class Allocator(Settings):
         if not page_fault_tasks(graph):
             return "hardly any page is faulted in during a step: its memory is kept already"
         return None
-
-    def questions(self, graph: Graph) -> Sequence[Call]:
-        """None: what page faults take was measured in the step."""
-        return []
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Take the page faults away."""
@@ -62,10 +56,6 @@ class Allocator(Settings):
                 "the C library of this system cannot be told to keep its pages",
                 remedy="leave 'allocator' out; it needs Linux with glibc",
             )
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same numbers in the same memory."""
-        return Quality(QualityKind.EXACT, "only where memory comes from changes")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Two calls of ``mallopt`` at the top; environment variables do the same."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,7 @@ from slipstream.source import NotPlacedError, Places, Source, checkpoint_blocks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _ROOT = "model"
 # They only hold others, and are not what repeats.
@@ -48,6 +46,7 @@ class Checkpointing(Settings):
     traits: ClassVar[Traits] = Traits(
         stage=Stage.PRECISION + 5, conflicts=frozenset({"compile", "cuda_graphs"})
     )
+    effect: ClassVar[Quality] = Quality(QualityKind.EXACT, "the same operators on the same numbers")
 
     def __str__(self) -> str:
         return super().__str__().replace(":none,", ":").removesuffix(":none")
@@ -105,11 +104,7 @@ class Checkpointing(Settings):
         Raises:
             WorkloadError: the step hides its model, or no module is chosen.
         """
-        if built.model is None:
-            raise WorkloadError(
-                "checkpointing needs the model, and this workload's step hides it",
-                remedy="return (model, batch, loss, optimizer)",
-            )
+        built.need_model(self.name)
         modules = {
             f"{_ROOT}.{name}" if name else _ROOT: module
             for name, module in built.model.named_modules()
@@ -121,10 +116,6 @@ class Checkpointing(Settings):
             )
         for name in chosen:
             modules[name].forward = _checkpointed(modules[name].forward)
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same operators on the same numbers, random ones included."""
-        return Quality(QualityKind.EXACT, "the same operators on the same numbers")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """``checkpoint`` where the model's own forward calls its repeated blocks."""

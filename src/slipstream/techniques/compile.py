@@ -9,24 +9,20 @@ Predicted from compiled regions that a profile measured on request (`slipstream.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.capture import covered_tasks, repeats, use_compiled
-from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, Kind, Role
+from slipstream.graph import Editor, Graph, Kind, Role
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import is_compiled
 from slipstream.units import format_duration
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 # Where other techniques changed the operators that a region was compiled from.
 _SCALED_SPREAD = 0.15
@@ -41,6 +37,9 @@ class Compile(Settings):
 
     name: ClassVar[str] = "compile"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, needs=frozenset({"regions"}))
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "the same operators, fused: sums may round differently"
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why the compiled step is not known or not possible."""
@@ -57,10 +56,6 @@ class Compile(Settings):
         if self.mode != recorded["mode"]:
             return f"regions are recorded for compile:{recorded['mode']} alone; prove measures it"
         return None
-
-    def questions(self, graph: Graph) -> Sequence[Call]:
-        """None: the profile has measured what is needed."""
-        return []
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """The model's tasks make way for the compiled regions and what calling them costs."""
@@ -119,18 +114,8 @@ class Compile(Settings):
         Raises:
             WorkloadError: the step hides its model, or the model is compiled already.
         """
-        if built.model is None:
-            raise WorkloadError(
-                "compile needs the model, and this workload's step hides it",
-                remedy="return (model, batch, loss, optimizer)",
-            )
+        built.need_model(self.name)
         use_compiled(built.model, mode=self._mode)
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same arithmetic in another order."""
-        return Quality(
-            QualityKind.ROUNDING, "the same operators, fused: sums may round differently"
-        )
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One line after the model is made."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,9 +29,7 @@ from slipstream.surgery import (
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.dataflow import Dataflow
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _NORMS = {"aten::native_batch_norm": 5, "aten::cudnn_batch_norm": 5}
 """Batch norms by name, with the place of the argument that says whether they train."""
@@ -58,6 +56,9 @@ class ConvBnFold(Settings):
 
     name: ClassVar[str] = "conv_bn_fold"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "the same constants, multiplied into the weights beforehand"
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no batch norm can be folded."""
@@ -100,11 +101,7 @@ class ConvBnFold(Settings):
 
         if built.training:
             raise WorkloadError(f"conv_bn_fold is for inference: {_TRAINS}")
-        if built.model is None:
-            raise WorkloadError(
-                "conv_bn_fold needs the model, and this workload's step hides it",
-                remedy="return (model, batch)",
-            )
+        built.need_model(self.name, remedy="return (model, batch)")
         model = built.model
         layers = (*_plain_layers(), *_transposed_layers())
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -148,12 +145,6 @@ class ConvBnFold(Settings):
     def _chosen(self, graph: Graph) -> list[_Fold]:
         """Those whose batch norms are meant."""
         return [one for one in _foldable(graph) if module_of(graph, one.norm) in self._selection]
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same function; products are rounded at another place."""
-        return Quality(
-            QualityKind.ROUNDING, "the same constants, multiplied into the weights beforehand"
-        )
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Torch's own fold before the model is returned, when its weights are loaded."""

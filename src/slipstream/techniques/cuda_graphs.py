@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,7 @@ from slipstream.graph import (
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import need_gpu, not_on_gpu
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _LAUNCH = "cudaGraphLaunch"
 # Below, what a graph saves is what replaying it costs: copies of its inputs to where it reads them.
@@ -50,6 +48,7 @@ class CudaGraphs(Settings):
 
     name: ClassVar[str] = "cuda_graphs"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 1, lanes=True)
+    effect: ClassVar[Quality] = Quality(QualityKind.EXACT, "the same kernels on the same numbers")
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no stretch of the step can be captured."""
@@ -63,10 +62,6 @@ class CudaGraphs(Settings):
             f"no {_FEWEST_LAUNCHES} launches of a pass follow one another without one that cannot "
             f"be captured; the step waits for the GPU {waits} times (.item(), .cpu(), print)"
         )
-
-    def questions(self, graph: Graph) -> Sequence[Any]:
-        """Nothing: what is launched stays, what goes away is recorded."""
-        return []
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One launch for each stretch of a pass that can be captured; its kernels wait for that."""
@@ -120,10 +115,6 @@ class CudaGraphs(Settings):
                 remedy="a pass that waits for the GPU (.item(), .cpu(), print) ends a capture; "
                 "capture the parts between with torch.cuda.make_graphed_callables",
             ) from error
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same kernels in the same order."""
-        return Quality(QualityKind.EXACT, "the same kernels on the same numbers")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """The line to write by hand: only you know inputs of the shape that all batches have."""

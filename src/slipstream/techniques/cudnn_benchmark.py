@@ -5,9 +5,8 @@ Source: ``torch.backends.cudnn.benchmark``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,9 +15,7 @@ from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 # Relative. Which algorithms there are for a shape, and how fast they are, cuDNN alone can tell.
 _SPREAD = 0.3
@@ -30,6 +27,9 @@ class CudnnBenchmark(Settings):
 
     name: ClassVar[str] = "cudnn_benchmark"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, lanes=True)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "the same convolutions; runs may differ in rounding"
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is nothing to try."""
@@ -37,10 +37,6 @@ class CudnnBenchmark(Settings):
         if reason is None and not _convolutions(graph):
             reason = "the step has no convolution by cuDNN"
         return reason
-
-    def questions(self, graph: Graph) -> Sequence[Any]:
-        """Nothing: the algorithms cannot be timed without the GPU."""
-        return []
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """The step as it is: what trying would find is not known; it is uncertain, not faster."""
@@ -62,10 +58,6 @@ class CudnnBenchmark(Settings):
 
         need_gpu(built, self.name)
         torch.backends.cudnn.benchmark = True
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """Another algorithm rounds differently; each run may choose another one."""
-        return Quality(QualityKind.ROUNDING, "the same convolutions; runs may differ in rounding")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """The flag, after the imports."""

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,7 @@ from slipstream.graph import (
 )
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 # What torch annotates ``__next__`` of its two kinds of loader with.
 _SINGLE = "enumerate(DataLoader)#_SingleProcess"
@@ -62,6 +60,10 @@ class DataLoader(Settings):
 
     name: ClassVar[str] = "dataloader"
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 4, clock="wall")
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.SAME_DISTRIBUTION,
+        "the same order of samples; what the dataset draws at random comes from other seeds",
+    )
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -139,13 +141,6 @@ class DataLoader(Settings):
         loader.__init__ = _with_workers(loader.__init__, self.workers)
         _seen.clear()
         _seen[_PREPARED] = 1
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same batches; random augmentation draws from each worker's own seed."""
-        return Quality(
-            QualityKind.SAME_DISTRIBUTION,
-            "the same order of samples; what the dataset draws at random comes from other seeds",
-        )
 
     def code(self, workload: Workload) -> CodeChange | None:
         """``num_workers=N, persistent_workers=True`` where the loader is made."""

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.provenance import Provenance
 from slipstream.source import NotPlacedError, Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 _FOREACH = (
@@ -42,6 +40,9 @@ class FusedOptimizer(Settings):
     name: ClassVar[str] = "fused_optimizer"
     traits: ClassVar[Traits] = Traits(
         stage=Stage.OPTIMIZER, variants=("fused_optimizer:fused", "fused_optimizer:foreach")
+    )
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "the same update; sums may round differently"
     )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
@@ -108,10 +109,6 @@ class FusedOptimizer(Settings):
             raise WorkloadError(f"there is no {self.kind} form of {kind}")
         for group in built.optimizer.param_groups:
             group.update(self._flags())
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same arithmetic in another order."""
-        return Quality(QualityKind.ROUNDING, "the same update; sums may round differently")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """``fused=True`` (or ``foreach=True``) where the optimizer is made."""

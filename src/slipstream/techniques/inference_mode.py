@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, replace_tasks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.dataflow import Dataflow
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _IN_MODE = "slipstream::in_mode()"
 # What is left of an operator at least: its own work is never autograd's.
@@ -36,6 +34,9 @@ class InferenceMode(Settings):
     name: ClassVar[str] = "inference_mode"
     # Around the whole forward pass: after what puts other modules in the place of the model's.
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL + 1)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.EXACT, "the same operators run; only book-keeping is left out"
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why autograd is needed, or not there."""
@@ -107,10 +108,6 @@ class InferenceMode(Settings):
                 return step()
 
         built.step = inferring
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same operators on the same numbers."""
-        return Quality(QualityKind.EXACT, "the same operators run; only book-keeping is left out")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One line after the model is made."""

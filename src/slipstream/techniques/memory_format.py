@@ -8,17 +8,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from slipstream.durations import questions, rescale
-from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec
 from slipstream.source import AlreadyThereError, Places, Source, value_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
 _CLONE = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
@@ -32,6 +29,9 @@ class ChannelsLast(Settings):
 
     name: ClassVar[str] = "channels_last"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "the same operators; sums may round differently"
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why the format of the step's tensors does not matter."""
@@ -73,11 +73,7 @@ class ChannelsLast(Settings):
         import torch
         from torch.utils._pytree import tree_map_only
 
-        if built.model is None:
-            raise WorkloadError(
-                "channels_last needs the model, and this workload's step hides it",
-                remedy="return (model, batch, loss, optimizer)",
-            )
+        built.need_model(self.name)
 
         def convert(tensor: Any) -> Any:
             return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
@@ -89,10 +85,6 @@ class ChannelsLast(Settings):
         built.batch = tree_map_only(torch.Tensor, convert, built.batch)
         # For batches made inside the step; costs nothing for those converted above.
         built.model.register_forward_pre_hook(before, with_kwargs=True)
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same arithmetic in another order."""
-        return Quality(QualityKind.ROUNDING, "the same operators; sums may round differently")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """Conversions of the model once, and of its input on the way in."""

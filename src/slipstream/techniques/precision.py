@@ -8,13 +8,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations import Changed, Durations, pace, questions, rescale
-from slipstream.errors import WorkloadError
 from slipstream.graph import (
     Call,
     Editor,
@@ -30,9 +29,7 @@ from slipstream.technique import CodeChange, Context, Quality, QualityKind, Sett
 from slipstream.techniques._autocast_memory import edit_memory
 from slipstream.techniques._baseline import already_autocast, already_compiled
 from slipstream.techniques.autocast import ROOT, AutocastPlan, plan
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16"}
 # Without any of these names in a file, its model stays on the CPU.
@@ -53,6 +50,9 @@ class Amp(Settings):
 
     name: ClassVar[str] = "amp"
     traits: ClassVar[Traits] = Traits(stage=Stage.PRECISION)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "Micikevicius et al. 2018: same accuracy over many models"
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why autocast cannot help this step."""
@@ -100,20 +100,10 @@ class Amp(Settings):
         """
         import torch
 
-        if built.model is None:
-            raise WorkloadError(
-                "amp needs the model, and this workload's step hides it",
-                remedy="return (model, batch, loss, optimizer)",
-            )
+        built.need_model(self.name)
         device = next((p.device.type for p in built.model.parameters()), "cpu")
         built.model.forward = under_autocast(
             built.model.forward, device, getattr(torch, _TORCH_DTYPE[self.dtype])
-        )
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """Rounding: results differ in the last bits of a bfloat16."""
-        return Quality(
-            QualityKind.ROUNDING, "Micikevicius et al. 2018: same accuracy over many models"
         )
 
     def code(self, workload: Workload) -> CodeChange | None:

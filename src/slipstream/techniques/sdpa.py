@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,9 +32,7 @@ from slipstream.surgery import (
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.attention import Attention, find_attention
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _FUSED = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention")
 _FUNCTION = "scaled_dot_product_attention"
@@ -51,6 +49,9 @@ class Sdpa(Settings):
 
     name: ClassVar[str] = "sdpa"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "Dao et al. 2022: exact attention, other order of sums"
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no attention can be fused."""
@@ -120,11 +121,7 @@ class Sdpa(Settings):
                 it, no module could be rewritten, or the rewritten model computes something else;
                 then it is left as it was.
         """
-        if built.model is None:
-            raise WorkloadError(
-                "sdpa needs the model, and this workload's step hides it",
-                remedy="return (model, batch, loss, optimizer)",
-            )
+        built.need_model(self.name)
         run = _forward_of(built)
         before = outputs_of(built.model, run)
         if not before:
@@ -143,12 +140,6 @@ class Sdpa(Settings):
                 f"with scaled_dot_product_attention the model computes something else: {wrong}",
                 remedy=_REMEDY,
             )
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same function; sums are taken in another order."""
-        return Quality(
-            QualityKind.ROUNDING, "Dao et al. 2022: exact attention, other order of sums"
-        )
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One call in the model's own forward; where it cannot be placed, the line to write."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,9 +19,7 @@ from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.gpu import kernels, need_gpu, not_on_gpu
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 # Kernels of cuBLAS, CUTLASS and cuDNN say in their names what they multiply with.
 _FLOAT32 = re.compile(r"sgemm|ffma|simt_s|scudnn|f32f32_f32f32_f32")
@@ -40,6 +37,9 @@ class Tf32(Settings):
 
     name: ClassVar[str] = "tf32"
     traits: ClassVar[Traits] = Traits(stage=Stage.PRECISION, lanes=True)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "float32's range, ten bits of mantissa in products, float32 sums"
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no kernel of the step would change."""
@@ -56,10 +56,6 @@ class Tf32(Settings):
                 return "its matrix products run on tensor cores already"
             return "no kernel of the step is known to multiply float32 matrices"
         return None
-
-    def questions(self, graph: Graph) -> Sequence[Any]:
-        """Nothing: the other kernel cannot be timed without the GPU."""
-        return []
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale float32 matrix products by an assumed factor: between none and the data sheet's."""
@@ -85,12 +81,6 @@ class Tf32(Settings):
         need_gpu(built, self.name)
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """Rounding: inputs of products are cut to ten bits of mantissa, as in float16."""
-        return Quality(
-            QualityKind.ROUNDING, "float32's range, ten bits of mantissa in products, float32 sums"
-        )
 
     def code(self, workload: Workload) -> CodeChange | None:
         """The flag of matrix products, after the imports; that of cuDNN is set by default."""

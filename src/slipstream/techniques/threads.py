@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.graph import UNKNOWN_SPREAD, Editor, Graph, distinct
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,9 @@ class Threads(Settings):
     name: ClassVar[str] = "threads"
     # After whatever changes the operators: their new forms are what is timed on several threads.
     traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE + 6, clock="wall")
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "the same operators; sums may be split differently"
+    )
 
     def __str__(self) -> str:
         # What 0 stands for here: "threads:0" in a table says nothing.
@@ -99,10 +100,6 @@ class Threads(Settings):
         import torch
 
         torch.set_num_threads(self._threads)
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same operators; sums that are split over threads round differently."""
-        return Quality(QualityKind.ROUNDING, "the same operators; sums may be split differently")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """``torch.set_num_threads(N)`` after the imports."""

@@ -18,7 +18,8 @@ HIDDEN_BATCH = (
     "the step hides its batch; name a function that returns (model, batch, loss, optimizer)"
 )
 _FIELDS = ("model", "batch", "loss", "optimizer", "step", "metric", "samples")
-_IN_ORDER = "return (model, batch, loss, optimizer) in this order"
+_PARTS = "return (model, batch, loss, optimizer)"
+_IN_ORDER = f"{_PARTS} in this order"
 
 
 def _no_step() -> None:
@@ -131,6 +132,17 @@ class Built:
         """How long the batch's first dimension is, which holds its samples; 0 if unknown."""
         return count_samples(self.batch)
 
+    def need_model(self, technique: str, remedy: str = _PARTS) -> None:
+        """See that `model` is there for `technique`, which changes it.
+
+        Raises:
+            WorkloadError: the step hides it.
+        """
+        if self.model is None:
+            raise WorkloadError(
+                f"{technique} needs the model, and this workload's step hides it", remedy=remedy
+            )
+
     def resize(self, samples: int) -> None:
         """Replace the batch by one that makes a step of `samples`, cut off or repeated.
 
@@ -173,7 +185,7 @@ def build_from(
         raise WorkloadError(
             f"the model is {with_article(type(built.model).__name__)}, not a torch.nn.Module",
             where=where,
-            remedy=_inner_module(built.model) or "return (model, batch, loss, optimizer)",
+            remedy=_inner_module(built.model) or _PARTS,
         )
     if not built.samples:
         built.samples = count_samples(built.batch)
