@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.graph import Dependency, Graph, Kind, replace_tasks, replay
-from slipstream.graph.kineto import KinetoTrace, parse_trace
+from slipstream.graph.io.kineto import KinetoTrace, parse_trace
 
 Event = dict[str, Any]
 MAIN, ENGINE = 1, 2

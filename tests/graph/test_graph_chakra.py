@@ -25,8 +25,8 @@ from slipstream.graph import (
     replay,
     write_chakra,
 )
-from slipstream.graph._chakra_schema import AttributeProto, GlobalMetadata, Node
-from slipstream.graph.chakra import from_chakra, to_chakra
+from slipstream.graph.io._chakra_schema import AttributeProto, GlobalMetadata, Node
+from slipstream.graph.io.chakra import from_chakra, to_chakra
 
 
 def _framed(message: Any) -> bytes:

@@ -21,7 +21,7 @@ from slipstream.graph import (
     replay,
     virtual_speedups,
 )
-from slipstream.graph.critical_path import GROUPS
+from slipstream.graph.views.critical_path import GROUPS
 
 
 def _two_lanes() -> Graph:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from small_graphs import graph_of, graphs
 
 from slipstream.graph import Dependency, Graph, difference, replace_tasks
-from slipstream.graph.diff import LEAST_HALF_WIDTH
+from slipstream.graph.views.diff import LEAST_HALF_WIDTH
 
 
 def _named(graph: Graph, names: list[str]) -> Graph:

@@ -25,7 +25,7 @@ from slipstream.graph import (
     replay,
     save,
 )
-from slipstream.graph.exposed import computing_lane
+from slipstream.graph.views.exposed import computing_lane
 from slipstream.technique import combine, parse
 from small_steps import FAST, context, tail_heavy
 from small_steps import graph_of as step_of

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_graphs import graph_of, graphs
 
+import slipstream as ss
 from slipstream.errors import GraphError
 from slipstream.graph import Edges, Editor, Graph, load, replace_tasks, save
 from tiny_models import captured
@@ -315,9 +316,12 @@ def test_a_huge_array_in_a_small_file_is_an_error(path: Path) -> None:
     assert load_or_error(path) is None
 
 
-def test_two_readings_of_one_file_are_equal(path: Path) -> None:
+def test_graphs_of_two_files_compare(path: Path) -> None:
     save(a_graph(), path)
-    assert load(path) == load(path)
+    save(a_graph(), path.with_name("same"))
+    save(replace(a_graph(), samples=5), path.with_name("other"))
+    assert ss.load(path) == ss.load(path.with_name("same"))
+    assert ss.load(path) != ss.load(path.with_name("other"))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from small_traces import (
 
 from slipstream.errors import GraphError
 from slipstream.graph import Dependency, Kind, StepPhase, read_kineto, read_trace, replay
-from slipstream.graph.kineto import parse_trace
+from slipstream.graph.io.kineto import parse_trace
 
 # Threads and streams in order
 

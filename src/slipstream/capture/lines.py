@@ -236,7 +236,7 @@ def makers(built: Built) -> dict[str, Chain]:
 
 
 def describe_lines(built: Built, chains: Sequence[Chain]) -> dict[str, Any]:
-    """What a graph keeps beside the line of every task, see `slipstream.graph.lines`."""
+    """What a graph keeps beside the line of every task, see `slipstream.graph.views.lines`."""
     functions: dict[str, str] = {}
     callers: dict[str, list[list[str]]] = {}
     made = makers(built)

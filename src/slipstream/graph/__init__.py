@@ -1,9 +1,6 @@
 """The dependency graph of one step: tasks as arrays, edits as copies, a file that keeps it."""
 
-from slipstream.graph._kineto_host import MODULE_RANGE
 from slipstream.graph.call import ITEM_BYTES, SCALAR_TYPE, Call, TensorSpec, cast
-from slipstream.graph.causal import Curve, virtual_speedups
-from slipstream.graph.chakra import read_chakra, write_chakra
 from slipstream.graph.communicate import (
     NETWORK,
     Work,
@@ -11,18 +8,13 @@ from slipstream.graph.communicate import (
     replace_exchange,
     with_overlap,
 )
-from slipstream.graph.critical_path import CriticalPath, communication, find_critical_path, lanes
-from slipstream.graph.diff import Difference, difference
 from slipstream.graph.edit import Editor
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.exposed import ExposedStretch, exposed_by_module, exposed_stretches
-from slipstream.graph.file import load, save
 from slipstream.graph.graph import Graph, need_graph, replace_tasks
-from slipstream.graph.kineto import KinetoTrace, MemoryChange, read_kineto, read_trace
-from slipstream.graph.lines import Attribution, Cost, LineCost, attribute
+from slipstream.graph.io.chakra import read_chakra, write_chakra
+from slipstream.graph.io.file import load, save
+from slipstream.graph.io.kineto import KinetoTrace, MemoryChange, read_kineto, read_trace
 from slipstream.graph.memory import Allocations, Role
-from slipstream.graph.peak import Peak, find_peak
-from slipstream.graph.perfetto import to_perfetto, write_perfetto
 from slipstream.graph.price import UNKNOWN_SPREAD, Price, Prices, price, price_columns
 from slipstream.graph.replicate import replicate
 from slipstream.graph.scheduling import schedule
@@ -37,6 +29,7 @@ from slipstream.graph.statistics import (
 )
 from slipstream.graph.timeline import Timeline, lower, replay
 from slipstream.graph.values import (
+    MODULE_RANGE,
     PROVENANCES,
     Dependency,
     Edges,
@@ -48,6 +41,18 @@ from slipstream.graph.values import (
     distinct,
 )
 from slipstream.graph.view import TaskView, calls_of
+from slipstream.graph.views.causal import Curve, virtual_speedups
+from slipstream.graph.views.critical_path import (
+    CriticalPath,
+    communication,
+    find_critical_path,
+    lanes,
+)
+from slipstream.graph.views.diff import Difference, difference
+from slipstream.graph.views.exposed import ExposedStretch, exposed_by_module, exposed_stretches
+from slipstream.graph.views.lines import Attribution, Cost, LineCost, attribute
+from slipstream.graph.views.peak import Peak, find_peak
+from slipstream.graph.views.perfetto import to_perfetto, write_perfetto
 
 __all__ = [
     "ITEM_BYTES",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph.graph import Graph
 from slipstream.graph.memory import Allocations
 from slipstream.graph.values import Edges
+
+if TYPE_CHECKING:
+    from slipstream.graph.graph import Graph
 
 _Edge = tuple[int, int, int, float, int]
 

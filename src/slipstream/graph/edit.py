@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,13 +20,15 @@ from slipstream.errors import GraphError
 from slipstream.graph._removal import Heirs, Links
 from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.graph import Graph
 from slipstream.graph.memory import Allocations, Role
 from slipstream.graph.price import Price
 from slipstream.graph.rewiring import Rewired, aliases_of, checked_operands, rewired
 from slipstream.graph.select import Selection, matching
 from slipstream.graph.values import PROVENANCES, Dependency, Edges, Edit, Kind, StringTable, Tasks
 from slipstream.provenance import Provenance
+
+if TYPE_CHECKING:
+    from slipstream.graph.graph import Graph
 
 
 class Editor:

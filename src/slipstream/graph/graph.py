@@ -7,13 +7,14 @@ import functools
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError, InvalidArgumentError
 from slipstream.graph.call import Call
+from slipstream.graph.edit import Editor
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.memory import Allocations
 from slipstream.graph.statistics import Statistics
@@ -29,9 +30,7 @@ from slipstream.graph.values import (
     stretches,
 )
 from slipstream.graph.view import TaskView
-
-if TYPE_CHECKING:
-    from slipstream.graph.edit import Editor
+from slipstream.graph.views.notebook import graph_html, graph_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,19 +89,13 @@ class Graph:
         return True
 
     def __repr__(self) -> str:
-        from slipstream.graph.notebook import graph_line
-
         return f"<Graph {graph_line(self)}>"
 
     def _repr_html_(self) -> str:
-        from slipstream.graph.notebook import graph_html
-
         return graph_html(self)
 
     def what_if(self, name: str = "by hand") -> Editor:
         """An edit of this graph, see `slipstream.graph.edit`; `name` stands before what it did."""
-        from slipstream.graph.edit import Editor
-
         return Editor(self, name)
 
     def string(self, index: int) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
 from slipstream.graph.call import Call, TensorSpec
-from slipstream.graph.graph import Graph
 from slipstream.graph.memory import Allocations, Role
+
+if TYPE_CHECKING:
+    from slipstream.graph.graph import Graph
 
 _WRITTEN = re.compile(r"\(([a-z]+)!\)")
 

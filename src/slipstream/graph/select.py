@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph.graph import Graph
 from slipstream.graph.values import Kind, StepPhase
 from slipstream.provenance import Provenance
 
 if TYPE_CHECKING:
     from slipstream.graph.edit import Editor
+    from slipstream.graph.graph import Graph
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream import native
-from slipstream.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from slipstream.graph.graph import Graph
 
 _STEPS = 2
 """Two steps, so that what one step leaves open (a gap, a lagging edge) delays the next."""

@@ -14,6 +14,8 @@ from slipstream.provenance import Provenance
 
 PROVENANCES = tuple(Provenance)
 """Provenance by the code in `Tasks.provenance`."""
+MODULE_RANGE = "module::"
+"""What the annotations begin with that slipstream's own hooks open around modules' forwards."""
 
 
 class Kind(IntEnum):

@@ -57,7 +57,7 @@ class Shared:
         cluster: its name.
         workers: how many.
         exposed_ns: how long the step stands still for communication, and what is done for it
-            meanwhile; see `slipstream.graph.exposed`.
+            meanwhile; see `slipstream.graph.views.exposed`.
         hidden_ns: how much more all communication takes.
         sent_bytes: what the busiest worker sends in a step.
         bottleneck: the link that communication waits for most; "" where there is none.

@@ -6,7 +6,7 @@
 What a rank's training thread waits for is told by whoever makes it wait: hooks of
 ``DistributedDataParallel`` say when each bucket has arrived, `PriorityDDP` what a layer's gate
 waited for. A stretch is counted for what arrives at its end, or for the layer at whose gate
-training stands, as in `slipstream.graph.exposed`, which predicts the same. Nobody is told
+training stands, as in `slipstream.graph.views.exposed`, which predicts the same. Nobody is told
 anything, and nothing is timed, unless somebody watches.
 """
 

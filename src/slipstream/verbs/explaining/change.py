@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.graph import Difference
-from slipstream.graph.diff import LEAST_HALF_WIDTH, Row
+from slipstream.graph.views.diff import LEAST_HALF_WIDTH, Row
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 from slipstream.verbs.explaining.path import shorten

@@ -18,7 +18,7 @@ from slipstream.graph import (
     lanes,
     virtual_speedups,
 )
-from slipstream.graph.critical_path import Lane
+from slipstream.graph.views.critical_path import Lane
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_duration, format_percent
 from slipstream.verbs.results import named

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import GraphError
-from slipstream.graph.critical_path import find_critical_path
 from slipstream.graph.timeline import Timeline
 from slipstream.graph.values import PROVENANCES, Dependency, Kind, StepPhase
+from slipstream.graph.views.critical_path import find_critical_path
 
 # More arrows than this make the viewer slow and show nothing.
 _MOST_FLOWS = 20_000

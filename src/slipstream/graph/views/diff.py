@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.graph.critical_path import Contribution, find_critical_path, namer
 from slipstream.graph.graph import Graph, replace_tasks
 from slipstream.graph.page_faults import page_fault_tasks
 from slipstream.graph.timeline import replay
 from slipstream.graph.values import Dependency, Kind
+from slipstream.graph.views.critical_path import Contribution, find_critical_path, namer
 
 # Standard deviations of a recorded step, relative to it. What recording the same step in another
 # launch differs by: of ten recordings of two unchanged programs, 18 of the 20 pairs were within

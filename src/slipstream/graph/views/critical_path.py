@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream import native
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph.graph import Graph
 from slipstream.graph.timeline import Timeline
 from slipstream.graph.values import Dependency, Kind
+
+if TYPE_CHECKING:
+    from slipstream.graph.graph import Graph
 
 Floats = NDArray[np.float64]
 GROUPS = ("operator", "module", "line", "phase", "lane", "kind")

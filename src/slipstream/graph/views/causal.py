@@ -17,9 +17,9 @@ import numpy as np
 
 from slipstream import native
 from slipstream.errors import InvalidArgumentError
-from slipstream.graph.critical_path import namer
 from slipstream.graph.graph import Graph
 from slipstream.graph.timeline import lower
+from slipstream.graph.views.critical_path import namer
 
 FASTER = (0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares taken off durations by default; 1 is an operator that takes no time at all."""
@@ -66,7 +66,7 @@ def virtual_speedups(
     """Curves of the groups with the longest total duration, the most profitable first.
 
     Args:
-        by: what groups tasks: see `slipstream.graph.critical_path.GROUPS`.
+        by: what groups tasks: see `slipstream.graph.views.critical_path.GROUPS`.
         faster: shares taken off durations, each above 0 and up to 1.
         most: how many groups.
 

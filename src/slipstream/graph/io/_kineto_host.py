@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph._kineto_columns import Category, Columns, Floats, Ints
-from slipstream.graph.values import StepPhase, StringTable
+from slipstream.graph.io._kineto_columns import Category, Columns, Floats, Ints
+from slipstream.graph.values import MODULE_RANGE, StepPhase, StringTable
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer.step#"
 _MODULE_FRAME = "nn.Module: "
-MODULE_RANGE = "module::"
-"""What the annotations begin with that slipstream's own hooks open around modules' forwards."""
 
 
 @dataclass

@@ -100,7 +100,7 @@ def to_chakra(graph: Graph) -> bytes:
     Raises:
         GraphError: the graph has a cycle.
     """
-    from slipstream.graph._chakra_schema import GlobalMetadata, Node
+    from slipstream.graph.io._chakra_schema import GlobalMetadata, Node
 
     start_us = np.rint(replay(graph).start_ns / _NS_PER_US).astype(np.int64).tolist()
     metadata = GlobalMetadata(version=_VERSION)
@@ -136,7 +136,7 @@ def from_chakra(data: bytes, name: str = "trace") -> Graph:
     """The graph in the bytes of a Chakra trace; see `read_chakra`."""
     from google.protobuf.message import DecodeError
 
-    from slipstream.graph._chakra_schema import GlobalMetadata, Node
+    from slipstream.graph.io._chakra_schema import GlobalMetadata, Node
 
     messages = _messages(data, name)
     try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from slipstream.errors import GraphError
-from slipstream.graph.critical_path import find_critical_path
-from slipstream.graph.graph import Graph
 from slipstream.graph.timeline import replay
+from slipstream.graph.views.critical_path import find_critical_path
 from slipstream.tables import Column, Drawing, Table
 from slipstream.units import format_bytes, format_duration, format_percent
+
+if TYPE_CHECKING:
+    from slipstream.graph.graph import Graph
 
 _ROWS = 8
 # Simulating more than these takes longer than a person waits for a cell's value.

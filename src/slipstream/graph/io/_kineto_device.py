@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph._kineto_columns import Category, Columns, Floats, Ints
+from slipstream.graph.io._kineto_columns import Category, Columns, Floats, Ints
 
 # Older traces round start and length to microseconds, each on its own.
 ROUNDING_NS = 2000.0

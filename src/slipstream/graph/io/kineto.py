@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
-from slipstream.graph._kineto_build import build
-from slipstream.graph._kineto_columns import CATEGORIES, Category, Columns
-from slipstream.graph._kineto_device import Device
-from slipstream.graph._kineto_links import Window
 from slipstream.graph.collection import no_collection
 from slipstream.graph.graph import Graph
+from slipstream.graph.io._kineto_build import build
+from slipstream.graph.io._kineto_columns import CATEGORIES, Category, Columns
+from slipstream.graph.io._kineto_device import Device
+from slipstream.graph.io._kineto_links import Window
 
 _GZIP = b"\x1f\x8b"
 # Eight times what the largest trace that the profiler itself can still write takes; a guard

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
-from slipstream.graph._kineto_columns import Category, Columns, Floats, Ints
-from slipstream.graph._kineto_device import ROUNDING_NS, Device, is_communication
-from slipstream.graph._kineto_host import Segments, flatten, frames
+from slipstream.graph.io._kineto_columns import Category, Columns, Floats, Ints
+from slipstream.graph.io._kineto_device import ROUNDING_NS, Device, is_communication
+from slipstream.graph.io._kineto_host import Segments, flatten, frames
 from slipstream.graph.values import Dependency, StepPhase, StringTable
 
 _STREAM_SYNC = ("cudaStreamSynchronize", "cuStreamSynchronize", "hipStreamSynchronize")

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.graph.critical_path import find_critical_path
 from slipstream.graph.graph import Graph
 from slipstream.graph.page_faults import page_fault_tasks
 from slipstream.graph.timeline import Timeline
 from slipstream.graph.values import StepPhase
+from slipstream.graph.views.critical_path import find_critical_path
 
 _PHASES = len(StepPhase)
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.graph.critical_path import Causes
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import Graph
 from slipstream.graph.timeline import Timeline
 from slipstream.graph.values import Kind
+from slipstream.graph.views.critical_path import Causes
 
 
 @dataclass(frozen=True)
