@@ -10,12 +10,8 @@ from importlib import resources
 from typing import Any
 
 from slipstream.cluster.quantity import Quantity
+from slipstream.cluster.schema import Readers, build
 from slipstream.errors import InvalidArgumentError, UnknownNameError
-
-_NUMBERS = (
-    "memory_bytes", "memory_bytes_per_s", "launch_ns", "streams", "copy_engines", "price_per_hour",
-    "multiprocessors", "clock_hz", "threads_each", "registers_each", "shared_bytes_each",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,43 +48,33 @@ class Device:
     registers_each: Quantity | None = None
     shared_bytes_each: Quantity | None = None
 
-    @classmethod
-    def read(cls, kind: str, table: Mapping[str, Any]) -> Device:
-        """From a TOML table.
 
-        Raises:
-            InvalidArgumentError: a key that is not known, or a value that is not a number.
-        """
-        known = {"about", "flops", *_NUMBERS}
-        for key in table:
-            if key not in known:
-                raise UnknownNameError("device setting", key, known, where=f"device {kind}")
-        flops = table.get("flops", {})
-        if not isinstance(flops, Mapping):
-            raise InvalidArgumentError(f"{kind}.flops", "is not a table of dtypes")
-        return cls(
-            kind,
-            str(table.get("about", "")),
-            {dtype: Quantity.read(f"{kind}.flops.{dtype}", v) for dtype, v in flops.items()},
-            **{key: Quantity.read(f"{kind}.{key}", table[key]) for key in _NUMBERS if key in table},
+NUMBERS: Readers = {Quantity: lambda given, place: Quantity.read(place, given)}
+
+
+def read_device(given: Any, place: str) -> Device:
+    """What a cluster's file says at `place`: the name of a shipped kind, or a table of numbers.
+
+    Raises:
+        SlipstreamError: neither.
+    """
+    if isinstance(given, str):
+        return device(given)
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            place, f"{given!r} is no kind of device", remedy="its name, or a table of its numbers"
         )
-
-    def to_toml(self) -> dict[str, Any]:
-        table: dict[str, Any] = {"about": self.about}
-        for key in _NUMBERS:
-            number: Quantity | None = getattr(self, key)
-            if number is not None:
-                table[key] = number.to_toml()
-        if self.flops:
-            table["flops"] = {dtype: number.to_toml() for dtype, number in self.flops.items()}
-        return table
+    return build(Device, {"kind": "device", **given}, place, "device", NUMBERS)
 
 
 @functools.cache
 def device_kinds() -> Mapping[str, Device]:
     """The kinds that ship with the package (``presets/devices.toml``)."""
     text = resources.files("slipstream.cluster").joinpath("presets/devices.toml").read_text()
-    return {kind: Device.read(kind, table) for kind, table in tomllib.loads(text).items()}
+    return {
+        kind: build(Device, table, kind, "device", NUMBERS, kind=kind)
+        for kind, table in tomllib.loads(text).items()
+    }
 
 
 def device(kind: str) -> Device:

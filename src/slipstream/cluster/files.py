@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import json
 import math
 import re
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.cluster.calibration import Calibration
-from slipstream.cluster.devices import Device, device
+from slipstream.cluster.devices import NUMBERS, Device, device, read_device
 from slipstream.cluster.generators import GENERATORS, star
-from slipstream.cluster.quantity import NOT_GIVEN, Quantity
-from slipstream.cluster.regimes import read_regimes
+from slipstream.cluster.quantity import Quantity
+from slipstream.cluster.schema import Readers, build, read
 from slipstream.cluster.topology import Aggregator, LinkKind, Topology
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
 from slipstream.files import replacing
 from slipstream.provenance import Provenance
 from slipstream.units import parse_bandwidth, parse_duration_ns
@@ -28,10 +27,11 @@ from slipstream.units import parse_bandwidth, parse_duration_ns
 if TYPE_CHECKING:
     from slipstream.cluster.cluster import Cluster
 
-_KEYS = {
-    "name", "about", "topology", "links", "device", "alpha_ns", "reduce_ns_per_byte", "host",
-    "overlap_penalty", "calibration", "regimes",
-}  # fmt: skip
+_KEYS = (
+    "name", "about", "alpha_ns", "reduce_ns_per_byte", "overlap_penalty", "regimes", "topology",
+    "links", "device", "host", "calibration",
+)  # fmt: skip
+"""In the order in which a file is written."""
 _SHORT = ("workers", "link", "latency", "device")
 
 
@@ -96,116 +96,80 @@ def _short_form(cluster: type[Cluster], text: str) -> Cluster:
 
 
 def _parse(cluster: type[Cluster], text: str, name: str, sizes: Mapping[str, Any]) -> Cluster:
+    """The file as `Cluster`'s own fields say; beside them ``links``, by their names."""
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidArgumentError("cluster", f"{name} is not TOML: {error}") from error
-    for key in data:
-        if key not in _KEYS:
-            raise UnknownNameError("cluster setting", key, _KEYS, where=name)
-    if not isinstance(data.get("topology"), Mapping):
-        raise InvalidArgumentError("topology", "is missing", where=name)
-    kinds = {kind: _link_kind(kind, table) for kind, table in _table(data, "links").items()}
-    given = data.get("device")
-    if given is None:
-        made = None
-    elif isinstance(given, str):
-        made = device(given)
-    else:
-        table = dict(given)
-        made = Device.read(str(table.pop("kind", "device")), table)
-    return cluster(
-        str(data.get("name", name)),
-        _topology({**data["topology"], **sizes}, kinds),
-        made,
-        Quantity.read("alpha_ns", data.get("alpha_ns", NOT_GIVEN)),
-        Quantity.read("reduce_ns_per_byte", data.get("reduce_ns_per_byte", NOT_GIVEN)),
-        {key: Quantity.read(f"host.{key}", v) for key, v in _table(data, "host").items()},
-        Quantity.read("overlap_penalty", data.get("overlap_penalty", NOT_GIVEN)),
-        _calibration(data["calibration"]) if "calibration" in data else None,
-        str(data.get("about", "")),
-        read_regimes(data.get("regimes", ())),
-    )
+        try:
+            data = {"name": name, **tomllib.loads(text)}
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgumentError("cluster", f"{name} is not TOML: {error}") from error
+        links = read(Mapping[str, Any], data.pop("links", {}), "links", NUMBERS)
+        kinds = {
+            kind: build(LinkKind, table, f"links.{kind}", "link", NUMBERS, name=kind)
+            for kind, table in links.items()
+        }
+        readers: Readers = {
+            **NUMBERS,
+            Device: read_device,
+            LinkKind: lambda given, place: _link(given, place, kinds),
+            Topology: lambda given, place: _topology(given, place, readers),
+        }
+        if sizes and isinstance(data.get("topology"), Mapping):
+            data["topology"] |= sizes
+        return build(cluster, data, "", "cluster", readers)
+    except SlipstreamError as error:
+        error.where = f"{name}, {error.where}" if error.where else name
+        error.remedy = error.remedy or "docs/cluster.md has an example of such a file"
+        raise
 
 
-def _table(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    table = data.get(key, {})
-    if not isinstance(table, Mapping):
-        raise InvalidArgumentError(key, "is not a table")
-    return table
+def _link(given: Any, place: str, kinds: Mapping[str, LinkKind]) -> LinkKind:
+    if isinstance(given, LinkKind):
+        return given
+    if not isinstance(given, str) or given not in kinds:
+        raise UnknownNameError("link kind", str(given), kinds, where=place)
+    return kinds[given]
 
 
-def _link_kind(name: str, table: Any) -> LinkKind:
-    if not isinstance(table, Mapping) or "bytes_per_s" not in table:
-        raise InvalidArgumentError(f"links.{name}", "lacks bytes_per_s")
-    for key in table:
-        if key not in ("bytes_per_s", "latency_ns"):
-            raise UnknownNameError("link setting", key, ("bytes_per_s", "latency_ns"))
-    return LinkKind(
-        name,
-        Quantity.read(f"links.{name}.bytes_per_s", table["bytes_per_s"]),
-        Quantity.read(
-            f"links.{name}.latency_ns",
-            table.get("latency_ns", NOT_GIVEN),
-        ),
-    )
-
-
-def _calibration(table: Any) -> Calibration:
-    try:
-        return Calibration(
-            str(table["date"]), str(table["fingerprint"]), str(table["libraries"]),
-            float(table["residual"]), float(table["residual_p90"]),
-            float(table["oversubscription"]), dict(table.get("detail", {})),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgumentError("calibration", f"is malformed: {error}") from error
-
-
-def _topology(table: Mapping[str, Any], kinds: Mapping[str, LinkKind]) -> Topology:
-    settings = dict(table)
-    name = settings.pop("generator", None)
+def _topology(given: Any, place: str, readers: Readers) -> Topology:
+    table = dict(read(Mapping[str, Any], given, place, readers))
+    name = read(str, table.pop("generator", ""), f"{place}.generator", readers)
     if name not in GENERATORS:
-        raise UnknownNameError("topology generator", str(name), GENERATORS)
-    routes, capacities = settings.pop("routes", []), settings.pop("capacities", [])
-    aggregator = settings.pop("aggregator", None)
-    make = GENERATORS[name]
-    known = inspect.signature(make).parameters
-    for key, value in settings.items():
-        if key not in known:
-            raise UnknownNameError(f"{name} setting", key, known)
-        settings[key] = _setting(name, key, value, kinds)
-    missing = [key for key, p in known.items() if p.default is p.empty and key not in settings]
-    if missing:
-        raise InvalidArgumentError("topology", f"{name} needs {', '.join(missing)}")
+        raise UnknownNameError("topology generator", name, GENERATORS, where=place)
+    changes = {key: table.pop(key) for key in _CHANGES if key in table}
     try:
-        made = make(**settings)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InvalidArgumentError):
-            raise
-        raise InvalidArgumentError("topology", f"{name}: {error}") from error
+        made = build(GENERATORS[name], table, place, name, readers)
+        return build(_changed, changes, place, name, readers, made=made)
+    except (MemoryError, OverflowError) as error:
+        raise InvalidArgumentError(
+            place, f"{name} is too large for this machine's memory", remedy="fewer devices"
+        ) from error
+
+
+def _changed(
+    made: Topology,
+    routes: Sequence[Sequence[int]] = (),
+    capacities: Sequence[tuple[int, float]] = (),
+    aggregator: Mapping[str, Any] | None = None,
+) -> Topology:
+    """A network with what a file changes of it; each route is two devices, then links."""
+    if any(len(route) < 2 for route in routes):
+        raise InvalidArgumentError(
+            "topology.routes", "holds one of less than two devices", remedy="[0, 1, link, ...]"
+        )
     if routes:
-        made = made.with_routes({(r[0], r[1]): r[2:] for r in routes})
+        made = made.with_routes({(route[0], route[1]): route[2:] for route in routes})
     if aggregator is not None:
-        made = made.with_aggregators(Aggregator.read(aggregator), aggregator.get("switches"))
+        table, place = dict(aggregator), "topology.aggregator"
+        switches = table.pop("switches", None)
+        if switches is not None:
+            switches = read(Sequence[int], switches, f"{place}.switches", {})
+        made = made.with_aggregators(build(Aggregator, table, place, "aggregator", {}), switches)
     for link, rate in capacities:
-        made = made.with_capacity(int(link), float(rate))
+        made = made.with_capacity(link, rate)
     return made
 
 
-def _setting(generator: str, key: str, value: Any, kinds: Mapping[str, LinkKind]) -> Any:
-    def kind_of(name: object) -> LinkKind:
-        if name not in kinds:
-            raise UnknownNameError("link kind", str(name), kinds, where=f"{generator}.{key}")
-        return kinds[str(name)]
-
-    if isinstance(value, str):
-        return kind_of(value)
-    if key == "edges":
-        return [(str(a), str(b), kind_of(kind)) for a, b, kind in value]
-    if key == "parts":
-        return [_topology(part, kinds) for part in value]
-    return value
+_CHANGES = ("routes", "capacities", "aggregator")
 
 
 # ---- writing --------------------------------------------------------------------------------
@@ -214,26 +178,25 @@ def _setting(generator: str, key: str, value: Any, kinds: Mapping[str, LinkKind]
 def save(cluster: Cluster, path: Path) -> None:
     """See `Cluster.save`."""
     kinds: dict[str, LinkKind] = {}
-    topology = _describe(cluster.topology, kinds)
-    data: dict[str, Any] = {"name": cluster.name, "about": cluster.about}
-    data["alpha_ns"] = cluster.alpha_ns.to_toml()
-    data["reduce_ns_per_byte"] = cluster.reduce_ns_per_byte.to_toml()
-    data["overlap_penalty"] = cluster.overlap_penalty.to_toml()
-    if cluster.regimes:
-        data["regimes"] = [vars(one) for one in cluster.regimes]
-    data["topology"] = topology
-    data["links"] = {
-        name: {"bytes_per_s": k.bytes_per_s.to_toml(), "latency_ns": k.latency_ns.to_toml()}
-        for name, k in kinds.items()
-    }
-    if cluster.device is not None:
-        data["device"] = {"kind": cluster.device.kind, **cluster.device.to_toml()}
-    if cluster.host:
-        data["host"] = {key: number.to_toml() for key, number in cluster.host.items()}
-    if cluster.calibration is not None:
-        data["calibration"] = vars(cluster.calibration)
+    data = {**vars(cluster), "topology": _describe(cluster.topology, kinds), "links": kinds}
+    lines = _lines(_plain({key: data[key] for key in _KEYS}), ())
     with replacing(path) as beside:
-        beside.write_text("\n".join(_lines(data, ())) + "\n")
+        beside.write_text("\n".join(lines) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """A value as tables, arrays and numbers; what is not known or has no entries is left out."""
+    if isinstance(value, LinkKind):
+        return {"bytes_per_s": _plain(value.bytes_per_s), "latency_ns": _plain(value.latency_ns)}
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items() if v is not None and not _is_empty(v)}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (Mapping, tuple)) and not value
 
 
 def _describe(topology: Topology, kinds: dict[str, LinkKind]) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ParamSpec
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from slipstream.cluster.routing import (
 from slipstream.cluster.topology import LinkKind, NodeKind, Topology
 from slipstream.errors import InvalidArgumentError
 
-_MAX_LINKS = 2**27
+_MAX_SIZE = 2**27
 
 
 @dataclass
@@ -39,6 +41,7 @@ class _Wiring:
 
     def nodes(self, kind: NodeKind, count: int) -> Int64s:
         first = sum(self.counts)
+        _check_size(first + count, "nodes")
         self.kinds.append(kind)
         self.counts.append(count)
         return np.arange(first, first + count)
@@ -46,8 +49,7 @@ class _Wiring:
     def one_way(self, src: Int64s, dst: Int64s, kind: LinkKind) -> Int64s:
         """Links from each of `src` to each of `dst` beside it; their numbers."""
         src, dst = np.broadcast_arrays(src, dst)
-        if self.links + src.size > _MAX_LINKS:
-            raise InvalidArgumentError("topology", f"more than {_MAX_LINKS} links")
+        _check_size(self.links + src.size, "links")
         if kind not in self.link_kinds:
             self.link_kinds.append(kind)
         self.src.append(src.reshape(-1))
@@ -62,90 +64,95 @@ class _Wiring:
 
     def finish(
         self,
-        generator: str,
-        settings: Mapping[str, Any],
         devices: Int64s,
-        router: Router | Callable[[Topology], Router],
+        router: Router | None,
         hosts: Int64s | None = None,
         *,
         direct: bool = False,
         names: Sequence[str] | None = None,
     ) -> Topology:
+        """The topology of all that was collected; paths are `Shortest` where no router is given."""
         empty = [np.empty(0, np.int64)]
+        node_kind = np.repeat(np.array(self.kinds, np.uint8), self.counts)
+        node_of_device = devices.astype(np.int32)
+        src, dst = (np.concatenate(e or empty).astype(np.int32) for e in (self.src, self.dst))
         link_kind = np.concatenate(self.link_kind or empty).astype(np.uint8)
         rate = np.array([kind.bytes_per_s.value for kind in self.link_kinds] or [0.0])
         delay = np.array([kind.latency_ns.value for kind in self.link_kinds] or [0.0])
-        made = Topology(
-            generator,
-            dict(settings),
-            np.repeat(np.array(self.kinds, np.uint8), self.counts),
-            devices.astype(np.int32),
+        return Topology(
+            "", {}, node_kind, node_of_device,
             (np.arange(devices.size) if hosts is None else hosts).astype(np.int32),
-            np.concatenate(self.src or empty).astype(np.int32),
-            np.concatenate(self.dst or empty).astype(np.int32),
-            rate[link_kind],
-            delay[link_kind],
-            link_kind,
-            tuple(self.link_kinds),
-            router if not callable(router) else _NoRouter(),
-            direct,
-            names,
-        )
-        if callable(router):
-            object.__setattr__(made, "router", router(made))
-        return made
+            src, dst, rate[link_kind], delay[link_kind], link_kind, tuple(self.link_kinds),
+            router or Shortest.over(node_of_device, src, dst, node_kind.size), direct, names,
+        )  # fmt: skip
 
 
-class _NoRouter:
-    def paths(self, src: Int64s, dst: Int64s, key: Int64s) -> Paths:
-        raise AssertionError("the router was not set")
+_Settings = ParamSpec("_Settings")
 
 
+def _generator(make: Callable[_Settings, Topology]) -> Callable[_Settings, Topology]:
+    """Its topologies say what made them, for saving; whole numbers it is given are at least 1."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*arguments: _Settings.args, **named: _Settings.kwargs) -> Topology:
+        bound = signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            if signature.parameters[name].annotation == "int":
+                _at_least_one(name, value)
+        settings = {name: one for name, one in bound.arguments.items() if one is not None}
+        return replace(make(*arguments, **named), generator=make.__name__, settings=settings)
+
+    GENERATORS[make.__name__] = made
+    return made
+
+
+GENERATORS: dict[str, Callable[..., Topology]] = {}
+"""By name, as TOML files name them."""
+
+
+@_generator
 def star(devices: int, link: LinkKind) -> Topology:
     """Every device on one non-blocking switch, by a cable of its own."""
-    return _star("star", devices, link)
+    return _star(devices, link)
 
 
+@_generator
 def nvswitch(devices: int, link: LinkKind) -> Topology:
     """The devices of one host on a switch inside it."""
-    return _star("nvswitch", devices, link, np.zeros(devices, np.int64))
+    return _star(devices, link, np.zeros(devices, np.int64))
 
 
+@_generator
 def loopback(devices: int, link: LinkKind) -> Topology:
     """Processes of one machine that send to each other through its memory."""
-    return _star("loopback", devices, link, np.zeros(devices, np.int64))
+    return _star(devices, link, np.zeros(devices, np.int64))
 
 
-def _star(name: str, devices: int, link: LinkKind, hosts: Int64s | None = None) -> Topology:
-    _at_least("devices", devices, 1)
+def _star(devices: int, link: LinkKind, hosts: Int64s | None = None) -> Topology:
     wiring = _Wiring()
     ends, hub = wiring.nodes(NodeKind.DEVICE, devices), wiring.nodes(NodeKind.SWITCH, 1)
-    up, down = wiring.cables(ends, hub, link)
-    router = Stages(_Star(up, down))
-    return wiring.finish(name, {"devices": devices, "link": link}, ends, router, hosts)
+    return wiring.finish(ends, Stages(_star_hops, wiring.cables(ends, hub, link)), hosts)
 
 
-@dataclass(frozen=True)
-class _Star:
-    up: Int64s
-    down: Int64s
-
-    def __call__(self, src: Int64s, dst: Int64s, key: Int64s) -> list[Int64s]:
-        return [self.up[src], self.down[dst]]
+def _star_hops(src: Int64s, dst: Int64s, key: Int64s, up: Int64s, down: Int64s) -> list[Int64s]:
+    return [up[src], down[dst]]
 
 
+@_generator
 def ring(devices: int, link: LinkKind) -> Topology:
     """Each device wired to the next, the last to the first."""
-    made = torus((devices,), link)
-    return _renamed(made, "ring", {"devices": devices, "link": link})
+    return torus((devices,), link)
 
 
+@_generator
 def mesh(dims: Sequence[int], link: LinkKind) -> Topology:
     """A grid without wrap-around cables."""
-    made = torus(dims, link, wrap=(False,) * len(tuple(dims)))
-    return _renamed(made, "mesh", {"dims": list(dims), "link": link})
+    return torus(dims, link, wrap=(False,) * len(tuple(dims)))
 
 
+@_generator
 def torus(
     dims: Sequence[int],
     link: LinkKind,
@@ -164,8 +171,7 @@ def torus(
     if not dims or len(wrap) != len(dims):
         raise InvalidArgumentError("wrap", f"has {len(wrap)} entries for {len(dims)} dimensions")
     for size in dims:
-        _at_least("dims", size, 1)
-    _at_least("per_host", per_host, 1)
+        _at_least_one("dims", size)
     wiring = _Wiring()
     count = math.prod(dims)
     ends = wiring.nodes(NodeKind.DEVICE, count)
@@ -182,10 +188,10 @@ def torus(
     router = DimensionOrdered(
         dims, tuple(w and s > 2 for w, s in zip(wrap, dims, strict=True)), table
     )
-    settings = {"dims": list(dims), "wrap": list(wrap), "per_host": per_host, "link": link}
-    return wiring.finish("torus", settings, ends, router, ends // per_host, direct=True)
+    return wiring.finish(ends, router, ends // per_host, direct=True)
 
 
+@_generator
 def leaf_spine(
     devices: int,
     per_leaf: int,
@@ -200,9 +206,10 @@ def leaf_spine(
         oversubscription: what a leaf's devices can send over what its uplinks carry; 1 is
             non-blocking.
     """
-    for name, value in (("devices", devices), ("per_leaf", per_leaf), ("spines", spines)):
-        _at_least(name, value, 1)
-    _positive("oversubscription", oversubscription)
+    if not (math.isfinite(oversubscription) and oversubscription > 0.0):
+        raise InvalidArgumentError(
+            "oversubscription", f"{oversubscription} is not a positive number"
+        )
     leaves = -(-devices // per_leaf)
     up_rate = link.bytes_per_s.value * per_leaf / spines / oversubscription
     latency = link.latency_ns.value if uplink_latency_ns is None else uplink_latency_ns
@@ -218,41 +225,32 @@ def leaf_spine(
     spine = wiring.nodes(NodeKind.SWITCH, spines)
     up, down = wiring.cables(ends, leaf[ends // per_leaf], link)
     rise, fall = wiring.cables(leaf[:, None], spine[None, :], uplink)
-    settings = {
-        "devices": devices, "per_leaf": per_leaf, "spines": spines, "link": link,
-        "oversubscription": oversubscription, "uplink_latency_ns": latency,
-    }  # fmt: skip
-    router = Stages(_LeafSpine(per_leaf, up, down, rise, fall))
-    return wiring.finish("leaf_spine", settings, ends, router)
+    router = Stages(_leaf_spine_hops, (per_leaf, up, down, rise, fall))
+    return wiring.finish(ends, router)
 
 
-@dataclass(frozen=True)
-class _LeafSpine:
-    per_leaf: int
-    up: Int64s
-    down: Int64s
-    rise: Int64s
-    fall: Int64s
-
-    def __call__(self, src: Int64s, dst: Int64s, key: Int64s) -> list[Int64s]:
-        a, b = src // self.per_leaf, dst // self.per_leaf
-        spine = (spread(src, dst, key) % np.uint64(self.rise.shape[1])).astype(np.int64)
-        far = a != b
-        return [
-            self.up[src],
-            np.where(far, self.rise[a, spine], -1),
-            np.where(far, self.fall[b, spine], -1),
-            self.down[dst],
-        ]
+def _leaf_spine_hops(
+    src: Int64s, dst: Int64s, key: Int64s, per_leaf: int, up: Int64s, down: Int64s, rise: Int64s,
+    fall: Int64s,
+) -> list[Int64s]:  # fmt: skip
+    a, b = src // per_leaf, dst // per_leaf
+    spine = (spread(src, dst, key) % np.uint64(rise.shape[1])).astype(np.int64)
+    far = a != b
+    return [
+        up[src],
+        np.where(far, rise[a, spine], -1),
+        np.where(far, fall[b, spine], -1),
+        down[dst],
+    ]
 
 
+@_generator
 def fat_tree(k: int, link: LinkKind) -> Topology:
     """Three tiers of k-port switches for k^3 / 4 devices, non-blocking; paths chosen by hash.
 
     Source: Al-Fares, Loukissas, Vahdat, "A scalable, commodity data center network
     architecture", SIGCOMM 2008.
     """
-    _at_least("k", k, 2)
     if k % 2:
         raise InvalidArgumentError("k", f"{k} is odd; a fat tree has switches of even radix")
     half, wiring = k // 2, _Wiring()
@@ -263,39 +261,32 @@ def fat_tree(k: int, link: LinkKind) -> Topology:
     up, down = wiring.cables(ends, edge.reshape(-1)[ends // half], link)
     rise = wiring.cables(edge[:, :, None], middle[:, None, :], link)
     top = wiring.cables(middle[:, :, None], core[None, :, :], link)
-    router = Stages(_FatTree(half, up, down, *rise, *top))
-    return wiring.finish("fat_tree", {"k": k, "link": link}, ends, router)
+    router = Stages(_fat_tree_hops, (half, up, down, *rise, *top))
+    return wiring.finish(ends, router)
 
 
-@dataclass(frozen=True)
-class _FatTree:
-    half: int
-    up: Int64s
-    down: Int64s
-    rise: Int64s
-    fall: Int64s
-    climb: Int64s
-    sink: Int64s
-
-    def __call__(self, src: Int64s, dst: Int64s, key: Int64s) -> list[Int64s]:
-        half = self.half
-        pod, to_pod = src // half**2, dst // half**2
-        edge, to_edge = src // half % half, dst // half % half
-        choice = spread(src, dst, key)
-        middle = (choice % np.uint64(half)).astype(np.int64)
-        core = (choice // np.uint64(half) % np.uint64(half)).astype(np.int64)
-        leaves_edge = (pod != to_pod) | (edge != to_edge)
-        leaves_pod = pod != to_pod
-        return [
-            self.up[src],
-            np.where(leaves_edge, self.rise[pod, edge, middle], -1),
-            np.where(leaves_pod, self.climb[pod, middle, core], -1),
-            np.where(leaves_pod, self.sink[to_pod, middle, core], -1),
-            np.where(leaves_edge, self.fall[to_pod, to_edge, middle], -1),
-            self.down[dst],
-        ]
+def _fat_tree_hops(
+    src: Int64s, dst: Int64s, key: Int64s, half: int, up: Int64s, down: Int64s, rise: Int64s, fall:
+    Int64s, climb: Int64s, sink: Int64s,
+) -> list[Int64s]:  # fmt: skip
+    pod, to_pod = src // half**2, dst // half**2
+    edge, to_edge = src // half % half, dst // half % half
+    choice = spread(src, dst, key)
+    middle = (choice % np.uint64(half)).astype(np.int64)
+    core = (choice // np.uint64(half) % np.uint64(half)).astype(np.int64)
+    leaves_edge = (pod != to_pod) | (edge != to_edge)
+    leaves_pod = pod != to_pod
+    return [
+        up[src],
+        np.where(leaves_edge, rise[pod, edge, middle], -1),
+        np.where(leaves_pod, climb[pod, middle, core], -1),
+        np.where(leaves_pod, sink[to_pod, middle, core], -1),
+        np.where(leaves_edge, fall[to_pod, to_edge, middle], -1),
+        down[dst],
+    ]
 
 
+@_generator
 def gpu_hosts(hosts: int, gpus: int, inside: LinkKind, pcie: LinkKind, nic: LinkKind) -> Topology:
     """Hosts of several devices joined inside by a switch, with one network card a host.
 
@@ -304,8 +295,6 @@ def gpu_hosts(hosts: int, gpus: int, inside: LinkKind, pcie: LinkKind, nic: Link
         pcie: from a device to its host.
         nic: from a host to the one, non-blocking, switch of the cluster.
     """
-    _at_least("hosts", hosts, 1)
-    _at_least("gpus", gpus, 1)
     wiring = _Wiring()
     ends = wiring.nodes(NodeKind.DEVICE, hosts * gpus)
     inner = wiring.nodes(NodeKind.SWITCH, hosts)
@@ -315,71 +304,57 @@ def gpu_hosts(hosts: int, gpus: int, inside: LinkKind, pcie: LinkKind, nic: Link
     near = wiring.cables(ends, inner[host], inside)
     out = wiring.cables(ends, machine[host], pcie)
     card = wiring.cables(machine, fabric, nic)
-    settings = {"hosts": hosts, "gpus": gpus, "inside": inside, "pcie": pcie, "nic": nic}
-    router = Stages(_GpuHosts(gpus, *near, *out, *card))
-    return wiring.finish("gpu_hosts", settings, ends, router, host)
+    router = Stages(_gpu_hosts_hops, (gpus, *near, *out, *card))
+    return wiring.finish(ends, router, host)
 
 
-@dataclass(frozen=True)
-class _GpuHosts:
-    gpus: int
-    up: Int64s
-    down: Int64s
-    leave: Int64s
-    enter: Int64s
-    send: Int64s
-    receive: Int64s
-
-    def __call__(self, src: Int64s, dst: Int64s, key: Int64s) -> list[Int64s]:
-        a, b = src // self.gpus, dst // self.gpus
-        far = a != b
-        return [
-            np.where(far, self.leave[src], self.up[src]),
-            np.where(far, self.send[a], -1),
-            np.where(far, self.receive[b], -1),
-            np.where(far, self.enter[dst], self.down[dst]),
-        ]
+def _gpu_hosts_hops(
+    src: Int64s, dst: Int64s, key: Int64s, gpus: int, up: Int64s, down: Int64s, leave: Int64s,
+    enter: Int64s, send: Int64s, receive: Int64s,
+) -> list[Int64s]:  # fmt: skip
+    a, b = src // gpus, dst // gpus
+    far = a != b
+    return [
+        np.where(far, leave[src], up[src]),
+        np.where(far, send[a], -1),
+        np.where(far, receive[b], -1),
+        np.where(far, enter[dst], down[dst]),
+    ]
 
 
+@_generator
 def rail(hosts: int, gpus: int, inside: LinkKind, nic: LinkKind) -> Topology:
     """A network card for every device, and one switch for the g-th devices of all hosts.
 
     What goes to another rail crosses over inside the sending host first.
     """
-    _at_least("hosts", hosts, 1)
-    _at_least("gpus", gpus, 1)
     wiring = _Wiring()
     ends = wiring.nodes(NodeKind.DEVICE, hosts * gpus)
     inner = wiring.nodes(NodeKind.SWITCH, hosts)
     rails = wiring.nodes(NodeKind.SWITCH, gpus)
     near = wiring.cables(ends, inner[ends // gpus], inside)
     out = wiring.cables(ends, rails[ends % gpus], nic)
-    settings = {"hosts": hosts, "gpus": gpus, "inside": inside, "nic": nic}
-    router = Stages(_Rail(gpus, *near, *out))
-    return wiring.finish("rail", settings, ends, router, ends // gpus)
+    router = Stages(_rail_hops, (gpus, *near, *out))
+    return wiring.finish(ends, router, ends // gpus)
 
 
-@dataclass(frozen=True)
-class _Rail:
-    gpus: int
-    up: Int64s
-    down: Int64s
-    send: Int64s
-    receive: Int64s
-
-    def __call__(self, src: Int64s, dst: Int64s, key: Int64s) -> list[Int64s]:
-        far = src // self.gpus != dst // self.gpus
-        crosses = src % self.gpus != dst % self.gpus
-        peer = src // self.gpus * self.gpus + dst % self.gpus
-        inside = ~far | crosses
-        return [
-            np.where(inside, self.up[src], -1),
-            np.where(inside, self.down[np.where(far, peer, dst)], -1),
-            np.where(far, self.send[peer], -1),
-            np.where(far, self.receive[dst], -1),
-        ]
+def _rail_hops(
+    src: Int64s, dst: Int64s, key: Int64s, gpus: int, up: Int64s, down: Int64s, send: Int64s,
+    receive: Int64s,
+) -> list[Int64s]:  # fmt: skip
+    far = src // gpus != dst // gpus
+    crosses = src % gpus != dst % gpus
+    peer = src // gpus * gpus + dst % gpus
+    inside = ~far | crosses
+    return [
+        np.where(inside, up[src], -1),
+        np.where(inside, down[np.where(far, peer, dst)], -1),
+        np.where(far, send[peer], -1),
+        np.where(far, receive[dst], -1),
+    ]
 
 
+@_generator
 def dragonfly(
     groups: int, routers: int, devices_per_router: int, link: LinkKind, long_link: LinkKind
 ) -> Topology:
@@ -388,13 +363,11 @@ def dragonfly(
     Source: Kim, Dally, Scott, Abts, "Technology-driven, highly-scalable dragonfly topology",
     ISCA 2008.
     """
-    for name, value in (("groups", groups), ("routers", routers)):
-        _at_least(name, value, 1)
-    _at_least("devices_per_router", devices_per_router, 1)
     wiring = _Wiring()
     ends = wiring.nodes(NodeKind.DEVICE, groups * routers * devices_per_router)
     switch = wiring.nodes(NodeKind.SWITCH, groups * routers)
     up, down = wiring.cables(ends, switch[ends // devices_per_router], link)
+    _check_size(groups * routers**2 + groups**2, "links")
     local = np.full((groups, routers, routers), -1)
     a, b = np.nonzero(~np.eye(routers, dtype=bool))
     for one in range(groups):
@@ -409,38 +382,28 @@ def dragonfly(
     far[g, h] = wiring.one_way(
         switch[g * routers + gate[g, h]], switch[h * routers + gate[h, g]], long_link
     )
-    settings = {
-        "groups": groups, "routers": routers, "devices_per_router": devices_per_router,
-        "link": link, "long_link": long_link,
-    }  # fmt: skip
-    router = Stages(_Dragonfly(routers, devices_per_router, up, down, local, far, gate))
-    return wiring.finish("dragonfly", settings, ends, router)
+    router = Stages(_dragonfly_hops, (routers, devices_per_router, up, down, local, far, gate))
+    return wiring.finish(ends, router)
 
 
-@dataclass(frozen=True)
-class _Dragonfly:
-    routers: int
-    devices: int
-    up: Int64s
-    down: Int64s
-    local: Int64s
-    far: Int64s
-    gate: Int64s
-
-    def __call__(self, src: Int64s, dst: Int64s, key: Int64s) -> list[Int64s]:
-        a, b = src // self.devices, dst // self.devices
-        g, h, r, s = a // self.routers, b // self.routers, a % self.routers, b % self.routers
-        leaves = g != h
-        out, into = np.where(leaves, self.gate[g, h], s), np.where(leaves, self.gate[h, g], s)
-        return [
-            self.up[src],
-            self.local[g, r, out],
-            self.far[g, h],
-            np.where(leaves, self.local[h, into, s], -1),
-            self.down[dst],
-        ]
+def _dragonfly_hops(
+    src: Int64s, dst: Int64s, key: Int64s, routers: int, devices: int, up: Int64s, down: Int64s,
+    local: Int64s, far: Int64s, gate: Int64s,
+) -> list[Int64s]:  # fmt: skip
+    a, b = src // devices, dst // devices
+    g, h, r, s = a // routers, b // routers, a % routers, b % routers
+    leaves = g != h
+    out, into = np.where(leaves, gate[g, h], s), np.where(leaves, gate[h, g], s)
+    return [
+        up[src],
+        local[g, r, out],
+        far[g, h],
+        np.where(leaves, local[h, into, s], -1),
+        down[dst],
+    ]
 
 
+@_generator
 def islands(parts: Sequence[Topology], pcie: LinkKind, nic: LinkKind) -> Topology:
     """Several networks whose hosts are joined by another one (a data-centre network).
 
@@ -478,10 +441,7 @@ def islands(parts: Sequence[Topology], pcie: LinkKind, nic: LinkKind) -> Topolog
     router = _Islands(
         tuple(part.router for part in parts), first_device, np.array(first_link), host, *out, *card
     )
-    settings = {"parts": list(parts), "pcie": pcie, "nic": nic}
-    return wiring.finish(
-        "islands", settings, ends, router, host, direct=all(part.direct for part in parts)
-    )
+    return wiring.finish(ends, router, host, direct=all(part.direct for part in parts))
 
 
 @dataclass(frozen=True)
@@ -520,6 +480,7 @@ class _Islands:
         ]
 
 
+@_generator
 def from_edges(
     edges: Sequence[tuple[str, str, LinkKind]],
     devices: Sequence[str],
@@ -547,41 +508,18 @@ def from_edges(
             raise InvalidArgumentError("edges", f"'{a}' is joined to itself")
         join = wiring.cables if both_ways else wiring.one_way
         join(np.array([number[a]]), np.array([number[b]]), kind)
-    settings = {"edges": list(edges), "devices": list(devices), "both_ways": both_ways}
-    return wiring.finish("from_edges", settings, ends, _shortest, names=names)
+    return wiring.finish(ends, None, names=names)
 
 
-def _shortest(topology: Topology) -> Router:
-    into = np.argsort(topology.link_dst, kind="stable").astype(np.int32)
-    offset = np.zeros(topology.nodes + 1, np.int64)
-    np.cumsum(np.bincount(topology.link_dst, minlength=topology.nodes), out=offset[1:])
-    return Shortest(
-        topology.node_of_device, *topology.out_links, topology.link_dst, offset, into,
-        topology.link_src,
-    )  # fmt: skip
+def _check_size(count: int, things: str) -> None:
+    if count > _MAX_SIZE:
+        raise InvalidArgumentError(
+            "topology", f"more than {_MAX_SIZE:,} {things}", remedy="fewer hosts or devices"
+        )
 
 
-def _renamed(topology: Topology, generator: str, settings: dict[str, Any]) -> Topology:
-    object.__setattr__(topology, "generator", generator)
-    object.__setattr__(topology, "settings", settings)
-    return topology
-
-
-def _at_least(name: str, value: int, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise InvalidArgumentError(name, f"{value!r} is not a whole number from {low} up")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0.0):
-        raise InvalidArgumentError(name, f"{value} is not a positive number")
-
-
-GENERATORS: Mapping[str, Callable[..., Topology]] = {
-    function.__name__: function
-    for function in (
-        dragonfly, fat_tree, from_edges, gpu_hosts, islands, leaf_spine, loopback, mesh, nvswitch,
-        rail, ring, star, torus,
-    )
-}  # fmt: skip
-"""By name, as TOML files name them."""
+def _at_least_one(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InvalidArgumentError(
+            name, f"{value!r} is not a whole number from 1 up", remedy="a number such as 8"
+        )

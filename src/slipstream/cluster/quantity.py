@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from slipstream.cluster.schema import read
 from slipstream.errors import InvalidArgumentError
 from slipstream.provenance import Provenance
 
@@ -32,13 +32,8 @@ class Quantity:
                 "value", f"{self.value} is not a finite number of at least 0", where=self.source
             )
 
-    def to_toml(self) -> dict[str, Any]:
-        return {
-            "value": self.value, "provenance": self.provenance.value, "source": self.source
-        }  # fmt: skip
-
     @classmethod
-    def read(cls, name: str, given: object) -> Quantity:
+    def read(cls, place: str, given: object) -> Quantity:
         """From a TOML table ``{value, provenance, source}``, or a bare number of the user's.
 
         Raises:
@@ -46,28 +41,15 @@ class Quantity:
         """
         if isinstance(given, Quantity):
             return given
-        if isinstance(given, (int, float)) and not isinstance(given, bool):
-            table: Mapping[str, Any] = {"value": given}
-        elif isinstance(given, Mapping) and isinstance(given.get("value"), (int, float)):
-            table = given
-        else:
+        table = given if isinstance(given, Mapping) else {"value": given}
+        value = read(float, table.get("value"), place, {})
+        if value < 0.0:
             raise InvalidArgumentError(
-                name, f"{given!r} is not a number", remedy="a number, or { value = 1.5e9, ... }"
-            )
-        known = {p.value for p in Provenance}
-        provenance = table.get("provenance", Provenance.USER.value)
-        if provenance not in known:
-            raise InvalidArgumentError(
-                name,
-                f"'{provenance}' is not a provenance",
-                remedy="one of " + ", ".join(sorted(known)),
-            )
-        try:
-            return cls(float(table["value"]), Provenance(provenance), str(table.get("source", "")))
-        except InvalidArgumentError as error:
-            raise InvalidArgumentError(
-                name, f"{table['value']} is not a finite number of at least 0"
-            ) from error
+                place, f"{table['value']} is not a finite number of at least 0",
+                remedy="a number, or { value = 1.5e9, ... }",
+            )  # fmt: skip
+        provenance = read(Provenance, table.get("provenance", Provenance.USER), place, {})
+        return cls(value, provenance, read(str, table.get("source", ""), f"{place}.source", {}))
 
 
 NOT_GIVEN = Quantity(0.0, Provenance.ASSUMED, "not given")

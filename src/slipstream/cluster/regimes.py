@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from slipstream.errors import InvalidArgumentError
 
@@ -75,21 +74,3 @@ def starts_of(regimes: Sequence[Regime], message: float) -> list[float]:
 
 def _of_collective(regime: Regime, message: float) -> float:
     return regime.from_bytes / message if message > 0.0 else math.inf * regime.from_bytes
-
-
-def read_regimes(given: Any) -> tuple[Regime, ...]:
-    """From TOML: an array of tables ``{from_bytes, alpha_ns, slowdown}``.
-
-    Raises:
-        InvalidArgumentError: it is not that, or out of order.
-    """
-    try:
-        found = tuple(Regime(**{str(key): float(v) for key, v in one.items()}) for one in given)
-    except (TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InvalidArgumentError):
-            raise
-        raise InvalidArgumentError(
-            "regimes", f"{given!r} is not an array of from_bytes, alpha_ns and slowdown"
-        ) from error
-    check_regimes(found)
-    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,12 +64,16 @@ def merge(pairs: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
 
 @dataclass(frozen=True)
 class Stages:
-    """A router made of a function that gives one array a hop."""
+    """A router made of a function that gives one array a hop; `tables` are its further arguments.
 
-    columns: Callable[[Int64s, Int64s, Int64s], Sequence[npt.NDArray[np.integer]]]
+    The function is a module's own, so that a topology can be sent to another process.
+    """
+
+    hops: Callable[..., Sequence[npt.NDArray[np.integer]]]
+    tables: Sequence[Any] = ()
 
     def paths(self, src: Int64s, dst: Int64s, key: Int64s) -> Paths:
-        return from_columns(self.columns(src, dst, key))
+        return from_columns(self.hops(src, dst, key, *self.tables))
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,11 @@ class Shortest:
     link_src: Int32s
     _distance: dict[int, Int32s] = field(default_factory=dict)
 
+    @classmethod
+    def over(cls, node_of_device: Int32s, src: Int32s, dst: Int32s, nodes: int) -> Shortest:
+        """Over links from `src` to `dst`, int32 [links]."""
+        return cls(node_of_device, *_by_node(src, nodes), dst, *_by_node(dst, nodes), src)
+
     def paths(self, src: Int64s, dst: Int64s, key: Int64s) -> Paths:
         counts, links = [], []
         choices = spread(src, dst, key)
@@ -170,6 +179,13 @@ class Shortest:
                 front = behind
             self._distance[dst] = known
         return known
+
+
+def _by_node(ends: Int32s, nodes: int) -> tuple[Int64s, Int32s]:
+    """The links that have an end at each node: offset int64 [nodes + 1], link int32 [links]."""
+    offset = np.zeros(nodes + 1, np.int64)
+    np.cumsum(np.bincount(ends, minlength=nodes), out=offset[1:])
+    return offset, np.argsort(ends, kind="stable").astype(np.int32)
 
 
 @dataclass(frozen=True)

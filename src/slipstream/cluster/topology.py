@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from slipstream.cluster.errors import ClusterError
 from slipstream.cluster.quantity import NOT_GIVEN, Quantity
-from slipstream.cluster.routing import Explicit, Int32s, Int64s, Paths, Router
+from slipstream.cluster.routing import Explicit, Int32s, Paths, Router
 from slipstream.errors import InvalidArgumentError
 from slipstream.provenance import Provenance
 
@@ -75,24 +75,10 @@ class Aggregator:
     def __post_init__(self) -> None:
         for name in ("slots", "slot_bytes", "bytes_per_s"):
             value = getattr(self, name)
-            if not (np.isfinite(value) and value > 0.0):
-                raise InvalidArgumentError(f"aggregator.{name}", f"{value} is not positive")
-
-    @classmethod
-    def read(cls, given: Any) -> Aggregator:
-        """From a TOML table.
-
-        Raises:
-            InvalidArgumentError: it lacks a number, or has one that is not positive.
-        """
-        try:
-            return cls(int(given["slots"]), float(given["slot_bytes"]), float(given["bytes_per_s"]))
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InvalidArgumentError):
-                raise
-            raise InvalidArgumentError(
-                "aggregator", f"{given!r} is not a table of slots, slot_bytes and bytes_per_s"
-            ) from error
+            if not 0.0 < value < math.inf:
+                raise InvalidArgumentError(
+                    f"aggregator.{name}", f"{value} is not positive", remedy="such as 1024"
+                )
 
 
 @dataclass(frozen=True)
@@ -200,14 +186,6 @@ class Topology:
             float(self.latency_ns[link]),
             self.link_kinds[int(self.link_kind[link])],
         )
-
-    @functools.cached_property
-    def out_links(self) -> tuple[Int64s, Int32s]:
-        """Links that leave each node: offset int64 [nodes + 1], link int32 [links]."""
-        order = np.argsort(self.link_src, kind="stable").astype(np.int32)
-        offset = np.zeros(self.nodes + 1, np.int64)
-        np.cumsum(np.bincount(self.link_src, minlength=self.nodes), out=offset[1:])
-        return offset, order
 
     def paths(
         self,
