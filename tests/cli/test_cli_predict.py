@@ -184,6 +184,7 @@ def test_intervals_that_page_faults_make_wide_say_so(
     from slipstream.graph import Editor, load
     from slipstream.graph.page_faults import PAGE_FAULTS, page_fault_tasks
     from slipstream.provenance import Provenance
+    from slipstream.techniques.allocator import Allocator
     from slipstream.verbs.results import Predicted, wide_by_page_faults
 
     graph = load(recorded.path)
@@ -193,7 +194,18 @@ def test_intervals_that_page_faults_make_wide_say_so(
     edit.insert(len(graph) - 1, PAGE_FAULTS, 1e6, Provenance.MEASURED, spread=spread)
     faulting = edit.apply("")
     # A fifth of a step of 5 ms are page faults; launches differ by a half of them, or hardly.
-    found = [Predicted(name, 5e6, 5e6, 1.0, 0.8, 1.25) for name in ("amp:bf16", "amp+allocator")]
+    found = [
+        Predicted("amp:bf16", 5e6, 5e6, 1.0, 0.8, 1.25),
+        Predicted(
+            "amp+allocator",
+            5e6,
+            5e6,
+            1.0,
+            0.8,
+            1.25,
+            graph=Allocator().predict(faulting, cast(Any, None)),
+        ),
+    ]
     said = wide_by_page_faults(faulting, found)
     assert ("wide because of page faults: they differ by 10.0 % of this step" in said) is wide
     assert ("take `allocator` first" in said) is wide

@@ -15,7 +15,7 @@ from slipstream.errors import WorkloadError
 from slipstream.measure.checks import Trial
 from slipstream.technique import CodeChange, Quality, QualityKind, Settings, parse
 from slipstream.verbs import applying
-from slipstream.verbs.applying import FirstSteps, apply
+from slipstream.verbs.applying import apply
 from slipstream.workload import Workload
 
 _TEXT = """\
@@ -31,7 +31,7 @@ def make():
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A workload; its trial in a child is left out, as it is tested elsewhere."""
-    monkeypatch.setattr(applying, "first_steps", lambda *_, **__: FirstSteps((1.0,)))
+    monkeypatch.setattr(applying, "_first_steps", lambda *_, **__: ((1.0,), Trial(0, 1)))
     (tmp_path / "train.py").write_text(_TEXT)
     return f"{tmp_path / 'train.py'}:make"
 
@@ -150,11 +150,11 @@ def test_an_inference_is_shown_without_an_empty_table(
 ) -> None:
     outputs = iter([[1.0, -4.0], [1.0, -4.1]])
 
-    def steps(*_: Any, **__: Any) -> FirstSteps:
+    def steps(*_: Any, **__: Any) -> Any:
         trial = Trial(0, 5, output=np.array(next(outputs)), shape=(2,), training=False)
-        return FirstSteps((None,) * 5, trial, training=False)
+        return (None,) * 5, trial
 
-    monkeypatch.setattr(applying, "first_steps", steps)
+    monkeypatch.setattr(applying, "_first_steps", steps)
     _command(target, "-t", "fused_optimizer")
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "its output differs by at most 2.5 % of the largest value"
@@ -174,8 +174,8 @@ def test_what_has_no_whole_edit_is_not_written(target: str) -> None:
 def test_a_loss_that_is_not_finite_stops_the_writing(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nan = FirstSteps((float("nan"),))
-    monkeypatch.setattr(applying, "first_steps", lambda *_, **__: nan)
+    nan = (float("nan"),), Trial(0, 1)
+    monkeypatch.setattr(applying, "_first_steps", lambda *_, **__: nan)
     path = Path(target.removesuffix(":make"))
     with pytest.raises(WorkloadError, match="not finite"):
         _command(target, "-t", "fused_optimizer", "--write")

@@ -14,8 +14,10 @@ from slipstream.capture.place import Place
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityStatus, judge
 from slipstream.technique import QualityKind, quality_of
-from slipstream.verbs.proving import quality, sides
-from slipstream.verbs.proving.quality import _one_trial, _trial, check_quality
+from slipstream.verbs import first_steps
+from slipstream.verbs.first_steps import trial_of
+from slipstream.verbs.proving import sides
+from slipstream.verbs.proving.quality import check_quality, one_trial
 from slipstream.verbs.proving.sides import default_quality_budget, prove
 from slipstream.workload import Built, Workload
 from tiny_models import parts
@@ -35,7 +37,7 @@ def make(scale=1.0):
 
 def trial(built: Built, seed: int = 0, steps: int | None = 4) -> Any:
     """What one child does for one seed."""
-    running = _one_trial(built, steps=steps, limit_s=0.05)
+    running = one_trial(built, steps=steps, limit_s=0.05)
     value = None
     try:
         while True:
@@ -43,7 +45,7 @@ def trial(built: Built, seed: int = 0, steps: int | None = 4) -> Any:
             value = built.step()
     except StopIteration as end:
         (found,) = end.value
-    return _trial(seed, found)
+    return trial_of(seed, found)
 
 
 def build(name: str, *techniques: str, seed: int = 0, **more: Any) -> Built:
@@ -94,7 +96,7 @@ def test_the_number_of_steps_fits_the_time_and_is_then_kept(
         return plain()
 
     built.step = step
-    monkeypatch.setattr(quality, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(first_steps, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert trial(built, steps=None).steps == 4
     assert trial(build("mlp"), steps=7).steps == 7
 

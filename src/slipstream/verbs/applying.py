@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from slipstream import technique
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, format_share, judge
@@ -16,7 +14,8 @@ from slipstream.source import AlreadyThereError, NotPlacedError, Source, Written
 from slipstream.tables import Field, Table
 from slipstream.technique import CodeChange, Technique
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
-from slipstream.workload import Built, Workload
+from slipstream.verbs.first_steps import first_steps, losses, trial_of
+from slipstream.workload import Workload, run_steps
 
 _TRIAL_STEPS = 5
 
@@ -171,16 +170,14 @@ def apply(
     source = _edited(workload, code) if len(code) == len(chosen) else None
     not_run = technique.not_in_script(chosen, workload)
     say(f"running {steps} steps as it is")
-    before = first_steps(workload, steps, threads=threads, timeout_s=timeout_s)
+    before, original = _first_steps(workload, steps, threads=threads, timeout_s=timeout_s)
     if not_run is not None:
         nothing = (None,) * steps
-        return Applied(transformed, before.losses, nothing, code, source, not_run, technique=name)
+        return Applied(transformed, before, nothing, code, source, not_run, technique=name)
     say(f"running {steps} steps transformed")
-    after = first_steps(transformed, steps, threads=threads, timeout_s=timeout_s)
-    outputs = _compared(chosen, before, after)
-    return Applied(
-        transformed, before.losses, after.losses, code, source, outputs=outputs, technique=name
-    )
+    after, changed = _first_steps(transformed, steps, threads=threads, timeout_s=timeout_s)
+    outputs = _output_check(chosen, original, changed)
+    return Applied(transformed, before, after, code, source, outputs=outputs, technique=name)
 
 
 def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:
@@ -198,95 +195,28 @@ def _edited(workload: Workload, code: Sequence[CodeChange]) -> Source | None:
     return source
 
 
-@dataclass(frozen=True)
-class FirstSteps:
-    """What the first steps of a workload gave.
-
-    Attributes:
-        losses: what each step returned; None where that is no number.
-        output: of the last step of an inference that returns no number, as `Trial` keeps it.
-        training: whether the steps train.
-    """
-
-    losses: tuple[float | None, ...]
-    output: Trial | None = None
-    training: bool = True
-
-
-def first_steps(
-    workload: Workload,
-    steps: int,
-    *,
-    threads: int = 0,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> FirstSteps:
-    """Run `steps` steps from seed 0, in a child; those of live objects here."""
+def _first_steps(
+    workload: Workload, steps: int, *, threads: int, timeout_s: float
+) -> tuple[tuple[float | None, ...], Trial]:
+    """What the first steps from seed 0 give, in a child; those of live objects run here."""
     if workload.live is not None:
-        built = workload.build()
-        return _read(_written(built, (built.step() for _ in range(steps))))
-    return _read(
-        call_in_child(
+        found = run_steps(workload.build(), partial(first_steps, steps=steps))
+    else:
+        found = call_in_child(
             workload, "applying:steps_in_child", threads=threads, timeout_s=timeout_s, steps=steps
         )
-    )
+    return losses(found), trial_of(0, found)
 
 
 def steps_in_child(workload: dict[str, Any], keep_in: str, steps: int) -> Any:
-    """What `first_steps` reads. Runs in the child; infinities cross the pipe as text."""
-
-    def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
-        # One step is held at a time: a script's loss still has its graph.
-        losses: list[str | None] = []
-        output: dict[str, Any] = {}
-        for _ in range(steps):
-            one = _written(built, iter([(yield)]))
-            losses += one["losses"]
-            output = one
-        return {**output, "losses": losses}
-
-    return run_program(workload, keep_in, program)
+    """What the first steps gave. Runs in the child."""
+    return run_program(workload, keep_in, partial(first_steps, steps=steps))
 
 
-def _written(built: Built, values: Iterator[Any]) -> dict[str, Any]:
-    """As JSON: the number of each value, and the last one where it is an inference's output."""
-    from slipstream.verbs.proving.quality import _sampled
-
-    losses: list[str | None] = []
-    sampled: dict[str, Any] = {"output": None, "shape": []}
-    for value in values:
-        number = _number(value)
-        losses.append(None if number is None else repr(number))
-        if number is None and not built.training:
-            sampled = _sampled(value)
-    return {"losses": losses, "training": built.training, **sampled}
-
-
-def _read(found: dict[str, Any]) -> FirstSteps:
-    losses = tuple(None if value is None else float(value) for value in found["losses"])
-    if found["training"] or any(value is not None for value in losses):
-        return FirstSteps(losses, training=found["training"])
-    text = found["output"]
-    output = None if text is None else np.frombuffer(base64.b64decode(text), "<f8")
-    shape = tuple(found["shape"])
-    trial = Trial(0, len(losses), output=output, shape=shape, training=False)
-    return FirstSteps(losses, trial, training=False)
-
-
-def _compared(
-    chosen: Sequence[Technique], before: FirstSteps, after: FirstSteps
-) -> QualityCheck | None:
-    """How far two outputs lie apart, judged as `prove` does."""
+def _output_check(chosen: Sequence[Technique], before: Trial, after: Trial) -> QualityCheck | None:
+    """How far the outputs of two inferences lie apart, judged as `prove` does."""
     if before.output is None or after.output is None:
         return None
     quality = technique.quality_of(chosen)
     name = technique.combination_name(chosen)
-    return judge(name, str(quality.kind), quality.basis, [before.output], [after.output])
-
-
-def _number(value: Any) -> float | None:
-    import torch
-
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        # A script's loss still has its graph.
-        return float(value.detach())
-    return float(value) if isinstance(value, (int, float)) else None
+    return judge(name, str(quality.kind), quality.basis, [before], [after])

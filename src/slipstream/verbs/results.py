@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from slipstream.graph import Graph
-from slipstream.graph.page_faults import page_fault_error_ns
+from slipstream.graph.page_faults import page_fault_error_ns, page_fault_tasks
 from slipstream.measure.measured import Measured
 from slipstream.measure.records import PredictionRecord
 from slipstream.provenance import Provenance, weakest
@@ -320,11 +320,7 @@ def recorded_step(graph: Graph, predictions: Sequence[Prediction]) -> str:
 
 def wide_by_page_faults(graph: Graph, predictions: Sequence[Prediction]) -> str:
     """Why intervals are wide, and what to do, where page faults are most of the reason."""
-    wide = [
-        p
-        for p in applying(predictions)
-        if "allocator" not in p.technique and p.low * _WIDE < p.high
-    ]
+    wide = [p for p in applying(predictions) if p.low * _WIDE < p.high and _faults(p)]
     if not wide:
         return ""
     share = page_fault_error_ns(graph) / wide[0].baseline_ns
@@ -337,6 +333,11 @@ def wide_by_page_faults(graph: Graph, predictions: Sequence[Prediction]) -> str:
         "this step from launch to launch; take `allocator` first, alone or as "
         "--technique TECHNIQUE+allocator, which keeps the pages and is predicted closely"
     )
+
+
+def _faults(p: Predicted) -> bool:
+    """Whether the step as it would be has page faults, as far as is known."""
+    return p.graph is None or bool(page_fault_tasks(p.graph))
 
 
 def measured_note(name: str, measured: Measured) -> str:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import gc
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
 from slipstream.technique import Quality, QualityKind
-from slipstream.verbs.applying import _number
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
+from slipstream.verbs.first_steps import first_steps, trial_of
 from slipstream.workload import Built, Workload
 
 _SEEDS = 5
 # Two give an interval and a size of chance; below that there is nothing to read.
 _FEWEST_SEEDS = 2
-_MOST_STEPS = 50
-# The first step's loss says nothing of training yet.
-_FEWEST_STEPS = 2
-# Of an output; larger ones are sampled evenly. A megabyte for each seed.
-_MOST_VALUES = 1 << 17
 
 
 def check_quality(
@@ -123,7 +115,7 @@ def _trials(
             seconds_left=budget_s - (time.monotonic() - began),
             seeds_before=len(done),
         )
-        done += [_trial(seed, one) for seed, one in zip(left, found, strict=False)]
+        done += [trial_of(seed, one) for seed, one in zip(left, found, strict=False)]
         steps = steps or done[0].steps
         passed = time.monotonic() - began
         another = passed / len(done)
@@ -135,20 +127,6 @@ def _trials(
 def _seedless(trials: Sequence[Trial]) -> bool:
     """Whether the workload sets its own seed, so that one more says nothing new."""
     return len(trials) > 1 and trials[0].same_as(trials[1])
-
-
-def _trial(seed: int, found: Mapping[str, Any]) -> Trial:
-    losses = found["losses"]
-    output = found["output"]
-    return Trial(
-        seed=seed,
-        steps=found["steps"],
-        losses=None if losses is None else tuple(map(float, losses)),
-        metric=None if found["metric"] is None else float(found["metric"]),
-        output=None if output is None else np.frombuffer(base64.b64decode(output), "<f8"),
-        shape=tuple(found["shape"]),
-        training=found["training"],
-    )
 
 
 # What follows runs in the child.
@@ -177,7 +155,7 @@ def trials_in_child(
     began = time.monotonic()
     done: list[dict[str, Any]] = []
     for seed in seeds:
-        program = functools.partial(_one_trial, steps=steps, limit_s=budget_s / _SEEDS)
+        program = functools.partial(one_trial, steps=steps, limit_s=budget_s / _SEEDS)
         at = seeds_before + len(done) + 1
         say(f"seed {at} of at most {seeds_before + len(seeds)}")
         try:
@@ -196,37 +174,12 @@ def trials_in_child(
     return done
 
 
-def _one_trial(
+def one_trial(
     built: Built, steps: int | None, limit_s: float
 ) -> Generator[None, Any, list[dict[str, Any]]]:
-    """Run `steps` steps, or as many as fit in `limit_s`."""
-    began = time.monotonic()
-    losses: list[str] | None = []
-    output: dict[str, Any] = {"output": None, "shape": []}
-    count = 0
-    while count < (steps or _MOST_STEPS):
-        value = yield
-        count += 1
-        number = _number(value)
-        if number is None:
-            losses = None
-            output = _sampled(value)
-            # Without training the next one is the same.
-            if not built.training and built.metric is None:
-                break
-        elif losses is not None:
-            losses.append(repr(number))
-        late = time.monotonic() - began > limit_s
-        if steps is None and late and count >= _FEWEST_STEPS:
-            break
-    trial = {
-        "steps": count,
-        "losses": losses,
-        "metric": _metric(built),
-        "training": built.training,
-        **(output if losses is None and not built.training else {"output": None, "shape": []}),
-    }
-    return [trial]
+    """Run `steps` steps, or as many as fit in `limit_s`, and then the metric."""
+    found = yield from first_steps(built, steps, limit_s)
+    return [{**found, "metric": _metric(built)}]
 
 
 def _metric(built: Built) -> str | None:
@@ -240,25 +193,3 @@ def _metric(built: Built) -> str | None:
             where=describe_error(error)["where"],
             remedy="mend it, or prove without it: --no-quality",
         ) from error
-
-
-def _sampled(value: Any) -> dict[str, Any]:
-    """The first tensor in what a step returned: float64 as text, evenly sampled.
-
-    Of an output that has a loss beside it, the output.
-    """
-    import torch
-
-    from slipstream.surgery import tensors_in
-
-    tensors = tensors_in(value)
-    if not tensors:
-        return {"output": None, "shape": []}
-    whole = next((one for one in tensors if one.numel() > 1), tensors[0]).detach()
-    flat = (torch.view_as_real(whole) if whole.is_complex() else whole).reshape(-1)
-    flat = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
-    values = flat.to("cpu", torch.float64).numpy().astype("<f8")
-    return {
-        "output": base64.b64encode(values.tobytes()).decode(),
-        "shape": list(whole.shape),
-    }

@@ -29,8 +29,8 @@ from slipstream.techniques.distributed.exposed import (
     typical,
     watch,
 )
-from slipstream.verbs.applying import _number
 from slipstream.verbs.children import workload_of
+from slipstream.verbs.first_steps import first_steps
 from slipstream.workload import Built, drive
 
 # Steps that are kept from moment to moment, to be drawn, and the shortest wait among them.
@@ -111,13 +111,9 @@ def trial(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: in
     """The losses of the first steps from one seed, of this rank alone; infinities as text."""
 
     def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
-        losses: list[str] | None = []
-        for _ in range(steps):
-            number = _number((yield))
-            losses = None if number is None or losses is None else [*losses, repr(number)]
+        found = yield from first_steps(built, steps)
         built.settle()
-        found = {"losses": losses, "digest": digest(built)}
-        return found
+        return {**found, "digest": digest(built)}
 
     return _run(workload, keep_in, join, seed, program)
 

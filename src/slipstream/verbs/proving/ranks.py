@@ -25,6 +25,7 @@ from slipstream.ranks.hosts import Hosts, hosts_of
 from slipstream.ranks.launch import WorkerProcesses
 from slipstream.technique import Technique
 from slipstream.verbs.children import memory_limit_bytes
+from slipstream.verbs.first_steps import trial_of
 from slipstream.workload import Workload, restore_files
 
 if TYPE_CHECKING:
@@ -126,11 +127,10 @@ class RanksArm(Arm):
         arguments = partial(self._arguments, timeout_s, seed=seed, steps=steps)
         answers = self._call("trial", timeout_s, arguments)
         self._check_replicas(answers)
-        of_ranks = [one["losses"] for one in answers]
+        of_ranks = [trial_of(seed, one).losses for one in answers]
         if not all(of_ranks):
             return Trial(seed, steps)
-        means = (statistics.fmean(map(float, step)) for step in zip(*of_ranks, strict=True))
-        return Trial(seed, steps, tuple(means))
+        return Trial(seed, steps, tuple(map(statistics.fmean, zip(*of_ranks, strict=True))))
 
     def afterwards(self, timeout_s: float | None) -> dict[str, Any]:
         """How long a step stands still for each layer, and what the link carries meanwhile.
