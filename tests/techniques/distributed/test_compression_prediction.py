@@ -15,10 +15,13 @@ from slipstream.errors import UsageError, WorkloadError
 from slipstream.graph import Call, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, combine, parse, registry
-from slipstream.techniques.distributed.compression.compressor import Message
-from slipstream.techniques.distributed.compression.prediction import THREAD
-from slipstream.techniques.distributed.compression.technique import LATE
-from slipstream.techniques.distributed.compression.timing import exchange_call, timer
+from slipstream.techniques.distributed.compression.compressor import (
+    LATE,
+    THREAD,
+    Message,
+    exchange_call,
+)
+from slipstream.techniques.distributed.compression.timing import timer
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import prediction_table
 from slipstream.workload import Built, build_from

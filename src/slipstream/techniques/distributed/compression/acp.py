@@ -12,11 +12,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from slipstream.ranks.requests import Exchange, Reduce
+from slipstream.ranks.requests import Exchange
 from slipstream.technique import Traits
-from slipstream.techniques.distributed.compression.compressor import Message, sections
-from slipstream.techniques.distributed.compression.powersgd import LowRank, Matrix, as_they_are
-from slipstream.techniques.distributed.compression.technique import COMPRESSES
+from slipstream.techniques.distributed.compression import kernels
+from slipstream.techniques.distributed.compression.compressor import COMPRESSES, Message
+from slipstream.techniques.distributed.compression.powersgd import LowRank, Matrix
 
 if TYPE_CHECKING:
     import torch
@@ -47,48 +47,33 @@ class ACP(LowRank):
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
         """One all-reduce."""
-        import torch
-
-        from slipstream.techniques.distributed.compression import kernels
-
-        matrices, plain = self.matrices(bucket.layout)
+        matrices, _ = self.matrices(bucket.layout)
         residual = memory.residual(bucket.layout)
         left = memory.step % 2 == 0
-        sizes = [m.rank * (m.rows if left else m.columns) for m in matrices]
-        sent = torch.empty(sum(sizes) + sum(count for _, count in plain))
-        *factors, rest = sections(sent, [*sizes, sent.numel() - sum(sizes)])
-        bases = [self._basis(matrix, memory, left) for matrix in matrices]
-        if sound:
-            for matrix, basis, factor in zip(matrices, bases, factors, strict=True):
-                kept = matrix.of(residual)
-                if left:
-                    kernels.project(matrix.of(bucket.flat), kept, basis, matrix.thin(factor))
-                else:
-                    kept += matrix.of(bucket.flat)
-                    kernels.project_back(kept, basis, matrix.thin(factor))
-            for part, there in as_they_are(rest, plain, bucket.flat):
-                part.copy_(there)
-        else:
-            sent.fill_(math.nan)
-        sent = (yield Reduce(sent)).div_(workers)
-        if not kernels.finite(sent):
-            for matrix in matrices if sound else ():
-                matrix.of(residual).sub_(matrix.of(bucket.flat))
+        bases = {}
+        for matrix in matrices:
+            # What the other factor is found with: [rank, columns or rows].
+            basis = self.kept(matrix, memory, matrix.columns if left else matrix.rows).clone()
+            kernels.orthonormalise(basis)
+            bases[matrix] = basis
+
+        def project(matrix: Matrix, factor: torch.Tensor) -> None:
+            gradient, kept = matrix.of(bucket.flat), matrix.of(residual)
+            if left:
+                kernels.project(gradient, kept, bases[matrix], factor)
+            else:
+                kept += gradient
+                kernels.project_back(kept, bases[matrix], factor)
+
+        factors = yield from self.added_up(
+            bucket, residual, workers, sound,
+            [m.rank * (m.rows if left else m.columns) for m in matrices], project,
+        )  # fmt: skip
+        if factors is None:
             return False
-        *factors, rest = sections(sent, [*sizes, sent.numel() - sum(sizes)])
-        for matrix, basis, factor in zip(matrices, bases, factors, strict=True):
-            found = matrix.thin(factor)
-            p, q = (found, basis) if left else (basis, found)
+        for matrix, factor in zip(matrices, factors, strict=True):
+            factor.div_(workers)
+            p, q = (factor, bases[matrix]) if left else (bases[matrix], factor)
             kernels.reconstruct(p, q, matrix.of(residual), matrix.of(bucket.flat))
-            memory.vectors[matrix.name] = found
-        for part, there in as_they_are(rest, plain, bucket.flat):
-            there.copy_(part)
+            memory.vectors[matrix.name] = factor
         return True
-
-    def _basis(self, matrix: Matrix, memory: Memory, left: bool) -> torch.Tensor:
-        """What the other factor is found with, orthonormal: [rank, columns or rows]."""
-        from slipstream.techniques.distributed.compression import kernels
-
-        basis = self.kept(matrix, memory, matrix.columns if left else matrix.rows).clone()
-        kernels.orthonormalise(basis)
-        return basis

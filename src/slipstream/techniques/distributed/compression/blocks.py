@@ -12,22 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.compression.compressor import GatheringCompressor, sections
-from slipstream.techniques.distributed.compression.technique import LATE, CompressionTechnique
+from slipstream.techniques.distributed.compression.compressor import LATE, GatheringCompressor
+from slipstream.techniques.distributed.compression.kernels import Blocks
 
 if TYPE_CHECKING:
     import torch
 
     from slipstream.techniques.distributed.compression.bucket import Layout
-    from slipstream.techniques.distributed.compression.kernels import Blocks
 
 _SCALE_BYTES = 4
 
 
 @functools.lru_cache(maxsize=1024)
 def _blocks(layout: Layout, size: int, bits: int) -> Blocks:
-    from slipstream.techniques.distributed.compression.kernels import Blocks
-
     return Blocks.of(layout.spans, size, bits)
 
 
@@ -36,7 +33,7 @@ def _check_block(name: str, block: int) -> None:
         raise InvalidArgumentError(f"{name}:block", f"{block} is not from 32 to 2^20")
 
 
-class _Blocks(CompressionTechnique, GatheringCompressor):
+class _Blocks(GatheringCompressor):
     """What both share: scales float32 [blocks], then codes."""
 
     def _layout(self) -> tuple[int, int]:
@@ -65,7 +62,7 @@ class _Blocks(CompressionTechnique, GatheringCompressor):
     def _parts(self, payload: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        scales, codes = sections(payload, (_SCALE_BYTES * len(blocks), blocks.nbytes))
+        scales, codes = payload.split([_SCALE_BYTES * len(blocks), blocks.nbytes])
         return scales.view(torch.float32), codes
 
 

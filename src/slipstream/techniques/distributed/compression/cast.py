@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.technique import Quality, QualityKind, Traits
-from slipstream.techniques.distributed.compression.compressor import Message
-from slipstream.techniques.distributed.compression.technique import COMPRESSES, CompressionTechnique
+from slipstream.techniques.distributed.compression import kernels
+from slipstream.techniques.distributed.compression.compressor import COMPRESSES, Compressor, Message
 
 if TYPE_CHECKING:
     from slipstream.graph import Graph
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cast(CompressionTechnique):
+class Cast(Compressor):
     """Half the bytes. A sum that overflows in fp16 is computed again as float32."""
 
     name: ClassVar[str] = "cast"
@@ -27,8 +27,6 @@ class Cast(CompressionTechnique):
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
         """Divided before it is cast, so that the sum has room."""
         import torch
-
-        from slipstream.techniques.distributed.compression import kernels
 
         narrow = torch.bfloat16 if self.dtype == "bf16" else torch.float16
         # One pass each; the gradient itself has to stay, in case the sum overflows.

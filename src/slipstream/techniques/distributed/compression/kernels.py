@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from slipstream.errors import SlipstreamError
 from slipstream.native import InstructionSet
 from slipstream.native.family import FLOAT, INT32, INT64, POINTER, Family
 from slipstream.techniques.distributed.compression import _reference as reference
+
+if TYPE_CHECKING:
+    import torch
 
 _FAMILY = Family("compress", {
     "compress_finite": [INT32, POINTER, INT64],

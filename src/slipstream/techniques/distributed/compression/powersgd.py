@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.requests import Exchange, Reduce
+from slipstream.ranks.requests import Exchange, Gather, Reduce
 from slipstream.technique import Traits
-from slipstream.techniques.distributed.compression.compressor import Message, sections
-from slipstream.techniques.distributed.compression.technique import COMPRESSES, CompressionTechnique
+from slipstream.techniques.distributed.compression import kernels
+from slipstream.techniques.distributed.compression.compressor import COMPRESSES, Compressor, Message
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class LowRank(CompressionTechnique):
+class LowRank(Compressor):
     """What ways to send thin factors share: which matrices are worth it, and what is kept of them.
 
     Attributes:
@@ -98,19 +98,42 @@ class LowRank(CompressionTechnique):
         fresh = torch.randn(matrix.rank, length, generator=drawn)
         return fresh if known is None else torch.where(lost[:, None], fresh, known)
 
+    def added_up(
+        self, bucket: Bucket, residual: torch.Tensor, workers: int, sound: bool,
+        sizes: Sequence[int], project: Callable[[Matrix, torch.Tensor], None],
+    ) -> Generator[Reduce | Gather, torch.Tensor, list[torch.Tensor] | None]:  # fmt: skip
+        """Add up a factor of each matrix, and take the mean of what is not compressed, as it is.
 
-def as_they_are(
-    rest: torch.Tensor, plain: Sequence[tuple[int, int]], flat: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of what is not compressed: of each part in the message, and in the bucket.
+        Args:
+            sizes: how many numbers the factors have.
+            project: adds a matrix to what is kept of it, and fills its factor [rank, ...].
 
-    Args:
-        rest: of the message, [numbers that are not compressed].
-        plain: offset and length of each part in the bucket.
-        flat: the bucket.
-    """
-    for part, (at, count) in zip(sections(rest, [n for _, n in plain]), plain, strict=True):
-        yield part, flat[at : at + count]
+        Returns:
+            The sums, [rank, ...] each; None, and nothing has changed, where somebody's gradient is
+            not finite.
+        """
+        import torch
+
+        matrices, plain = self.matrices(bucket.layout)
+        counts = [*sizes, *(count for _, count in plain)]
+        sent = torch.empty(sum(counts))
+        if sound:
+            parts = sent.split(counts)
+            for matrix, factor in zip(matrices, parts, strict=False):
+                project(matrix, matrix.thin(factor))
+            for (at, count), part in zip(plain, parts[len(sizes) :], strict=True):
+                part.copy_(bucket.flat[at : at + count])
+        else:
+            sent.fill_(math.nan)
+        sent = yield Reduce(sent)
+        if not kernels.finite(sent):
+            for matrix in matrices if sound else ():
+                matrix.of(residual).sub_(matrix.of(bucket.flat))
+            return None
+        parts = sent.split(counts)
+        for (at, count), part in zip(plain, parts[len(sizes) :], strict=True):
+            torch.div(part, workers, out=bucket.flat[at : at + count])
+        return [matrix.thin(factor) for matrix, factor in zip(matrices, parts, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -142,51 +165,27 @@ class PowerSGD(LowRank):
         """Two all-reduces; one where no matrix is large enough."""
         import torch
 
-        from slipstream.techniques.distributed.compression import kernels
-
-        matrices, plain = self.matrices(bucket.layout)
+        matrices, _ = self.matrices(bucket.layout)
         residual = memory.residual(bucket.layout)
-        sizes = [m.rank * m.rows for m in matrices]
-        first = torch.empty(sum(sizes) + sum(count for _, count in plain))
-        *factors, rest = sections(first, [*sizes, first.numel() - sum(sizes)])
-        if sound:
-            for matrix, p in zip(matrices, factors, strict=True):
-                q = self.kept(matrix, memory, matrix.columns)
-                kernels.project(matrix.of(bucket.flat), matrix.of(residual), q, matrix.thin(p))
-            for part, there in as_they_are(rest, plain, bucket.flat):
-                part.copy_(there)
-        else:
-            first.fill_(math.nan)
-        first = yield Reduce(first)
-        *factors, rest = sections(first, [*sizes, first.numel() - sum(sizes)])
-        if not kernels.finite(first):
-            for matrix in matrices if sound else ():
-                matrix.of(residual).sub_(matrix.of(bucket.flat))
+
+        def project(matrix: Matrix, p: torch.Tensor) -> None:
+            q = self.kept(matrix, memory, matrix.columns)
+            kernels.project(matrix.of(bucket.flat), matrix.of(residual), q, p)
+
+        lefts = yield from self.added_up(
+            bucket, residual, workers, sound, [m.rank * m.rows for m in matrices], project
+        )
+        if lefts is None:
             return False
         if matrices:
-            yield from self._second(bucket, memory, workers, matrices, factors)
-        for part, there in as_they_are(rest, plain, bucket.flat):
-            torch.div(part, workers, out=there)
-        return True
-
-    def _second(
-        self, bucket: Bucket, memory: Memory, workers: int, matrices: list[Matrix],
-        factors: list[torch.Tensor],
-    ) -> Exchange:  # fmt: skip
-        import torch
-
-        from slipstream.techniques.distributed.compression import kernels
-
-        residual = memory.residual(bucket.layout)
-        sizes = [m.rank * m.columns for m in matrices]
-        second = torch.empty(sum(sizes))
-        lefts = [p.view(m.rank, m.rows) for m, p in zip(matrices, factors, strict=True)]
-        for matrix, p, q in zip(matrices, lefts, sections(second, sizes), strict=True):
-            kernels.orthonormalise(p)
-            kernels.project_back(matrix.of(residual), p, matrix.thin(q))
-        second = (yield Reduce(second)).div_(workers)
-        for matrix, p, q in zip(matrices, lefts, sections(second, sizes), strict=True):
-            right = q.view(matrix.rank, matrix.columns)
-            kernels.reconstruct(p, right, matrix.of(residual), matrix.of(bucket.flat))
-            memory.vectors[matrix.name] = right
+            sizes = [m.rank * m.columns for m in matrices]
+            second = torch.empty(sum(sizes))
+            for matrix, p, q in zip(matrices, lefts, second.split(sizes), strict=True):
+                kernels.orthonormalise(p)
+                kernels.project_back(matrix.of(residual), p, matrix.thin(q))
+            second = (yield Reduce(second)).div_(workers)
+            for matrix, p, factor in zip(matrices, lefts, second.split(sizes), strict=True):
+                q = matrix.thin(factor)
+                kernels.reconstruct(p, q, matrix.of(residual), matrix.of(bucket.flat))
+                memory.vectors[matrix.name] = q
         return True

@@ -6,35 +6,23 @@ encoding and decoding alone that are timed, Python included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+
+import torch
 
 from slipstream.graph import Call
-from slipstream.techniques.distributed.compression.compressor import Compressor
-
-OP = "slipstream::compression"
-
-
-def exchange_call(
-    compressor: Compressor, shapes: Sequence[tuple[int, ...]], workers: int, part: str
-) -> Call:
-    """One bucket's work on one worker: to be asked of `slipstream.durations`.
-
-    Args:
-        shapes: of the gradients in the bucket.
-        part: ``all`` of it, or what comes before the last communication: ``encode``.
-    """
-    return Call(f"{OP}()", (str(compressor), tuple(shapes), workers, part))
+from slipstream.ranks.requests import Gather
+from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
+from slipstream.techniques.distributed.compression.compressor import Compressor, mean
+from slipstream.techniques.distributed.compression.hook import settings_of
 
 
 def timer(call: Call) -> Callable[[], object]:
-    """The exchange as a function of nothing, on random numbers."""
-    import torch
+    """The exchange as a function of nothing, on random numbers.
 
-    from slipstream.ranks.requests import Gather
-    from slipstream.techniques.distributed.compression.bucket import Bucket, Layout, Memory
-    from slipstream.techniques.distributed.compression.compressor import mean
-    from slipstream.techniques.distributed.compression.hook import settings_of
-
+    Args:
+        call: of `exchange_call`.
+    """
     text, shapes, workers, part = call.arguments
     compressor = settings_of(text)
     assert isinstance(compressor, Compressor)

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.technique import Traits
+from slipstream.techniques.distributed.compression import kernels
 from slipstream.techniques.distributed.compression.compressor import (
-    GatheringCompressor,
-    Message,
-    sections,
-)
-from slipstream.techniques.distributed.compression.technique import (
     COMPRESSES,
     LATE,
-    CompressionTechnique,
+    Compressor,
+    GatheringCompressor,
+    Message,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def _checked_ratio(name: str, ratio: float) -> None:
 
 
 @dataclass(frozen=True)
-class TopK(CompressionTechnique, GatheringCompressor):
+class TopK(GatheringCompressor):
     """The numbers of largest magnitude in each bucket, with their indices; exact.
 
     Attributes:
@@ -63,15 +61,11 @@ class TopK(CompressionTechnique, GatheringCompressor):
     def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
                payload: torch.Tensor) -> None:  # fmt: skip
         """See `kernels.top`."""
-        from slipstream.techniques.distributed.compression import kernels
-
         kernels.top(gradient, residual, *self._parts(payload))
 
     def decode(self, payload: torch.Tensor, layout: Layout, out: torch.Tensor, weight: float,
                add: bool) -> None:  # fmt: skip
         """See `kernels.scatter`."""
-        from slipstream.techniques.distributed.compression import kernels
-
         if not add:
             out.zero_()
         kernels.scatter(*self._parts(payload), out, weight)
@@ -80,12 +74,12 @@ class TopK(CompressionTechnique, GatheringCompressor):
     def _parts(payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        indices, values = sections(payload, (payload.numel() // 2, payload.numel() // 2))
+        indices, values = payload.chunk(2)
         return indices.view(torch.int32), values.view(torch.float32)
 
 
 @dataclass(frozen=True)
-class RandomK(CompressionTechnique):
+class RandomK(Compressor):
     """Random runs of numbers, the same on all workers: no indices, and they can be added up.
 
     A bucket is cut into as many stretches as runs are sent, and one run is drawn of each, so that
@@ -123,8 +117,6 @@ class RandomK(CompressionTechnique):
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
         """One all-reduce of what was drawn."""
         import torch
-
-        from slipstream.techniques.distributed.compression import kernels
 
         indices = self._drawn(bucket.layout, memory.step)
         residual = memory.residual(bucket.layout)
