@@ -1,7 +1,8 @@
-"""The door to the compiled encoders (native/src/compress) and to their numpy reference.
+"""The compiled encoders (native/src/compress), and the same in numpy, to the bit.
 
 All tensors are float32 on a processor and contiguous unless said otherwise. Which kernel runs is
-chosen once: the best level that this processor has; all give the same bits.
+chosen once: the best level that this processor has. Sums run over 16 lanes, which are added in
+halves; see native/src/compress/kernel.h.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.errors import SlipstreamError
 from slipstream.native import InstructionSet
 from slipstream.native.family import FLOAT, INT32, INT64, POINTER, Family
-from slipstream.techniques.distributed.compression import _reference as reference
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,13 @@ _FAMILY = Family("compress", {
     "compress_reconstruct": [INT32, *[POINTER] * 2, INT64, INT64, INT32, *[POINTER] * 2],
 })  # fmt: skip
 _kernel = _FAMILY.kernel
+_LANES = 16
+_GROUP = 32
+_LARGEST = np.float32(2.0**100)
+_DEPENDENT = 1e-5
+_LARGEST_CODE = {4: np.float32(7.0), 8: np.float32(127.0)}
+_Floats = NDArray[np.float32]
+_Codes = NDArray[np.uint8]
 
 
 def kernels() -> dict[InstructionSet, int]:
@@ -44,7 +52,7 @@ def finite(x: torch.Tensor) -> bool:
     """Whether no number of x [n] is NaN, infinite, or at least 2^100."""
     kernel = _kernel()
     if kernel is None:
-        return reference.finite(x.numpy())
+        return bool((x.abs() < float(_LARGEST)).all())
     return bool(_FAMILY.library.slipstream_compress_finite(kernel, x.data_ptr(), x.numel()))
 
 
@@ -79,7 +87,7 @@ class Blocks:
                 offsets.append(start + at)
                 lengths.append(min(size, count - at))
         length = np.array(lengths, np.int64)
-        groups = -(-length // reference.GROUP) * reference.GROUP
+        groups = -(-length // _GROUP) * _GROUP
         ends = np.cumsum(groups * bits // 8)
         position = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if lengths else ends
         return cls(bits, np.array(offsets, np.int64), length, position,
@@ -93,7 +101,7 @@ class Blocks:
         kernel = _kernel()
         if kernel is None:
             for b, (at, count, place) in enumerate(self._each()):
-                scale, made = reference.encode_block(
+                scale, made = _encode_block(
                     self.bits, gradient.numpy()[at : at + count], residual.numpy()[at : at + count]
                 )
                 scales[b] = float(scale)
@@ -114,7 +122,7 @@ class Blocks:
             into = out.numpy()
             for b, (at, count, place) in enumerate(self._each()):
                 scale = scales.numpy()[b] * np.float32(weight)
-                made = reference.decode_block(self.bits, scale, codes.numpy()[place:], count)
+                made = _decode_block(self.bits, scale, codes.numpy()[place:], count)
                 into[at : at + count] = made + into[at : at + count] if add else made
             return
         _FAMILY.call(
@@ -135,8 +143,12 @@ def top(
     """Fill indices int32 [k], ascending, and values [k] with the largest of gradient + residual."""
     kernel = _kernel()
     if kernel is None:
-        found = reference.top(gradient.numpy(), residual.numpy(), indices.numel())
-        indices.numpy()[:], values.numpy()[:] = found
+        residual += gradient
+        # Of equals the lower index.
+        order = np.argsort(-np.abs(residual.numpy()), kind="stable")[: indices.numel()]
+        indices.numpy()[:] = np.sort(order)
+        values.copy_(residual[indices])
+        residual[indices] = 0.0
         return
     _FAMILY.call(
         "compress_top", kernel, gradient.data_ptr(), residual.data_ptr(), gradient.numel(),
@@ -167,7 +179,9 @@ def project(
     """residual [rows, columns] += gradient; p [rank, rows] = q residual^T for q [rank, columns]."""
     kernel = _kernel()
     if kernel is None:
-        p.numpy()[:] = reference.project(gradient.numpy(), residual.numpy(), q.numpy())
+        residual += gradient
+        for row, factor in zip(q.numpy(), p.numpy(), strict=True):
+            factor[:] = [_sum(line * row) for line in residual.numpy()]
         return
     _FAMILY.call(
         "compress_project", kernel, gradient.data_ptr(), residual.data_ptr(), *residual.shape,
@@ -179,7 +193,14 @@ def orthonormalise(p: torch.Tensor) -> None:
     """The rows of p [rank, rows], in place; those that depend on earlier ones become zero."""
     kernel = _kernel()
     if kernel is None:
-        reference.orthonormalise(p.numpy())
+        vectors = p.numpy()
+        for k, vector in enumerate(vectors):
+            before = np.sqrt(_dot(vector, vector))
+            for _ in range(2):
+                for known in vectors[:k]:
+                    vector -= np.float32(_dot(vector, known)) * known
+            after = np.sqrt(_dot(vector, vector))
+            vector *= np.float32(1.0 / after) if after > _DEPENDENT * before else np.float32(0)
         return
     _FAMILY.call("compress_orthonormalise", kernel, p.data_ptr(), p.shape[1], p.shape[0])
 
@@ -188,7 +209,9 @@ def project_back(residual: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> No
     """q [rank, columns] = p residual."""
     kernel = _kernel()
     if kernel is None:
-        q.numpy()[:] = reference.project_back(residual.numpy(), p.numpy())
+        into = q.zero_().numpy()
+        for row, factors in zip(residual.numpy(), p.numpy().T, strict=True):
+            into += factors[:, None] * row
         return
     _FAMILY.call(
         "compress_project_back", kernel, residual.data_ptr(), *residual.shape, p.shape[0],
@@ -202,9 +225,76 @@ def reconstruct(
     """out [rows, columns] = p^T q; residual -= out."""
     kernel = _kernel()
     if kernel is None:
-        out.numpy()[:] = reference.reconstruct(p.numpy(), q.numpy(), residual.numpy())
+        into = out.zero_().numpy()
+        for left, right in zip(p.numpy(), q.numpy(), strict=True):
+            into += left[:, None] * right
+        residual -= out
         return
     _FAMILY.call(
         "compress_reconstruct", kernel, p.data_ptr(), q.data_ptr(), *residual.shape, p.shape[0],
         residual.data_ptr(), out.data_ptr(),
     )  # fmt: skip
+
+
+def _encode_block(bits: int, gradient: _Floats, residual: _Floats) -> tuple[np.float32, _Codes]:
+    """The scale and the codes of one block; the residual keeps what they leave out."""
+    residual += gradient
+    if bits == 1:
+        return _encode_signs(residual)
+    most = np.abs(residual).max(initial=np.float32(0)) / _LARGEST_CODE[bits]
+    rounded = (int(np.float32(most).view(np.uint32)) + 0xFFFF) & 0xFFFF0000
+    scale = np.uint32(rounded).view(np.float32)
+    if not scale > np.float32(1e-37):
+        scale = inverse = np.float32(0)
+    else:
+        inverse = np.float32(1) / scale
+    codes = np.rint(residual * inverse)
+    residual -= codes * scale
+    padded = np.zeros(-(-codes.size // _GROUP) * _GROUP, np.int8)
+    padded[: codes.size] = codes
+    if bits == 8:
+        return scale, padded.view(np.uint8)
+    low, high = padded.view(np.uint8).reshape(-1, 2, _LANES).transpose(1, 0, 2)
+    both: _Codes = (low & np.uint8(15)) | (high << np.uint8(4))
+    return scale, both.reshape(-1)
+
+
+def _encode_signs(residual: _Floats) -> tuple[np.float32, _Codes]:
+    scale = _sum(np.abs(residual)) / np.float32(residual.size)
+    signs = residual >= 0
+    residual -= np.where(signs, scale, -scale)
+    padded = np.zeros(-(-signs.size // _GROUP) * _GROUP, np.bool_)
+    # A line's lanes beyond the end count as zeros, whose sign is plus.
+    padded[: -(-signs.size // _LANES) * _LANES] = True
+    padded[: signs.size] = signs
+    return scale, np.packbits(padded, bitorder="little")
+
+
+def _decode_block(bits: int, scale: np.float32, codes: _Codes, length: int) -> _Floats:
+    """float32 [length]."""
+    if bits == 1:
+        signs = np.unpackbits(codes, bitorder="little")[:length]
+        return np.where(signs == 1, scale, -scale).astype(np.float32)
+    if bits == 8:
+        return codes.view(np.int8)[:length] * scale
+    low = (codes << 4).view(np.int8) >> 4
+    high = codes.view(np.int8) >> 4
+    both = np.stack([low.reshape(-1, _LANES), high.reshape(-1, _LANES)], axis=1)
+    return both.reshape(-1)[:length] * scale
+
+
+def _sum(x: NDArray[Any]) -> Any:
+    lanes = np.pad(x, (0, -x.size % _LANES)).reshape(-1, _LANES)
+    total = np.zeros(_LANES, x.dtype)
+    for line in lanes:
+        total = total + line
+    half = _LANES // 2
+    while half:
+        total[:half] = total[:half] + total[half : 2 * half]
+        half //= 2
+    return total[0]
+
+
+def _dot(a: _Floats, b: _Floats) -> np.float64:
+    product: np.float64 = _sum(a.astype(np.float64) * b.astype(np.float64))
+    return product
