@@ -15,12 +15,8 @@ from slipstream.errors import UsageError, WorkloadError
 from slipstream.graph import Call, Graph, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import Context, combine, parse, registry
-from slipstream.techniques.distributed.compression.compressor import (
-    LATE,
-    THREAD,
-    Message,
-    exchange_call,
-)
+from slipstream.techniques.distributed.compression.compressor import Message
+from slipstream.techniques.distributed.compression.technique import LATE, THREAD, exchange_call
 from slipstream.techniques.distributed.compression.timing import timer
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import prediction_table

@@ -26,7 +26,7 @@ from slipstream.ranks import why_no_netlab
 from slipstream.ranks.calibration import computing_operations, cores, fitted_cluster
 from slipstream.ranks.hosts import HEADERS
 from slipstream.ranks.measuring import samples_of
-from slipstream.techniques.distributed.compression.compressor import OP
+from slipstream.techniques.distributed.compression.technique import OP
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.verbs.results import Prediction

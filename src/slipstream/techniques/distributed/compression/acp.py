@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 from slipstream.ranks.requests import Exchange
 from slipstream.technique import Traits
 from slipstream.techniques.distributed.compression import kernels
-from slipstream.techniques.distributed.compression.compressor import COMPRESSES, Message
+from slipstream.techniques.distributed.compression.compressor import Message
 from slipstream.techniques.distributed.compression.powersgd import LowRank, Matrix
+from slipstream.techniques.distributed.compression.technique import COMPRESSES
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.compression.compressor import LATE, GatheringCompressor
+from slipstream.techniques.distributed.compression.compressor import GatheringCompressor
 from slipstream.techniques.distributed.compression.kernels import Blocks
+from slipstream.techniques.distributed.compression.technique import LATE, CompressionTechnique
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ def _check_block(name: str, block: int) -> None:
         raise InvalidArgumentError(f"{name}:block", f"{block} is not from 32 to 2^20")
 
 
-class _Blocks(GatheringCompressor):
+class _Blocks(CompressionTechnique, GatheringCompressor):
     """What both share: scales float32 [blocks], then codes."""
 
     def _layout(self) -> tuple[int, int]:

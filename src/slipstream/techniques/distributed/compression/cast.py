@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.technique import Quality, QualityKind, Traits
 from slipstream.techniques.distributed.compression import kernels
-from slipstream.techniques.distributed.compression.compressor import COMPRESSES, Compressor, Message
+from slipstream.techniques.distributed.compression.compressor import Message
+from slipstream.techniques.distributed.compression.technique import COMPRESSES, CompressionTechnique
 
 if TYPE_CHECKING:
     from slipstream.graph import Graph
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cast(Compressor):
+class Cast(CompressionTechnique):
     """Half the bytes. A sum that overflows in fp16 is computed again as float32."""
 
     name: ClassVar[str] = "cast"

@@ -16,7 +16,8 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.requests import Exchange, Gather, Reduce
 from slipstream.technique import Traits
 from slipstream.techniques.distributed.compression import kernels
-from slipstream.techniques.distributed.compression.compressor import COMPRESSES, Compressor, Message
+from slipstream.techniques.distributed.compression.compressor import Message
+from slipstream.techniques.distributed.compression.technique import COMPRESSES, CompressionTechnique
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +49,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class LowRank(Compressor):
+class LowRank(CompressionTechnique):
     """What ways to send thin factors share: which matrices are worth it, and what is kept of them.
 
     Attributes:

@@ -15,12 +15,11 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.requests import Exchange, Reduce
 from slipstream.technique import Traits
 from slipstream.techniques.distributed.compression import kernels
-from slipstream.techniques.distributed.compression.compressor import (
+from slipstream.techniques.distributed.compression.compressor import GatheringCompressor, Message
+from slipstream.techniques.distributed.compression.technique import (
     COMPRESSES,
     LATE,
-    Compressor,
-    GatheringCompressor,
-    Message,
+    CompressionTechnique,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def _checked_ratio(name: str, ratio: float) -> None:
 
 
 @dataclass(frozen=True)
-class TopK(GatheringCompressor):
+class TopK(CompressionTechnique, GatheringCompressor):
     """The numbers of largest magnitude in each bucket, with their indices; exact.
 
     Attributes:
@@ -79,7 +78,7 @@ class TopK(GatheringCompressor):
 
 
 @dataclass(frozen=True)
-class RandomK(Compressor):
+class RandomK(CompressionTechnique):
     """Random runs of numbers, the same on all workers: no indices, and they can be added up.
 
     A bucket is cut into as many stretches as runs are sent, and one run is drawn of each, so that
