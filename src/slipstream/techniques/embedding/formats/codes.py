@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant import Granularity, code_weights
@@ -18,7 +17,7 @@ from slipstream.techniques.embedding.formats.format import (
     TableFacts,
     TableFormat,
 )
-from slipstream.techniques.embedding.modules import Rows, Table, over
+from slipstream.techniques.embedding.modules import Table, over
 from slipstream.techniques.embedding.weighting import chunks, row_weights_of
 
 _SCALE_BYTES = 4
@@ -68,16 +67,14 @@ class QuantizedTable(Table):
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of `ids` [count]: float32 [count, embedding_dim]."""
         codes = self.codes[ids]
+        if torch.onnx.is_in_onnx_export():  # which has no bitwise operators for bytes
+            codes = codes.long()
         if self.bits == 4:
             codes = torch.stack([codes & _NIBBLE, codes >> 4], 2).flatten(1)
             codes = codes[:, : self.embedding_dim]
         # Two's complement, as they were written.
         half = 1 << (self.bits - 1)
         return ((codes ^ half).float() - half) * self.scale[ids, None]
-
-    def for_export(self) -> nn.Module:
-        """The same codes, looked up by arithmetic alone."""
-        return _ExportedCodes(self)
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -133,28 +130,6 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
     return (codes[:, 0::2] & _NIBBLE) | (codes[:, 1::2] << 4)
-
-
-class _ExportedCodes(Rows):
-    """Rows of codes, by arithmetic alone: ONNX has no bitwise operators for bytes."""
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-
-    def __init__(self, table: QuantizedTable) -> None:
-        super().__init__()
-        self.register_buffer("codes", table.codes)
-        self.register_buffer("scale", table.scale)
-        self.bits, self.width = table.bits, table.embedding_dim
-
-    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        codes = self.codes[ids].float()
-        if self.bits == 4:
-            high = torch.floor(codes / 16)
-            codes = torch.stack([codes - 16 * high, high], 2).flatten(1)[:, : self.width]
-        # Two's complement: the upper half of all codes are negative.
-        top = 1 << self.bits
-        return (codes - top * (codes >= top // 2).float()) * self.scale[ids, None]
 
 
 class _Codes(TableFormat):

@@ -99,7 +99,7 @@ class _InArray(CompressedModule):
         return self.pool.look_up(bags, described, self.embedding_dim, mode or "sum")
 
     def exported_rows(self) -> nn.Module:
-        """Blocks, hashed by the operator that the exporter is told of."""
+        """Blocks, hashed by operators that ONNX has."""
         return _ExportedBlocks(self.pool, self._plain)
 
     def _format_repr(self) -> str:
@@ -281,19 +281,17 @@ def _expect_pool(pool: object) -> None:
 
 
 class _ExportedBlocks(Rows):
-    """Rows of a shared array, by the operator that the exporter is told of."""
+    """Rows of a shared array, hashed by operators that ONNX has."""
 
     def __init__(self, pool: SharedArray, described: torch.Tensor) -> None:
         super().__init__()
         if pool.array.dtype is not torch.float32:
             raise InvalidArgumentError("model", f"an array is {pool.array.dtype}, not float32")
         self.array, self.block, self.sign = pool.array, pool.block, pool.sign
-        self.described, self.width = described, int(described[0, 2])
+        ((self.key, _, self.width, _),) = described.tolist()
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        how = (None, None, self.described, ids.shape[0], self.width, self.block, self.sign)
-        rows: torch.Tensor = torch.ops.slipstream.robe.default(self.array, ids, *how, 0)
-        return rows
+        return hashes.rows_of(self.array, self.key, ids, self.width, self.block, self.sign)
 
 
 class _ExportedTables(nn.Module):

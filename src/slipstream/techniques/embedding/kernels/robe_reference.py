@@ -1,7 +1,8 @@
 """Rows made of hashed blocks of a shared array, in torch's own operators.
 
 What ``native/src/robe/hash.h`` defines, for any dtype and device, differentiable as often as one
-likes, and ten times slower: it writes down the place of every number.
+likes, and ten times slower: it writes down the place of every number. Exported models have these
+operators (`onnx_export`).
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def signs(key: int, ids: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Te
     element = torch.arange(dim, device=ids.device)
     word = torch.arange((dim + 63) // 64, device=ids.device)[None]
     words = _mixed((key ^ _signed(_SIGNS)) + rows * _signed(_ROW) + word * _signed(_BLOCK))
-    bits = (words[:, element // 64] >> (element % 64)) & 1
-    return (1 - 2 * bits).to(dtype)
+    bit = torch.tensor([_signed(1 << place % 64) for place in range(dim)], device=ids.device)
+    return 2 * ((words[:, element // 64] & bit) == 0).to(dtype) - 1
 
 
 def rows_of(
