@@ -24,6 +24,27 @@ INT32, INT64 = ctypes.c_int32, ctypes.c_int64
 UINT8, UINT32, UINT64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
 FLOAT, DOUBLE, POINTER, TEXT = ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.c_char_p
 
+_C_TYPES = {
+    "int32_t": INT32, "int64_t": INT64, "uint32_t": UINT32, "uint64_t": UINT64, "float": FLOAT,
+    "double": DOUBLE, "char": ctypes.c_char, "void*": POINTER,
+}  # fmt: skip
+
+
+def structure(members: str, **others: Any) -> Any:
+    """The ctypes class of a C struct.
+
+    Args:
+        members: as in C, every pointer a ``void*``: ``int32_t op[2], root; void* head[2];``.
+        others: further types by name.
+    """
+    types, fields = _C_TYPES | others, []
+    for declaration in filter(None, map(str.strip, members.split(";"))):
+        kind, names = declaration.split(None, 1)
+        for name in names.split(","):
+            name, _, count = name.strip().rstrip("]").partition("[")
+            fields.append((name, types[kind] * int(count) if count else types[kind]))
+    return type("structure", (ctypes.Structure,), {"_fields_": fields})
+
 
 class Family:
     """The compiled functions of one family, declared when the library is first used.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,107 +12,51 @@ import numpy.typing as npt
 
 from slipstream.errors import SlipstreamError
 from slipstream.native import InstructionSet, cpu_features
-from slipstream.native.family import (
-    DOUBLE,
-    INT32,
-    INT64,
-    POINTER,
-    UINT64,
-    Family,
-    array_pointer,
-)
+from slipstream.native.family import INT32, INT64, POINTER, Family, array_pointer, structure
 from slipstream.sparse.index import Index
 from slipstream.sparse.matrix import Float64s, Floats, Int32s, Int64s, Rows
 from slipstream.sparse.metrics import Plan, Side
 
 # Queries of a range, for which a block of dense columns is read once.
 AT_ONCE = 256
-_OK = 0
-_i32, _i64, _u64, _f64, _ptr = INT32, INT64, UINT64, DOUBLE, POINTER
 _FAMILY = Family("sparse", {
-    "sparse_level": [_i32],
-    "sparse_scratch_bytes": [_ptr, _i64],
-    "sparse_distances": [_ptr, _ptr, _ptr, _i64],
-    "sparse_nearest": [_ptr, _ptr, _i64, _ptr, _ptr],
-    "sparse_chebyshev": [_ptr, _ptr, _ptr, _i64],
-}, {"sparse_scratch_bytes": _i64}, abi=1)  # fmt: skip
+    "sparse_level": [INT32],
+    "sparse_scratch_bytes": [POINTER, INT64],
+    "sparse_distances": [POINTER, POINTER, POINTER, INT64],
+    "sparse_nearest": [POINTER, POINTER, INT64, POINTER, POINTER],
+    "sparse_chebyshev": [POINTER, POINTER, POINTER, INT64],
+}, {"sparse_scratch_bytes": INT64}, abi=1)  # fmt: skip
 # Of the numbers of slipstream_sparse_level, the one a named level allows.
 _LEVELS = {InstructionSet.AVX2: 1, InstructionSet.AVX512BW: 2, InstructionSet.AVX512: 2}
 
-
-class _Rows(ctypes.Structure):
-    _fields_ = (("rows", _i64), ("indptr", _ptr), ("column", _ptr), ("value", _ptr))
-
-
-class _Job(ctypes.Structure):
-    _fields_ = (
-        ("struct_bytes", _u64),
-        ("is_double", _i32),
-        ("channels", _i32),
-        ("op", _i32 * 2),
-        ("finish", _i32),
-        ("root", _i32),
-        ("exact", _i32),
-        ("reserved", _i32),
-        ("c0", _f64),
-        ("c1", _f64),
-        ("c2", _f64),
-        ("c3", _f64),
-        ("power", _f64),
-        ("columns", _f64),
-        ("near_zero", _f64),
-        ("rows", _i64),
-        ("tile_rows", _i64),
-        ("head_columns", _i64),
-        ("tail_columns", _i64),
-        ("head", _ptr * 2),
-        ("head_aux", _ptr * 2),
-        ("tile_start", _ptr),
-        ("list_start", _ptr),
-        ("list_row", _ptr),
-        ("list_value", _ptr * 2),
-        ("list_aux", _ptr * 2),
-        ("v", _ptr),
-        ("queries", _i64),
-        ("head_start", _ptr),
-        ("tail_start", _ptr),
-        ("head_column", _ptr),
-        ("tail_column", _ptr),
-        ("head_value", _ptr * 2),
-        ("tail_value", _ptr * 2),
-        ("head_value_aux", _ptr * 2),
-        ("tail_value_aux", _ptr * 2),
-        ("u", _ptr),
-        ("u1", _ptr),
-        ("u2", _ptr),
-        ("exact_a", _Rows),
-        ("exact_b", _Rows),
-    )
-
-
-class _Calls(ctypes.Structure):
-    _fields_ = (
-        ("struct_bytes", _u64),
-        ("level", _i32),
-        ("threads", _i32),
-        ("base", _i64),
-        ("count", _i64),
-        ("ranges", _ptr),
-        ("scratch_bytes", _i64),
-        ("scratch", _ptr),
-    )
-
-
-class _ChebyshevJob(ctypes.Structure):
-    _fields_ = (
-        ("struct_bytes", _u64),
-        ("non_negative", _i32),
-        ("reserved", _i32),
-        ("a", _Rows),
-        ("b", _Rows),
-        ("order_a", _ptr),
-        ("order_b", _ptr),
-    )
+_Rows = structure("int64_t rows; void* indptr, column, value")
+_Job = structure(
+    """
+    uint64_t struct_bytes; int32_t is_double, channels, op[2], finish, root, exact, reserved;
+    double c0, c1, c2, c3, power, columns, near_zero;
+    int64_t rows, tile_rows, head_columns, tail_columns;
+    void* head[2], head_aux[2], tile_start, list_start, list_row, list_value[2], list_aux[2], v;
+    int64_t queries;
+    void* head_start, tail_start, head_column, tail_column;
+    void* head_value[2], tail_value[2], head_value_aux[2], tail_value_aux[2], u, u1, u2;
+    csr exact_a, exact_b
+    """,
+    csr=_Rows,
+)
+_Calls = structure(
+    "uint64_t struct_bytes; int32_t level, threads; int64_t base, count; void* ranges;"
+    "int64_t scratch_bytes; void* scratch"
+)
+_ChebyshevJob = structure(
+    "uint64_t struct_bytes; int32_t non_negative, reserved; csr a, b; void* order_a, order_b",
+    csr=_Rows,
+)
+# Members of a job that are called as what they are taken from.
+_OF_PLAN = ("finish", "root", "exact", "c0", "c1", "c2", "c3", "power")
+_OF_INDEX = ("tile_start", "list_start", "list_row")
+_OF_INDEX_BY_CHANNEL = ("head", "head_aux", "list_value", "list_aux")
+_OF_QUERIES = ("head_start", "tail_start", "head_column", "tail_column")
+_OF_QUERIES_BY_CHANNEL = ("head_value", "tail_value", "head_value_aux", "tail_value_aux")
 
 
 def native() -> ctypes.CDLL | None:
@@ -139,8 +84,8 @@ class Queries:
     tail_column: Int32s
     head_value: tuple[Floats, ...]
     tail_value: tuple[Floats, ...]
-    head_aux: tuple[Floats | None, ...]
-    tail_aux: tuple[Floats | None, ...]
+    head_value_aux: tuple[Floats | None, ...]
+    tail_value_aux: tuple[Floats | None, ...]
 
     @classmethod
     def of(cls, rows: Rows, side: Side, index: Index) -> Queries:
@@ -161,151 +106,103 @@ def _starts(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Int64s:
     return before[rows.indptr]
 
 
-class NativeSearch:
-    """Queries against an index, by the compiled kernels. Calls may run on several threads."""
+class _NativeCalls:
+    """Calls of the compiled kernels for one job; they may run on several threads.
 
-    def __init__(
-        self, loaded: ctypes.CDLL, plan: Plan, index: Index, queries: Queries, near_zero: float
-    ) -> None:
-        self._library, self._level = loaded, level()
-        self.rows, self.dtype = len(index.rows), index.dtype
-        self.at_once = AT_ONCE
-        side = queries.side
-        # Everything a pointer leads to must outlive the calls.
-        self._kept = [plan, index, queries]
-        job = _Job(
-            struct_bytes=ctypes.sizeof(_Job),
-            is_double=index.dtype == np.float64,
-            channels=len(plan.ops),
-            op=(_i32 * 2)(*plan.ops),
-            finish=plan.finish,
-            root=plan.root,
-            exact=plan.exact,
-            c0=plan.c0,
-            c1=plan.c1,
-            c2=plan.c2,
-            c3=plan.c3,
-            power=plan.power,
-            columns=float(max(plan.columns, 1)),
-            near_zero=near_zero,
-            rows=len(index.rows),
-            tile_rows=index.tile_rows,
-            head_columns=index.head_columns,
-            tail_columns=index.tail_columns,
-            head=_pointers(index.head),
-            head_aux=_pointers(index.head_aux),
-            tile_start=array_pointer(index.tile_start),
-            list_start=array_pointer(index.list_start),
-            list_row=array_pointer(index.list_row),
-            list_value=_pointers(index.list_value),
-            list_aux=_pointers(index.list_aux),
-            v=array_pointer(index.term),
-            queries=len(queries.rows),
-            head_start=array_pointer(queries.head_start),
-            tail_start=array_pointer(queries.tail_start),
-            head_column=array_pointer(queries.head_column),
-            tail_column=array_pointer(queries.tail_column),
-            head_value=_pointers(queries.head_value),
-            tail_value=_pointers(queries.tail_value),
-            head_value_aux=_pointers(queries.head_aux),
-            tail_value_aux=_pointers(queries.tail_aux),
-            u=array_pointer(side.term),
-            u1=array_pointer(side.term1),
-            u2=array_pointer(side.term2),
-            exact_a=_csr(queries.rows, side.exact),
-            exact_b=_csr(index.rows, index.side.exact),
-        )
-        self._job = job
+    Args:
+        job: what they are to do.
+        kept: everything a pointer in it leads to.
+    """
+
+    def __init__(self, loaded: ctypes.CDLL, level: int, job: Any, kept: Sequence[object]) -> None:
+        self._library, self._level, self._job, self._kept = loaded, level, job, kept
+        job.struct_bytes = ctypes.sizeof(job)
 
     def scratch_bytes(self, queries: int) -> int:
         """Working memory of a call with so many queries."""
         return int(self._library.slipstream_sparse_scratch_bytes(ctypes.byref(self._job), queries))
 
-    def distances(self, ranges: Int64s, threads: int, out: Floats) -> None:
-        """Writes ``out[i - base, j]`` for the queries of `ranges`; rows of `out` are contiguous.
-
+    def _call(self, function: str, ranges: Int64s, threads: int, *arguments: object) -> None:
+        """
         Args:
             ranges: int64 [calls, 2]; first and last + 1 of the queries computed at a time. They
-                tile ``base <= i < base + len(out)``, in any order.
+                tile ``base <= i < base + queries``, in any order.
         """
-        calls, alive = self._calls(ranges, threads)
-        _check(
-            self._library.slipstream_sparse_distances(
-                ctypes.byref(self._job), ctypes.byref(calls), array_pointer(out),
-                out.strides[0] // out.itemsize,
-            )
+        ranges = np.ascontiguousarray(ranges, np.int64)
+        threads = max(1, min(threads, len(ranges)))
+        scratch_bytes = self.scratch_bytes(int((ranges[:, 1] - ranges[:, 0]).max()))
+        scratch = np.zeros(threads * scratch_bytes, np.uint8)
+        calls = _Calls(
+            ctypes.sizeof(_Calls), self._level, threads, int(ranges.min()), len(ranges),
+            array_pointer(ranges), scratch_bytes, array_pointer(scratch),
         )  # fmt: skip
-        del alive
+        compiled = getattr(self._library, f"slipstream_sparse_{function}")
+        if compiled(ctypes.byref(self._job), ctypes.byref(calls), *arguments):
+            # The arrays were made by us, so this is a defect of ours.
+            raise SlipstreamError(
+                "the distance kernels refused their input",
+                remedy="report this as a defect of slipstream",
+            )
+
+
+class NativeSearch(_NativeCalls):
+    """Queries against an index, by the compiled kernels."""
+
+    def __init__(
+        self, loaded: ctypes.CDLL, plan: Plan, index: Index, queries: Queries, near_zero: float
+    ) -> None:
+        self.rows, self.dtype = len(index.rows), index.dtype
+        self.at_once = AT_ONCE
+        side = queries.side
+        job = _Job(
+            is_double=index.dtype == np.float64, channels=len(plan.ops), op=(INT32 * 2)(*plan.ops),
+            **{name: getattr(plan, name) for name in _OF_PLAN},
+            columns=float(max(plan.columns, 1)), near_zero=near_zero, rows=len(index.rows),
+            tile_rows=index.tile_rows, head_columns=index.head_columns,
+            tail_columns=index.tail_columns,
+            **{name: array_pointer(getattr(index, name)) for name in _OF_INDEX},
+            **{name: _pointers(getattr(index, name)) for name in _OF_INDEX_BY_CHANNEL},
+            v=array_pointer(index.term), queries=len(queries.rows),
+            **{name: array_pointer(getattr(queries, name)) for name in _OF_QUERIES},
+            **{name: _pointers(getattr(queries, name)) for name in _OF_QUERIES_BY_CHANNEL},
+            u=array_pointer(side.term), u1=array_pointer(side.term1), u2=array_pointer(side.term2),
+            exact_a=_csr(queries.rows, side.exact), exact_b=_csr(index.rows, index.side.exact),
+        )  # fmt: skip
+        super().__init__(loaded, level(), job, [plan, index, queries])
+
+    def distances(self, ranges: Int64s, threads: int, out: Floats) -> None:
+        """Writes ``out[i - base, j]`` for the queries of `ranges`; its rows are contiguous."""
+        stride = out.strides[0] // out.itemsize
+        self._call("distances", ranges, threads, array_pointer(out), stride)
 
     def nearest(self, ranges: Int64s, threads: int, k: int) -> tuple[Floats, Int64s]:
         """Distances and rows of the `k` nearest, [queries, k], the nearest first."""
-        calls, alive = self._calls(ranges, threads)
         queries = int(ranges.max() - ranges.min())
-        distance = np.empty((queries, k), self.dtype)
-        row = np.empty((queries, k), np.int64)
-        _check(
-            self._library.slipstream_sparse_nearest(
-                ctypes.byref(self._job),
-                ctypes.byref(calls),
-                k,
-                array_pointer(distance),
-                array_pointer(row),
-            )
-        )
-        del alive
+        distance, row = np.empty((queries, k), self.dtype), np.empty((queries, k), np.int64)
+        self._call("nearest", ranges, threads, k, array_pointer(distance), array_pointer(row))
         return distance, row
 
-    def _calls(self, ranges: Int64s, threads: int) -> tuple[_Calls, list[npt.NDArray[Any]]]:
-        longest = int((ranges[:, 1] - ranges[:, 0]).max())
-        return _calls(ranges, threads, self._level, self.scratch_bytes(longest))
 
-
-class NativeChebyshev:
+class NativeChebyshev(_NativeCalls):
     """The largest difference over all columns, of queries to rows; both float64."""
 
     def __init__(
         self, loaded: ctypes.CDLL, left: Rows, right: Rows, orders: tuple[Int32s, Int32s]
     ) -> None:
-        self._library, self._width = loaded, max(left.width, 1)
-        self._kept = [left, right, orders]
-        self._job = _ChebyshevJob(
-            struct_bytes=ctypes.sizeof(_ChebyshevJob),
+        self._width = max(left.width, 1)
+        job = _ChebyshevJob(
             non_negative=all(not r.nnz or float(r.data.min()) >= 0 for r in (left, right)),
-            a=_csr(left, left.data),
-            b=_csr(right, right.data),
-            order_a=array_pointer(orders[0]),
-            order_b=array_pointer(orders[1]),
-        )
+            a=_csr(left, left.data), b=_csr(right, right.data),
+            order_a=array_pointer(orders[0]), order_b=array_pointer(orders[1]),
+        )  # fmt: skip
+        super().__init__(loaded, 0, job, [left, right, orders])
+
+    def scratch_bytes(self, queries: int) -> int:
+        return self._width * 8
 
     def distances(self, ranges: Int64s, threads: int, out: Float64s) -> None:
         """Writes ``out[i - base, j]``; see `NativeSearch.distances`."""
-        calls, alive = _calls(ranges, threads, 0, self._width * 8)
-        _check(
-            self._library.slipstream_sparse_chebyshev(
-                ctypes.byref(self._job), ctypes.byref(calls), array_pointer(out), out.shape[1]
-            )
-        )
-        del alive
-
-
-def _calls(
-    ranges: Int64s, threads: int, level: int, scratch_bytes: int
-) -> tuple[_Calls, list[npt.NDArray[Any]]]:
-    """How `ranges` are shared by threads, and what must outlive the call."""
-    ranges = np.ascontiguousarray(ranges, np.int64)
-    threads = max(1, min(threads, len(ranges)))
-    scratch = np.zeros(threads * scratch_bytes, np.uint8)
-    calls = _Calls(
-        struct_bytes=ctypes.sizeof(_Calls),
-        level=level,
-        threads=threads,
-        base=int(ranges.min()),
-        count=len(ranges),
-        ranges=array_pointer(ranges),
-        scratch_bytes=scratch_bytes,
-        scratch=array_pointer(scratch),
-    )
-    return calls, [ranges, scratch]
+        self._call("chebyshev", ranges, threads, array_pointer(out), out.shape[1])
 
 
 def _csr(rows: Rows, values: Floats) -> _Rows:
@@ -315,13 +212,4 @@ def _csr(rows: Rows, values: Floats) -> _Rows:
 
 
 def _pointers(arrays: tuple[npt.NDArray[Any] | None, ...]) -> Any:
-    return (_ptr * 2)(*[array_pointer(array) for array in arrays[:2]])
-
-
-def _check(status: int) -> None:
-    if status != _OK:
-        # The arrays were made by us, so this is a defect of ours.
-        raise SlipstreamError(
-            "the distance kernels refused their input",
-            remedy="report this as a defect of slipstream",
-        )
+    return (POINTER * 2)(*[array_pointer(array) for array in arrays[:2]])
