@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.embedding.kernels import bags as bags_door
 from slipstream.techniques.embedding.kernels.robe import MODES
 
 _INTEGERS = (torch.int32, torch.int64)
@@ -109,17 +109,11 @@ def reduced(rows: torch.Tensor, bags: Bags, mode: str, padding_idx: int | None) 
     Returns:
         [bags, width].
     """
-    count, begins = len(rows), bags.offsets
+    begins = bags.offsets
     if begins is None:
-        begins = torch.arange(bags.total, device=rows.device) * (count // max(bags.total, 1))
-    positions = torch.arange(count, device=rows.device)
-    if padding_idx is not None:
-        positions = positions.masked_fill(bags.ids == padding_idx, count)
-    return functional.embedding_bag(
-        positions, torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), begins, mode=mode,
-        per_sample_weights=bags.weights, padding_idx=count,
-        include_last_offset=bags.has_end,
-    )  # fmt: skip
+        begins = torch.arange(bags.total, device=rows.device) * (len(rows) // max(bags.total, 1))
+    padding = -1 if padding_idx is None else padding_idx
+    return bags_door.reduced(rows, bags.ids, begins, mode, bags.weights, padding, bags.has_end)
 
 
 def check_mode(mode: str) -> None:

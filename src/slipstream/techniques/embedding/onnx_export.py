@@ -69,7 +69,12 @@ def export(
     every = [*names, *output_names]
     target = Path(path)
     try:
-        with replacing(target) as part, _IntegerOperators(), torch.no_grad(), warnings.catch_warnings():
+        with (
+            replacing(target) as part,
+            _IntegerOperators(),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
             # Of tracing, and that this exporter is the older one.
             warnings.simplefilter("ignore")
             torch.onnx.export(

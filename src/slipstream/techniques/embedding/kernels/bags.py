@@ -7,8 +7,10 @@ or up to the last id where there is none; without offsets all bags have the same
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.native.family import INT32, INT64, POINTER, Family, tensor_pointer
@@ -105,6 +107,44 @@ def check_weights(weights: torch.Tensor) -> None:
         raise InvalidArgumentError(
             "per_sample_weights", f"the number at place {place} is {float(weights[place])}"
         )
+
+
+def reduced(
+    rows: torch.Tensor,
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    mode: str,
+    weights: torch.Tensor | None,
+    padding: int,
+    has_end: bool = False,
+) -> torch.Tensor:
+    """Bags of rows that are written down, one for each of `ids`: [bags, width].
+
+    Args:
+        padding: an id whose rows do not count.
+        has_end: whether the last offset ends the last bag.
+    """
+    count = len(ids)
+    places = torch.arange(count, device=ids.device).masked_fill(ids == padding, count)
+    # One row more stands for what is absent.
+    rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+    return functional.embedding_bag(
+        places, rows, offsets, mode=mode, per_sample_weights=weights, padding_idx=count,
+        include_last_offset=has_end,
+    )  # fmt: skip
+
+
+def gradients(
+    made_by: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], grad: torch.Tensor
+) -> list[torch.Tensor]:
+    """What torch says of each of `inputs`, from the gradient of ``made_by(*inputs)``."""
+    with torch.enable_grad():
+        leaves = [one.detach().requires_grad_() for one in inputs]
+        found = torch.autograd.grad(made_by(*leaves), leaves, grad, allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if one is None else one.contiguous()
+        for leaf, one in zip(leaves, found, strict=True)
+    ]
 
 
 def _about_offset(offsets: torch.Tensor, where: int, count: int) -> str:

@@ -17,7 +17,14 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import InstructionSet, triton_module
-from slipstream.native.family import FLOAT, INT32, POINTER, Family, tensor_pointer
+from slipstream.native.family import (
+    FLOAT,
+    INT32,
+    POINTER,
+    Family,
+    structure,
+    tensor_pointer,
+)
 from slipstream.native.operators import define
 from slipstream.techniques.embedding.kernels import bags as bags_door
 from slipstream.techniques.embedding.kernels import robe_reference as reference
@@ -26,37 +33,16 @@ MODES = ("sum", "mean", "max")
 """How a bag's rows become one, by the numbers the operator takes."""
 
 _BAGS = "Tensor ids, Tensor? offsets, Tensor? weights, Tensor tables, SymInt bags, SymInt width"
-_HOW = "int block, bool sign, int mode"
-_SCHEMAS = (
-    f"robe(Tensor array, {_BAGS}, {_HOW}) -> Tensor",
-    f"robe.gradient(Tensor grad, Tensor array, Tensor? made, {_BAGS}, {_HOW}, float scale)"
-    " -> Tensor",
-    f"robe.weights(Tensor grad, Tensor array, {_BAGS}, {_HOW}) -> Tensor",
-)
+_HOW = f"{_BAGS}, int block, bool sign, int mode"
 
 table_key = reference.table_key
 
 
-class _Lookup(ctypes.Structure):
-    _fields_ = (
-        ("tables", ctypes.c_void_p),
-        ("table_count", ctypes.c_int64),
-        ("bags", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("ids", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("offsets", ctypes.c_void_p),
-        ("offset_count", ctypes.c_int64),
-        ("weights", ctypes.c_void_p),
-        ("size", ctypes.c_int64),
-        ("block", ctypes.c_int64),
-        ("id_bytes", ctypes.c_int32),
-        ("sign", ctypes.c_int32),
-        ("mode", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-    )
-
-
+_Lookup = structure(
+    "void* tables; int64_t table_count, bags, width; void* ids; int64_t count; void* offsets;"
+    "int64_t offset_count; void* weights; int64_t size, block;"
+    "int32_t id_bytes, sign, mode, threads"
+)
 _FAMILY = Family("robe", {
     "robe_forward": [INT32, POINTER, POINTER, POINTER],
     "robe_backward": [INT32, POINTER, POINTER, FLOAT, POINTER, POINTER, POINTER],
@@ -69,34 +55,21 @@ def kernels() -> dict[InstructionSet, int]:
     return _FAMILY.kernels
 
 
-def _on_device() -> Any:
-    """The kernels for CUDA devices, or None."""
-    return triton_module("slipstream.techniques.embedding.kernels.robe_triton")
-
-
 def _kernel_for(array: torch.Tensor) -> int | None:
     """The compiled kernel that does it, or None."""
     return _FAMILY.kernel() if array.is_cpu and array.dtype is torch.float32 else None
 
 
-def _runs_on_device(array: torch.Tensor) -> bool:
-    """Whether a kernel of Triton's does it."""
-    return array.is_cuda and array.dtype is torch.float32 and _on_device() is not None
+def _on_device(array: torch.Tensor) -> Any:
+    """Triton's kernels that do it, or None."""
+    if not (array.is_cuda and array.dtype is torch.float32):
+        return None
+    return triton_module("slipstream.techniques.embedding.kernels.robe_triton")
 
 
-def _described(
-    size: int,
-    ids: torch.Tensor,
-    offsets: torch.Tensor | None,
-    weights: torch.Tensor | None,
-    tables: torch.Tensor,
-    bags: int,
-    width: int,
-    block: int,
-    sign: bool,
-    mode: int,
-) -> Any:
+def _described(size: int, how: tuple[Any, ...]) -> Any:
     """The arguments as the library takes them; the tensors must outlive it."""
+    ids, offsets, weights, tables, bags, width, block, sign, mode = how
     return _Lookup(
         tables.data_ptr(), tables.shape[0], bags, width, ids.data_ptr(), ids.numel(),
         tensor_pointer(offsets), 0 if offsets is None else offsets.numel(),
@@ -105,9 +78,10 @@ def _described(
     )  # fmt: skip
 
 
-def _done(status: int, how: tuple[Any, ...]) -> None:
-    """Raise what is wrong with the arguments, if the kernel refused them."""
-    if status:
+def _call(function: str, kernel: int, size: int, how: tuple[Any, ...], *arguments: object) -> None:
+    """Call a kernel, and raise what is wrong with the arguments if it refuses them."""
+    compiled = getattr(_FAMILY.library, f"slipstream_robe_{function}")
+    if status := compiled(kernel, ctypes.byref(_described(size, how)), *arguments):
         ids, offsets, _, tables, bags = how[:5]
         bags_door.check(ids, offsets, tables[:, 1], bags)
         raise SlipstreamError(f"the embedding kernel returned status {status}")
@@ -115,15 +89,8 @@ def _done(status: int, how: tuple[Any, ...]) -> None:
 
 def forward_by(kernel: int, array: torch.Tensor, *how: Any) -> torch.Tensor:
     """The look-up by one of `kernels`; arguments are those of ``slipstream::robe``, checked."""
-    bags, width = how[4], how[5]
-    rows = array.new_empty(bags, width)
-    lookup = _described(array.numel(), *how)
-    _done(
-        _FAMILY.library.slipstream_robe_forward(
-            kernel, ctypes.byref(lookup), array.data_ptr(), rows.data_ptr()
-        ),
-        how,
-    )
+    rows = array.new_empty(how[4], how[5])
+    _call("forward", kernel, array.numel(), how, array.data_ptr(), rows.data_ptr())
     return rows
 
 
@@ -137,13 +104,9 @@ def backward_by(
 ) -> torch.Tensor:
     """The array's gradient by one of `kernels`: [array.numel()]."""
     gradient = torch.zeros_like(array)
-    lookup = _described(array.numel(), *how)
-    _done(
-        _FAMILY.library.slipstream_robe_backward(
-            kernel, ctypes.byref(lookup), grad.data_ptr(), scale, array.data_ptr(),
-            tensor_pointer(made), gradient.data_ptr(),
-        ),
-        how,
+    _call(
+        "backward", kernel, array.numel(), how, grad.data_ptr(), scale, array.data_ptr(),
+        tensor_pointer(made), gradient.data_ptr(),
     )  # fmt: skip
     return gradient
 
@@ -151,13 +114,8 @@ def backward_by(
 def weights_by(kernel: int, grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor:
     """The gradient of the weights of ids by one of `kernels`: [ids]."""
     gradient = array.new_empty(how[0].numel())
-    lookup = _described(array.numel(), *how)
-    _done(
-        _FAMILY.library.slipstream_robe_weight_gradient(
-            kernel, ctypes.byref(lookup), grad.data_ptr(), array.data_ptr(), gradient.data_ptr()
-        ),
-        how,
-    )
+    pointers = grad.data_ptr(), array.data_ptr(), gradient.data_ptr()
+    _call("weight_gradient", kernel, array.numel(), how, *pointers)
     return gradient
 
 
@@ -189,9 +147,9 @@ def _robe(array: torch.Tensor, *how: Any) -> torch.Tensor:
         return forward_by(kernel, array, *how)
     ids, offsets, _, tables, bags = how[:5]
     bags_door.check(ids, offsets, tables[:, 1], bags)
-    if _runs_on_device(array):
-        found: torch.Tensor = _on_device().forward(array, *how)
-        return found
+    if (triton := _on_device(array)) is not None:
+        rows: torch.Tensor = triton.forward(array, *how)
+        return rows
     return by_reference(array, *how)
 
 
@@ -212,15 +170,11 @@ def _gradient(
         _check_gradient(array, made, how_)
     if (kernel := _kernel_for(array)) is not None:
         return backward_by(kernel, grad.contiguous(), array, made, *how_, scale=scale)
-    gradient: torch.Tensor
-    if _runs_on_device(array):
-        gradient = _on_device().backward(grad.contiguous(), array, made, *how_, scale=scale)
+    if (triton := _on_device(array)) is not None:
+        gradient: torch.Tensor = triton.backward(grad.contiguous(), array, made, *how_, scale=scale)
         return gradient
-    with torch.enable_grad():
-        leaf = array.detach().requires_grad_()
-        (found,) = torch.autograd.grad(by_reference(leaf, *how_), leaf, grad)
-    gradient = found * scale
-    return gradient
+    (unscaled,) = bags_door.gradients(lambda leaf: by_reference(leaf, *how_), [array], grad)
+    return unscaled * scale
 
 
 def _weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor:
@@ -229,32 +183,31 @@ def _weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor
     _check_gradient(array, grad, how)
     if (kernel := _kernel_for(array)) is not None:
         return weights_by(kernel, grad.contiguous(), array, *how)
-    if _runs_on_device(array):
-        gradient: torch.Tensor = _on_device().weight_gradient(grad.contiguous(), array, *how)
+    gradient: torch.Tensor
+    if (triton := _on_device(array)) is not None:
+        gradient = triton.weight_gradient(grad.contiguous(), array, *how)
         return gradient
-    with torch.enable_grad():
-        leaf = how[2].detach().requires_grad_()
-        made = by_reference(array.detach(), *how[:2], leaf, *how[3:])
-        found: tuple[torch.Tensor, ...] = torch.autograd.grad(made, leaf, grad)
-    return found[0]
+    (gradient,) = bags_door.gradients(
+        lambda weights: by_reference(array.detach(), *how[:2], weights, *how[3:]), [how[2]], grad
+    )
+    return gradient
 
 
-def _fake(array: torch.Tensor, *how: Any) -> torch.Tensor:
-    return array.new_empty(how[4], how[5])
-
-
-def _fake_gradient(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor:
-    return torch.empty_like(array)
-
-
-def _fake_weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor:
-    return array.new_empty(how[0].numel())
-
-
-_RUNS: tuple[Any, ...] = (_robe, _gradient, _weights)
-_SHAPES: tuple[Any, ...] = (_fake, _fake_gradient, _fake_weights)
-for _schema, _run, _shape in zip(_SCHEMAS, _RUNS, _SHAPES, strict=True):
-    define(_schema, _run, _shape)
+define(
+    f"robe(Tensor array, {_HOW}) -> Tensor",
+    _robe,
+    lambda array, *how: array.new_empty(how[4], how[5]),
+)
+define(
+    f"robe.gradient(Tensor grad, Tensor array, Tensor? made, {_HOW}, float scale) -> Tensor",
+    _gradient,
+    lambda grad, array, *how: torch.empty_like(array),
+)
+define(
+    f"robe.weights(Tensor grad, Tensor array, {_HOW}) -> Tensor",
+    _weights,
+    lambda grad, array, *how: array.new_empty(how[0].numel()),
+)
 
 robe = torch.ops.slipstream.robe.default
 robe_gradient = torch.ops.slipstream.robe.gradient

@@ -8,7 +8,8 @@ operators (`onnx_export`).
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
+
+from slipstream.techniques.embedding.kernels.bags import reduced
 
 _WORD = 2**64
 _HALF = 2**32 - 1
@@ -110,17 +111,9 @@ def bags_of(
     for number, (key, _, dim, padding) in enumerate(tables.tolist()):
         begin = edges[number * bags]
         end = edges[(number + 1) * bags] if (number + 1) * bags < len(edges) else count
-        own = ids[begin:end]
-        rows = rows_of(array, key, own, dim, block, sign)
-        # One row more stands for what is absent.
-        rows = torch.cat([rows, rows.new_zeros(1, dim)])
-        places_ = torch.arange(end - begin, device=ids.device)
-        places_ = places_.masked_fill(own == padding, end - begin)
-        columns.append(
-            functional.embedding_bag(
-                places_, rows, offsets[number * bags : (number + 1) * bags] - begin, mode=mode,
-                per_sample_weights=None if weights is None else weights[begin:end],
-                padding_idx=end - begin,
-            )
-        )  # fmt: skip
+        ids_of_table = ids[begin:end]
+        rows = rows_of(array, key, ids_of_table, dim, block, sign)
+        begins = offsets[number * bags : (number + 1) * bags] - begin
+        weights_of_table = None if weights is None else weights[begin:end]
+        columns.append(reduced(rows, ids_of_table, begins, mode, weights_of_table, padding))
     return torch.cat(columns, 1)

@@ -9,6 +9,7 @@ made by Triton's kernels (`tt_triton`) where it is there.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,14 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import InstructionSet, triton_module
-from slipstream.native.family import INT32, INT64, POINTER, Family, tensor_pointer
+from slipstream.native.family import (
+    INT32,
+    INT64,
+    POINTER,
+    Family,
+    structure,
+    tensor_pointer,
+)
 from slipstream.native.operators import define
 from slipstream.techniques.embedding.kernels import bags as bags_door
 from slipstream.techniques.embedding.kernels import tt_reference as reference
@@ -24,41 +32,16 @@ from slipstream.techniques.embedding.kernels import tt_reference as reference
 MODES = ("sum", "mean")
 """How a bag's rows become one, by the numbers the operator takes."""
 
-_WHERE = "Tensor[] cores, Tensor? cache, Tensor? hot"
 _BAGS = "Tensor ids, Tensor? offsets, Tensor? weights, int rows, int padding, SymInt bags, int mode"
-_SCHEMAS = (
-    f"tt({_WHERE}, {_BAGS}) -> Tensor",
-    f"tt.gradient(Tensor grad, {_WHERE}, {_BAGS}) -> Tensor[]",
-    f"tt.weights(Tensor grad, {_WHERE}, {_BAGS}) -> Tensor",
-)
+_HOW = f"Tensor[] cores, Tensor? cache, Tensor? hot, {_BAGS}"
 _MOST_CORES_OF_KERNELS = 3
 _NO_MEMORY = 3
 
-
-class _Lookup(ctypes.Structure):
-    _fields_ = (
-        ("cores", ctypes.c_void_p * 3),
-        ("rows", ctypes.c_int64 * 3),
-        ("columns", ctypes.c_int64 * 3),
-        ("ranks", ctypes.c_int64 * 2),
-        ("num_embeddings", ctypes.c_int64),
-        ("padding", ctypes.c_int64),
-        ("cache", ctypes.c_void_p),
-        ("cache_rows", ctypes.c_int64),
-        ("hot", ctypes.c_void_p),
-        ("hot_capacity", ctypes.c_int64),
-        ("bags", ctypes.c_int64),
-        ("ids", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("offsets", ctypes.c_void_p),
-        ("offset_count", ctypes.c_int64),
-        ("weights", ctypes.c_void_p),
-        ("id_bytes", ctypes.c_int32),
-        ("mode", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-    )
-
-
+_Lookup = structure(
+    "void* cores[3]; int64_t rows[3], columns[3], ranks[2], num_embeddings, padding; void* cache;"
+    "int64_t cache_rows; void* hot; int64_t hot_capacity, bags; void* ids; int64_t count;"
+    "void* offsets; int64_t offset_count; void* weights; int32_t id_bytes, mode, threads"
+)
 _FAMILY = Family("tt", {
     "tt_forward": [INT32, POINTER, POINTER],
     "tt_backward": [INT32, *[POINTER] * 6],
@@ -72,11 +55,6 @@ def kernels() -> dict[InstructionSet, int]:
     return _FAMILY.kernels
 
 
-def _on_device() -> Any:
-    """The kernels for CUDA devices, or None."""
-    return triton_module("slipstream.techniques.embedding.kernels.tt_triton")
-
-
 def _kernel_for(cores: Sequence[torch.Tensor]) -> int | None:
     """The compiled kernel that does it, or None."""
     first = cores[0]
@@ -85,31 +63,14 @@ def _kernel_for(cores: Sequence[torch.Tensor]) -> int | None:
     return _FAMILY.kernel() if runs else None
 
 
-def _of_three(cores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """As the kernels take them: two cores are three, of which the first is the number one."""
-    if len(cores) == _MOST_CORES_OF_KERNELS:
-        return list(cores)
-    return [cores[0].new_ones(1, 1, 1, 1), *cores]
-
-
-def _described(
-    cores: list[torch.Tensor],
-    cache: torch.Tensor | None,
-    hot: torch.Tensor | None,
-    ids: torch.Tensor,
-    offsets: torch.Tensor | None,
-    weights: torch.Tensor | None,
-    rows: int,
-    padding: int,
-    bags: int,
-    mode: int,
-) -> Any:
+def _described(cores: list[torch.Tensor], how: tuple[Any, ...]) -> Any:
     """The arguments as the library takes them; the tensors must outlive it."""
-    three = ctypes.c_int64 * 3
+    cache, hot, ids, offsets, weights, rows, padding, bags, mode = how
     return _Lookup(
-        (ctypes.c_void_p * 3)(*(core.data_ptr() for core in cores)),
-        three(*(core.shape[0] for core in cores)), three(*(core.shape[2] for core in cores)),
-        (ctypes.c_int64 * 2)(*(core.shape[1] for core in cores[1:])), rows, padding,
+        (POINTER * 3)(*(core.data_ptr() for core in cores)),
+        (INT64 * 3)(*(core.shape[0] for core in cores)),
+        (INT64 * 3)(*(core.shape[2] for core in cores)),
+        (INT64 * 2)(*(core.shape[1] for core in cores[1:])), rows, padding,
         tensor_pointer(cache), 0 if cache is None else cache.shape[0],
         tensor_pointer(hot), 0 if hot is None else hot.shape[0], bags, ids.data_ptr(), ids.numel(),
         tensor_pointer(offsets), 0 if offsets is None else offsets.numel(), tensor_pointer(weights),
@@ -117,8 +78,12 @@ def _described(
     )  # fmt: skip
 
 
-def _done(status: int, how: tuple[Any, ...]) -> None:
-    """Raise what is wrong with the arguments, if the kernel refused them."""
+def _call(
+    function: str, kernel: int, cores: list[torch.Tensor], how: tuple[Any, ...], *arguments: object
+) -> None:
+    """Call a kernel, and raise what is wrong with the arguments if it refuses them."""
+    compiled = getattr(_FAMILY.library, f"slipstream_tt_{function}")
+    status = compiled(kernel, ctypes.byref(_described(cores, how)), *arguments)
     if status == _NO_MEMORY:
         raise SlipstreamError("too little memory for a micro-batch of rows")
     if status:
@@ -164,18 +129,13 @@ def count_hits(hot: torch.Tensor, ids: torch.Tensor, hits: torch.Tensor) -> torc
 
 
 def _width(cores: Sequence[torch.Tensor]) -> int:
-    width = 1
-    for core in cores:
-        width *= core.shape[2]
-    return width
+    return math.prod(core.shape[2] for core in cores)
 
 
 def forward_by(kernel: int, cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """The look-up by one of `kernels`; arguments are those of ``slipstream::tt``, checked."""
     rows = cores[0].new_empty(how[7], _width(cores))
-    three = _of_three(cores)
-    lookup = _described(three, *how)
-    _done(_FAMILY.library.slipstream_tt_forward(kernel, ctypes.byref(lookup), rows.data_ptr()), how)
+    _call("forward", kernel, reference.of_three(cores), how, rows.data_ptr())
     return rows
 
 
@@ -183,17 +143,11 @@ def backward_by(
     kernel: int, grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any
 ) -> list[torch.Tensor]:
     """The gradients of the cores, and of the cache where there is one, by one of `kernels`."""
-    three = _of_three(cores)
+    three = reference.of_three(cores)
     gradients = [torch.zeros_like(core) for core in three]
     cache = None if how[0] is None else torch.zeros_like(how[0])
-    lookup = _described(three, *how)
-    _done(
-        _FAMILY.library.slipstream_tt_backward(
-            kernel, ctypes.byref(lookup), grad.data_ptr(), *(one.data_ptr() for one in gradients),
-            tensor_pointer(cache),
-        ),
-        how,
-    )  # fmt: skip
+    pointers = [grad.data_ptr(), *(one.data_ptr() for one in gradients), tensor_pointer(cache)]
+    _call("backward", kernel, three, how, *pointers)
     return gradients[-len(cores) :] + ([] if cache is None else [cache])
 
 
@@ -201,15 +155,8 @@ def weights_by(
     kernel: int, grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any
 ) -> torch.Tensor:
     """The gradient of the weights of ids by one of `kernels`: [ids]."""
-    gradient = cores[0].new_empty(how[2].numel())
-    three = _of_three(cores)
-    lookup = _described(three, *how)
-    _done(
-        _FAMILY.library.slipstream_tt_weight_gradient(
-            kernel, ctypes.byref(lookup), grad.data_ptr(), gradient.data_ptr()
-        ),
-        how,
-    )
+    gradient, three = cores[0].new_empty(how[2].numel()), reference.of_three(cores)
+    _call("weight_gradient", kernel, three, how, grad.data_ptr(), gradient.data_ptr())
     return gradient
 
 
@@ -279,10 +226,13 @@ def _tt(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
 def by_reference(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
     """The same by torch's operators, and differentiable."""
     cache, hot, ids, offsets, weights, _, padding, bags, mode = how
-    on_device = cores[0].is_cuda and _on_device() is not None and _on_device().runs(cores)
+    triton = None
+    if cores[0].is_cuda:
+        triton = triton_module("slipstream.techniques.embedding.kernels.tt_triton")
+    rows_of = reference.rows_of if triton is None or not triton.runs(cores) else triton.rows_of
     return reference.bags_of(
         cores, cache, hot, ids, offsets, weights, padding, bags, MODES[mode],
-        _on_device().rows_of if on_device else reference.rows_of,
+        rows_of,
     )  # fmt: skip
 
 
@@ -292,16 +242,13 @@ def _gradient(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> l
     _check_gradient(cores, grad, how)
     if (kernel := _kernel_for(cores)) is not None:
         return backward_by(kernel, grad.contiguous(), cores, *how)
-    with torch.enable_grad():
-        leaves = [core.detach().requires_grad_() for core in cores]
-        cache = None if how[0] is None else how[0].detach().requires_grad_()
-        made = by_reference(leaves, cache, *how[1:])
-        inputs = leaves if cache is None else [*leaves, cache]
-        found = torch.autograd.grad(made, inputs, grad, allow_unused=True)
-    return [
-        torch.zeros_like(leaf) if one is None else one.contiguous()
-        for leaf, one in zip(inputs, found, strict=True)
-    ]
+    parameters = [*cores, *([] if how[0] is None else [how[0]])]
+
+    def made_by(*leaves: torch.Tensor) -> torch.Tensor:
+        cache = None if how[0] is None else leaves[-1]
+        return by_reference(leaves[: len(cores)], cache, *how[1:])
+
+    return bags_door.gradients(made_by, parameters, grad)
 
 
 def _weights(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
@@ -310,31 +257,26 @@ def _weights(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> to
     _check_gradient(cores, grad, how)
     if (kernel := _kernel_for(cores)) is not None:
         return weights_by(kernel, grad.contiguous(), cores, *how)
-    with torch.enable_grad():
-        leaf = how[4].detach().requires_grad_()
-        made = by_reference([c.detach() for c in cores], *how[:4], leaf, *how[5:])
-        found: tuple[torch.Tensor, ...] = torch.autograd.grad(made, leaf, grad)
-    return found[0]
+    plain = [core.detach() for core in cores]
+    (gradient,) = bags_door.gradients(
+        lambda weights: by_reference(plain, *how[:4], weights, *how[5:]), [how[4]], grad
+    )
+    return gradient
 
 
-def _fake(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
-    return cores[0].new_empty(how[7], _width(cores))
-
-
-def _fake_gradient(
-    grad: torch.Tensor, cores: Sequence[torch.Tensor], cache: torch.Tensor | None, *how: Any
-) -> list[torch.Tensor]:
-    return [torch.empty_like(one) for one in (*cores, *([] if cache is None else [cache]))]
-
-
-def _fake_weights(grad: torch.Tensor, cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:
-    return cores[0].new_empty(how[2].numel())
-
-
-_RUNS: tuple[Any, ...] = (_tt, _gradient, _weights)
-_SHAPES: tuple[Any, ...] = (_fake, _fake_gradient, _fake_weights)
-for _schema, _run, _shape in zip(_SCHEMAS, _RUNS, _SHAPES, strict=True):
-    define(_schema, _run, _shape)
+define(f"tt({_HOW}) -> Tensor", _tt, lambda cores, *how: cores[0].new_empty(how[7], _width(cores)))
+define(
+    f"tt.gradient(Tensor grad, {_HOW}) -> Tensor[]",
+    _gradient,
+    lambda grad, cores, cache, *how: [
+        torch.empty_like(one) for one in (*cores, *([] if cache is None else [cache]))
+    ],
+)
+define(
+    f"tt.weights(Tensor grad, {_HOW}) -> Tensor",
+    _weights,
+    lambda grad, cores, *how: cores[0].new_empty(how[2].numel()),
+)
 
 
 def look_up(cores: Sequence[torch.Tensor], *how: Any) -> torch.Tensor:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+from slipstream.techniques.embedding.kernels.bags import reduced
+
 HASH = -7046029254386353131
 """What ids are multiplied by to find them in a table of hot rows: 2^64 over the golden ratio."""
 
@@ -28,6 +30,11 @@ def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
         made = made.reshape(-1, width, right.shape[1]) @ right.flatten(2)
         width *= right.shape[2]
     return made.reshape(-1, width)
+
+
+def of_three(cores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """As kernels take them: two cores are three, of which the first is the number one."""
+    return list(cores) if len(cores) == 3 else [cores[0].new_ones(1, 1, 1, 1), *cores]
 
 
 def start(ids: torch.Tensor, capacity: int) -> torch.Tensor:
@@ -75,10 +82,4 @@ def bags_of(
         rows = torch.where((slot >= 0)[:, None], cached, rows)
     if offsets is None:
         offsets = torch.arange(bags, device=ids.device) * (ids.numel() // bags)
-    # One row more stands for what is absent.
-    rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
-    places = torch.arange(len(ids), device=ids.device)
-    places = places.masked_fill(ids == padding, len(ids))
-    return functional.embedding_bag(
-        places, rows, offsets[:bags], mode=mode, per_sample_weights=weights, padding_idx=len(ids)
-    )
+    return reduced(rows, ids, offsets[:bags], mode, weights, padding)

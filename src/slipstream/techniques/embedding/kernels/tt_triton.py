@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream.techniques.embedding.kernels.tt_reference import of_three
+
 _LEAST = 16  # rows and columns of a product that tensor cores take
 _CHUNK_ROWS = 32
 _MOST_NUMBERS = 1 << 14  # of a middle slice that a program holds
@@ -131,18 +133,14 @@ def runs(cores: Sequence[torch.Tensor]) -> bool:
     """Whether a program can hold what these cores need; two cores are three of them."""
     if len(cores) not in (2, 3) or cores[0].dtype is not torch.float32:
         return False
-    launch = _launch(_of_three(cores))
+    launch = _launch(of_three(cores))
     return launch["r1_wide"] * launch["q2_wide"] * launch["r2_wide"] <= _MOST_NUMBERS
 
 
 def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     """As `tt_reference.rows_of`, of cores that `runs`: [n, q_1 ... q_d], differentiable."""
-    made: torch.Tensor = _Rows.apply(ids, *_of_three(cores))
+    made: torch.Tensor = _Rows.apply(ids, *of_three(cores))
     return made
-
-
-def _of_three(cores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return list(cores) if len(cores) == 3 else [cores[0].new_ones(1, 1, 1, 1), *cores]
 
 
 def _launch(cores: Sequence[torch.Tensor]) -> dict[str, int]:
