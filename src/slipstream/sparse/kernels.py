@@ -205,7 +205,7 @@ class NativeChebyshev(_NativeCalls):
         self._call("chebyshev", ranges, threads, array_pointer(out), out.shape[1])
 
 
-def _csr(rows: Rows, values: Floats) -> _Rows:
+def _csr(rows: Rows, values: Floats) -> Any:
     return _Rows(
         len(rows), array_pointer(rows.indptr), array_pointer(rows.indices), array_pointer(values)
     )

@@ -170,11 +170,13 @@ def _gradient(
         _check_gradient(array, made, how_)
     if (kernel := _kernel_for(array)) is not None:
         return backward_by(kernel, grad.contiguous(), array, made, *how_, scale=scale)
+    gradient: torch.Tensor
     if (triton := _on_device(array)) is not None:
-        gradient: torch.Tensor = triton.backward(grad.contiguous(), array, made, *how_, scale=scale)
+        gradient = triton.backward(grad.contiguous(), array, made, *how_, scale=scale)
         return gradient
     (unscaled,) = bags_door.gradients(lambda leaf: by_reference(leaf, *how_), [array], grad)
-    return unscaled * scale
+    gradient = unscaled * scale
+    return gradient
 
 
 def _weights(grad: torch.Tensor, array: torch.Tensor, *how: Any) -> torch.Tensor:
