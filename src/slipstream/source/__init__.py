@@ -59,8 +59,7 @@ from slipstream.source._batch_size import BatchSize, find_batch_size
 from slipstream.source._blocks import checkpoint_blocks
 from slipstream.source._function import value_of
 from slipstream.source._places import Places, locate, refuse_inside
-from slipstream.source._refusals import AlreadyThereError, NotPlacedError
-from slipstream.source._source import Source
+from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
 from slipstream.source._write import Undone, Written, undo, write
 
 __all__ = [

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from slipstream.source._names import Loop, Names
+from slipstream.source._names import Loop, Names, is_written, nodes_in, position, variables_in
 from slipstream.source._optimizer import assigned_to
 from slipstream.source._places import Places, is_main_guard
-from slipstream.source._refusals import AlreadyThereError, NotPlacedError
 from slipstream.source._source import Source
 from slipstream.source._step import Step
 
@@ -36,33 +35,29 @@ def accumulate(where: Places, batches: int) -> Source:
     source, names, step = where.source, where.source.names, where.step
     loop = step.container
     if not isinstance(loop, ast.For):
-        raise NotPlacedError("the training loop is no for loop", where=source.line(loop))
+        raise source.not_placed("the training loop is no for loop", loop)
     update = _own_statement(source, loop, step.update)
     backward = names.within(step.backward, loop.body)
     for above in names.ancestors(step.backward):
         if above is loop:
             break
         if not isinstance(above, (ast.Expr, ast.With)):
-            raise NotPlacedError(
-                "backward is called on a condition", where=source.line(step.backward)
-            )
+            raise source.not_placed("backward is called on a condition", step.backward)
     assert backward is not None
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Continue) and _loop_of(names, node) is loop:
-            raise NotPlacedError("the loop leaves batches out", where=source.line(node))
+    for node in nodes_in(ast.Continue, loop):
+        if _loop_of(names, node) is loop:
+            raise source.not_placed("the loop leaves batches out", node)
     first, last = _update_group(source, step, loop.body, loop.body.index(update), backward)
     group = loop.body[first : last + 1]
     cleared = [_own_statement(source, loop, one) for one in step.zero_grads]
     if not cleared:
-        raise NotPlacedError("the loop clears no gradients", where=source.line(loop))
+        raise source.not_placed("the loop clears no gradients", loop)
     source, counter, begin = _counter(source, loop)
     for one in cleared:
         if one in group:
             continue
         if loop.body.index(one) > loop.body.index(backward):
-            raise NotPlacedError(
-                "gradients are cleared apart from the update", where=where.source.line(one)
-            )
+            raise where.source.not_placed("gradients are cleared apart from the update", one)
         source = source.wrap(one, one, f"if {_minus(counter, begin)} % {batches} == 0:")
     source = source.surround(step.loss, "(", f" / {batches})")
     last_one = f"{_minus(counter, begin - 1)} % {batches}"
@@ -84,20 +79,16 @@ def _replicas(where: Places) -> str | None:
         return None
     for above in names.ancestors(wraps[0]):
         if isinstance(above, (ast.If, ast.IfExp, ast.Try)) and not is_main_guard(above):
-            raise NotPlacedError(
-                "whether replicas exchange gradients depends on a condition",
-                where=source.line(above),
+            raise source.not_placed(
+                "whether replicas exchange gradients depends on a condition", above
             )
     wrapped = assigned_to(names, wraps[0])
-    called = [
-        one
-        for one in ast.walk(step.container)
-        if isinstance(one, ast.Call) and wrapped and names.identity(one.func) == wrapped
-    ]
+    calls = nodes_in(ast.Call, step.container)
+    called = [one for one in calls if wrapped and names.identity(one.func) == wrapped]
     if len(wraps) > 1 or not called:
-        raise NotPlacedError(
+        raise source.not_placed(
             "replicas exchange gradients, and it cannot be seen with which call of the loop",
-            where=source.line(wraps[0]),
+            wraps[0],
         )
     return source.segment(called[0].func)
 
@@ -107,17 +98,13 @@ def _without_exchange(where: Places, replicas: str, last_one: str) -> Source:
     source, step = where.source, where.step
     names, loop = source.names, step.container
     assert isinstance(loop, ast.For)
-    calls = [
-        one
-        for one in ast.walk(loop)
-        if isinstance(one, ast.Call) and source.segment(one.func) == replicas
-    ]
+    calls = [one for one in nodes_in(ast.Call, loop) if source.segment(one.func) == replicas]
     backward = names.within(step.backward, loop.body)
-    begin = names.within(min(calls, key=lambda one: one.lineno), loop.body)
+    begin = names.within(min(calls, key=position), loop.body)
     if begin is None or backward is None or loop.body.index(begin) > loop.body.index(backward):
-        raise NotPlacedError("the model is not called before backward", where=source.line(loop))
+        raise source.not_placed("the model is not called before backward", loop)
     if names.module_name("contextlib") is None and names.is_taken("contextlib"):
-        raise NotPlacedError("'contextlib' stands for something else", where=source.line(loop))
+        raise source.not_placed("'contextlib' stands for something else", loop)
     module = names.module_name("contextlib") or "contextlib"
     header = f"with {replicas}.no_sync() if {last_one} else {module}.nullcontext():"
     return source.with_import("contextlib").wrap(begin, backward, header)
@@ -129,13 +116,9 @@ def _own_statement(source: Source, loop: ast.For, call: ast.Call) -> ast.stmt:
     if isinstance(parent, ast.Expr) and parent in loop.body:
         return parent
     for above in source.names.ancestors(call):
-        if isinstance(above, ast.If) and any(
-            isinstance(node, ast.Mod) for node in ast.walk(above.test)
-        ):
-            raise AlreadyThereError("the loop accumulates gradients", where=source.line(above))
-    raise NotPlacedError(
-        f"{source.segment(call)} is not a statement of the loop itself", where=source.line(call)
-    )
+        if isinstance(above, ast.If) and any(nodes_in(ast.Mod, above.test)):
+            raise source.already_there("the loop accumulates gradients", above)
+    raise source.not_placed(f"{source.segment(call)} is not a statement of the loop itself", call)
 
 
 def _update_group(
@@ -147,12 +130,8 @@ def _update_group(
     def holds(statement: ast.stmt, calls: Iterable[ast.expr]) -> bool:
         return isinstance(statement, ast.Expr) and statement.value in calls
 
-    clips = [
-        one
-        for statement in body
-        for one in ast.walk(statement)
-        if isinstance(one, ast.Call) and "clip_grad" in source.segment(one.func)
-    ]
+    calls = nodes_in(ast.Call, *body)
+    clips = [one for one in calls if "clip_grad" in source.segment(one.func)]
     first = last = update
     while first > body.index(backward) + 1 and _is_clip(body[first - 1], clips):
         first -= 1
@@ -161,9 +140,8 @@ def _update_group(
     for one in (*clips, *step.others):
         statement = names.within(one, body)
         if statement is None or not first <= body.index(statement) <= last:
-            raise NotPlacedError(
-                f"{source.segment(one.func)} belongs to the update and stands apart from it",
-                where=source.line(one),
+            raise source.not_placed(
+                f"{source.segment(one.func)} belongs to the update and stands apart from it", one
             )
     return first, last
 
@@ -193,24 +171,16 @@ def _counter(source: Source, loop: ast.For) -> tuple[Source, str, int]:
     elif called == "range" and given and len(given) <= 2:
         found = target
         begin = _number(given[0]) if len(given) == 2 else 0
-    assigned = {
-        node.id
-        for statement in loop.body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    assigned = {node.id for node in variables_in(*loop.body) if is_written(node)}
     builtin = not names.is_taken(called)
     if isinstance(found, ast.Name) and begin is not None and builtin and found.id not in assigned:
-        read = any(
-            isinstance(node, ast.Name) and node.id == found.id and node is not found
-            for node in ast.walk(loop)
-        )
-        if found.id.startswith("_") and not read:
+        unread = variables_in(loop, name=found.id) == [found]
+        if found.id.startswith("_") and unread:
             counter = source.fresh_name(*_COUNTERS)
             return source.replace(found, counter), counter, begin
         return source, found.id, begin
     if names.is_taken("enumerate"):
-        raise NotPlacedError("'enumerate' stands for something else", where=source.line(loop))
+        raise source.not_placed("'enumerate' stands for something else", loop)
     counter = source.fresh_name(*_COUNTERS)
     source = source.replace(target, f"{counter}, {_whole(source, target)}")
     return source.replace(over, f"enumerate({_whole(source, over)})"), counter, 0

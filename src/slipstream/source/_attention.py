@@ -6,10 +6,10 @@ import ast
 import math
 from dataclasses import dataclass, field
 
-from slipstream.source._classes import class_of, reachable
+from slipstream.source._names import is_written, nodes_in, variables_in
+from slipstream.source._parts import reachable
 from slipstream.source._places import Places
-from slipstream.source._refusals import NotPlacedError
-from slipstream.source._source import Source
+from slipstream.source._source import NotPlacedError, Source
 
 _SOFTMAX = ("torch.softmax", "torch.nn.functional.softmax")
 _MATMUL = ("torch.matmul", "torch.bmm")
@@ -51,19 +51,17 @@ def fuse_attention(where: Places) -> Source:
         NotPlacedError: there is none, or one with a step that is not understood.
     """
     source = where.source
-    made = class_of(where)
+    made = where.model_class
     found = [
         _Reader(source, function, where.torch).read(product, left, value)
-        for kind in reachable(source, made)
+        for kind in reachable(source.names, made)
         for function in kind.body
         if isinstance(function, ast.FunctionDef)
         for product, left, value in _products(source, function)
         if _leads_to_softmax(source, function, left)
     ]
     if not found:
-        raise NotPlacedError(
-            "no attention is written out in the model's own classes", where=source.line(made)
-        )
+        raise source.not_placed("no attention is written out in the model's own classes", made)
     edited = source.with_import("torch")
     for one in found:
         mask = f", attn_mask={one.keep}" if one.keep else ""
@@ -99,23 +97,17 @@ def _sides(source: Source, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
 def _leads_to_softmax(source: Source, function: ast.FunctionDef, left: ast.expr) -> bool:
     """Whether a softmax stands in `left`, or in what a name in it was given."""
     nodes = list(ast.walk(left))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names = {node.id for node in variables_in(left)}
     for _ in range(len(function.body)):
         given = [
             node
-            for node in ast.walk(function)
-            if isinstance(node, ast.Assign)
-            and node.lineno < left.lineno
+            for node in nodes_in(ast.Assign, function)
+            if node.lineno < left.lineno
             and any(isinstance(t, ast.Name) and t.id in names for t in node.targets)
         ]
         nodes += [part for node in given for part in ast.walk(node.value)]
-        more = {
-            node.id
-            for one in given
-            if _softmax_of(source, one.value) is None
-            for node in ast.walk(one.value)
-            if isinstance(node, ast.Name)
-        }
+        further = (one.value for one in given if _softmax_of(source, one.value) is None)
+        more = {node.id for node in variables_in(*further)}
         if more <= names:
             break
         names |= more
@@ -186,13 +178,7 @@ class _Reader:
         here = self._source.names.within(expression, block)
         place = block.index(here) if here is not None else 0
         for statement in reversed(block[:place]):
-            stores = any(
-                isinstance(node, ast.Name)
-                and node.id == expression.id
-                and not isinstance(node.ctx, ast.Load)
-                for node in ast.walk(statement)
-            )
-            if not stores:
+            if not any(map(is_written, variables_in(statement, name=expression.id))):
                 continue
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                 target = statement.targets[0]
@@ -201,26 +187,22 @@ class _Reader:
                     found.statements.append(statement)
                     return statement.value
             break
-        raise NotPlacedError(
+        raise self._source.not_placed(
             f"'{expression.id}' is read elsewhere too, or made in another way than by '='",
-            where=self._source.line(expression),
+            expression,
         )
 
     def _readers(self, made: ast.Assign, name: str) -> list[ast.Name]:
         """Where what a statement gives a name may be read, by the order of the text."""
-        same = [
-            node
-            for node in ast.walk(self._function)
-            if isinstance(node, ast.Name) and node.id == name
-        ]
+        same = variables_in(self._function, name=name)
         after = [one for one in same if one.lineno > (made.end_lineno or made.lineno)]
-        stores = [one for one in after if not isinstance(one.ctx, ast.Load)]
+        stores = filter(is_written, after)
         # The next statement that gives the name a value may read it once more.
         until = min(
             (self._source.names.statement(one).end_lineno or one.lineno for one in stores),
             default=math.inf,
         )
-        return [one for one in after if isinstance(one.ctx, ast.Load) and one.lineno <= until]
+        return [one for one in after if not is_written(one) and one.lineno <= until]
 
     def _dropped(self, node: ast.expr) -> tuple[ast.expr, str] | None:
         """What dropout is applied to, and its probability as the fused call takes it."""
@@ -236,15 +218,11 @@ class _Reader:
                 raise self._refusal(node)
             on = self._source.segment(training)
             return node.args[0], f"{self._source.segment(rate)} if {on} else 0.0"
-        identity = names.identity(node.func)
-        made = names.bindings(*identity) if identity is not None else []
-        values = [getattr(names.statement(one), "value", None) for one in made]
-        dropout = [
-            one
-            for one in values
-            if isinstance(one, ast.Call) and names.qualified(one.func) == "torch.nn.Dropout"
-        ]
-        if not dropout or len(dropout) != len(values) or len(node.args) != 1 or node.keywords:
+        kinds = {
+            names.qualified(one.func) if isinstance(one, ast.Call) else None
+            for one in names.values(node.func)
+        }
+        if kinds != {"torch.nn.Dropout"} or len(node.args) != 1 or node.keywords:
             return None
         module = self._source.segment(node.func)
         return node.args[0], f"{module}.p if {module}.training else 0.0"
@@ -277,9 +255,8 @@ class _Reader:
         values = [getattr(self._source.names.statement(one), "value", None) for one in made]
         if values and all(one is not None and _is_number(self._source, one) for one in values):
             return text
-        raise NotPlacedError(
-            f"'{text}' may be a tensor, and a scale must be a number",
-            where=self._source.line(node),
+        raise self._source.not_placed(
+            f"'{text}' may be a tensor, and a scale must be a number", node
         )
 
     def _untransposed(self, node: ast.expr) -> ast.expr:
@@ -303,26 +280,22 @@ class _Reader:
         """Refuse where what the call reads gets another value before it."""
         if not found.statements:
             return
-        read = {
-            node.id for one in found.read for node in ast.walk(one) if isinstance(node, ast.Name)
-        }
+        read = {node.id for node in variables_in(*found.read)}
         block = self._function.body
         last = self._source.names.within(found.product, block)
         assert last is not None
         begin = min(block.index(one) for one in found.statements)
         for statement in block[begin : block.index(last)]:
             for node in ast.walk(statement):
-                stores = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-                again = stores and isinstance(node, ast.Name) and node.id in read
+                again = isinstance(node, ast.Name) and is_written(node) and node.id in read
                 in_place = isinstance(node, ast.Attribute) and node.attr.endswith("_")
                 if again or in_place or isinstance(node, ast.AugAssign):
                     raise self._refusal(node)
 
     def _refusal(self, node: ast.AST) -> NotPlacedError:
         text = " ".join(self._source.segment(node).split())
-        return NotPlacedError(
-            f"'{text}' is no step of attention that is understood here",
-            where=self._source.line(node),
+        return self._source.not_placed(
+            f"'{text}' is no step of attention that is understood here", node
         )
 
 

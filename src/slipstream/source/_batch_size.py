@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from slipstream.source._names import Function, default_of, is_written, variables_in
 from slipstream.source._places import Places
-from slipstream.source._refusals import NotPlacedError
-from slipstream.source._source import Source
+from slipstream.source._source import NotPlacedError, Source
 
 _NAME = "batch_size"
 _LOADER = "torch.utils.data.DataLoader"
@@ -60,22 +60,12 @@ def find_batch_size(where: Places) -> BatchSize:
     return _literal(source, found)
 
 
-def _default(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr:
-    arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    first = len(positional) - len(arguments.defaults)
-    pairs = [
-        *zip(positional[first:], arguments.defaults, strict=True),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ]
-    for argument, default in pairs:
-        if argument.arg == _NAME and default is not None:
-            for node in ast.walk(function):
-                if isinstance(node, ast.Name) and node.id == _NAME and not _is_read(node):
-                    raise NotPlacedError(
-                        f"{function.name}() sets {_NAME} itself", where=source.line(node)
-                    )
-            return default
+def _default(source: Source, function: Function) -> ast.expr:
+    if (default := default_of(function, _NAME)) is not None:
+        for node in variables_in(function, name=_NAME):
+            if is_written(node):
+                raise source.not_placed(f"{function.name}() sets {_NAME} itself", node)
+        return default
     raise NotPlacedError(
         f"{function.name}() has no argument {_NAME} with a default",
         where=source.line(function),
@@ -107,7 +97,7 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
         bound = source.names.bindings(source.tree, value.id)
         if len(bound) != 1:
             how = f"assigned {len(bound)} times" if bound else "no constant of this file"
-            raise NotPlacedError(f"'{text}' is {how}", where=source.line(value))
+            raise source.not_placed(f"'{text}' is {how}", value)
         statement = source.names.statement(bound[0])
         made = getattr(statement, "value", None)
         simple = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement in (
@@ -115,9 +105,5 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
         )
         if simple and isinstance(made, ast.Constant) and type(made.value) is int:
             return BatchSize(source, made.value, made)
-        raise NotPlacedError(f"'{text}' is no plain number", where=source.line(statement))
-    raise NotPlacedError(f"'{text}' is no plain number", where=source.line(value))
-
-
-def _is_read(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Load)
+        raise source.not_placed(f"'{text}' is no plain number", statement)
+    raise source.not_placed(f"'{text}' is no plain number", value)

@@ -6,25 +6,17 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slipstream.source._classes import class_of, local_class, reachable
+from slipstream.source._names import last_name, nodes_in, variables_in
+from slipstream.source._parts import local_class, reachable
 from slipstream.source._places import Places
-from slipstream.source._refusals import AlreadyThereError, NotPlacedError
 from slipstream.source._source import Source
 
 _LIST, _ROW = "torch.nn.ModuleList", "torch.nn.Sequential"
 _LAYERS = ("torch.nn.TransformerEncoderLayer", "torch.nn.TransformerDecoderLayer")
 _NN = "torch.nn."
 # Arguments of checkpoint itself: a block's own of these names would not reach it.
-_OWN = frozenset(
-    [
-        "use_reentrant",
-        "preserve_rng_state",
-        "context_fn",
-        "determinism_check",
-        "debug",
-        "early_stop",
-    ]
-)
+_OWN = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check"}
+_OWN |= {"debug", "early_stop"}
 
 
 @dataclass(frozen=True)
@@ -55,15 +47,14 @@ def checkpoint_blocks(where: Places) -> Source:
         AlreadyThereError: the blocks are checkpointed.
     """
     source = where.source
-    made = class_of(where)
-    reached = list(reachable(source, made))
+    made = where.model_class
+    reached = list(reachable(source.names, made))
     found = [one for kind in reached for one in _blocks_of(source, kind)]
-    inner = {kind for one in found if one.kind for kind in reachable(source, one.kind)}
+    inner = {kind for one in found if one.kind for kind in reachable(source.names, one.kind)}
     found = [one for one in found if one.owner not in inner]
     if not found:
-        raise NotPlacedError(
-            f"{made.name} holds no nn.ModuleList or nn.Sequential of blocks",
-            where=source.line(made),
+        raise source.not_placed(
+            f"{made.name} holds no nn.ModuleList or nn.Sequential of blocks", made
         )
     torch, edited = where.torch, source.with_import("torch")
     for one in found:
@@ -74,11 +65,9 @@ def checkpoint_blocks(where: Places) -> Source:
 def _blocks_of(source: Source, owner: ast.ClassDef) -> list[_Blocks]:
     found = []
     single: dict[str, ast.stmt] = {}
-    for statement in ast.walk(owner):
-        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-            continue
+    for statement in nodes_in(ast.Assign, owner):
         target, value = statement.targets[0], statement.value
-        if not (_is_self(target) and isinstance(value, ast.Call)):
+        if len(statement.targets) != 1 or not (_is_self(target) and isinstance(value, ast.Call)):
             continue
         assert isinstance(target, ast.Attribute)
         if source.names.qualified(value.func) in (_LIST, _ROW):
@@ -87,12 +76,11 @@ def _blocks_of(source: Source, owner: ast.ClassDef) -> list[_Blocks]:
             if made is not None:
                 found += _as_blocks(source, owner, target.attr, made, row)
             continue
-        kind = local_class(source, value.func)
+        kind = local_class(source.names, value.func)
         if kind is not None and _has_parts(source, kind):
             if kind.name in single:
-                raise NotPlacedError(
-                    f"{owner.name} holds several {kind.name} one by one",
-                    where=source.line(statement),
+                raise source.not_placed(
+                    f"{owner.name} holds several {kind.name} one by one", statement
                 )
             single[kind.name] = statement
     return found
@@ -117,7 +105,7 @@ def _element(value: ast.Call, row: bool) -> ast.Call | None:
 def _as_blocks(
     source: Source, owner: ast.ClassDef, name: str, made: ast.Call, row: bool
 ) -> list[_Blocks]:
-    kind = local_class(source, made.func)
+    kind = local_class(source.names, made.func)
     if kind is not None:
         return [_Blocks(owner, name, kind, row)] if _has_parts(source, kind) else []
     full = source.names.qualified(made.func) or ""
@@ -125,22 +113,18 @@ def _as_blocks(
         return [_Blocks(owner, name, None, row)]
     if full.startswith(_NN):
         return []  # a layer without parts is no block
-    raise NotPlacedError(
-        f"what self.{name} holds is not defined in this file", where=source.line(made)
-    )
+    raise source.not_placed(f"what self.{name} holds is not defined in this file", made)
 
 
 def _has_parts(source: Source, kind: ast.ClassDef) -> bool:
     """Whether a class assigns modules, of torch's or of the file's classes, to ``self``."""
-    for node in ast.walk(kind):
-        if isinstance(node, ast.Assign) and any(map(_is_self, _targets(node))):
-            for call in ast.walk(node.value):
-                if isinstance(call, ast.Call) and (
-                    (source.names.qualified(call.func) or "").startswith(_NN)
-                    or local_class(source, call.func)
-                ):
-                    return True
-    return False
+    return any(
+        (source.names.qualified(call.func) or "").startswith(_NN)
+        or local_class(source.names, call.func)
+        for node in nodes_in(ast.Assign, kind)
+        if any(map(_is_self, _targets(node)))
+        for call in nodes_in(ast.Call, node.value)
+    )
 
 
 def _targets(statement: ast.Assign) -> Iterator[ast.expr]:
@@ -186,26 +170,19 @@ def _in_loop(source: Source, edited: Source, one: _Blocks, torch: str) -> Source
     found = False
     for loop in loops:
         variable = _variable(source, loop, one)
-        uses = [
-            node
-            for statement in loop.body
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and node.id == variable
-        ]
+        uses = variables_in(*loop.body, name=variable)
         calls = [names.parent(use) for use in uses]
-        if any(isinstance(call, ast.Call) and _is_checkpoint(call) for call in calls):
-            raise AlreadyThereError("blocks are checkpointed", where=source.line(loop))
+        if any(map(_is_checkpoint, calls)):
+            raise source.already_there("blocks are checkpointed", loop)
         for use, call in zip(uses, calls, strict=True):
             if not isinstance(call, ast.Call) or call.func is not use:
-                raise NotPlacedError(
-                    f"the loop does more with '{variable}' than call it", where=source.line(use)
-                )
+                raise source.not_placed(f"the loop does more with '{variable}' than call it", use)
             edited = _through_checkpoint(source, edited, call, variable, torch)
             found = True
     inside = {node for loop in loops for node in ast.walk(loop.iter)}
     if not found or any(use not in inside for use in _uses(one)):
         what = "is used apart from a loop" if found else "is not called in a loop"
-        raise NotPlacedError(f"self.{one.name} {what}", where=source.line(one.owner))
+        raise source.not_placed(f"self.{one.name} {what}", one.owner)
     return edited
 
 
@@ -217,15 +194,12 @@ def _variable(source: Source, loop: ast.For, one: _Blocks) -> str:
         if counts and isinstance(target, ast.Tuple) and len(target.elts) == 2 and over.args:
             over, target = over.args[0], target.elts[1]
     if not _is_self(over, one.name) or not isinstance(target, ast.Name):
-        raise NotPlacedError(
-            f"the loop over self.{one.name} is no plain one", where=source.line(loop)
-        )
+        raise source.not_placed(f"the loop over self.{one.name} is no plain one", loop)
     return target.id
 
 
-def _is_checkpoint(call: ast.Call) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return "checkpoint" in name
+def _is_checkpoint(call: ast.AST | None) -> bool:
+    return isinstance(call, ast.Call) and "checkpoint" in last_name(call.func)
 
 
 def _through_checkpoint(
@@ -233,13 +207,9 @@ def _through_checkpoint(
 ) -> Source:
     names = [keyword.arg for keyword in call.keywords]
     if not call.args or isinstance(call.args[0], ast.Starred) or None in names:
-        raise NotPlacedError(
-            "it cannot be seen what the block is called with", where=source.line(call)
-        )
+        raise source.not_placed("it cannot be seen what the block is called with", call)
     if not _OWN.isdisjoint(names):
-        raise NotPlacedError(
-            "the block takes an argument that checkpoint takes, too", where=source.line(call)
-        )
+        raise source.not_placed("the block takes an argument that checkpoint takes, too", call)
     first = call.args[0]
     edited = edited.replace(call.func, f"{torch}.utils.checkpoint.checkpoint")
     edited = edited.replace(first, f"{block}, {source.segment(first)}")
@@ -252,19 +222,16 @@ def _in_row(source: Source, edited: Source, one: _Blocks, torch: str) -> Source:
     uses = _uses(one)
     call = names.parent(uses[0]) if len(uses) == 1 else None
     if not isinstance(call, ast.Call) or call.func is not uses[0]:
-        if isinstance(call, ast.Call) and _is_checkpoint(call):
-            raise AlreadyThereError("blocks are checkpointed", where=source.line(call))
-        raise NotPlacedError(
-            f"self.{one.name} is not called at one place alone", where=source.line(one.owner)
-        )
+        if call is not None and _is_checkpoint(call):
+            raise source.already_there("blocks are checkpointed", call)
+        raise source.not_placed(f"self.{one.name} is not called at one place alone", one.owner)
     statement = names.parent(call)
     plain = isinstance(statement, ast.Assign) and len(statement.targets) == 1
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     alone = len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
     if not plain or not isinstance(target, ast.Name) or not alone:
-        raise NotPlacedError(
-            f"self.{one.name} is not called in a statement 'x = self.{one.name}(x)'",
-            where=source.line(call),
+        raise source.not_placed(
+            f"self.{one.name} is not called in a statement 'x = self.{one.name}(x)'", call
         )
     assert isinstance(statement, ast.Assign)
     given = call.args[0]

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slipstream.source._names import Function
-from slipstream.source._refusals import NotPlacedError
+from slipstream.source._names import Function, nodes_in
 from slipstream.source._source import Source
 
 _FIELDS = ("model", "batch", "loss", "optimizer")
@@ -48,7 +47,7 @@ def find_function(source: Source, name: str) -> Function:
     if len(found) == 1 and isinstance(found[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
         return found[0]
     what = "is defined several times" if len(found) > 1 else "is not a function of this file"
-    raise NotPlacedError(f"'{name}' {what}", where=str(source.path))
+    raise source.not_placed(f"'{name}' {what}")
 
 
 def returned_by(source: Source, function: Function) -> Returned:
@@ -57,23 +56,20 @@ def returned_by(source: Source, function: Function) -> Returned:
     Raises:
         NotPlacedError: it returns at several places, or something whose parts are not to be seen.
     """
-    found = [
-        node
-        for node in ast.walk(function)
-        if isinstance(node, ast.Return) and source.names.scope(node) is function
-    ]
+    returns = nodes_in(ast.Return, function)
+    found = [node for node in returns if source.names.scope(node) is function]
     if len(found) != 1:
         how = f"returns at {len(found)} places" if found else "returns nothing"
-        raise NotPlacedError(f"{function.name}() {how}", where=source.line(function))
+        raise source.not_placed(f"{function.name}() {how}", function)
     statement = found[0]
     value = statement.value
     if isinstance(value, ast.Name):
         value = value_of(source, value) or value
     fields = _fields(source, value)
     if fields is None or "model" not in fields:
-        raise NotPlacedError(
+        raise source.not_placed(
             f"it cannot be seen which part of what {function.name}() returns is the model",
-            where=source.line(statement),
+            statement,
         )
     return Returned(statement, fields)
 
@@ -98,22 +94,16 @@ def inputs_of(source: Source, returned: Returned) -> list[ast.expr]:
         made = source.names.qualified(value.func) if isinstance(value, ast.Call) else None
         if (made or "").startswith("torch."):
             return [batch]
-    raise NotPlacedError(
+    raise source.not_placed(
         "it cannot be seen which part of the batch is the model's only input",
-        where=source.line(batch or returned.statement),
+        batch or returned.statement,
     )
 
 
 def value_of(source: Source, name: ast.expr) -> ast.expr | None:
     """What a variable is given, where that happens only once and in a statement of its own."""
-    identity = source.names.identity(name)
-    nodes = source.names.bindings(*identity) if identity is not None else []
-    if len(nodes) != 1:
-        return None
-    parent = source.names.parent(nodes[0])
-    if isinstance(parent, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
-        return parent.value
-    return None
+    values = source.names.values(name)
+    return values[0] if len(values) == 1 else None
 
 
 def _fields(source: Source, value: ast.expr | None) -> dict[str, ast.expr] | None:

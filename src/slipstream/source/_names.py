@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -16,6 +16,44 @@ _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # How many calls an argument is followed through.
 _DEEPEST = 5
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+def nodes_in(kind: type[_Node], *trees: ast.AST) -> Iterator[_Node]:
+    """The nodes of a class in `trees`, one tree after the other."""
+    return (node for tree in trees for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def variables_in(*trees: ast.AST, name: str | None = None) -> list[ast.Name]:
+    """Where variables (or the one called `name`) are read or given a value."""
+    return [node for node in nodes_in(ast.Name, *trees) if name in (None, node.id)]
+
+
+def is_written(node: ast.Name | ast.Attribute) -> bool:
+    """Whether it gets a value there, or loses it."""
+    return not isinstance(node.ctx, ast.Load)
+
+
+def default_of(function: Function, argument: str) -> ast.expr | None:
+    """The default of an argument; None where it has none, or is none of the function's."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    with_default = positional[len(positional) - len(arguments.defaults) :]
+    named = [one.arg for one in (*with_default, *arguments.kwonlyargs)]
+    defaults = (*arguments.defaults, *arguments.kw_defaults)
+    return dict(zip(named, defaults, strict=True)).get(argument)
+
+
+def last_name(expression: ast.AST) -> str:
+    """``step`` of ``optimizer.step`` and of ``step``; empty for what has no name."""
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def position(node: ast.AST) -> tuple[int, int]:
+    """Line and column where it begins."""
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
 
 
 class Names:
@@ -82,6 +120,15 @@ class Names:
         """The nodes that give `name` of `owner` a value: see `Identity`."""
         return self._bound.get(owner, {}).get(name, [])
 
+    def values(self, expression: ast.AST) -> list[ast.expr | None]:
+        """What a variable is assigned, each time; None where it gets its value in another way."""
+        identity = self.identity(expression)
+        parents = map(self.parent, self.bindings(*identity) if identity is not None else [])
+        return [
+            one.value if isinstance(one, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) else None
+            for one in parents
+        ]
+
     def is_taken(self, name: str) -> bool:
         """Whether the module itself gives `name` a value."""
         return bool(self.bindings(self.tree, name))
@@ -128,8 +175,7 @@ class Names:
 
     def calls(self) -> Iterator[ast.Call]:
         """Every call in the file, in its order."""
-        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
-        yield from sorted(found, key=lambda call: (call.lineno, call.col_offset))
+        yield from sorted(nodes_in(ast.Call, self.tree), key=position)
 
     def calls_of(self, function: Function) -> list[ast.Call]:
         """The calls of a function that are plain to see; of a method, all calls of its name."""
@@ -206,10 +252,10 @@ class Names:
             self.used.add(node.id)
         elif isinstance(node, ast.Attribute):
             self.attributes.add(node.attr)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Name) and is_written(node):
             if not self._in_comprehension(node):
                 self._bind(node, node.id)
-        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        elif isinstance(node, ast.Attribute) and is_written(node):
             if isinstance(node.value, ast.Name) and node.value.id == "self":
                 owner = self.identity(node)
                 if owner is not None:

@@ -6,8 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from slipstream.source._function import value_of
-from slipstream.source._names import Identity, Names
-from slipstream.source._refusals import NotPlacedError
+from slipstream.source._names import Identity, Names, nodes_in
 from slipstream.source._source import Source
 
 _ROOM = "torch.optim."
@@ -36,32 +35,20 @@ def optimizers_in(source: Source, returned: ast.expr | None = None) -> list[Opti
     """
     names = source.names
     if returned is not None:
-        made = [returned]
-        if not isinstance(returned, ast.Call):
-            identity = names.identity(returned)
-            nodes = names.bindings(*identity) if identity is not None else []
-            parents = [names.parent(node) for node in nodes]
-            made = [
-                one.value
-                for one in parents
-                if isinstance(one, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and one.value
-            ]
-            if len(made) != len(nodes):
-                made = []
-        calls = [one for one in made if isinstance(one, ast.Call) and _kind(names, one)]
-        if not made or len(calls) != len(made):
-            raise NotPlacedError(
+        values = [returned] if isinstance(returned, ast.Call) else names.values(returned)
+        calls = [one for one in values if isinstance(one, ast.Call) and _kind(names, one)]
+        if not values or len(calls) != len(values):
+            raise source.not_placed(
                 f"'{source.segment(returned)}' is not made by an optimizer of torch.optim here",
-                where=source.line(returned),
+                returned,
             )
     else:
         calls = [one for one in names.calls() if _kind(names, one)]
         if not calls:
             calls = [one for one in names.calls() if _is_foreign(source, one)]
         if not calls:
-            raise NotPlacedError(
-                "no optimizer is made in this file, such as torch.optim.SGD(model.parameters())",
-                where=str(source.path),
+            raise source.not_placed(
+                "no optimizer is made in this file, such as torch.optim.SGD(model.parameters())"
             )
     return [Optimizer(one, _kind(names, one), assigned_to(names, one)) for one in calls]
 
@@ -77,29 +64,22 @@ def trained_by(source: Source, optimizers: list[Optimizer]) -> tuple[Identity, a
         for receiver in _receivers(source, optimizer.call):
             identity = source.names.identity(receiver)
             if identity is None:
-                raise NotPlacedError(
+                raise source.not_placed(
                     f"the optimizer trains '{source.segment(receiver)}', which has no name",
-                    where=source.line(receiver),
+                    receiver,
                 )
             found.setdefault(identity, receiver)
     call = optimizers[0].call
     if not found:
-        raise NotPlacedError(
-            "it cannot be seen whose parameters the optimizer is given", where=source.line(call)
-        )
+        raise source.not_placed("it cannot be seen whose parameters the optimizer is given", call)
     if len(found) > 1:
         several = " and ".join(f"'{source.segment(one)}'" for one in found.values())
-        raise NotPlacedError(f"the optimizer trains {several}", where=source.line(call))
+        raise source.not_placed(f"the optimizer trains {several}", call)
     ((identity, receiver),) = found.items()
-    if isinstance(receiver, ast.Attribute) and not identity[1].count(".") == 1:
-        raise NotPlacedError(
-            f"the optimizer trains '{source.segment(receiver)}', a part of something",
-            where=source.line(receiver),
-        )
-    if isinstance(receiver, ast.Attribute) and not identity[1].startswith("self."):
-        raise NotPlacedError(
-            f"the optimizer trains '{source.segment(receiver)}', a part of something",
-            where=source.line(receiver),
+    of_self = identity[1].startswith("self.") and identity[1].count(".") == 1
+    if isinstance(receiver, ast.Attribute) and not of_self:
+        raise source.not_placed(
+            f"the optimizer trains '{source.segment(receiver)}', a part of something", receiver
         )
     return identity, receiver
 
@@ -144,9 +124,6 @@ def _receivers(source: Source, call: ast.Call) -> list[ast.expr]:
             given += [value] if value is not None else []
     return [
         node.func.value
-        for one in given
-        for node in ast.walk(one)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in _PARAMETERS
+        for node in nodes_in(ast.Call, *given)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _PARAMETERS
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Iterator
 
-from slipstream.source._names import Identity, Names
+from slipstream.source._names import Identity, Names, is_written, nodes_in, position, variables_in
 
 # What only asks about a class, and makes none of its objects.
 _ASKING = ("isinstance", "issubclass")
@@ -27,7 +27,7 @@ def code_of(names: Names, roots: Iterable[ast.AST]) -> set[ast.AST]:
             continue
         for one in ast.walk(node):
             reached.add(one)
-            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
+            if isinstance(one, ast.Name) and not is_written(one):
                 owner = names.owner(one)
                 if owner is None or (owner, one.id) in variables:
                     continue
@@ -51,8 +51,8 @@ def _values(names: Names, variable: Identity) -> Iterator[ast.AST]:
             # Not the body of a loop, or of a `with`.
             simple = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr))
             yield from [statement] if simple else _heads(statement)
-    for node in ast.walk(owner):
-        if isinstance(node, ast.Name) and node.id == name and names.owner(node) is owner:
+    for node in variables_in(owner, name=name):
+        if names.owner(node) is owner:
             statement = names.statement(node)
             if isinstance(statement, ast.Expr):
                 changed = [statement.value.func] if isinstance(statement.value, ast.Call) else []
@@ -77,6 +77,27 @@ def _root(expression: ast.expr) -> ast.expr | None:
     return inner if inner is not expression else None
 
 
+def local_class(names: Names, expression: ast.expr) -> ast.ClassDef | None:
+    """The class of this file that a name stands for, where that is plain."""
+    if not isinstance(expression, ast.Name):
+        return None
+    nodes = names.bindings(names.tree, expression.id)
+    return nodes[0] if len(nodes) == 1 and isinstance(nodes[0], ast.ClassDef) else None
+
+
+def reachable(names: Names, kind: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    """`kind`, and the file's classes that it makes objects of."""
+    seen, left = {kind}, [kind]
+    while left:
+        one = left.pop()
+        yield one
+        for call in nodes_in(ast.Call, one):
+            found = local_class(names, call.func)
+            if found is not None and found not in seen:
+                seen.add(found)
+                left.append(found)
+
+
 def mentions(names: Names, code: Collection[ast.AST], function: str) -> list[ast.expr]:
     """Where `code` reads the qualified name `function`, other than to ask about it, in order.
 
@@ -87,11 +108,11 @@ def mentions(names: Names, code: Collection[ast.AST], function: str) -> list[ast
         node
         for node in code
         if isinstance(node, (ast.Name, ast.Attribute))
-        and isinstance(node.ctx, ast.Load)
+        and not is_written(node)
         and names.qualified(node) == function
         and not _asks(names, node)
     ]
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+    return sorted(found, key=position)
 
 
 def _asks(names: Names, node: ast.expr) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from slipstream.source._function import Returned, find_function, inputs_of, returned_by
-from slipstream.source._names import Function, Identity
+from slipstream.source._names import Function, Identity, last_name, nodes_in, position
 from slipstream.source._optimizer import Optimizer, assigned_to, optimizers_in, trained_by
-from slipstream.source._parts import code_of, mentions
-from slipstream.source._refusals import AlreadyThereError, NotPlacedError
-from slipstream.source._source import Source
+from slipstream.source._parts import code_of, local_class, mentions
+from slipstream.source._source import AlreadyThereError, NotPlacedError, Source
 from slipstream.source._step import Step, find_step
 
 _TORCH = "torch"
@@ -64,7 +64,7 @@ class Places:
     def returned(self) -> Returned:
         """What the workload's function returns, by field: ``model``, ``batch``, ``loss``, ..."""
         if self.function is None:
-            raise NotPlacedError("a plain script returns nothing", where=str(self.source.path))
+            raise self.source.not_placed("a plain script returns nothing")
         return returned_by(self.source, self.function)
 
     @cached_property
@@ -72,10 +72,10 @@ class Places:
         """The call that makes the optimizer, and its class."""
         found = self._optimizers
         if len(found) > 1:
-            raise NotPlacedError(
+            raise self.source.not_placed(
                 f"{len(found)} optimizers are made, on "
                 + _numbers([one.call.lineno for one in found]),
-                where=self.source.line(found[1].call),
+                found[1].call,
             )
         return found[0]
 
@@ -85,16 +85,13 @@ class Places:
         if self.function is not None:
             expression = self.returned.get("model")
             if not isinstance(expression, (ast.Name, ast.Attribute)):
-                raise NotPlacedError(
-                    "the model has no name", where=self.source.line(self.returned.statement)
-                )
+                raise self.source.not_placed("the model has no name", self.returned.statement)
             identity = self.source.names.identity(expression)
         else:
             identity, expression = self._trained
         if identity is None:
-            raise NotPlacedError(
-                f"'{self.source.segment(expression)}' is not made in this file",
-                where=self.source.line(expression),
+            raise self.source.not_placed(
+                f"'{self.source.segment(expression)}' is not made in this file", expression
             )
         return self._made(identity)
 
@@ -102,23 +99,23 @@ class Places:
     def step(self) -> Step:
         """One training step: the innermost loop (or function) with its backward and update."""
         if self.function is not None:
-            raise NotPlacedError(
-                f"{self.function.name}() has no training loop of its own",
-                where=self.source.line(self.function),
+            raise self.source.not_placed(
+                f"{self.function.name}() has no training loop of its own", self.function
             )
         names = {one.identity for one in self._optimizers}
         identity = names.pop() if len(names) == 1 else None
         if identity is None:
-            raise NotPlacedError(
-                "the optimizer has no name of its own",
-                where=self.source.line(self._optimizers[0].call),
+            raise self.source.not_placed(
+                "the optimizer has no name of its own", self._optimizers[0].call
             )
         return find_step(self.source, identity, self._trained[0])
 
     @cached_property
     def inputs(self) -> list[ast.expr]:
         """The expressions the model is fed: of the returned batch, or in the loop's calls."""
-        return inputs_of(self.source, self.returned) if self.function else self.step.inputs
+        if self.function:
+            return inputs_of(self.source, self.returned)
+        return self.step.inputs(self.source)
 
     @cached_property
     def model_code(self) -> frozenset[ast.AST]:
@@ -128,6 +125,22 @@ class Places:
         else:
             roots = [self._returned_as("model")]
         return frozenset(code_of(self.source.names, roots))
+
+    @cached_property
+    def model_class(self) -> ast.ClassDef:
+        """The class of the model, where the file defines it."""
+        statement = self.with_named_model().model.statement
+        value = getattr(statement, "value", None)
+        # model = Net().to(device)
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            if not isinstance(value.func.value, ast.Call):
+                break
+            value = value.func.value
+        names = self.source.names
+        found = local_class(names, value.func) if isinstance(value, ast.Call) else None
+        if found is None:
+            raise self.source.not_placed("the model's class is not defined in this file", statement)
+        return found
 
     @property
     def torch(self) -> str:
@@ -143,16 +156,15 @@ class Places:
             return self
         source = self.source
         if expression is None:
-            raise NotPlacedError("the function returns no model", where=source.line(statement))
+            raise source.not_placed("the function returns no model", statement)
         value = expression
         name = source.fresh_name("model", "net")
         if isinstance(expression, ast.NamedExpr):
             name, value = source.segment(expression.target), expression.value
         for field, other in self.returned.before("model"):
             if not isinstance(other, (ast.Name, ast.Constant, ast.Attribute)):
-                raise NotPlacedError(
-                    f"the model is made inside the return statement, after its {field}",
-                    where=source.line(statement),
+                raise source.not_placed(
+                    f"the model is made inside the return statement, after its {field}", statement
                 )
         made = source.segment(value)
         if value.end_lineno != value.lineno:
@@ -170,9 +182,7 @@ class Places:
         """
         here = self.with_named_model()
         model = here.model
-        source, torch = here._with_torch(lines)
-        written = [line.replace("{model}", model.name).replace("{torch}", torch) for line in lines]
-        here._refuse_if_there(written, source.names.scope(model.statement))
+        source, written = here._written(lines, model.name, model.statement)
         return source.insert_after(model.statement, *written)
 
     def before_return(self, *lines: str) -> Source:
@@ -190,14 +200,12 @@ class Places:
         expression = here.returned.get("model")
         assert expression is not None
         name = here.source.segment(expression)
-        source, torch = here._with_torch(lines)
-        written = [line.replace("{model}", name).replace("{torch}", torch) for line in lines]
         statement = here.returned.statement
-        here._refuse_if_there(written, source.names.scope(statement))
+        source, written = here._written(lines, name, statement)
         replaced = any(line.startswith(f"{name} = ") for line in written)
         for wrap in here._wraps(name) if replaced else ():
             if wrap not in source.names.block(statement):
-                raise NotPlacedError(f"'{name}.forward' is set in a block", where=source.line(wrap))
+                raise source.not_placed(f"'{name}.forward' is set in a block", wrap)
             written.append(source.segment(wrap))
             source = source.remove(wrap)
         return source.insert_before(statement, *written)
@@ -208,10 +216,8 @@ class Places:
         Raises:
             AlreadyThereError: the first of them is there.
         """
-        source, torch = self._with_torch(lines)
-        written = [line.replace("{torch}", torch) for line in lines]
-        self._refuse_if_there(written, source.tree)
-        nodes = source.names.bindings(source.tree, torch)
+        source, written = self._written(lines)
+        nodes = source.names.bindings(source.tree, self.torch)
         after = source.names.within(nodes[0], source.tree.body) if nodes else None
         return source.insert_at_top(*written, after=after)
 
@@ -237,9 +243,7 @@ class Places:
         names = self.source.names
         found = [call for call in names.calls() if names.qualified(call.func) == function]
         if not found:
-            raise NotPlacedError(
-                f"{function} is not called in this file", where=str(self.source.path)
-            )
+            raise self.source.not_placed(f"{function} is not called in this file")
         if len(found) > 1:
             with contextlib.suppress(NotPlacedError):
                 over = self.step.iterates(names)
@@ -250,9 +254,8 @@ class Places:
                 parts = [call for call in found if call in self.model_code]
             if not parts:
                 short = function.rpartition(".")[2]
-                raise NotPlacedError(
-                    f"{short} is called on {_numbers([call.lineno for call in found])}",
-                    where=self.source.line(found[1]),
+                raise self.source.not_placed(
+                    f"{short} is called on {_numbers([call.lineno for call in found])}", found[1]
                 )
             found = parts
         return _set_all(self.source, self.source, found, keywords)
@@ -277,8 +280,8 @@ class Places:
         short = old.removeprefix("torch.")
         if not found:
             if there := mentions(names, self.model_code, new):
-                raise AlreadyThereError(f"{short} is {new}", where=source.line(there[0]))
-            raise NotPlacedError(f"the file makes no {short}", where=str(source.path))
+                raise source.already_there(f"{short} is {new}", there[0])
+            raise source.not_placed(f"the file makes no {short}")
         edited = source.with_import(new.rpartition(".")[0])
         calls = []
         for node in found:
@@ -286,7 +289,7 @@ class Places:
             if isinstance(call, ast.Call) and call.func is node:
                 calls.append(call)
             elif keywords:
-                raise NotPlacedError(f"{short} is handed on", where=source.line(node))
+                raise source.not_placed(f"{short} is handed on", node)
             edited = edited.replace(node, new)
         return _set_all(source, edited, calls, keywords) if keywords else edited
 
@@ -298,7 +301,7 @@ class Places:
             AlreadyThereError: it has this default.
         """
         if self.function is None:
-            raise NotPlacedError("a plain script has no arguments", where=str(self.source.path))
+            raise self.source.not_placed("a plain script has no arguments")
         return self.source.set_default(self.function, name, value)
 
     def wrap_forward(self, header: str) -> Source:
@@ -310,15 +313,13 @@ class Places:
         """
         step = self.step
         first, last = step.forward_block(self.source)
-        source, torch = self._with_torch([header])
-        name = step.model_name(self.source)
-        written = header.replace("{model}", name).replace("{torch}", torch)
+        source, (written,) = self._filled([header], step.model_name(self.source))
         wanted = _statement(f"{written} pass")
         for above in source.names.ancestors(first):
             if isinstance(above, ast.With) and isinstance(wanted, ast.With):
                 one, other = ([ast.dump(item) for item in w.items] for w in (above, wanted))
                 if one == other:
-                    raise AlreadyThereError(f"'{written}' is there", where=source.line(above))
+                    raise source.already_there(f"'{written}' is there", above)
         return source.wrap(first, last, written)
 
     @cached_property
@@ -347,17 +348,16 @@ class Places:
         nodes = [n for n in names.bindings(owner, name) if not isinstance(n, ast.arg)]
         use = self._use(nodes)
         if use is not None:
-            begin = use.lineno, use.col_offset
-            nodes = [n for n in nodes if _position(n) < begin]
+            nodes = [n for n in nodes if position(n) < position(use)]
         if not nodes:
-            raise NotPlacedError(f"'{name}' is not made in this file", where=str(source.path))
-        last = names.statement(max(nodes, key=_position))
+            raise source.not_placed(f"'{name}' is not made in this file")
+        last = names.statement(max(nodes, key=position))
         if not isinstance(last, (ast.Assign, ast.AnnAssign, ast.Expr)):
-            raise NotPlacedError(f"'{name}' gets its value in a block", where=source.line(last))
+            raise source.not_placed(f"'{name}' gets its value in a block", last)
         if use is None:
             parent = names.parent(last)
             if names.scope(last) is not parent and not is_main_guard(parent):
-                raise NotPlacedError(f"'{name}' is made in a block", where=source.line(last))
+                raise source.not_placed(f"'{name}' is made in a block", last)
             return Model(name, last, identity)
         for above in (use, *names.ancestors(use)):
             if not isinstance(above, ast.stmt):
@@ -369,7 +369,7 @@ class Places:
                 break
             if outermost is not above:
                 return Model(name, outermost, identity)
-        raise NotPlacedError(f"'{name}' is made in a loop", where=source.line(last))
+        raise source.not_placed(f"'{name}' is made in a loop", last)
 
     def _use(self, nodes: list[ast.AST]) -> ast.stmt | None:
         """Before which statement of the same scope the model must be complete."""
@@ -384,34 +384,38 @@ class Places:
         if self.function is not None:
             uses.append(self.returned.statement)
         statements = [names.statement(one) for one in uses if names.scope(one) in scopes]
-        return min(statements, key=_position, default=None)
+        return min(statements, key=position, default=None)
 
     def _wraps(self, name: str) -> list[ast.Assign]:
         """What is assigned to the ``forward`` of the model `name` in the workload's function."""
         scope = self.source.names.scope(self.returned.statement)
         return [
             node
-            for node in ast.walk(scope)
-            if isinstance(node, ast.Assign)
-            and any(self.source.segment(target) == f"{name}.forward" for target in node.targets)
+            for node in nodes_in(ast.Assign, scope)
+            if any(self.source.segment(target) == f"{name}.forward" for target in node.targets)
         ]
 
-    def _with_torch(self, lines: list[str] | tuple[str, ...]) -> tuple[Source, str]:
-        """The file with torch imported if `lines` need it, and what it is called there."""
-        if not any("{torch}" in line for line in lines):
-            return self.source, _TORCH
-        return self.source.with_import(_TORCH), self.torch
+    def _filled(self, lines: Sequence[str], model: str) -> tuple[Source, list[str]]:
+        """The file with torch imported if `lines` need it, and these in the file's own names."""
+        needs_torch = any("{torch}" in line for line in lines)
+        source = self.source.with_import(_TORCH) if needs_torch else self.source
+        return source, [
+            line.replace("{model}", model).replace("{torch}", self.torch) for line in lines
+        ]
 
-    def _refuse_if_there(self, lines: list[str], scope: ast.AST) -> None:
-        names = self.source.names
-        there = {
-            ast.dump(node): node
-            for node in ast.walk(scope)
-            if isinstance(node, ast.stmt) and names.scope(node) is scope
-        }
-        node = there.get(ast.dump(_statement(lines[0])))
+    def _written(
+        self, lines: Sequence[str], model: str = "", beside: ast.stmt | None = None
+    ) -> tuple[Source, list[str]]:
+        """As `_filled`; refused where the first of them is in the scope of `beside` already."""
+        source, written = self._filled(lines, model)
+        names = source.names
+        scope = names.tree if beside is None else names.scope(beside)
+        nodes = nodes_in(ast.stmt, scope)
+        there = {ast.dump(node): node for node in nodes if names.scope(node) is scope}
+        node = there.get(ast.dump(_statement(written[0])))
         if node is not None:
-            raise AlreadyThereError(f"'{lines[0]}' is there", where=self.source.line(node))
+            raise self.source.already_there(f"'{written[0]}' is there", node)
+        return source, written
 
 
 def _set_all(
@@ -442,18 +446,13 @@ def refuse_inside(source: Source, node: ast.AST, context: str) -> None:
     """
     for above in source.names.ancestors(node):
         for item in above.items if isinstance(above, ast.With) else ():
-            called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else None
-            name = called.attr if isinstance(called, ast.Attribute) else None
-            if context in (name, called.id if isinstance(called, ast.Name) else None):
-                raise AlreadyThereError(f"it is under {context}", where=source.line(above))
+            with_call = item.context_expr
+            if isinstance(with_call, ast.Call) and last_name(with_call.func) == context:
+                raise source.already_there(f"it is under {context}", above)
 
 
 def _statement(text: str) -> ast.stmt:
     return ast.parse(text).body[0]
-
-
-def _position(node: ast.AST) -> tuple[int, int]:
-    return node.lineno, node.col_offset  # type: ignore[attr-defined]
 
 
 def is_main_guard(node: ast.AST | None) -> bool:

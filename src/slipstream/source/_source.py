@@ -15,14 +15,21 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from slipstream.errors import WorkloadError
+from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.source._layout import Layout, LogicalLine
-from slipstream.source._names import Names
-from slipstream.source._refusals import AlreadyThereError, NotPlacedError
+from slipstream.source._names import Function, Names, default_of
 
 _CONTEXT_LINES = 3
 _DEFAULT_STEP = "    "
 _ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+
+
+class NotPlacedError(SlipstreamError):
+    """Where the edit belongs cannot be told with certainty; says what was looked for."""
+
+
+class AlreadyThereError(SlipstreamError):
+    """The source does what the edit would make it do."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +148,7 @@ class Source:
                 warnings.simplefilter("ignore")
                 compile(text, str(self.path), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            raise NotPlacedError(
-                f"the edited file would be no Python: {error}", where=str(self.path)
-            ) from error
+            raise self.not_placed(f"the edited file would be no Python: {error}") from error
         return text
 
     @property
@@ -152,9 +157,8 @@ class Source:
         try:
             return self.text.encode(self.encoding)
         except UnicodeEncodeError as error:
-            raise NotPlacedError(
-                f"the edit cannot be written in the file's encoding {self.encoding}",
-                where=str(self.path),
+            raise self.not_placed(
+                f"the edit cannot be written in the file's encoding {self.encoding}"
             ) from error
 
     @property
@@ -194,6 +198,14 @@ class Source:
     def line(self, node: ast.AST) -> str:
         """``file:line`` of a node, for messages."""
         return f"{self.path}:{node.lineno}"  # type: ignore[attr-defined]
+
+    def not_placed(self, what: str, at: ast.AST | None = None) -> NotPlacedError:
+        """The error of an edit that has no certain place: at a node, or in the whole file."""
+        return NotPlacedError(what, where=str(self.path) if at is None else self.line(at))
+
+    def already_there(self, what: str, at: ast.AST) -> AlreadyThereError:
+        """The error of an edit that the node `at` makes superfluous."""
+        return AlreadyThereError(what, where=self.line(at))
 
     def replace(self, node: ast.AST, text: str) -> Source:
         """`text` in place of an expression (without the parentheses around it) or statement."""
@@ -237,8 +249,7 @@ class Source:
         Raises:
             NotPlacedError: it shares a line with others.
         """
-        if not self._alone(statement):
-            raise NotPlacedError("several statements stand on one line", where=self.line(statement))
+        self._need_alone(statement)
         start, end = self._layout.span(statement)
         last = self._layout.logical_line(end - 1)
         return self._edited((self._layout.line_start(start), last.end, ""))
@@ -249,11 +260,7 @@ class Source:
         Raises:
             NotPlacedError: they share a line with others.
         """
-        for statement in (first, last):
-            if not self._alone(statement):
-                raise NotPlacedError(
-                    "several statements stand on one line", where=self.line(statement)
-                )
+        self._need_alone(first, last)
         layout = self._layout
         begin, (_, end) = layout.line_start(layout.span(first)[0]), layout.span(last)
         indent, step = layout.indent(begin), self._step(first)
@@ -283,43 +290,32 @@ class Source:
             elif not _same(given[name], value):
                 edited = edited.replace(given[name], value)
         if missing and None in given:
-            raise NotPlacedError(
+            raise self.not_placed(
                 f"the call takes **{self.segment(given[None])}, which may hold "
                 + " or ".join(text.partition("=")[0] for text in missing),
-                where=self.line(call),
+                call,
             )
         if missing:
             return edited._append_arguments(call, missing)
         if edited is self:
             text = ", ".join(f"{name}={value}" for name, value in values.items())
-            raise AlreadyThereError(f"{text} is there", where=self.line(call))
+            raise self.already_there(f"{text} is there", call)
         return edited
 
-    def set_default(
-        self, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str, value: str
-    ) -> Source:
+    def set_default(self, function: Function, name: str, value: str) -> Source:
         """Give the argument `name` of a function the default `value`.
 
         Raises:
             AlreadyThereError: it has this default.
             NotPlacedError: there is no such argument, or it has no default.
         """
-        arguments = function.args
-        positional = [*arguments.posonlyargs, *arguments.args]
-        defaults = arguments.defaults
-        pairs: list[tuple[ast.arg, ast.expr | None]] = [
-            *zip(positional[len(positional) - len(defaults) :], defaults, strict=True),
-            *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-        ]
-        for argument, default in pairs:
-            if argument.arg == name and default is not None:
-                if _same(default, value):
-                    raise AlreadyThereError(f"{name}={value} is there", where=self.line(argument))
-                return self.replace(default, value)
-        raise NotPlacedError(
-            f"{function.name}() has no argument '{name}' with a default",
-            where=self.line(function),
-        )
+        default = default_of(function, name)
+        if default is None:
+            what = f"{function.name}() has no argument '{name}' with a default"
+            raise self.not_placed(what, function)
+        if _same(default, value):
+            raise self.already_there(f"{name}={value} is there", default)
+        return self.replace(default, value)
 
     def with_import(self, module: str) -> Source:
         """``import module`` after the file's other imports, unless it has it.
@@ -335,7 +331,7 @@ class Source:
             return self
         # Beside `import torch`, `import torch.optim` gives the name torch to the same module.
         if bound and self.names.module_name(name) != name:
-            raise NotPlacedError(f"'{name}' stands for something else", where=str(self.path))
+            raise self.not_placed(f"'{name}' stands for something else")
         edited = self.insert_at_top(f"import {module}", before_others=True)
         # An edit before this one may have needed it, too.
         return self if edited._edits[-1] in self._edits else edited
@@ -376,7 +372,7 @@ class Source:
     def _span(self, node: ast.AST) -> tuple[int, int]:
         """Of a node that is to be edited; before Python 3.12, those in f-strings have no place."""
         if any(isinstance(above, ast.JoinedStr) for above in self.names.ancestors(node)):
-            raise NotPlacedError("it stands in an f-string", where=self.line(node))
+            raise self.not_placed("it stands in an f-string", node)
         return self._layout.span(node)
 
     def _edited(self, edit: tuple[int, int, str]) -> Source:
@@ -390,6 +386,11 @@ class Source:
         return first.tokens[0].start == start and all(
             token.text == ";" for token in last.tokens if token.start >= end
         )
+
+    def _need_alone(self, *statements: ast.stmt) -> None:
+        for statement in statements:
+            if not self._alone(statement):
+                raise self.not_placed("several statements stand on one line", statement)
 
     def _step(self, statement: ast.stmt) -> str:
         """By how much this file indents a block, seen where `statement` stands."""

@@ -5,9 +5,18 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from slipstream.source._names import Function, Identity, Loop, Names
-from slipstream.source._refusals import NotPlacedError
-from slipstream.source._source import Source
+from slipstream.source._names import (
+    Function,
+    Identity,
+    Loop,
+    Names,
+    is_written,
+    last_name,
+    nodes_in,
+    position,
+    variables_in,
+)
+from slipstream.source._source import NotPlacedError, Source
 
 _CONTAINERS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
@@ -41,25 +50,17 @@ class Step:
         assert isinstance(self.backward.func, ast.Attribute)
         return self.backward.func.value
 
-    @property
-    def inputs(self) -> list[ast.expr]:
+    def inputs(self, source: Source) -> list[ast.expr]:
         """The one argument of every call of the model.
 
         Raises:
             NotPlacedError: it is not called, or with several arguments.
         """
-        for call in self.forwards:
+        for call in (self._forward(source), *self.forwards):
             alone = len(call.args) == 1 and not isinstance(call.args[0], ast.Starred)
             if not alone or call.keywords:
-                raise NotPlacedError(
-                    "it cannot be seen which of the model's arguments is meant",
-                    where=f"line {call.lineno}",
-                )
-        if not self.forwards:
-            raise NotPlacedError(
-                "the training loop does not call the model itself",
-                where=f"line {self.container.lineno}",
-            )
+                what = "it cannot be seen which of the model's arguments is meant"
+                raise source.not_placed(what, call)
         return [call.args[0] for call in self.forwards]
 
     def iterates(self, names: Names) -> Identity | None:
@@ -68,9 +69,7 @@ class Step:
             return None
         over = self.container.iter
         while isinstance(over, ast.Call) and over.args:
-            called = over.func.attr if isinstance(over.func, ast.Attribute) else None
-            called = over.func.id if isinstance(over.func, ast.Name) else called
-            if called not in _PASSES_ON:
+            if last_name(over.func) not in _PASSES_ON:
                 return None
             over = over.args[0]
         return names.identity(over)
@@ -95,50 +94,38 @@ class Step:
         if isinstance(loss, ast.BinOp) and isinstance(loss.right, ast.Constant):
             loss = loss.left  # divided by the number of batches it is accumulated over
         if not isinstance(loss, ast.Name):
-            raise NotPlacedError(
-                f"backward is called on '{source.segment(loss)}', which has no name",
-                where=source.line(self.backward),
+            raise source.not_placed(
+                f"backward is called on '{source.segment(loss)}', which has no name", self.backward
             )
-        end = self.backward.lineno, self.backward.col_offset
         made = [
             names.statement(node)
-            for node in ast.walk(self.container)
-            if isinstance(node, ast.Name)
-            and node.id == loss.id
-            and isinstance(node.ctx, ast.Store)
-            and (node.lineno, node.col_offset) < end
+            for node in variables_in(self.container, name=loss.id)
+            if is_written(node) and position(node) < position(self.backward)
         ]
         if not made:
-            raise NotPlacedError(
-                f"'{loss.id}' is not computed in the loop", where=source.line(self.backward)
-            )
+            raise source.not_placed(f"'{loss.id}' is not computed in the loop", self.backward)
         last = max(made, key=lambda one: one.lineno)
         block = names.block(last)
         first = names.within(forward, block)
         if first is None:
-            raise NotPlacedError(
-                "the model's call and the loss are in different blocks",
-                where=source.line(forward),
+            raise source.not_placed(
+                "the model's call and the loss are in different blocks", forward
             )
         begin, end_at = block.index(first), block.index(last)
         for one in block[begin : end_at + 1]:
-            calls = [node for node in ast.walk(one) if isinstance(node, ast.Call)]
+            calls = list(nodes_in(ast.Call, one))
             if not isinstance(one, _SIMPLE) or self.backward in calls or self.update in calls:
-                raise NotPlacedError(
-                    "between the model's call and the loss is more than simple statements",
-                    where=source.line(one),
+                raise source.not_placed(
+                    "between the model's call and the loss is more than simple statements", one
                 )
         if begin > end_at or first.lineno > last.lineno:
-            raise NotPlacedError(
-                "the model is called after the loss is computed", where=source.line(first)
-            )
+            raise source.not_placed("the model is called after the loss is computed", first)
         return first, last
 
     def _forward(self, source: Source) -> ast.Call:
         if not self.forwards:
-            raise NotPlacedError(
-                "the training loop does not call the model itself",
-                where=source.line(self.container),
+            raise source.not_placed(
+                "the training loop does not call the model itself", self.container
             )
         return self.forwards[0]
 
@@ -157,18 +144,13 @@ def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
         return names.identity(call.func.value)
 
     def called(name: str) -> list[ast.Call]:
-        return [
-            one for one in methods if isinstance(one.func, ast.Attribute) and one.func.attr == name
-        ]
+        return [one for one in methods if last_name(one.func) == name]
 
     updates = [one for one in called("step") if receiver(one) == optimizer]
-    scaled = [
-        one
-        for one in called("step")
-        if one.args and names.identity(one.args[0]) == optimizer and one not in updates
-    ]
+    others = [one for one in called("step") if one not in updates]
+    scaled = [one for one in others if one.args and names.identity(one.args[0]) == optimizer]
     if scaled:
-        raise NotPlacedError("the loop scales its loss (GradScaler)", where=source.line(scaled[0]))
+        raise source.not_placed("the loop scales its loss (GradScaler)", scaled[0])
     if len(updates) != 1:
         how = "nowhere to be seen" if not updates else f"called at {len(updates)} places"
         raise NotPlacedError(
@@ -177,7 +159,7 @@ def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
         )
     update = updates[0]
     if update.args or update.keywords:
-        raise NotPlacedError("the optimizer steps with a closure", where=source.line(update))
+        raise source.not_placed("the optimizer steps with a closure", update)
     backwards = called("backward")
     for container in names.ancestors(update):
         if not isinstance(container, _CONTAINERS):
@@ -188,9 +170,7 @@ def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
             continue
         if len(here) != 1:
             how = f"called at {len(here)} places" if here else "not called"
-            raise NotPlacedError(
-                f"where the optimizer steps, backward is {how}", where=source.line(update)
-            )
+            raise source.not_placed(f"where the optimizer steps, backward is {how}", update)
         backward = here[0]
         cleared = (optimizer, model)
         before = backward.lineno, backward.end_col_offset or 0
@@ -203,12 +183,12 @@ def find_step(source: Source, optimizer: Identity, model: Identity) -> Step:
                 for one in names.calls()
                 if one in inside
                 and names.identity(_callee(one)) == model
-                and (one.lineno, one.col_offset) < before
+                and position(one) < before
             ),
             tuple(one for one in called("zero_grad") if one in inside and receiver(one) in cleared),
             tuple(one for one in called("step") if one in inside and one is not update),
         )
-    raise NotPlacedError("the optimizer steps outside of any loop", where=source.line(update))
+    raise source.not_placed("the optimizer steps outside of any loop", update)
 
 
 def _callee(call: ast.Call) -> ast.expr:

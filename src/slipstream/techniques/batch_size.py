@@ -20,7 +20,7 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, StepPhase, distinct
 from slipstream.graph.resize import Resize
 from slipstream.provenance import Provenance
-from slipstream.source import NotPlacedError, find_batch_size
+from slipstream.source import find_batch_size
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._grown_memory import resized_memory
@@ -142,17 +142,15 @@ class BatchSize(Settings):
         def edit(where: Places) -> Source:
             size = find_batch_size(where)
             if not self.samples.startswith("x"):
-                raise NotPlacedError(
-                    f"of how many samples one of {size.value} is, the file does not say",
-                    where=f"{where.source.path}:{size.line}",
+                raise where.source.not_placed(
+                    f"of how many samples one of {size.value} is, the file does not say", size.node
                 )
             if "batch_size" in workload.arguments:
-                raise NotPlacedError("it is given another batch_size", where=str(workload.path))
+                raise where.source.not_placed("it is given another batch_size")
             wanted = self._of(size.value)
             if wanted.denominator != 1:
-                raise NotPlacedError(
-                    f"{self.samples[1:]} times {size.value} is not a whole number",
-                    where=f"{where.source.path}:{size.line}",
+                raise where.source.not_placed(
+                    f"{self.samples[1:]} times {size.value} is not a whole number", size.node
                 )
             return size.set(int(wanted))
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Kind, StepPhase, price, price_columns
-from slipstream.source import NotPlacedError, Places, Source, checkpoint_blocks
+from slipstream.source import Places, Source, checkpoint_blocks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
@@ -122,9 +122,8 @@ class Checkpointing(Settings):
 
         def edit(where: Places) -> Source:
             if self.only is not None or self.except_ is not None:
-                raise NotPlacedError(
-                    "the source does not tell which modules those globs choose",
-                    where=str(where.source.path),
+                raise where.source.not_placed(
+                    "the source does not tell which modules those globs choose"
                 )
             return checkpoint_blocks(where)
 

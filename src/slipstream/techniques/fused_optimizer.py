@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.provenance import Provenance
-from slipstream.source import NotPlacedError, Places, Source
+from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.workload import Built, Workload
 
@@ -121,9 +121,8 @@ class FusedOptimizer(Settings):
     def _edit(self, where: Places) -> Source:
         made = where.optimizer
         if made.kind not in (_FUSED if self.kind == "fused" else _FOREACH):
-            raise NotPlacedError(
-                f"torch has no {self.kind} form of {made.kind or 'this optimizer'}",
-                where=where.source.line(made.call),
+            raise where.source.not_placed(
+                f"torch has no {self.kind} form of {made.kind or 'this optimizer'}", made.call
             )
         # The two exclude each other; the one that is not wanted is named only where it was.
         given = {keyword.arg for keyword in made.call.keywords}

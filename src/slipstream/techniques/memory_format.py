@@ -109,9 +109,7 @@ def _edit(where: Places) -> Source:
         if _FORMAT not in source.segment(one) + (source.segment(made) if made else ""):
             source = source.surround(one, "", conversion.replace("{torch}", where.torch))
     if source is where.source:
-        raise AlreadyThereError(
-            "model and input are in channels_last", where=source.line(where.model.statement)
-        )
+        raise source.already_there("model and input are in channels_last", where.model.statement)
     return source.with_import("torch")
 
 

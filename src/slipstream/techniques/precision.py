@@ -24,7 +24,7 @@ from slipstream.graph import (
     price_columns,
 )
 from slipstream.graph.graph import kept
-from slipstream.source import NotPlacedError, Places, Source, refuse_inside
+from slipstream.source import Places, Source, refuse_inside
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._autocast_memory import edit_memory
 from slipstream.techniques._baseline import already_autocast, already_compiled
@@ -120,7 +120,7 @@ class Amp(Settings):
 
     def _edit(self, where: Places) -> Source:
         if self.dtype == "fp16":
-            raise NotPlacedError("float16 needs loss scaling", where=str(where.source.path))
+            raise where.source.not_placed("float16 needs loss scaling")
         dtype = f"{where.torch}.{_TORCH_DTYPE[self.dtype]}"
         # A model that may be moved says itself where it is.
         moved = _MOVES & (where.source.names.used | where.source.names.attributes)

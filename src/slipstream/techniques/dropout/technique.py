@@ -17,7 +17,7 @@ from slipstream.durations import pace
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, StepPhase, TensorSpec, calls_of, price
 from slipstream.native import library, why_no_library
-from slipstream.source import NotPlacedError, Places, Source
+from slipstream.source import Places, Source
 from slipstream.surgery import Selection, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
@@ -163,9 +163,8 @@ def _edit(where: Places) -> Source:
     for call in where.model_code:
         kind = names.qualified(call.func) if isinstance(call, ast.Call) else None
         if kind in _MAKERS:
-            raise NotPlacedError(
-                f"{kind.removeprefix('torch.')} makes an nn.Dropout of its own",
-                where=where.source.line(call),
+            raise where.source.not_placed(
+                f"{kind.removeprefix('torch.')} makes an nn.Dropout of its own", call
             )
     return where.replace_class(_TORCH_CLASS, _OUR_CLASS)
 
