@@ -16,6 +16,7 @@ from slipstream.durations import Changed, Durations
 from slipstream.graph import ITEM_BYTES, Editor, Graph, Role, StepPhase, TensorSpec
 from slipstream.graph.graph import kept
 from slipstream.graph.uses import Spans, uses_of
+from slipstream.techniques._recomputation import change_lifetimes, nodes_of
 from slipstream.techniques.autocast import ROOT, AutocastPlan
 
 _Numbers = NDArray[np.int64]
@@ -33,11 +34,7 @@ def edit_memory(
     if not len(graph.memory):
         return
     _lower_results(edit, graph, changed, durations)
-    released, allocated = _copies(graph, found)
-    number = np.concatenate([np.arange(len(graph)), handles, [-1]]).astype(np.int64)  # -1 stays -1
-    edit.release_all(released[0], number[released[1]])
-    nbytes, role, producer, release, storage = allocated
-    edit.allocate_all(nbytes, role, number[producer], number[release], storage)
+    change_lifetimes(edit, graph, handles, *_copies(graph, found))
 
 
 @kept
@@ -55,7 +52,7 @@ class _Copies:
         self._memory, self._uses = graph.memory, uses_of(graph)
         tasks = graph.tasks
         self._backward = tasks.phase == StepPhase.BACKWARD
-        self._ends = _node_ends(graph)
+        self._ends = nodes_of(graph).ends()
         readers = np.repeat(
             np.fromiter(plan.through, np.int64, len(plan.through)),
             [len(storages) for storages in plan.through.values()],
@@ -130,18 +127,6 @@ class _Copies:
         needs &= self._copied[spans.place]
         np.maximum.at(last, asker[needs], self._ends[reader[needs]])
         return last
-
-
-def _node_ends(graph: Graph) -> _Numbers:
-    """By task: when what it reads can be freed; autograd frees that after a whole node."""
-    tasks = graph.tasks
-    ends = np.arange(len(graph))
-    backward = np.flatnonzero(tasks.phase == StepPhase.BACKWARD)[::-1]
-    # The first of each number from the end on.
-    numbers, latest = np.unique(tasks.sequence[backward], return_index=True)
-    node = backward[tasks.sequence[backward] >= 0]
-    ends[node] = backward[latest][np.searchsorted(numbers, tasks.sequence[node])]
-    return np.maximum(ends, np.arange(len(graph)))
 
 
 @dataclass(frozen=True)

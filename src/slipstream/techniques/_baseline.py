@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.graph import Graph
+from slipstream.graph import Graph, TensorSpec
 
 
 def already_compiled(graph: Graph) -> str | None:
@@ -25,6 +25,15 @@ def already_autocast(graph: Graph) -> str | None:
 def is_compiled(graph: Graph) -> bool:
     """Whether parts of the step went through torch.compile."""
     return bool(_baseline(graph).get("compiled"))
+
+
+def updated_tensors(graph: Graph) -> list[TensorSpec]:
+    """What the step's optimizer updates; nothing where it has none."""
+    described: Any = graph.meta.get("optimizer") or {"tensors": []}
+    return [
+        TensorSpec(dtype, tuple(shape), tuple(strides), device)
+        for dtype, shape, strides, device in described["tensors"]
+    ]
 
 
 def _baseline(graph: Graph) -> dict[str, Any]:

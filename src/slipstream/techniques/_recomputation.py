@@ -47,7 +47,7 @@ class Blocks:
 @kept
 def find_blocks(graph: Graph, modules: tuple[str, ...]) -> Blocks:
     """The passes through `modules` that save something for the backward pass, in order."""
-    nodes = _nodes(graph)
+    nodes = nodes_of(graph)
     module, task, of = _forward_runs(graph, modules, nodes.passes)
     count = len(module)
     begin, end = (
@@ -75,7 +75,7 @@ def find_blocks(graph: Graph, modules: tuple[str, ...]) -> Blocks:
 
 
 @dataclass(frozen=True)
-class _Nodes:
+class Nodes:
     """Nodes of autograd: the backward tasks of one pass that have one number.
 
     Attributes:
@@ -102,9 +102,10 @@ class _Nodes:
         return np.where(there, place, -1)
 
     def ends(self) -> _Numbers:
-        """By task: autograd frees what it saved after a whole node."""
-        node = self.find(np.arange(len(self.graph)))
-        return np.where(node >= 0, self.last[node] if len(self.last) else -1, np.arange(len(node)))
+        """By task: when what it reads can be freed; autograd frees that after a whole node."""
+        ends = np.arange(len(self.graph))
+        ends[self.task] = self.last[self.of]
+        return ends
 
 
 def _key(graph: Graph, tasks: _Numbers, passes: _Numbers) -> _Numbers:
@@ -114,7 +115,8 @@ def _key(graph: Graph, tasks: _Numbers, passes: _Numbers) -> _Numbers:
 
 
 @kept
-def _nodes(graph: Graph) -> _Nodes:
+def nodes_of(graph: Graph) -> Nodes:
+    """Those of `graph`."""
     phase = graph.tasks.phase
     # A backward pass is over where the next forward begins.
     chosen = np.flatnonzero((phase == StepPhase.FORWARD) | (phase == StepPhase.BACKWARD))
@@ -127,7 +129,7 @@ def _nodes(graph: Graph) -> _Nodes:
     order = np.argsort(key, kind="stable")
     task, key = task[order], key[order]
     new = np.append(True, key[1:] != key[:-1])[: len(key)]
-    return _Nodes(
+    return Nodes(
         graph, passes, key[new], task, np.cumsum(new) - 1,
         task[new], task[np.append(new[1:], True)[: len(key)]],
     )  # fmt: skip
@@ -170,9 +172,7 @@ class _Reads:
     node: _Numbers
 
     @classmethod
-    def of(
-        cls, graph: Graph, nodes: _Nodes, task: _Numbers, of: _Numbers, last: _Numbers
-    ) -> _Reads:
+    def of(cls, graph: Graph, nodes: Nodes, task: _Numbers, of: _Numbers, last: _Numbers) -> _Reads:
         """Of blocks of these forward tasks, each one's block, and the last of each block."""
         storages = _Storages(graph)
         # The last operator with a node's number is the one it belongs to.
@@ -275,10 +275,20 @@ def edit_memory(edit: Editor, graph: Graph, modules: tuple[str, ...], handles: _
     Args:
         handles: of all tasks that run again, block by block, what `Editor.repeat` gave for them.
     """
-    if not len(graph.memory):
-        return
-    released, allocated = _lifetimes(graph, modules)
-    number = np.concatenate([np.arange(len(graph)), handles, [-1]])  # -1 stays -1
+    if len(graph.memory):
+        change_lifetimes(edit, graph, handles, *_lifetimes(graph, modules))
+
+
+def change_lifetimes(
+    edit: Editor, graph: Graph, handles: _Numbers, released: _Numbers, allocated: _Numbers
+) -> None:
+    """Free and allocate in `edit`, where `handles` stand for the tasks it adds.
+
+    Args:
+        released, allocated: columns of `Editor.release_all` and `allocate_all`, in which added
+            tasks are numbered from ``len(graph)`` on.
+    """
+    number = np.concatenate([np.arange(len(graph)), handles, [-1]]).astype(np.int64)  # -1 stays -1
     edit.release_all(released[0], number[released[1]])
     nbytes, role, producer, release, storage = allocated
     edit.allocate_all(nbytes, role, number[producer], number[release], storage)
@@ -299,7 +309,7 @@ class _Lifetimes:
 
     def __init__(self, graph: Graph, blocks: Blocks) -> None:
         self._graph, self._blocks = graph, blocks
-        nodes = _nodes(graph)
+        nodes = nodes_of(graph)
         self._ends = nodes.ends()
         self._forward = graph.tasks.phase == StepPhase.FORWARD
         self._backward = graph.tasks.phase == StepPhase.BACKWARD

@@ -32,8 +32,9 @@ from slipstream.graph.values import PROVENANCES
 from slipstream.provenance import Provenance
 from slipstream.source import Source, accumulate, locate
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.techniques._baseline import updated_tensors
 from slipstream.workload import Built, Workload
-from slipstream.workload.built import HIDDEN_BATCH
+from slipstream.workload.built import HIDDEN_BATCH, training_loss
 
 # Replicas' communication, and what DistributedDataParallel does around it.
 _TALKS = "c10d::"
@@ -70,7 +71,7 @@ class Accumulation(Settings):
 
     def questions(self, graph: Graph) -> Sequence[Question]:
         """Adding a gradient to the one that is there, for every parameter shape."""
-        return [_added(spec) for spec in Counter(_gradients(graph))]
+        return [_added(spec) for spec in Counter(updated_tensors(graph))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Repeat forward and backward; from the second time on gradients are added.
@@ -90,7 +91,7 @@ class Accumulation(Settings):
         # -1: the task that stands for what a pass adds to gradients that are there.
         adding = [part for each in passes[1:] for part in (each, [-1])]
         order = np.concatenate([begin, before, passes[0], *adding, after])
-        specs = Counter(_gradients(graph))
+        specs = Counter(updated_tensors(graph))
         answers = {spec: context.durations.lookup(_added(spec)) for spec in specs}
         known = {spec: one.nanoseconds for spec, one in answers.items() if one is not None}
         each_ns = sum(nanoseconds * specs[spec] for spec, nanoseconds in known.items())
@@ -130,8 +131,6 @@ class Accumulation(Settings):
         Raises:
             WorkloadError: the step is the user's own, or there is no optimizer.
         """
-        from slipstream.workload.built import training_loss
-
         if not built.from_parts and not built.own_step:
             built.samples *= self.batches
             return
@@ -245,18 +244,6 @@ def _memory(
     return parts[0].joined(*parts[1:])
 
 
-def _gradients(graph: Graph) -> list[TensorSpec]:
-    described: Any = graph.meta.get("optimizer") or {"tensors": []}
-    return [
-        TensorSpec(dtype, tuple(shape), tuple(strides), device)
-        for dtype, shape, strides, device in described["tensors"]
-    ]
-
-
 def _added(spec: TensorSpec) -> Question:
     """The gradient was made a moment ago, and what it is added to not long before."""
-    return Question(_add(spec), warm=True)
-
-
-def _add(spec: TensorSpec) -> Call:
-    return Call(_ADD, (spec, spec, 1), (spec,))
+    return Question(Call(_ADD, (spec, spec, 1), (spec,)), warm=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,39 +68,45 @@ class Casts:
     calls: tuple[Call, ...]
 
 
+class Cast(NamedTuple):
+    """One cast of a plan: a row of `Casts`."""
+
+    task: int
+    before: bool
+    call: Call
+    storage: int
+    replaces: bool
+
+
 @dataclass(eq=False)
 class AutocastPlan:
     """The calls a step would make under autocast.
 
     Attributes:
         changed: by task: the call in its new dtypes.
-        casts: (task, before it or after it, the cast), in program order.
+        casts: in program order.
         lowered: how many operators run in the lower precision.
-        cast_storages: of each cast: the storage it copies, and whether the copy stands in for it
-            from then on.
         through: by task: storages of which it reads a copy in another dtype.
     """
 
     changed: dict[int, Call] = field(default_factory=dict)
-    casts: list[tuple[int, bool, Call]] = field(default_factory=list)
+    casts: list[Cast] = field(default_factory=list)
     lowered: int = 0
-    cast_storages: list[tuple[int, bool]] = field(default_factory=list)
     through: dict[int, set[int]] = field(default_factory=dict)
 
     @cached_property
     def table(self) -> Casts:
         """The casts, once the plan is complete."""
-        numbers: dict[int, int] = {}
         # A plan has one object for all casts that are alike.
-        call = [numbers.setdefault(id(made), len(numbers)) for _, _, made in self.casts]
-        made_of = {id(made): made for _, _, made in self.casts}
+        distinct = {id(one.call): one.call for one in self.casts}
+        numbers = {identity: number for number, identity in enumerate(distinct)}
         return Casts(
-            np.array([task for task, _, _ in self.casts], np.int64),
-            np.array([before for _, before, _ in self.casts], bool),
-            np.array(call, np.int64),
-            np.array([storage for storage, _ in self.cast_storages], np.int64),
-            np.array([replaces for _, replaces in self.cast_storages], bool),
-            tuple(made_of[number] for number in numbers),
+            np.array([one.task for one in self.casts], np.int64),
+            np.array([one.before for one in self.casts], bool),
+            np.array([numbers[id(one.call)] for one in self.casts], np.int64),
+            np.array([one.storage for one in self.casts], np.int64),
+            np.array([one.replaces for one in self.casts], bool),
+            tuple(distinct.values()),
         )
 
 
@@ -333,15 +340,14 @@ class _Interpreter:
             for dtype, storage in zip(form.dtypes, inputs, strict=True)
         ]
 
-    def _cast(self, t: int, spec: TensorSpec, dtype: str, storage: int, *, before: bool) -> None:
-        self._plan.casts.append((t, before, self._copy(spec, dtype)))
-        self._plan.cast_storages.append((storage, False))
-
-    def _copy(self, spec: TensorSpec, dtype: str) -> Call:
+    def _cast(
+        self, t: int, spec: TensorSpec, dtype: str, storage: int, *, before: bool,
+        replaces: bool = False,
+    ) -> None:  # fmt: skip
         key = (id(spec), dtype)
         if key not in self._casts:
             self._casts[key] = cast(spec, dtype)
-        return self._casts[key]
+        self._plan.casts.append(Cast(t, before, self._casts[key], storage, replaces))
 
     def _lower(self, spec: TensorSpec) -> TensorSpec:
         if id(spec) not in self._lower_specs:
@@ -350,8 +356,7 @@ class _Interpreter:
 
     def _replace(self, t: int, spec: TensorSpec, storage: int, *, before: bool) -> None:
         """From here on a float32 copy stands for what `storage` holds in the lower precision."""
-        self._plan.casts.append((t, before, self._copy(self._lower(spec), _FULL)))
-        self._plan.cast_storages.append((storage, True))
+        self._cast(t, self._lower(spec), _FULL, storage, before=before, replaces=True)
         self._lowered.discard(storage)
 
     def _forget(self, inputs: list[int], outputs: list[int]) -> None:

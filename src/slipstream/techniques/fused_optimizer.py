@@ -9,17 +9,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
+from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, Price, Role, StepPhase, price
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.techniques._baseline import updated_tensors
 from slipstream.workload import Built, Workload
 
 _FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
@@ -70,26 +71,22 @@ class FusedOptimizer(Settings):
         """One task in place of the update's, as long as the micro-benchmark of a whole update."""
         tasks = _update_tasks(graph)
         before = float(graph.tasks.duration_ns[tasks].sum() + graph.tasks.gap_ns[tasks].sum())
-        old, new = (context.durations.lookup(call) for call in self.questions(graph))
+        now, then = self.questions(graph)
+        old, took = context.durations.lookup(now), price(context.durations, then, before)
+        # Fused it works in place on what is there: as fast alone as in the step. In batches it
+        # allocates temporaries as the loop does, at a cost that depends on the rest of the step;
+        # the ratio carries that over.
+        if old is None or not old.nanoseconds:
+            took = Price(before, UNKNOWN_SPREAD, Provenance.ASSUMED)
+        elif self.kind == "foreach" and took.provenance is not Provenance.ASSUMED:
+            spread = math.hypot(old.spread, took.spread)
+            took = replace(took.at(before / old.nanoseconds), spread=spread)
         edit = Editor(graph, str(self))
         edit.remove_all(tasks)
-        if old is None or new is None or not old.nanoseconds:
-            duration, provenance, spread = before, Provenance.ASSUMED, 0.5
-        elif self.kind == "fused":
-            # Works in place on what is there: as fast alone as in the step.
-            duration, provenance, spread = new.nanoseconds, new.provenance, new.spread
-        else:
-            # Allocates temporaries as the loop does, at a cost that depends on the rest of the
-            # step; the ratio carries that over.
-            duration = before * new.nanoseconds / old.nanoseconds
-            provenance, spread = new.provenance, math.hypot(old.spread, new.spread)
-        update = edit.insert(
-            int(tasks[-1]), f"{self.kind} update", duration, provenance,
-            spread=spread, call=_update(graph, self._flags()),
-        )  # fmt: skip
+        update = edit.put(int(tasks[-1]), then, took, name=f"{self.kind} update")
         if len(graph.memory):
             # The fused kernel works in place; foreach holds a temporary for all at once.
-            nbytes = 0 if self.kind == "fused" else _foreach_bytes(_update(graph, self._flags()))
+            nbytes = 0 if self.kind == "fused" else _foreach_bytes(then)
             edit.allocate(nbytes, Role.TEMPORARY, update, update)
         return edit.apply(f"{len(tasks)} operators of the update in one")
 
@@ -145,15 +142,13 @@ def _update(graph: Graph, flags: dict[str, bool]) -> Call:
     settings = {**described["settings"], **flags}
     if any(described.get("zeros", ())):
         settings["zeros"] = described["zeros"]
-    specs = tuple(
-        TensorSpec(dtype, tuple(shape), tuple(strides), device)
-        for dtype, shape, strides, device in described["tensors"]
-    )
     pairs = tuple(
         (name, tuple(value) if isinstance(value, list) else value)
         for name, value in sorted(settings.items())
     )
-    return Call("slipstream::optimizer_step()", (described["class"], pairs, specs))
+    return Call(
+        "slipstream::optimizer_step()", (described["class"], pairs, tuple(updated_tensors(graph)))
+    )
 
 
 def _foreach_bytes(update: Call) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Role, StepPhase, replace_tasks
+from slipstream.graph.uses import uses_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.dataflow import Dataflow
 from slipstream.workload import Built, Workload
@@ -183,34 +184,20 @@ def _free_early(graph: Graph, edit: Editor) -> int:
     The nodes of a graph live as long as the step's output. What they kept is still there in the
     next step until that output is replaced; it is taken away there too.
     """
-    memory = graph.memory
-    uses: dict[int, list[int]] = {}
-    for task in range(len(graph)):
-        for storage in graph.storages(task).tolist():
-            uses.setdefault(storage, []).append(task)
-    output = set(Dataflow(graph).operands(len(graph) - 1)[1])
-    left: Counter[int] = Counter()
-    freed = 0
-    for a in np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0)).tolist():
-        begin, end = int(memory.producer[a]), int(memory.release[a])
-        last = max(
-            (
-                t
-                for t in uses.get(int(memory.storage[a]), ())
-                if begin <= t <= (end if end >= 0 else len(graph))
-            ),
-            default=begin,
-        )
-        outlives = end < 0
-        returned = outlives and last == len(graph) - 1 and int(memory.storage[a]) in output
-        if last == end or returned:
-            continue
-        edit.release_after(a, last)
-        freed += 1
-        left[int(memory.nbytes[a])] += outlives
+    memory, uses = graph.memory, uses_of(graph)
+    own = np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0))
+    storage, end = memory.storage[own].astype(np.int64), memory.release[own].astype(np.int64)
+    last = memory.producer[own].astype(np.int64)
+    spans = uses.between(storage, last, np.where(end >= 0, end, len(graph)))
+    np.maximum.at(last, spans.asker, uses.task[spans.place])
+    output = Dataflow(graph).operands(len(graph) - 1)[1]
+    returned = (end < 0) & (last == len(graph) - 1) & np.isin(storage, output)
+    freed = (last != end) & ~returned
+    edit.release_all(own[freed], last[freed])
+    left = Counter(memory.nbytes[own[freed & (end < 0)]].tolist())
     inherited = (memory.producer < 0) & (memory.release >= 0) & (memory.role == Role.OTHER)
     for a in np.flatnonzero(inherited).tolist():
         if left[int(memory.nbytes[a])] > 0:
             left[int(memory.nbytes[a])] -= 1
             edit.resize(a, 0)
-    return freed
+    return int(freed.sum())

@@ -33,6 +33,7 @@ from slipstream.technique import CodeChange, Context, Quality, QualityKind, Sett
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques.attention import Attention, find_attention
 from slipstream.workload import Built, Workload
+from slipstream.workload.built import model_output
 
 _FUSED = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention")
 _FUNCTION = "scaled_dot_product_attention"
@@ -162,8 +163,6 @@ def _forward_of(built: Built) -> Callable[[], object]:
     Raises:
         WorkloadError: the step trains and hides its batch.
     """
-    from slipstream.workload.built import model_output
-
     if not built.training:
         return built.step
     if built.batch is None:
