@@ -19,15 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeGuard,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
 
 from slipstream.errors import (
     InvalidArgumentError,
@@ -102,12 +94,7 @@ class CodeChange:
 
     @classmethod
     def of(
-        cls,
-        workload: Workload,
-        edit: Callable[[Places], Source],
-        *,
-        by_hand: str,
-        note: str = "",
+        cls, workload: Workload, edit: Callable[[Places], Source], *, by_hand: str, note: str = ""
     ) -> CodeChange | None:
         """The change `edit` makes in the workload's file; None for live objects, without a file.
 

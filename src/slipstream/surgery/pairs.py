@@ -27,10 +27,7 @@ class Pair:
 
 
 def consecutive_pairs(
-    model: Any,
-    run: Callable[[], object],
-    first: tuple[type, ...],
-    second: tuple[type, ...],
+    model: Any, run: Callable[[], object], first: tuple[type, ...], second: tuple[type, ...]
 ) -> list[Pair]:
     """Where a module of a class in `second` takes the output of one in `first`, and nobody else.
 

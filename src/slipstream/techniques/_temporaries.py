@@ -29,11 +29,7 @@ class _Results(TorchDispatchMode):
         self._alive: set[int] = set()
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = {id(storage) for storage in _storages((args, kwargs))}
         results = func(*args, **(kwargs or {}))

@@ -40,10 +40,7 @@ _FULL_OUTPUTS = {
     "aten::mkldnn_rnn_layer_backward": (0, 1, 2, 3, 4, 5, 6),
 }
 # Operators told the dtype of their result by an argument. (operator: index of the argument)
-_DTYPE_ARGUMENT = {
-    "aten::_softmax_backward_data": 3,
-    "aten::_log_softmax_backward_data": 3,
-}
+_DTYPE_ARGUMENT = {"aten::_softmax_backward_data": 3, "aten::_log_softmax_backward_data": 3}
 _ENGINE = "autograd::engine::evaluate_function: "
 
 

@@ -14,15 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations import Changed, Durations, pace, questions, rescale
-from slipstream.graph import (
-    Call,
-    Editor,
-    Graph,
-    StepPhase,
-    distinct,
-    price,
-    price_columns,
-)
+from slipstream.graph import Call, Editor, Graph, StepPhase, distinct, price, price_columns
 from slipstream.graph.graph import kept
 from slipstream.source import Places, Source, refuse_inside
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits

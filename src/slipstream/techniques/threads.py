@@ -105,9 +105,7 @@ class Threads(Settings):
         """``torch.set_num_threads(N)`` after the imports."""
         line = f"set_num_threads({self._threads})"
         return CodeChange.of(
-            workload,
-            lambda where: where.at_top(f"{{torch}}.{line}"),
-            by_hand=f"torch.{line}",
+            workload, lambda where: where.at_top(f"{{torch}}.{line}"), by_hand=f"torch.{line}"
         )
 
     @property
