@@ -11,6 +11,7 @@ Python", MLSys 2022; the kernel: Dao et al., "FlashAttention", NeurIPS 2022.
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ def with_attention(module: Any, arguments: Mapping[str, Any]) -> Callable[..., A
     found = [
         match
         for node in list(graph.nodes)
-        if _is(node, "softmax", torch.nn.Softmax, module)
+        if _is(node, "softmax", kind=torch.nn.Softmax, module=module)
         for match in [_match(node, module)]
     ]
     if not found:
@@ -159,24 +160,22 @@ def _tied_to_training(one: Any, other: Any) -> set[Any]:
         NotRewrittenError: something else depends on it.
     """
     tied = set()
-    if len(one.nodes) != len(other.nodes):
-        raise NotRewrittenError("its forward differs between training and evaluation")
-    for a, b in zip(one.nodes, other.nodes, strict=True):
-        if (a.op, a.target) != (b.op, b.target):
+    for a, b in itertools.zip_longest(one.nodes, other.nodes):
+        same_call = a is not None and b is not None and (a.op, a.target) == (b.op, b.target)
+        if same_call and str((a.args, a.kwargs)) == str((b.args, b.kwargs)):
+            continue
+        if not same_call or not _is(a, "dropout"):
             raise NotRewrittenError("its forward differs between training and evaluation")
-        if str((a.args, a.kwargs)) != str((b.args, b.kwargs)):
-            if not _is(a, "dropout"):
-                raise NotRewrittenError("its forward differs between training and evaluation")
-            tied.add(a)
+        tied.add(a)
     return tied
 
 
-def _is(node: Any, name: str, kind: type | None = None, module: Any = None) -> bool:
-    """Whether `node` calls the function or method `name`, or a module of class `kind`."""
+def _is(node: Any, *names: str, kind: type | None = None, module: Any = None) -> bool:
+    """Whether `node` calls a function or method of these names, or a module of class `kind`."""
     if node.op == "call_method":
-        return str(node.target).removesuffix("_") == name
+        return str(node.target).removesuffix("_") in names
     if node.op == "call_function":
-        return str(getattr(node.target, "__name__", "")).removesuffix("_") == name
+        return str(getattr(node.target, "__name__", "")).removesuffix("_") in names
     if node.op == "call_module" and kind is not None:
         return type(module.get_submodule(node.target)) is kind
     return False
@@ -192,12 +191,10 @@ def _match(softmax: Any, module: Any) -> _Match:
         raise NotRewrittenError("its softmax is not over the last dimension in its own dtype")
     weights = _only_user(softmax)
     drop = None
-    if _is(weights, "dropout", torch.nn.Dropout, module):
+    if _is(weights, "dropout", kind=torch.nn.Dropout, module=module):
         drop, weights = weights, _only_user(weights)
     last = drop or softmax
-    if weights.op == "call_module" and type(module.get_submodule(weights.target)) is (
-        torch.nn.Identity
-    ):
+    if _is(weights, kind=torch.nn.Identity, module=module):
         last, weights = weights, _only_user(weights)
     left, value = _product(weights) or (None, None)
     if left is not last:
@@ -225,9 +222,7 @@ def _only_user(node: Any) -> Any:
 
 
 def _product(node: Any) -> tuple[Any, Any] | None:
-    if not any(_is(node, name) for name in ("matmul", "bmm")) or len(node.args) != 2:
-        return None
-    return node.args[0], node.args[1]
+    return tuple(node.args) if _is(node, "matmul", "bmm") and len(node.args) == 2 else None
 
 
 def _towards_product(node: Any, match: _Match) -> Any:
@@ -236,7 +231,7 @@ def _towards_product(node: Any, match: _Match) -> Any:
 
     args = node.args
     for kind, names in (("mul", ("mul", "imul")), ("div", ("div", "truediv", "itruediv"))):
-        if any(_is(node, name) for name in names) and len(args) == 2:
+        if _is(node, *names) and len(args) == 2:
             scores, number = args
             if kind == "mul" and not _leads_to_product(scores):
                 scores, number = number, scores
@@ -244,38 +239,31 @@ def _towards_product(node: Any, match: _Match) -> Any:
                 match.scale.append((kind, number))
                 return scores
     taken = match.mask is not None or match.masked is not None
-    if any(_is(node, name) for name in ("add", "iadd")) and len(args) == 2:
+    if _is(node, "add", "iadd") and len(args) == 2:
         scores, mask = args if _leads_to_product(args[0]) else (args[1], args[0])
         if _leads_to_product(scores) and not taken and not match.scale:
             match.mask = mask
             return scores
         raise NotRewrittenError("its mask is scaled, or there are several")
-    if _is(node, "masked_fill") and len(args) == 3 and not taken:
+    fills = _is(node, "masked_fill")
+    if (fills or node.target is torch.where) and len(args) == 3 and not taken:
         if not isinstance(args[2], (int, float)) or args[2] > _MASKED:
             raise NotRewrittenError("it fills masked scores with something else than -inf")
-        match.masked = args[1]
-        return args[0]
-    if _is(node, "where") and node.target is torch.where and len(args) == 3 and not taken:
-        if not isinstance(args[2], (int, float)) or args[2] > _MASKED:
-            raise NotRewrittenError("it fills masked scores with something else than -inf")
-        match.mask = args[0]
-        return args[1]
+        if fills:
+            match.masked, scores = args[1], args[0]
+        else:
+            match.mask, scores = args[0], args[1]
+        return scores
     raise NotRewrittenError(f"its scores go through '{node.name}', which one call cannot do")
 
 
 def _leads_to_product(node: Any) -> bool:
     """Whether scores come out of `node`: a product, perhaps scaled or masked already."""
+    if not hasattr(node, "op"):
+        return False
     names = ("mul", "imul", "div", "truediv", "itruediv", "add", "iadd", "masked_fill")
-    while hasattr(node, "op"):
-        if _product(node) is not None:
-            return True
-        if not any(_is(node, name) for name in names) or not node.args:
-            return False
-        first, *rest = node.args
-        if any(_leads_to_product(one) for one in rest):
-            return True
-        node = first
-    return False
+    through = _is(node, *names) and any(map(_leads_to_product, node.args))
+    return through or _product(node) is not None
 
 
 def _replace(graph: Any, match: _Match, tied: set[Any]) -> None:

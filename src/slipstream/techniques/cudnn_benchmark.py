@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.durations import common_spread
 from slipstream.graph import Editor, Graph
@@ -34,7 +35,7 @@ class CudnnBenchmark(Settings):
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why there is nothing to try."""
         reason = not_on_gpu(graph, "cuDNN chooses algorithms only on NVIDIA GPUs")
-        if reason is None and not _convolutions(graph):
+        if reason is None and not len(_convolutions(graph)):
             reason = "the step has no convolution by cuDNN"
         return reason
 
@@ -43,7 +44,7 @@ class CudnnBenchmark(Settings):
         chosen = _convolutions(graph)
         spread = common_spread(graph, chosen, _SPREAD)
         edit = Editor(graph, str(self))
-        edit.scale_all(np.array(chosen, np.int64), 1.0, Provenance.ASSUMED, spread=spread)
+        edit.scale_all(chosen, 1.0, Provenance.ASSUMED, spread=spread)
         return edit.apply(
             f"{len(chosen)} kernels of convolutions may be others; which, only a run can tell"
         )
@@ -67,8 +68,6 @@ class CudnnBenchmark(Settings):
         )
 
 
-def _convolutions(graph: Graph) -> list[int]:
+def _convolutions(graph: Graph) -> NDArray[np.int64]:
     """Kernels that an operator of convolution launched."""
-    tasks = kernels(graph)
-    scopes = graph.texts("scope", tasks)
-    return [t for t, scope in zip(tasks.tolist(), scopes, strict=True) if "convolution" in scope]
+    return kernels(graph, lambda name, scope: "convolution" in scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +22,12 @@ def not_on_gpu(graph: Graph, what: str) -> str | None:
     return f"{what}; this step ran on the {str(graph.meta.get('device', 'cpu')).upper()}"
 
 
-def kernels(graph: Graph) -> NDArray[np.int64]:
-    """Tasks that compute on a GPU."""
-    return np.flatnonzero(graph.tasks.kind == Kind.KERNEL)
+def kernels(graph: Graph, wanted: Callable[[str, str], bool]) -> NDArray[np.int64]:
+    """Tasks that compute on a GPU, and of whose name and scope `wanted` holds."""
+    tasks = np.flatnonzero(graph.tasks.kind == Kind.KERNEL)
+    both = zip(graph.texts("name", tasks), graph.texts("scope", tasks), strict=True)
+    chosen: NDArray[np.int64] = tasks[[wanted(name, scope) for name, scope in both]]
+    return chosen
 
 
 def need_gpu(built: Built, name: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.durations import common_spread
 from slipstream.durations.datasheet import device_named
@@ -48,11 +49,10 @@ class Tf32(Settings):
         )
         if reason is not None:
             return reason
-        names = graph.texts("name", kernels(graph))
-        if any(_BEFORE_AMPERE.search(name) for name in names):
+        if len(kernels(graph, lambda name, scope: bool(_BEFORE_AMPERE.search(name)))):
             return "the step ran on a GPU older than Ampere (2020), which has no TensorFloat-32"
-        if not _float32(graph):
-            if any(_TENSOR_CORES.search(name) for name in names):
+        if not len(_float32(graph)):
+            if len(kernels(graph, lambda name, scope: bool(_TENSOR_CORES.search(name)))):
                 return "its matrix products run on tensor cores already"
             return "no kernel of the step is known to multiply float32 matrices"
         return None
@@ -64,7 +64,7 @@ class Tf32(Settings):
         # So wide that a 90 % interval reaches from no gain to the most, and a little beyond.
         spread = common_spread(graph, chosen, _BEYOND * math.log(most) / 2 / _Z90)
         edit = Editor(graph, str(self))
-        edit.scale_all(np.array(chosen, np.int64), factor, Provenance.ASSUMED, spread=spread)
+        edit.scale_all(chosen, factor, Provenance.ASSUMED, spread=spread)
         return edit.apply(
             f"{len(chosen)} float32 matrix products in TensorFloat-32, assumed "
             f"{1 / factor:.2g} times as fast (1 to {most:.1f})"
@@ -99,19 +99,15 @@ def _at_most(graph: Graph) -> float:
     raise AssertionError(f"{_UNKNOWN} has a data sheet")
 
 
-def _float32(graph: Graph) -> list[int]:
+def _float32(graph: Graph) -> NDArray[np.int64]:
     """Kernels that multiply float32 matrices without tensor cores.
 
     Not those of convolutions: PyTorch allows TensorFloat-32 there by default, so where cuDNN chose
     another kernel it was for a reason that the flag does not change.
     """
-    tasks = kernels(graph)
-    names, scopes = graph.texts("name", tasks), graph.texts("scope", tasks)
-    return [
-        task
-        for task, name, scope in zip(tasks.tolist(), names, scopes, strict=True)
-        if _FLOAT32.search(name)
-        and not _TENSOR_CORES.search(name)
-        and "conv" not in scope.lower()
-        and "cudnn" not in name
-    ]
+
+    def plain(name: str, scope: str) -> bool:
+        convolves = "conv" in scope.lower() or "cudnn" in name
+        return bool(_FLOAT32.search(name)) and not _TENSOR_CORES.search(name) and not convolves
+
+    return kernels(graph, plain)
