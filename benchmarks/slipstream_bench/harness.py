@@ -88,7 +88,10 @@ class Ratio:
 
     def _row(self, row: Bar, detail: str) -> Bar:
         spread = f"quartiles {self.first:.2f} to {self.third:.2f}"
+        known = self.low > 0 and bool(np.isfinite(self.high))
         row = replace(row, detail="; ".join(filter(None, (detail, spread))))
+        if known:
+            row = replace(row, low=self.low, high=self.high)
         return replace(guarded(row, {row.bar: self}), data=self.data)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Source = Literal["now", "recorded"]
+Standing = Literal["holds", "at the bar", "falls short", "not judged"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class Bar:
         holds: True, False, or None with the reason in `detail`.
         n: how many independent measurements stand behind `value`.
         detail: spread, conditions, or why it is not judged; a sentence, which nobody reads back.
+        limit: the target's number, in `unit`; None where it is none.
+        low, high: an interval of `value` by its own noise, in `unit`; None where it is not known.
+        commit, date: of the measurement.
+        device: what it ran on: ``"cpu"``, or an accelerator's name.
+        processor: of the machine.
+        sources: hash of the sources it rests on (`records.sources_hash`).
         data: what `value` was made of and what other rows rest on, as JSON can hold it.
     """
 
@@ -38,11 +45,26 @@ class Bar:
     holds: bool | None
     n: int = 1
     detail: str = ""
+    limit: float | None = None
+    low: float | None = None
+    high: float | None = None
     source: Source = "now"
     commit: str = ""
     date: str = ""
     device: str = ""
+    processor: str = ""
+    sources: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def standing(self) -> Standing:
+        """Whether it holds; ``at the bar`` where its own noise leaves that open."""
+        if self.holds is None:
+            return "not judged"
+        low, limit, high = self.low, self.limit, self.high
+        if None not in (low, limit, high) and low < limit < high:  # type: ignore[operator]
+            return "at the bar"
+        return "holds" if self.holds else "falls short"
 
 
 @dataclass(frozen=True)
@@ -98,7 +120,8 @@ def at_least(
     data: Mapping[str, Any] | None = None,
 ) -> Bar:  # fmt: skip
     """A row that holds when `value` reaches `target`."""
-    return Bar(bar, value, unit, f">= {target:g}", value >= target, n, detail, data=data or {})
+    holds, words = value >= target, f">= {target:g}"
+    return Bar(bar, value, unit, words, holds, n, detail, target, data=data or {})
 
 
 def at_most(
@@ -106,7 +129,8 @@ def at_most(
     data: Mapping[str, Any] | None = None,
 ) -> Bar:  # fmt: skip
     """A row that holds when `value` does not exceed `target`."""
-    return Bar(bar, value, unit, f"<= {target:g}", value <= target, n, detail, data=data or {})
+    holds, words = value <= target, f"<= {target:g}"
+    return Bar(bar, value, unit, words, holds, n, detail, target, data=data or {})
 
 
 def for_all_seeds(

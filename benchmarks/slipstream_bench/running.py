@@ -1,25 +1,22 @@
-"""bench: measure the bars, keep the full runs, show both."""
+"""bench: measure the bars, record the full runs, show both."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import re
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import SlipstreamError, UnknownNameError
-from slipstream.files import replacing
+from slipstream_bench import records
+from slipstream_bench.records import Origin
 from slipstream_bench.rows import Bar, Bench, BenchOptions, not_judged
 
 GROUP = "slipstream.benches"
-RESULTS = Path("benchmarks") / "results"
 QUICK_S = 170.0
 """Seconds after which a quick run begins no further row, so that it ends within three minutes."""
 _TIME_IS_UP = "the time of a quick run was used up; --full measures it"
@@ -53,14 +50,15 @@ def bench(
     *,
     full: bool = False,
     only: str = "",
-    results: Path = RESULTS,
+    results: Path = records.RESULTS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Bar]:
     """Measure the rows of one bench, each yielded when it is known.
 
-    A full run is written to ``results/NAME.jsonl`` row by row and goes on where it was killed
-    (for the same commit). A quick run begins no row after `QUICK_S` seconds, says which it left
-    out, and shows what is recorded.
+    A full run is appended to ``results/NAME.jsonl`` row by row and goes on where it was killed
+    (for the same commit and processor); it is not recorded where what it measures is not a commit
+    on main. A quick run begins no row after `QUICK_S` seconds, says which it left out, and shows
+    what is recorded.
 
     Raises:
         UnknownNameError: no such bench; the nearest is suggested.
@@ -76,113 +74,49 @@ def bench(
             f"the bench '{name}' cannot be loaded: {error}", where=known[name].value
         ) from error
     path = results / f"{name}.jsonl"
-    commit, date, device = _commit(), time.strftime("%Y-%m-%d", time.gmtime()), _device()
-    recorded = read_results(path)
+    origin = records.origin(str(known[name].value))
+    recorded = records.read(path)
     if full:
-        kept = [bar for bar in recorded if bar.commit == commit] if not only else recorded
-        done = {} if only else {bar.bar: bar for bar in kept}
-        rows = {bar.bar: bar for bar in kept}
-        options = BenchOptions(
-            full=True, only=only, done=done, recorded=dict(rows), progress=progress
-        )
-        yield from (replace(bar, source="recorded") for bar in rows.values() if not only)
-        for bar in run(options):
-            bar = replace(bar, source="now", device=device, commit=commit, date=date)
-            rows[bar.bar] = bar
-            write_results(path, list(rows.values()))
-            yield bar
+        yield from _full(run, path, recorded, origin, only, progress)
         return
     options = BenchOptions(only=only, progress=progress, budget_s=QUICK_S)
     for bar in run(options):
-        yield replace(bar, device=device, commit=commit, date=date)
-    for bar in recorded:
-        if only in bar.bar:
-            notes = [bar.detail] if bar.detail else []
-            if bar.bar in options.left_out:
-                notes.append(f"not measured now: {_TIME_IS_UP}")
-            if changed_since(bar.commit, str(known[name].value)):
-                notes.append("STALE: the room changed since")
-            yield replace(bar, source="recorded", detail="; ".join(notes))
-    for left in options.left_out.keys() - {bar.bar for bar in recorded}:
-        yield replace(not_judged(left, "", "", _TIME_IS_UP), commit=commit, date=date)
+        yield origin.of(bar)
+    rows = records.nearest((bar for bar in recorded if only in bar.bar), origin.processor)
+    for bar in rows.values():
+        notes = [bar.detail] if bar.detail else []
+        if bar.bar in options.left_out:
+            notes.append(f"not measured now: {_TIME_IS_UP}")
+        if bar.processor != origin.processor:
+            notes.append(f"on {bar.processor}")
+        if bar.sources != origin.sources:
+            notes.append("STALE: what it rests on has changed since")
+        yield replace(bar, source="recorded", detail="; ".join(notes))
+    for left in options.left_out.keys() - rows.keys():
+        yield origin.of(not_judged(left, "", "", _TIME_IS_UP))
 
 
-def read_results(path: Path) -> list[Bar]:
-    """The rows a full run recorded; none when there was no such run."""
-    if not path.exists():
-        return []
-    return [Bar(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def write_results(path: Path, bars: Sequence[Bar]) -> None:
-    """Replace the recorded rows, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(asdict(bar), ensure_ascii=False) + "\n" for bar in bars]
-    with replacing(path) as beside:
-        beside.write_text("".join(lines), encoding="utf-8")
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _commit() -> str:
-    return _git("rev-parse", "--short=12", "HEAD") or "unknown"
-
-
-def changed_since(commit: str, entry: str) -> bool:
-    """Whether what the bench of ``package.room.module:function`` rests on differs from `commit`."""
-    rests_on = rooms_of(entry)
-    if not rests_on:
-        return False
-    changed = _git("diff", "--name-only", commit, "--", *rests_on, "native")
-    return changed is None or bool(changed)
-
-
-def rooms_of(entry: str) -> list[str]:
-    """Folders and files under ``src`` whose modules the bench imports; none outside a clone."""
-    bench = Path("benchmarks", *entry.partition(":")[0].split("."))
-    files = (
-        [bench.with_suffix(".py")] if bench.parent.name == "systems" else bench.parent.glob("*.py")
-    )
-    found = set()
-    for file in filter(Path.is_file, files):
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            names = (
-                [node.module]
-                if isinstance(node, ast.ImportFrom)
-                else ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
-            )
-            found |= {_room(name) for name in names if name and name.startswith("slipstream.")}
-    return sorted(filter(None, found))
-
-
-def _room(module: str) -> str:
-    """The room of a module as a path in a clone: one of `techniques` is a room of its own."""
-    parts = module.split(".")
-    path = Path("src", *parts[: 3 if parts[1] == "techniques" else 2])
-    file = path.with_suffix(".py")
-    return str(path) if path.is_dir() else str(file) if file.is_file() else ""
-
-
-def _device() -> str:
-    """The processor, without the host's name."""
-    import os
-
-    model = "unknown processor"
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        import platform
-
-        model = platform.processor() or platform.machine()
-    return f"{model}, {os.cpu_count()} cores"
+def _full(
+    run: Bench,
+    path: Path,
+    recorded: Sequence[Bar],
+    origin: Origin,
+    only: str,
+    progress: Callable[[str], None],
+) -> Iterator[Bar]:
+    """Rows of a full run, each appended to the records where it can be measured again."""
+    here = [bar for bar in recorded if bar.processor == origin.processor]
+    before = {bar.bar: bar for bar in here}
+    done = {} if only else {n: bar for n, bar in before.items() if bar.commit == origin.commit}
+    yield from (replace(bar, source="recorded") for bar in done.values())
+    if unrecordable := records.why_not_recordable():
+        progress(f"nothing of this run is recorded: {unrecordable}")
+    rests_on = before if only else dict(done)
+    options = BenchOptions(full=True, only=only, done=done, recorded=rests_on, progress=progress)
+    for bar in map(origin.of, run(options)):
+        if unrecordable:
+            notes = (bar.detail, f"NOT RECORDED: {unrecordable}")
+            yield replace(bar, detail="; ".join(filter(None, notes)))
+        else:
+            records.append(path, bar)
+            yield bar

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -14,7 +13,7 @@ import pytest
 import slipstream
 from slipstream.cli.bench import command, more_help
 from slipstream.errors import SlipstreamError, UnknownNameError
-from slipstream_bench import running
+from slipstream_bench import records, running
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
 
 asked: list[BenchOptions] = []
@@ -43,7 +42,8 @@ def only_these(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint("interrupted", f"{__name__}:interrupted", running.GROUP),
     ]
     monkeypatch.setattr(running, "entry_points", lambda group: points)
-    monkeypatch.setattr(running, "_commit", lambda: "abc")
+    monkeypatch.setattr(records, "commit", lambda: "abc")
+    monkeypatch.setattr(records, "why_not_recordable", lambda: "")
 
 
 def test_a_bar_holds_exactly_when_its_value_reaches_the_target() -> None:
@@ -63,7 +63,7 @@ def test_a_quick_run_measures_and_shows_what_a_full_run_recorded(tmp_path: Path)
         ("two", "recorded"),
         ("three", "recorded"),
     ]
-    assert all(row.commit == "abc" and row.device and row.date for row in rows)
+    assert all(row.commit == "abc" and row.processor and row.date for row in rows)
 
 
 def test_a_killed_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -73,21 +73,19 @@ def test_a_killed_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     rows = list(running.bench("counting", full=True, results=tmp_path))
     assert set(asked[-1].done) == {"one"}
     assert {row.bar for row in rows} == {"one", "two", "three"}
-    assert {bar.bar for bar in running.read_results(tmp_path / "counting.jsonl")} == {
-        "one",
-        "two",
-        "three",
-    }
+    recorded = records.read(tmp_path / "counting.jsonl")
+    assert [bar.bar for bar in recorded] == ["one", "two", "three"]
 
 
 def test_another_commit_starts_a_full_run_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list(running.bench("counting", full=True, results=tmp_path))
-    monkeypatch.setattr(running, "_commit", lambda: "def")
+    monkeypatch.setattr(records, "commit", lambda: "def")
     list(running.bench("counting", full=True, results=tmp_path))
     assert not asked[-1].done
-    assert {bar.commit for bar in running.read_results(tmp_path / "counting.jsonl")} == {"def"}
+    recorded = records.read(tmp_path / "counting.jsonl")
+    assert [bar.commit for bar in recorded] == ["abc"] * 3 + ["def"] * 3, "no attempt is lost"
 
 
 def test_only_measures_the_bars_it_names(tmp_path: Path) -> None:
@@ -110,17 +108,6 @@ def test_a_quick_run_begins_no_row_once_its_time_is_up_and_says_so(
     assert (left.bar, left.value, left.holds) == ("two", None, None)
 
 
-def test_rows_keep_their_data_and_old_records_have_none(tmp_path: Path) -> None:
-    row = at_least("one", 1.0, 1.5, "x", data={"cells": [[1.0, 2.0]]})
-    running.write_results(tmp_path / "counting.jsonl", [row])
-    assert running.read_results(tmp_path / "counting.jsonl") == [row]
-    (tmp_path / "old.jsonl").write_text(
-        '{"bar": "one", "value": 1.0, "unit": "x", "target": "", "holds": true}\n'
-    )
-    (old,) = running.read_results(tmp_path / "old.jsonl")
-    assert old.data == {}
-
-
 def test_a_row_that_takes_longer_than_there_is_time_is_left_out() -> None:
     options = BenchOptions(budget_s=60.0)
     assert options.wants("short", takes_s=30.0)
@@ -130,33 +117,31 @@ def test_a_row_that_takes_longer_than_there_is_time_is_left_out() -> None:
     assert BenchOptions().wants("long", takes_s=1e9), "a full run has all the time"
 
 
-def test_a_recorded_row_is_stale_when_a_room_that_the_bench_imports_has_changed(
+def test_a_run_that_could_not_be_measured_again_is_shown_and_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not when another room has."""
-    bench = tmp_path / "benchmarks" / "toy_bench" / "systems" / "toy"
-    rooms = {name: tmp_path / "src" / "slipstream" / name for name in ("graph", "report")}
-    for folder in (bench, *rooms.values()):
-        folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text("")
-    (bench / "bars.py").write_text("from slipstream.graph import Graph\n")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(records, "why_not_recordable", lambda: "the commit is not on main")
+    rows = list(running.bench("counting", full=True, results=tmp_path))
+    assert len(rows) == 3
+    assert all("the commit is not on main" in row.detail for row in rows)
+    assert not list(tmp_path.iterdir())
 
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "before")
-    commit, entry = git("rev-parse", "HEAD"), "toy_bench.systems.toy.bars:bars"
-    assert running.rooms_of(entry) == ["src/slipstream/graph"]
-    assert not running.changed_since(commit, entry)
-    (rooms["report"] / "__init__.py").write_text("changed = True\n")
-    assert not running.changed_since(commit, entry)
-    (rooms["graph"] / "__init__.py").write_text("changed = True\n")
-    assert running.changed_since(commit, entry)
-    assert running.changed_since("0" * 40, entry), "of a commit that is not here nothing is known"
+def test_what_is_recorded_elsewhere_or_of_other_sources_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "sources_hash", lambda entry: "then")
+    list(running.bench("counting", full=True, only="three", results=tmp_path))
+    (fresh,) = running.bench("counting", only="three", results=tmp_path)
+    assert fresh.detail == ""
+    monkeypatch.setattr(records, "sources_hash", lambda entry: "now")
+    monkeypatch.setattr(records, "processor", lambda: "another")
+    (old,) = running.bench("counting", only="three", results=tmp_path)
+    assert "STALE" in old.detail
+    assert f"on {fresh.processor}" in old.detail
+    list(running.bench("counting", full=True, only="three", results=tmp_path))
+    (own,) = running.bench("counting", only="three", results=tmp_path)
+    assert (own.processor, own.detail) == ("another", "")
 
 
 def test_where_benches_are_not_installed_the_command_says_what_to_install(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from pages import ROOT, commands, pages
+
+from slipstream_bench import records
+from slipstream_bench.rows import at_most
 
 
 def script(name: str) -> ModuleType:
@@ -30,8 +34,19 @@ def test_a_bar_that_falls_short_is_shown_first_and_marked(tmp_path: Path) -> Non
     row = '{{"bar": "{}", "value": 1, "unit": "x", "target": "|a| <= 2", "holds": {}, "n": 3}}\n'
     (tmp_path / "one.jsonl").write_text(row.format("good", "true") + row.format("bad", "false"))
     made = script("make_results").page(tmp_path)
-    assert "| [one](#one) | 1 | 1 | 0 |" in made
+    assert "| [one](#one) | 1 | 0 | 1 | 0 |" in made
     assert made.index("| bad | 1 x | \\|a\\| <= 2 | **falls short** | 3 |") < made.index("| good |")
+
+
+def test_processors_have_tables_of_their_own_and_attempts_are_counted(tmp_path: Path) -> None:
+    for value, processor in ((1.0, "old"), (3.0, "new"), (1.0, "new")):
+        row = at_most("a", value, 2.0, "x")
+        records.append(tmp_path / "one.jsonl", replace(row, processor=processor, device="cpu"))
+    made = script("make_results").page(tmp_path)
+    assert made.index("\nold:\n") < made.index("\nnew:\n")
+    assert "| 1 of 1 |" in made
+    assert "| 1 of 2 |" in made, "the first attempt on the new one fell short"
+    assert made.count("| a | ") == 2
 
 
 def test_the_api_reference_builds_without_a_warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,8 +37,8 @@ def command(
 ) -> None:
     """Measure slipstream's own bars: value, target, whether it holds, and how it was measured.
 
-    Speeds are ratios to a reference measured in the same run. Full runs are recorded in
-    benchmarks/results and shown beside quick ones.
+    Speeds are ratios to a reference measured in the same run. Full runs of a commit on main are
+    recorded in benchmarks/results and shown beside quick ones.
 
         slipstream bench engine --quick
 
@@ -69,7 +70,7 @@ def command(
                 value = "-" if bar.value is None else f"{bar.value:.4g} {bar.unit}"
                 say(f"{bar.bar}: {value} (target {bar.target})")
         tables.append(_table(one, bars))
-        payload += [{"bench": one, **asdict(bar)} for bar in bars]
+        payload += [{"bench": one, **asdict(bar), "standing": bar.standing} for bar in bars]
     emit(tables, payload, as_json=as_json)
 
 
@@ -117,21 +118,19 @@ def _listing(known: dict[str, str]) -> Table:
 def _table(name: str, bars: list[Bar]) -> Table:
     from slipstream.tables import Column, Table
 
-    words = {True: "holds", False: "FALLS SHORT", None: "not judged"}
     rows = [
         (
             bar.bar,
             "-" if bar.value is None else f"{bar.value:.4g} {bar.unit}",
             bar.target,
-            words[bar.holds],
+            "FALLS SHORT" if bar.standing == "falls short" else bar.standing,
             bar.n,
             bar.source if bar.source == "now" else f"{bar.date} {bar.commit[:7]}",
             bar.detail,
         )
         for bar in bars
     ]
-    held = sum(bar.holds is True for bar in bars)
-    short = sum(bar.holds is False for bar in bars)
+    counts = Counter(bar.standing for bar in bars)
     return Table(
         [
             Column("bar"),
@@ -144,5 +143,8 @@ def _table(name: str, bars: list[Bar]) -> Table:
         ],
         rows,
         title=f"bench {name}",
-        notes=[f"{held} hold, {short} fall short, {len(bars) - held - short} not judged"],
+        notes=[
+            f"{counts['holds']} hold, {counts['at the bar']} are at the bar within their noise, "
+            f"{counts['falls short']} fall short, {counts['not judged']} not judged"
+        ],
     )
