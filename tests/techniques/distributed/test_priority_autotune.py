@@ -16,9 +16,8 @@ from forked_ranks import run_ranks
 from slipstream.techniques.distributed import CommunicationError, PriorityDDP
 from slipstream.techniques.distributed.priority import autotune, plan
 from slipstream.techniques.distributed.priority.autotune import Autotune
-from slipstream.techniques.distributed.priority.hooks import Hooks
 from slipstream.techniques.distributed.priority.plan import Plan
-from slipstream.techniques.distributed.priority.rounds import Rounds
+from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
 from slipstream.techniques.distributed.priority.simulate import ORDERS, Link
 from slipstream.techniques.distributed.priority.updates import Updates
 

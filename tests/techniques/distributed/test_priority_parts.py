@@ -12,9 +12,7 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.ranks import lines
 from slipstream.technique import parse
-from slipstream.techniques.distributed.priority.guard import InFlight
-from slipstream.techniques.distributed.priority.hooks import Hooks
-from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
+from slipstream.techniques.distributed.priority.layout import InFlight, Unit, cut, units_of
 from slipstream.techniques.distributed.priority.learning import (
     Clock,
     Kind,
@@ -23,7 +21,7 @@ from slipstream.techniques.distributed.priority.learning import (
     why_not_plain,
 )
 from slipstream.techniques.distributed.priority.plan import Asked, choose, share_left
-from slipstream.techniques.distributed.priority.rounds import Rounds
+from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
 from slipstream.techniques.distributed.priority.simulate import (
     ORDERS,
     Link,

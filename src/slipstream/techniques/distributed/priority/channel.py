@@ -17,6 +17,7 @@ from enum import Flag, auto
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from slipstream.errors import CommunicationError
 from slipstream.ranks.group import ProcessGroup
@@ -121,14 +122,11 @@ class Channel:
                 lambda: (
                     self._error
                     or not (self._flying or any(u.left for u in self.units))
-                    or not self._all_ready()
+                    # Else the round needs something more of this rank's training.
+                    or len(self._ready) < len(self.slices)
                 )
             )
         self.close()
-
-    def _all_ready(self) -> bool:
-        """Whether the round needs nothing more of this rank's training."""
-        return len(self._ready) == len(self.slices)
 
     def close(self) -> None:
         """End the threads. What is on its way is waited for as long as the group's time-out."""
@@ -290,6 +288,72 @@ class Agreed(Channel):
         """By rank, what that rank adds up."""
         flat = one.tensor()
         return cut(flat, shares(flat.numel(), len(self._line.members)))
+
+
+class Leader:
+    """Rank 0 sends its most urgent slice and tells the others which it is.
+
+    The message travels while the slices before are still on their way.
+    """
+
+    def __init__(self) -> None:
+        # What is being sent must not be freed: kept until the end of the next round.
+        self._said: list[object] = []
+
+    def picks(self, channel: Agreed) -> Iterator[tuple[Slice, Half]]:
+        ranks, tag = channel.ranks, control_tag(channel.slices)
+        others = range(1, ranks.size)
+        told = torch.zeros(1, dtype=torch.int32)
+        works: list[object] = []
+        for _ in channel.slices:
+            if ranks.rank == 0:
+                one = channel.most_urgent()
+                said = torch.tensor([one.number], dtype=torch.int32)
+                works += [
+                    (said, dist.isend(said, group_dst=peer, group=ranks.group, tag=tag))
+                    for peer in others
+                ]
+            else:
+                dist.recv(told, group_src=0, group=ranks.group, tag=tag)
+                one = channel.slices[int(told)]
+                channel.until_ready(one)
+            yield one, Half.BOTH
+        self._said = works
+
+
+class Static:
+    """One order for all rounds, found by simulating one."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self.order = list(order)
+
+    def picks(self, channel: Agreed) -> Iterator[tuple[Slice, Half]]:
+        for number in self.order:
+            one = channel.slices[number]
+            channel.until_ready(one)
+            channel.until_room()
+            yield one, Half.BOTH
+
+
+class Decoupled:
+    """All first halves as gradients become ready, then all second halves as they are needed.
+
+    Source: decoupled all-reduce as in Zhang et al., DeAR, ICDCS 2023, 2302.12445.
+    """
+
+    def __init__(self, released: Sequence[int]) -> None:
+        self.released = list(released)
+
+    def picks(self, channel: Agreed) -> Iterator[tuple[Slice, Half]]:
+        for number in self.released:
+            one = channel.slices[number]
+            channel.until_ready(one)
+            channel.until_room()
+            yield one, Half.SCATTER
+        for one in channel.slices:
+            channel.until_scattered(one)
+            channel.until_room()
+            yield one, Half.GATHER
 
 
 def control_tag(slices: Sequence[Any]) -> int:

@@ -4,19 +4,58 @@ A unit is what one place of the forward pass waits for: the parameters that a mo
 of one dtype. Their gradients lie one behind the other in a buffer of the unit's own, which is cut
 in slices. Behind them lies one flag a parameter, 1 where this rank has a gradient of it: summed up
 with the gradients, it tells every rank whether anybody used the parameter.
+
+Between the backward pass and the update, ``parameter.grad`` is a view of a buffer that is being
+summed up. Clipping, scalers and logging read it; to them it must be the mean over all ranks: who
+reads one waits for it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.wire import DTYPES
-from slipstream.techniques.distributed.priority.guard import InFlight
+
+_GETTERS = (
+    "device", "dtype", "grad_fn", "is_cuda", "is_leaf", "is_sparse", "layout", "ndim",
+    "requires_grad", "shape",
+)  # fmt: skip
+_METHODS = ("dim", "element_size", "is_contiguous", "is_floating_point", "numel", "size", "stride")
+# What can be told without the numbers.
+_KNOWN = {getattr(torch.Tensor, name).__get__ for name in _GETTERS}
+_KNOWN |= {getattr(torch.Tensor, name) for name in _METHODS}
+
+
+class InFlight(torch.Tensor):
+    """A view of a buffer on its way; before its numbers are used, `owner` is told."""
+
+    owner: weakref.ref[Any]
+
+    @staticmethod
+    def of(view: torch.Tensor, owner: object) -> InFlight:
+        """The same memory, guarded."""
+        made: InFlight = view.as_subclass(InFlight)
+        made.owner = weakref.ref(owner)
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        if func not in _KNOWN:
+            for one in tree_leaves(given):
+                owner = one.owner() if isinstance(one, InFlight) else None
+                if owner is not None:
+                    owner.before_read()
+        with torch._C.DisableTorchFunctionSubclass():
+            args, kwargs = tree_map_only(InFlight, lambda one: one.as_subclass(torch.Tensor), given)
+            return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,15 @@ import torch.distributed as dist
 from slipstream.graph import TensorSpec
 from slipstream.ranks.group import ProcessGroup
 from slipstream.techniques.distributed.gradients import FIRST_BUCKET_BYTES, Gradient, buckets
-from slipstream.techniques.distributed.priority.channel import Agreed, Channel
+from slipstream.techniques.distributed.priority.channel import (
+    Agreed,
+    Channel,
+    Decoupled,
+    Leader,
+    Static,
+)
 from slipstream.techniques.distributed.priority.free import Free
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
-from slipstream.techniques.distributed.priority.orders import Decoupled, Leader, Static
 from slipstream.techniques.distributed.priority.simulate import (
     AHEAD,
     DDP,

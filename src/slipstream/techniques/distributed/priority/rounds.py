@@ -25,6 +25,8 @@ from slipstream.techniques.distributed.priority.learning import Clock, Kind
 from slipstream.techniques.distributed.priority.updates import Settings, Updates
 from slipstream.techniques.distributed.wrapping import loss_of
 
+_KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
 
 class Rounds:
     """The state of one replica between steps.
@@ -292,3 +294,47 @@ class Rounds:
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(text, SlipstreamWarning, stacklevel=4)
+
+
+class Hooks:
+    """What tells `rounds` of gradients, and lets modules wait for units.
+
+    Put on, taken off without a trace, and put on again.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._gates: list[tuple[nn.Module, Sequence[Unit]]] = []
+        self._on: list[Any] = []
+
+    def put_on(self) -> None:
+        """On the parameters, and on the modules that wait."""
+        rounds = self._rounds
+        for number, parameter in enumerate(rounds.parameters):
+            tensor: Any = parameter
+            self._on += [
+                tensor.register_hook(lambda _, n=number: rounds.before_gradient(n)),
+                tensor.register_post_accumulate_grad_hook(
+                    lambda _, n=number: rounds.after_gradient(n)
+                ),
+            ]
+        for module, units in self._gates:
+            hook: Any = module.register_forward_pre_hook
+            self._on.append(hook(lambda *_, units=units: rounds.gate(units)))
+
+    def wait_at(self, gates: Sequence[tuple[nn.Module, Sequence[Unit]]]) -> None:
+        """Let each module wait for these units from now on, before its forward pass."""
+        self.take_off()
+        self._gates = list(gates)
+        self.put_on()
+
+    def take_off(self) -> None:
+        """Gradients are nobody's business any more, and nobody waits."""
+        for one in self._on:
+            one.remove()
+        self._on = []
+        for parameter in self._rounds.parameters:
+            for kind in _KINDS:
+                # Autograd takes the interpreter's lock for an empty dictionary as for a full one.
+                if not getattr(parameter, kind):
+                    setattr(parameter, kind, None)

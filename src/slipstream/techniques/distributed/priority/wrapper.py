@@ -32,11 +32,10 @@ from slipstream.techniques.distributed.parameters import EXCHANGES, need_optimiz
 from slipstream.techniques.distributed.priority import learning, plan
 from slipstream.techniques.distributed.priority.autotune import Autotune
 from slipstream.techniques.distributed.priority.bucketed import replicated
-from slipstream.techniques.distributed.priority.hooks import Hooks
 from slipstream.techniques.distributed.priority.layout import Unit, cut, units_of
 from slipstream.techniques.distributed.priority.learning import Clock
 from slipstream.techniques.distributed.priority.plan import Asked, Plan
-from slipstream.techniques.distributed.priority.rounds import Rounds
+from slipstream.techniques.distributed.priority.rounds import Hooks, Rounds
 from slipstream.techniques.distributed.priority.simulate import AHEAD, DDP, ORDERS, Link, Step
 from slipstream.techniques.distributed.priority.updates import Updates
 
