@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from slipstream.cluster import Collective
 from slipstream.durations import Question
-from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.errors import InvalidArgumentError
 from slipstream.graph import (
     Call,
     Editor,
@@ -31,21 +32,14 @@ from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Traits
 from slipstream.techniques.distributed.gradients import (
     FIRST_BUCKET_BYTES,
-    Gradient,
     buckets,
     gradients,
     last_backward,
+    nbytes_of,
 )
-from slipstream.techniques.distributed.replicas import (
-    REPLICAS,
-    Spreads,
-    need_cluster,
-    need_workers,
-    shared,
-)
+from slipstream.techniques.distributed.replicas import REPLICAS, Spreads
 
 if TYPE_CHECKING:
-    from slipstream.cluster import Group
     from slipstream.workload import Built, Workload
 
 _COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
@@ -77,7 +71,7 @@ class DDP(Spreads):
     updates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        need_workers(self.name, self.workers)
+        super().__post_init__()
         if not (math.isfinite(self.bucket_mb) and self.bucket_mb > 0):
             raise InvalidArgumentError(
                 "ddp:bucket_mb", f"{self.bucket_mb} is not a size", remedy="as ddp:bucket_mb=25"
@@ -93,10 +87,12 @@ class DDP(Spreads):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Put in copies to and from buckets, an all-reduce a bucket, and the wait for them."""
-        cluster = need_cluster(context, self.name)
+        cluster = self.need_cluster(context)
         group = self.group(cluster)
         edit = Editor(graph, str(self))
-        made = self._buckets(gradients(graph))
+        most = int(self.bucket_mb * _MIB)
+        first = FIRST_BUCKET_BYTES if self.bucket_mb == _DEFAULT_MIB else most
+        made = buckets(gradients(graph), first, most)
         end = last_backward(graph)
         filled = [
             [put_copy(edit, context, one.spec, one.task, "into bucket") for one in bucket]
@@ -109,7 +105,7 @@ class DDP(Spreads):
             insert_exchange(
                 edit,
                 cluster,
-                all_reduce(sum(one.spec.nbytes for one in bucket), group, self.algo),
+                Collective("all_reduce", nbytes_of(bucket), group, self.algo),
                 beside=bucket[-1].task,
                 ready=copies[-1],
                 awaited=back[0],
@@ -118,12 +114,11 @@ class DDP(Spreads):
                 name="all_reduce of gradients",
             )
         if len(graph.memory):
-            nbytes = sum(one.spec.nbytes for bucket in made for one in bucket)
-            edit.allocate(nbytes, Role.GRADIENT, -1, -1)
+            edit.allocate(sum(map(nbytes_of, made)), Role.GRADIENT, -1, -1)
         edited = edit.apply(
             f"{self.workers} workers; {len(made)} bucket{'s' * (len(made) != 1)} of gradients"
         )
-        return shared(edited, self.workers)
+        return self.shared(edited)
 
     def apply(self, built: Built) -> None:
         """Wrap the model, in a process that is one of `workers` already.
@@ -134,34 +129,13 @@ class DDP(Spreads):
         from torch.nn.parallel import DistributedDataParallel
 
         self.need_joined()
-        if built.model is None:
-            raise WorkloadError(
-                "ddp needs the model", remedy="return (model, batch, loss, optimizer)"
-            )
+        self.need_part(built.model, "the model")
         cap = None if self.bucket_mb == _DEFAULT_MIB else self.bucket_mb
         built.model = DistributedDataParallel(built.model, bucket_cap_mb=cap)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No edit: processes have to be started, and data to be shared out."""
-        return CodeChange(
-            "",
-            f"start the script with torchrun --nproc-per-node {self.workers}, and by hand:\n"
-            "    torch.distributed.init_process_group()\n"
-            "    model = torch.nn.parallel.DistributedDataParallel(model)\n"
-            "    sampler = torch.utils.data.DistributedSampler(dataset)",
-        )
-
-    def _buckets(self, found: Sequence[Gradient]) -> list[list[Gradient]]:
-        most = int(self.bucket_mb * _MIB)
-        first = FIRST_BUCKET_BYTES if self.bucket_mb == _DEFAULT_MIB else most
-        return buckets(found, first, most)
-
-
-def all_reduce(nbytes: float, group: Group, algo: str) -> Any:
-    """The collective that averages a bucket."""
-    from slipstream.cluster import Collective
-
-    return Collective("all_reduce", nbytes, group, algo)
+        """See `Spreads.by_hand`."""
+        return self.by_hand("", "model = torch.nn.parallel.DistributedDataParallel(model)")
 
 
 def copying(spec: TensorSpec) -> Question:

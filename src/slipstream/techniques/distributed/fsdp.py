@@ -25,14 +25,9 @@ from slipstream.techniques.distributed.gradients import (
     buckets,
     first_uses,
     gradients,
+    nbytes_of,
 )
-from slipstream.techniques.distributed.replicas import (
-    REPLICAS,
-    Spreads,
-    need_cluster,
-    need_workers,
-    shared,
-)
+from slipstream.techniques.distributed.replicas import REPLICAS, Spreads
 from slipstream.techniques.distributed.sharded.technique import ShardedUpdate, share, share_update
 
 if TYPE_CHECKING:
@@ -65,7 +60,7 @@ class FSDP(Spreads):
     )
 
     def __post_init__(self) -> None:
-        need_workers(self.name, self.workers)
+        super().__post_init__()
         if self.stage_ not in _STAGES:
             raise InvalidArgumentError(
                 "fsdp:stage", f"{self.stage_} is none of 1, 2, 3", remedy="as fsdp:4,stage=3"
@@ -81,7 +76,7 @@ class FSDP(Spreads):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Stages 1 and 2 from replicas; stage 3 gathers and scatters by units."""
-        cluster = need_cluster(context, self.name)
+        cluster = self.need_cluster(context)
         if self.stage_ < 3:
             replicas = DDP(self.workers).predict(graph, context)
             made = ShardedUpdate().predict(replicas, context)
@@ -121,13 +116,13 @@ class FSDP(Spreads):
         share_update(edit, graph, self.workers)
         share(edit, graph, self.workers, Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER)
         if len(graph.memory):
-            sizes = sorted(sum(one.spec.nbytes for one in unit) for unit in units)
+            sizes = sorted(map(nbytes_of, units))
             edit.allocate(sum(sizes[-_GATHERED_AT_ONCE:]) + sizes[-1], Role.PARAMETER, -1, -1)
         edited = edit.apply(
             f"{self.workers} workers; {len(units)} unit{'s' * (len(units) != 1)} of parameters "
             "gathered twice, gradients scattered"
         )
-        return shared(edited, self.workers)
+        return self.shared(edited)
 
     def _gather(
         self, edit: Editor, cluster: Cluster, context: Context, unit: Sequence[Gradient],
@@ -138,7 +133,7 @@ class FSDP(Spreads):
             for one in unit
         ]
         insert_exchange(
-            edit, cluster, Collective("all_gather", _nbytes(unit), group),
+            edit, cluster, Collective("all_gather", nbytes_of(unit), group),
             beside=max(start - 1, 0) if ready_lag else ready, ready=ready, ready_lag=ready_lag,
             awaited=copies[0],
             name="all_gather of parameters",
@@ -151,7 +146,7 @@ class FSDP(Spreads):
         last = unit[-1].task
         copies = [put_copy(edit, context, one.spec, last, "into unit to scatter") for one in unit]
         insert_exchange(
-            edit, cluster, Collective("reduce_scatter", _nbytes(unit), group),
+            edit, cluster, Collective("reduce_scatter", nbytes_of(unit), group),
             beside=last, ready=copies[-1], awaited=awaited, lag=lag,
             tensors=tuple(one.spec for one in unit), modules=tuple(one.module for one in unit),
             name="reduce_scatter of gradients",
@@ -177,10 +172,6 @@ class FSDP(Spreads):
             "the optimizer is made:\n    for block in model.blocks:\n        fully_shard(block)\n"
             "    fully_shard(model)",
         )
-
-
-def _nbytes(unit: Sequence[Gradient]) -> int:
-    return sum(one.spec.nbytes for one in unit)
 
 
 def _begins(graph: Graph, units: Sequence[Sequence[Gradient]], phase: StepPhase) -> list[int]:

@@ -50,6 +50,11 @@ def gradients(graph: Graph) -> list[Gradient]:
     return list(found.values())
 
 
+def nbytes_of(bucket: Sequence[Gradient]) -> int:
+    """Of all its gradients."""
+    return sum(one.spec.nbytes for one in bucket)
+
+
 def last_backward(graph: Graph) -> int:
     """The last task of the backward pass; -1 without one."""
     found = np.flatnonzero(graph.tasks.phase == StepPhase.BACKWARD)
@@ -98,7 +103,7 @@ def buckets(
         key = (gradient.spec.dtype, gradient.spec.device)
         bucket = open_.setdefault(key, [])
         bucket.append(gradient)
-        if sum(one.spec.nbytes for one in bucket) >= limits.get(key, first_bytes):
+        if nbytes_of(bucket) >= limits.get(key, first_bytes):
             closed.append(open_.pop(key))
             limits[key] = most_bytes
     return [*closed, *open_.values()]

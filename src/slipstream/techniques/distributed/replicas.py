@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
-from slipstream.graph import Graph, StepPhase
+from slipstream.graph import Exchange, Graph, StepPhase
 from slipstream.technique import (
+    CodeChange,
     Context,
     Quality,
     QualityKind,
@@ -32,12 +32,48 @@ REPLICAS = Traits(stage=Stage.DISTRIBUTION, clock="wall", replicas="makes")
 ON_REPLICAS = Traits(clock="wall", replicas="uses", hook="takes")
 
 
-class Spreads(Settings):
+class _Distributed(Settings):
+    """What techniques of several workers need of where they are predicted and applied."""
+
+    def need_cluster(self, context: Context) -> Cluster:
+        """The cluster to predict for.
+
+        Raises:
+            UsageError: none was given.
+        """
+        if context.cluster is None:
+            raise UsageError(
+                f"{self.name} needs a cluster to run on",
+                remedy="--cluster here.toml, or in short --cluster "
+                "workers=4,link=10gbit,latency=50us",
+            )
+        return context.cluster
+
+    def need_part(self, part: Any, what: str) -> None:
+        """Raise a `WorkloadError` where `part` of what was built is None."""
+        if part is None:
+            raise WorkloadError(
+                f"{self.name} needs {what}", remedy="return (model, batch, loss, optimizer)"
+            )
+
+
+class Spreads(_Distributed):
     """Base of what spreads a step over `workers`, each with a batch of its own."""
 
     workers: int
     updates: ClassVar[bool] = True
     traits: ClassVar[Traits] = REPLICAS
+    # The learning rate and its schedule have to follow.
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.NEEDS_TRAINING, "the batch of all workers is one step's"
+    )
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.workers <= _LARGEST:
+            raise InvalidArgumentError(
+                f"{self.name}:workers", f"{self.workers} is not from 2 to {_LARGEST}",
+                remedy=f"as {self.name}:4",
+            )  # fmt: skip
 
     def group(self, cluster: Cluster) -> Group:
         """The workers' devices; an `InvalidArgumentError` where there are too few."""
@@ -64,84 +100,81 @@ class Spreads(Settings):
             return "the step has no optimizer"
         return reason
 
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """A larger batch: the learning rate and its schedule have to follow."""
-        return Quality(QualityKind.NEEDS_TRAINING, "the batch of all workers is one step's")
+    def by_hand(self, group: str, wrap: str) -> CodeChange:
+        """No edit: processes have to be started, and data to be shared out.
+
+        Args:
+            group: the backend's name as an argument.
+            wrap: the line that wraps the model or the optimizer.
+        """
+        return CodeChange(
+            "",
+            f"start the script with torchrun --nproc-per-node {self.workers}, and by hand:\n"
+            f"    torch.distributed.init_process_group({group})\n"
+            f"    {wrap}\n"
+            "    sampler = torch.utils.data.DistributedSampler(dataset)",
+        )
+
+    def shared(self, graph: Graph) -> Graph:
+        """`graph` as a step that the workers take together, each with its own samples."""
+        meta = {**graph.meta, "workers": self.workers}
+        return replace(graph, samples=graph.samples * self.workers, meta=meta)
 
 
-class OnReplicas(Settings):
+class OnReplicas(_Distributed):
     """Base of what changes how replicas average their gradients."""
 
-    def questions(self, graph: Graph) -> Sequence[Any]:
-        """Nothing: what computations change is scaled."""
-        return []
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "gradients are summed in another order"
+    )
 
     def why_no_replicas(self, graph: Graph) -> str | None:
         """None, or what to combine it with."""
-        if any(row.collective.kind == "all_reduce" for row in graph.exchanges):
+        if all_reduces(graph):
             return None
         return f"no gradients are all-reduced; combine it: ddp:workers=16+{self.name}"
+
+    def need_ddp(self, built: Built, written: str) -> Any:
+        """The model, in DistributedDataParallel.
+
+        Args:
+            written: the technique with its settings.
+
+        Raises:
+            WorkloadError: it is not.
+        """
+        from torch.nn.parallel import DistributedDataParallel
+
+        if not isinstance(built.model, DistributedDataParallel):
+            raise WorkloadError(
+                f"{self.name} needs a model in DistributedDataParallel",
+                remedy=f"ddp:workers=2+{written}, in as many processes",
+            )
+        return built.model
+
+    def need_hookless(self, built: Built) -> Any:
+        """The model, in DistributedDataParallel and without a communication hook.
+
+        Raises:
+            WorkloadError: it is not.
+        """
+        model = self.need_ddp(built, self.name)
+        if getattr(model, "_comm_hooks", None):
+            raise WorkloadError(
+                f"{self.name} needs the model's communication hook, which is taken",
+                remedy="one technique that changes how gradients are exchanged",
+            )
+        return model
+
+
+def all_reduces(graph: Graph) -> list[Exchange]:
+    """What averages gradients of the step's replicas."""
+    return [row for row in graph.exchanges if row.collective.kind == "all_reduce"]
 
 
 def has_update(graph: Graph) -> bool:
     """Whether the step has an optimizer."""
     return bool((graph.tasks.phase == StepPhase.OPTIMIZER).any())
-
-
-def need_ddp(built: Built, name: str, written: str) -> Any:
-    """The model, in DistributedDataParallel.
-
-    Args:
-        written: the technique with its settings.
-
-    Raises:
-        WorkloadError: it is not.
-    """
-    from torch.nn.parallel import DistributedDataParallel
-
-    if not isinstance(built.model, DistributedDataParallel):
-        raise WorkloadError(
-            f"{name} needs a model in DistributedDataParallel",
-            remedy=f"ddp:workers=2+{written}, in as many processes",
-        )
-    return built.model
-
-
-def need_hookless(built: Built, name: str) -> Any:
-    """The model, in DistributedDataParallel and without a communication hook.
-
-    Raises:
-        WorkloadError: it is not.
-    """
-    model = need_ddp(built, name, name)
-    if getattr(model, "_comm_hooks", None):
-        raise WorkloadError(
-            f"{name} needs the model's communication hook, which is taken",
-            remedy="one technique that changes how gradients are exchanged",
-        )
-    return model
-
-
-def need_workers(name: str, workers: int) -> None:
-    """Raise an `InvalidArgumentError` unless that many workers can be."""
-    if not 2 <= workers <= _LARGEST:
-        raise InvalidArgumentError(
-            f"{name}:workers", f"{workers} is not from 2 to {_LARGEST}", remedy=f"as {name}:4"
-        )
-
-
-def need_cluster(context: Context, name: str) -> Cluster:
-    """The cluster to predict for.
-
-    Raises:
-        UsageError: none was given.
-    """
-    if context.cluster is None:
-        raise UsageError(
-            f"{name} needs a cluster to run on",
-            remedy="--cluster here.toml, or in short --cluster workers=4,link=10gbit,latency=50us",
-        )
-    return context.cluster
 
 
 def speaks_gloo(cluster: Cluster) -> bool:
@@ -161,8 +194,3 @@ def group_of(cluster: Cluster, workers: int) -> Group:
         rows = workers // whole.shape[-1]
         return Group.of(whole.members.reshape(-1)[:workers], (rows, whole.shape[-1]))
     return Group.of(np.arange(workers))
-
-
-def shared(graph: Graph, workers: int) -> Graph:
-    """`graph` as a step that `workers` take together, each with its own samples."""
-    return replace(graph, samples=graph.samples * workers, meta={**graph.meta, "workers": workers})

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from slipstream.cluster import Collective, Group
 from slipstream.durations import Question
-from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
 from slipstream.technique import CodeChange, Context, Quality, QualityKind
 from slipstream.techniques.distributed.adasum.benefit import adasum_benefit
 from slipstream.techniques.distributed.ddp import copying, put_copy
-from slipstream.techniques.distributed.gradients import gradients
-from slipstream.techniques.distributed.replicas import Spreads, need_cluster, need_workers, shared
+from slipstream.techniques.distributed.gradients import gradients, nbytes_of
+from slipstream.techniques.distributed.replicas import Spreads
 
 if TYPE_CHECKING:
-    from slipstream.cluster import Cluster, Collective
+    from slipstream.cluster import Cluster
     from slipstream.workload import Built, Workload
 
 # What is done with every number before the exchange and after it. Each costs about what copying it
@@ -43,7 +44,7 @@ class Adasum(Spreads):
     name: ClassVar[str] = "adasum"
 
     def __post_init__(self) -> None:
-        need_workers(self.name, self.workers)
+        super().__post_init__()
         if self.per_node < 1 or self.workers % self.per_node:
             raise InvalidArgumentError(
                 "adasum:per_node", f"{self.per_node} workers a node do not divide {self.workers}",
@@ -56,7 +57,7 @@ class Adasum(Spreads):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Behind the update, put the exchange of what it changed: nothing hides it."""
-        cluster = need_cluster(context, self.name)
+        cluster = self.need_cluster(context)
         edit = Editor(graph, str(self))
         last = int(np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)[-1])
         found = gradients(graph)
@@ -66,7 +67,7 @@ class Adasum(Spreads):
             what: [put_copy(edit, context, spec, last, what) for spec in specs]
             for what in (*_BEFORE, *nodes, *_AFTER)
         }
-        nbytes = sum(spec.nbytes for spec in specs)
+        nbytes = nbytes_of(found)
         insert_exchange(
             edit,
             cluster,
@@ -81,7 +82,7 @@ class Adasum(Spreads):
         if len(graph.memory):
             for _ in ("weights of before, then updates", "others' slices"):
                 edit.allocate(nbytes, Role.TEMPORARY, last, -1)
-        return shared(edit.apply(f"{self.workers} workers combine their updates"), self.workers)
+        return self.shared(edit.apply(f"{self.workers} workers combine their updates"))
 
     def apply(self, built: Built) -> None:
         """Wrap the optimizer, in a process that is one of `workers` already.
@@ -92,10 +93,7 @@ class Adasum(Spreads):
         from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer
 
         self.need_joined()
-        if built.optimizer is None:
-            raise WorkloadError(
-                "adasum needs the optimizer", remedy="return (model, batch, loss, optimizer)"
-            )
+        self.need_part(built.optimizer, "the optimizer")
         built.optimizer = AdasumOptimizer(built.optimizer, per_node=self.per_node)
 
     def quality(self, graph: Graph | None = None) -> Quality:
@@ -108,8 +106,6 @@ class Adasum(Spreads):
         return Quality(QualityKind.NEEDS_TRAINING, said if told is None else f"{said}; {told}")
 
     def _collective(self, nbytes: float, cluster: Cluster) -> Collective:
-        from slipstream.cluster import Collective, Group
-
         group = self.group(cluster)
         if self.per_node == 1:
             return Collective("all_reduce", nbytes, group)
@@ -117,15 +113,8 @@ class Adasum(Spreads):
         return Collective("all_reduce", nbytes, Group.of(group.members.reshape(-1), shape), "2d")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No edit: processes have to be started, and data to be shared out."""
-        return CodeChange(
-            "",
-            f"start the script with torchrun --nproc-per-node {self.workers}, and by hand:\n"
-            "    torch.distributed.init_process_group('gloo')\n"
-            f"    optimizer = ss.distributed.AdasumOptimizer(optimizer{self._nodes})\n"
-            "    sampler = torch.utils.data.DistributedSampler(dataset)",
+        """See `Spreads.by_hand`."""
+        nodes = f", per_node={self.per_node}" if self.per_node > 1 else ""
+        return self.by_hand(
+            "'gloo'", f"optimizer = ss.distributed.AdasumOptimizer(optimizer{nodes})"
         )
-
-    @property
-    def _nodes(self) -> str:
-        return f", per_node={self.per_node}" if self.per_node > 1 else ""

@@ -11,19 +11,18 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from slipstream.cluster import Group
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Editor, Graph, replace_exchange
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import CodeChange, Context, Stage, Traits
 from slipstream.techniques.distributed.replicas import (
     ON_REPLICAS,
     OnReplicas,
-    need_cluster,
-    need_hookless,
+    all_reduces,
     speaks_gloo,
 )
 
 if TYPE_CHECKING:
-    from slipstream.cluster import Group
     from slipstream.workload import Built, Workload
 
 
@@ -46,9 +45,7 @@ class TwoDAllReduce(OnReplicas):
         """None, or why there is no grid to all-reduce over."""
         if (reason := self.why_no_replicas(graph)) is not None:
             return reason
-        for row in graph.exchanges:
-            if row.collective.kind != "all_reduce":
-                continue
+        for row in all_reduces(graph):
             group = row.collective.group
             if self.rows and row.ranks % self.rows:
                 return f"{row.ranks} workers do not make {self.rows} rows"
@@ -60,10 +57,10 @@ class TwoDAllReduce(OnReplicas):
         """Price every all-reduce by dimensions."""
         from slipstream.techniques.distributed.collectives.choice import grid_ns
 
-        cluster = need_cluster(context, self.name)
+        cluster = self.need_cluster(context)
         edit = Editor(graph, str(self))
-        for row in graph.exchanges:
-            if row.collective.kind != "all_reduce" or row.collective.group is None:
+        for row in all_reduces(graph):
+            if row.collective.group is None:
                 continue
             group = self._grid(row.collective.group)
             by_dimensions = replace(row.collective, group=group, algo="2d")
@@ -88,17 +85,13 @@ class TwoDAllReduce(OnReplicas):
         from slipstream.techniques.distributed.collectives.two_d import TwoDState, two_d_hook
         from slipstream.techniques.distributed.exposed import put_hook
 
-        model = need_hookless(built, self.name)
+        model = self.need_hookless(built)
         if not self.rows:
             raise WorkloadError(
                 "two_d_allreduce:rows is not given, and processes do not say how they are joined",
                 remedy="the number of hosts or racks, as two_d_allreduce:2",
             )
         put_hook(model, functools.partial(two_d_hook, TwoDState(self.rows)))
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """Rounding: sums in another order."""
-        return Quality(QualityKind.ROUNDING, "gradients are summed in another order")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One line after the model is in DDP, to be placed by hand."""
@@ -111,8 +104,6 @@ class TwoDAllReduce(OnReplicas):
         )
 
     def _grid(self, group: Group) -> Group:
-        from slipstream.cluster import Group
-
         if not self.rows:
             return group
         shape = (self.rows, group.ranks // self.rows)

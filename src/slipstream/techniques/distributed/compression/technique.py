@@ -10,7 +10,7 @@ from slipstream.durations import Question
 from slipstream.graph import Call, Editor, Exchange, Graph, Role, Work, price, replace_exchange
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
 from slipstream.techniques.distributed.compression.compressor import Compressor
-from slipstream.techniques.distributed.replicas import ON_REPLICAS, need_cluster, need_ddp
+from slipstream.techniques.distributed.replicas import ON_REPLICAS, OnReplicas, all_reduces
 
 if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
@@ -30,7 +30,7 @@ _ASSUMED_PASS = 5e9
 _ASSUMED_PASSES = 3.0
 
 
-class CompressionTechnique(Compressor):
+class CompressionTechnique(Compressor, OnReplicas):
     """A way to compress, as a technique on top of ``ddp``.
 
     Attributes:
@@ -67,7 +67,7 @@ class CompressionTechnique(Compressor):
         """
         from slipstream.techniques.distributed.compression.bucket import Layout
 
-        cluster = need_cluster(context, self.name)
+        cluster = self.need_cluster(context)
         edit = Editor(graph, str(self))
         before = after = 0.0
         kept = 0
@@ -99,7 +99,7 @@ class CompressionTechnique(Compressor):
         """
         from slipstream.techniques.distributed.compression.hook import compress
 
-        compress(need_ddp(built, self.name, str(self)), self)
+        compress(self.need_ddp(built, str(self)), self)
 
     def quality(self, graph: Graph | None = None) -> Quality:
         """Another sequence of updates; see the card for accuracy at equal steps."""
@@ -153,9 +153,8 @@ def _compressible(graph: Graph) -> list[Exchange]:
     """All-reduces of float32 gradients."""
     return [
         row
-        for row in graph.exchanges
-        if row.collective.kind == "all_reduce"
-        and row.tensors
+        for row in all_reduces(graph)
+        if row.tensors
         and row.ready >= 0
         and row.awaited >= 0
         and all(spec.dtype == "float32" for spec in row.tensors)

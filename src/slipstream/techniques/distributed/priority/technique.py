@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from slipstream.cluster import Collective
-from slipstream.durations import Question
-from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Editor, Graph, StepPhase, insert_exchange, replay
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context
@@ -25,8 +24,9 @@ from slipstream.techniques.distributed.gradients import (
     Gradient,
     first_uses,
     gradients,
+    nbytes_of,
 )
-from slipstream.techniques.distributed.replicas import Spreads, need_cluster, need_workers, shared
+from slipstream.techniques.distributed.replicas import Spreads
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster, Group
@@ -49,20 +49,16 @@ class PrioritySync(Spreads):
     name: ClassVar[str] = "priority_sync"
 
     def __post_init__(self) -> None:
-        need_workers(self.name, self.workers)
+        super().__post_init__()
         if self.slice_ and self.slice_ < _SMALLEST:
             raise InvalidArgumentError(
                 "priority_sync:slice", f"{self.slice_} elements are fewer than {_SMALLEST}",
                 remedy="as priority_sync:4,slice=50000; 0 for the best",
             )  # fmt: skip
 
-    def questions(self, graph: Graph) -> Sequence[Question]:
-        """Nothing: slices are views of the gradients."""
-        return []
-
     def predict(self, graph: Graph, context: Context) -> Graph:
         """All-reduces of slices by priority; each layer's update before its next forward pass."""
-        cluster = need_cluster(context, self.name)
+        cluster = self.need_cluster(context)
         group = self.group(cluster)
         tried = (self.slice_,) if self.slice_ else _TRIED
         made = [self._sliced(graph, cluster, group, size) for size in tried]
@@ -75,7 +71,7 @@ class PrioritySync(Spreads):
         begin = min(uses.values())
         update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         spent = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[update].sum())
-        total = sum(one.spec.nbytes for one in found)
+        total = nbytes_of(found)
         gates: dict[int, int] = {}
         for number, one in enumerate(found):
             gates[number] = edit.insert(
@@ -111,7 +107,7 @@ class PrioritySync(Spreads):
             f"{self.workers} workers; {len(slices)} slices of at most {elements} elements, "
             "the earliest layer first"
         )
-        return shared(edited, self.workers)
+        return self.shared(edited)
 
     def apply(self, built: Built) -> None:
         """Wrap model and optimizer, in a process that is one of `workers` already.
@@ -122,24 +118,15 @@ class PrioritySync(Spreads):
         from slipstream.techniques.distributed.priority.wrapper import PriorityDDP
 
         self.need_joined()
-        if built.model is None or built.optimizer is None:
-            raise WorkloadError(
-                "priority_sync needs the model and its optimizer",
-                remedy="return (model, batch, loss, optimizer)",
-            )
-        built.model = PriorityDDP(
-            built.model, built.optimizer, slice_elems=self.slice_ or "auto"
-        )  # fmt: skip
+        for part in (built.model, built.optimizer):
+            self.need_part(part, "the model and its optimizer")
+        built.model = PriorityDDP(built.model, built.optimizer, slice_elems=self.slice_ or "auto")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """No edit: processes have to be started, and data to be shared out."""
+        """See `Spreads.by_hand`."""
         given = f", slice_elems={self.slice_}" if self.slice_ else ""
-        return CodeChange(
-            "",
-            f"start the script with torchrun --nproc-per-node {self.workers}, and by hand:\n"
-            "    torch.distributed.init_process_group('gloo')\n"
-            f"    model = ss.distributed.PriorityDDP(model, optimizer{given})\n"
-            "    sampler = torch.utils.data.DistributedSampler(dataset)",
+        return self.by_hand(
+            "'gloo'", f"model = ss.distributed.PriorityDDP(model, optimizer{given})"
         )
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from slipstream.errors import WorkloadError
 from slipstream.graph import (
     Editor,
     Graph,
@@ -25,13 +24,12 @@ from slipstream.graph import (
     replace_exchange,
 )
 from slipstream.provenance import Provenance
-from slipstream.technique import CodeChange, Context, Quality, QualityKind, Stage, Traits
+from slipstream.technique import CodeChange, Context, Stage, Traits
 from slipstream.techniques.distributed.replicas import (
     ON_REPLICAS,
     OnReplicas,
+    all_reduces,
     has_update,
-    need_cluster,
-    need_hookless,
     speaks_gloo,
 )
 
@@ -59,15 +57,13 @@ class ShardedUpdate(OnReplicas):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Halve each all-reduce into its two parts, and share out the update between them."""
-        cluster = need_cluster(context, self.name)
+        cluster = self.need_cluster(context)
         edit = Editor(graph, str(self))
         update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         last = int(update[-1])
         first_use = int(np.flatnonzero(graph.tasks.phase != StepPhase.OPTIMIZER)[0])
         workers = graph.workers
-        for row in graph.exchanges:
-            if row.collective.kind != "all_reduce":
-                continue
+        for row in all_reduces(graph):
             reduce = replace(row.collective, kind="reduce_scatter", algo="auto")
             gather = replace(row.collective, kind="all_gather", algo="auto")
             replace_exchange(
@@ -98,17 +94,9 @@ class ShardedUpdate(OnReplicas):
         """
         from slipstream.techniques.distributed.sharded import optimizer
 
-        model = need_hookless(built, self.name)
-        if built.optimizer is None:
-            raise WorkloadError(
-                "sharded_update needs the optimizer",
-                remedy="return (model, batch, loss, optimizer)",
-            )
+        model = self.need_hookless(built)
+        self.need_part(built.optimizer, "the optimizer")
         built.optimizer = optimizer.ShardedUpdate(built.optimizer, model)
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """The same update, cut in pieces; of means that are summed in another order."""
-        return Quality(QualityKind.ROUNDING, "gradients are summed in another order")
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One line after the optimizer is made, to be placed by hand."""
