@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slipstream.native.engine import quantize_ns
-from slipstream.native.program import (
+from slipstream.native import (
     Edges,
-    Float64s,
     Flows,
     Packets,
     Policy,
     Program,
     Resources,
     Tensors,
+    quantize_ns,
 )
+from slipstream.native.inputs import Float64s
 
 
 def seeded(holds: Callable[[np.random.Generator], bool]) -> Callable[[int], bool]:

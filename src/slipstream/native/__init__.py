@@ -12,21 +12,19 @@ from slipstream.native.engine import (
     quantize_ns,
     simulate,
 )
-from slipstream.native.instruction_set import CpuFeatures, InstructionSet, cpu_features
-from slipstream.native.loader import build, library, triton_module, why_no_library
-from slipstream.native.program import (
-    CycleError,
+from slipstream.native.inputs import (
     Edges,
     Flows,
     Names,
     Packets,
     Policy,
-    Program,
-    QueueCounts,
-    RateChanges,
     Resources,
     Tensors,
 )
+from slipstream.native.instruction_set import CpuFeatures, InstructionSet, cpu_features
+from slipstream.native.loader import build, library, triton_module, why_no_library
+from slipstream.native.program import Program
+from slipstream.native.results import CycleError, QueueCounts, RateChanges
 
 __all__ = [
     "RESOLUTION_NS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,11 @@ from slipstream.native.family import (
     Family,
     array_pointer,
 )
-from slipstream.native.program import (
-    CycleError,
-    Float64s,
-    Packets,
-    Program,
-    QueueCounts,
-    RateChanges,
-)
+from slipstream.native.inputs import Float64s
+from slipstream.native.results import CycleError, QueueCounts, RateChanges, Run
+
+if TYPE_CHECKING:
+    from slipstream.native.program import Program
 
 _OK = 0
 _CYCLE = 2
@@ -54,117 +51,70 @@ ENGINE = Family("engine", {
 })  # fmt: skip
 
 
-class _Error(ctypes.Structure):
+class _Arguments(ctypes.Structure):
+    """A structure of engine.h: its size first, then its fields; an array is given as its address.
+
+    Where no array is given, its address is null.
+    """
+
+    _fields_: ClassVar[Any] = (("struct_bytes", _u64),)
+
+    def __init__(self, **given: Any) -> None:
+        for name, value in given.items():
+            if isinstance(value, np.ndarray):
+                given[name] = value.ctypes.data
+        super().__init__(ctypes.sizeof(self), **given)
+
+
+def _of(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type."""
+    return [(name, kind) for name in names.split()]
+
+
+class _Error(_Arguments):
     _fields_ = (
-        ("struct_bytes", _u64),
         ("element", _i64),
         ("cycle", _ptr),
-        ("cycle_capacity", _i64),
-        ("cycle_length", _i64),
+        *_of(_i64, "cycle_capacity cycle_length"),
         ("message", ctypes.c_char * 256),
     )
 
 
-class _ProgramInput(ctypes.Structure):
+class _ProgramInput(_Arguments):
     _fields_ = (
-        ("struct_bytes", _u64),
-        ("tasks", _i64),
-        ("lanes", _i64),
-        ("steps", _i64),
-        ("edges", _i64),
-        ("resources", _i64),
-        ("lane", _ptr),
-        ("gap_ns", _ptr),
-        ("priority", _ptr),
-        ("policy", _ptr),
-        ("quantum_ns", _ptr),
-        ("edge_src", _ptr),
-        ("edge_dst", _ptr),
-        ("edge_delay_ns", _ptr),
-        ("edge_lag", _ptr),
-        ("capacity", _ptr),
-        ("need_offset", _ptr),
-        ("need_resource", _ptr),
-        ("need_amount", _ptr),
+        *_of(_i64, "tasks lanes steps edges resources"),
+        *_of(_ptr, "lane gap_ns priority policy quantum_ns"),
+        *_of(_ptr, "edge_src edge_dst edge_delay_ns edge_lag"),
+        *_of(_ptr, "capacity need_offset need_resource need_amount"),
         ("links", _i64),
-        ("link_capacity", _ptr),
-        ("flow_bytes", _ptr),
-        ("flow_weight", _ptr),
-        ("path_offset", _ptr),
-        ("path_link", _ptr),
-        ("link_latency_ns", _ptr),
-        ("link_queue_bytes", _ptr),
-        ("link_mark_bytes", _ptr),
-        ("payload_bytes", _f64),
-        ("header_bytes", _f64),
-        ("first_window", _f64),
-        ("max_window", _f64),
-        ("timeout_ns", _f64),
+        *_of(_ptr, "link_capacity flow_bytes flow_weight path_offset path_link"),
+        # Of packets, named as in `Packets`.
+        *_of(_ptr, "latency_ns queue_bytes mark_bytes"),
+        *_of(_f64, "payload_bytes header_bytes first_window max_window timeout_ns"),
     )
 
 
-class _SimulateArgs(ctypes.Structure):
+class _SimulateArgs(_Arguments):
     _fields_ = (
-        ("struct_bytes", _u64),
-        ("duration_ns", _ptr),
-        ("out_start_ns", _ptr),
-        ("out_end_ns", _ptr),
-        ("out_step_end_ns", _ptr),
-        ("force_event_loop", _i32),
-        ("reserved", _i32),
+        *_of(_ptr, "duration_ns out_start_ns out_end_ns out_step_end_ns"),
+        *_of(_i32, "force_event_loop reserved"),
         ("changes_capacity", _i64),
-        ("out_change_ns", _ptr),
-        ("out_change_rate", _ptr),
-        ("out_change_instance", _ptr),
-        ("out_change_link", _ptr),
+        *_of(_ptr, "out_change_ns out_change_rate out_change_instance out_change_link"),
         ("out_changes", _i64),
-        ("out_queue_peak", _ptr),
-        ("out_dropped", _ptr),
-        ("out_marked", _ptr),
-        ("out_sent_again", _ptr),
+        *_of(_ptr, "out_queue_peak out_dropped out_marked out_sent_again"),
     )
 
 
-class _ResimulateArgs(ctypes.Structure):
+class _ResimulateArgs(_Arguments):
     _fields_ = (
-        ("struct_bytes", _u64),
-        ("base_duration_ns", _ptr),
-        ("base_start_ns", _ptr),
-        ("base_end_ns", _ptr),
-        ("base_block_end_ns", _ptr),
+        *_of(_ptr, "base_duration_ns base_start_ns base_end_ns base_block_end_ns"),
         ("edits", _i64),
-        ("edit_task", _ptr),
-        ("edit_duration_ns", _ptr),
-        ("exact_shift", _i32),
-        ("reserved", _i32),
+        *_of(_ptr, "edit_task edit_duration_ns"),
+        *_of(_i32, "exact_shift reserved"),
         ("slots", _i64),
-        ("out_slot", _ptr),
-        ("out_delta_ns", _ptr),
-        ("out_slot_start_ns", _ptr),
-        ("out_slot_end_ns", _ptr),
-        ("out_step_end_ns", _ptr),
+        *_of(_ptr, "out_slot out_delta_ns out_slot_start_ns out_slot_end_ns out_step_end_ns"),
         ("out_recomputed_tasks", _i64),
     )
-
-
-def _packet_fields(packets: Packets | None) -> dict[str, Any]:
-    if packets is None:
-        return {}
-    return {
-        "link_latency_ns": array_pointer(packets.latency_ns),
-        "link_queue_bytes": array_pointer(packets.queue_bytes),
-        "link_mark_bytes": array_pointer(packets.mark_bytes),
-        "payload_bytes": packets.payload_bytes,
-        "header_bytes": packets.header_bytes,
-        "first_window": packets.first_window,
-        "max_window": packets.max_window,
-        "timeout_ns": packets.timeout_ns,
-    }
-
-
-def _sized(struct: Any) -> Any:
-    struct.struct_bytes = ctypes.sizeof(struct)
-    return struct
 
 
 @dataclass(frozen=True)
@@ -197,43 +147,33 @@ class NativeProgram:
     def __init__(self, library: ctypes.CDLL, program: Program) -> None:
         self._library = library
         self._program = program
-        needs = program.needs
-        resources = program.resources
-        flows = program.flows
-        given = _sized(
-            _ProgramInput(
-                tasks=program.tasks,
-                lanes=program.lanes,
-                steps=program.steps,
-                edges=program.edges.src.size,
-                resources=0 if resources is None else resources.capacity.size,
-                lane=array_pointer(program.lane),
-                gap_ns=array_pointer(program.gap_ns),
-                priority=array_pointer(program.priority),
-                policy=array_pointer(program.policies),
-                quantum_ns=array_pointer(program.quantum_ns),
-                edge_src=array_pointer(program.edges.src),
-                edge_dst=array_pointer(program.edges.dst),
-                edge_delay_ns=array_pointer(program.edges.delay_ns),
-                edge_lag=array_pointer(program.edges.lag),
-                capacity=None if resources is None else array_pointer(resources.capacity),
-                need_offset=None if needs is None else array_pointer(needs[0]),
-                need_resource=None if needs is None else array_pointer(needs[1]),
-                need_amount=None if needs is None else array_pointer(needs[2]),
-                links=0 if flows is None else flows.capacity.size,
-                link_capacity=None if flows is None else array_pointer(flows.capacity),
-                flow_bytes=None if flows is None else array_pointer(flows.nbytes),
-                flow_weight=None if flows is None else array_pointer(flows.weight),
-                path_offset=None if flows is None else array_pointer(flows.path_offset),
-                path_link=None if flows is None else array_pointer(flows.path_link),
-                **_packet_fields(None if flows is None else flows.packets),
-            )
-        )
+        given: dict[str, Any] = {}
+        if program.resources is not None:
+            capacity = program.resources.capacity
+            given |= {"resources": capacity.size, "capacity": capacity}
+        if program.needs is not None:
+            names = ("need_offset", "need_resource", "need_amount")
+            given |= zip(names, program.needs, strict=True)
+        if (flows := program.flows) is not None:
+            given |= {
+                "links": flows.capacity.size, "link_capacity": flows.capacity,
+                "flow_bytes": flows.nbytes, "flow_weight": flows.weight,
+                "path_offset": flows.path_offset, "path_link": flows.path_link,
+            }  # fmt: skip
+            given |= vars(flows.packets) if flows.packets is not None else {}
+        edges = program.edges
+        arguments = _ProgramInput(
+            tasks=program.tasks, lanes=program.lanes, steps=program.steps, edges=edges.src.size,
+            lane=program.lane, gap_ns=program.gap_ns, priority=program.priority,
+            policy=program.policies, quantum_ns=program.quantum_ns,
+            edge_src=edges.src, edge_dst=edges.dst, edge_delay_ns=edges.delay_ns,
+            edge_lag=edges.lag, **given,
+        )  # fmt: skip
         handle = _ptr()
         cycle = np.empty(program.tasks, np.int32)
-        error = _sized(_Error(cycle=array_pointer(cycle), cycle_capacity=cycle.size))
+        error = _Error(cycle=cycle, cycle_capacity=cycle.size)
         status = self._library.slipstream_program_compile(
-            ctypes.byref(given), ctypes.byref(handle), ctypes.byref(error)
+            ctypes.byref(arguments), ctypes.byref(handle), ctypes.byref(error)
         )
         if status == _CYCLE:
             raise CycleError(program, cycle[: int(error.cycle_length)].tolist())
@@ -246,70 +186,43 @@ class NativeProgram:
         return bool(self._library.slipstream_program_is_fixed_order(self._handle))
 
     def simulate(
-        self, duration_ns: Float64s, force_event_loop: bool
-    ) -> tuple[Float64s, Float64s, Float64s]:
-        """Start and end, float64 [steps, tasks], and latest end of each step, float64 [steps]."""
-        return self._simulate(duration_ns, force_event_loop, RateChanges.room_for(0))[:3]
-
-    def simulate_with_queues(
-        self, duration_ns: Float64s
-    ) -> tuple[Float64s, Float64s, Float64s, QueueCounts]:
-        """As `simulate`, of transfers as packets, with what became of these."""
-        flows = self._program.flows
-        counts = QueueCounts.zeros(
-            0 if flows is None else flows.capacity.size, self._program.steps * self._program.tasks
-        )
-        nothing = RateChanges.room_for(0)
-        return *self._simulate(duration_ns, True, nothing, counts)[:3], counts
-
-    def simulate_with_rates(
-        self, duration_ns: Float64s
-    ) -> tuple[Float64s, Float64s, Float64s, RateChanges]:
-        """As `simulate`, with every change of a transfer's rate."""
-        room = 64 + 8 * self._program.steps * self._program.tasks
-        while True:
-            changes = RateChanges.room_for(room)
-            *timeline, count = self._simulate(duration_ns, True, changes)
-            if count <= room:
-                start, end, step_end = timeline
-                return start, end, step_end, changes.first(count)
-            # It runs the same again, so this is exactly what it takes.
-            room = count
-
-    def _simulate(
-        self,
-        duration_ns: Float64s,
-        force_event_loop: bool,
-        changes: RateChanges,
-        counts: QueueCounts | None = None,
-    ) -> tuple[Float64s, Float64s, Float64s, int]:
-        steps, tasks = self._program.steps, self._program.tasks
+        self, duration_ns: Float64s, *, rate_changes: bool = False, force_event_loop: bool = False
+    ) -> Run:
+        """One simulation; see `Compiled.simulate`."""
+        steps, tasks, flows = self._program.steps, self._program.tasks, self._program.flows
         start, end = np.empty((2, steps, tasks))
         step_end = np.empty(steps)
-        args = _sized(
-            _SimulateArgs(
-                duration_ns=array_pointer(duration_ns),
-                out_start_ns=array_pointer(start),
-                out_end_ns=array_pointer(end),
-                out_step_end_ns=array_pointer(step_end),
-                force_event_loop=force_event_loop,
-                changes_capacity=changes.time_ns.size,
-                out_change_ns=array_pointer(changes.time_ns),
-                out_change_rate=array_pointer(changes.rate),
-                out_change_instance=array_pointer(changes.instance),
-                out_change_link=array_pointer(changes.link),
-                out_queue_peak=array_pointer(None if counts is None else counts.peak_bytes),
-                out_dropped=array_pointer(None if counts is None else counts.dropped),
-                out_marked=array_pointer(None if counts is None else counts.marked),
-                out_sent_again=array_pointer(None if counts is None else counts.sent_again),
+        queues: QueueCounts | None = None
+        outcome: dict[str, Any] = {}
+        if flows is not None and flows.packets is not None:
+            queues = QueueCounts.zeros(flows.capacity.size, steps * tasks)
+            outcome = {
+                "out_queue_peak": queues.peak_bytes, "out_dropped": queues.dropped,
+                "out_marked": queues.marked, "out_sent_again": queues.sent_again,
+            }  # fmt: skip
+        room = 64 + 8 * steps * tasks if rate_changes else 0
+        while True:
+            changes = RateChanges.room_for(room)
+            arguments = _SimulateArgs(
+                duration_ns=duration_ns, out_start_ns=start, out_end_ns=end,
+                out_step_end_ns=step_end, changes_capacity=room,
+                force_event_loop=force_event_loop or rate_changes or queues is not None,
+                out_change_ns=changes.time_ns,
+                out_change_rate=changes.rate, out_change_instance=changes.instance,
+                out_change_link=changes.link, **outcome,
+            )  # fmt: skip
+            error = _Error()
+            status = self._library.slipstream_simulate(
+                self._handle, ctypes.byref(arguments), ctypes.byref(error)
             )
-        )
-        error = _sized(_Error())
-        status = self._library.slipstream_simulate(
-            self._handle, ctypes.byref(args), ctypes.byref(error)
-        )
-        _raise(status, error)
-        return start, end, step_end, int(args.out_changes)
+            _raise(status, error)
+            count = int(arguments.out_changes)
+            if not rate_changes:
+                return Run(start, end, step_end, queues=queues)
+            if count <= room:
+                return Run(start, end, step_end, changes.first(count))
+            # It runs the same again, so this is exactly what it takes.
+            room = count
 
 
 class NativePlan:
@@ -320,7 +233,7 @@ class NativePlan:
         self._library = native._library
         self._program = program
         handle = _ptr()
-        error = _sized(_Error())
+        error = _Error()
         status = self._library.slipstream_plan_create(
             native._handle, ctypes.byref(handle), ctypes.byref(error)
         )
@@ -353,30 +266,16 @@ class NativePlan:
         """
         cells = self._program.steps * self.blocks
         slot, delta = np.empty(cells, np.int32), np.empty(cells)
-        slot_start, slot_end = (
-            np.empty(slots * self.block_tasks),
-            np.empty(slots * self.block_tasks),
-        )
+        slot_start, slot_end = np.empty((2, slots * self.block_tasks))
         step_end = np.empty(self._program.steps)
-        args = _sized(
-            _ResimulateArgs(
-                base_duration_ns=array_pointer(base_duration_ns),
-                base_start_ns=array_pointer(base[0]),
-                base_end_ns=array_pointer(base[1]),
-                base_block_end_ns=array_pointer(base[2]),
-                edits=task_ids.size,
-                edit_task=array_pointer(task_ids),
-                edit_duration_ns=array_pointer(duration_ns),
-                exact_shift=exact_shift,
-                slots=slots,
-                out_slot=array_pointer(slot),
-                out_delta_ns=array_pointer(delta),
-                out_slot_start_ns=array_pointer(slot_start),
-                out_slot_end_ns=array_pointer(slot_end),
-                out_step_end_ns=array_pointer(step_end),
-            )
-        )
-        error = _sized(_Error())
+        args = _ResimulateArgs(
+            base_duration_ns=base_duration_ns, base_start_ns=base[0], base_end_ns=base[1],
+            base_block_end_ns=base[2], edits=task_ids.size, edit_task=task_ids,
+            edit_duration_ns=duration_ns, exact_shift=exact_shift, slots=slots, out_slot=slot,
+            out_delta_ns=delta, out_slot_start_ns=slot_start, out_slot_end_ns=slot_end,
+            out_step_end_ns=step_end,
+        )  # fmt: skip
+        error = _Error()
         status = self._library.slipstream_resimulate(
             self._handle, ctypes.byref(args), ctypes.byref(error)
         )
@@ -392,19 +291,12 @@ class NativePlan:
     ) -> tuple[Float64s, Float64s]:
         """All starts and all ends, float64 [steps, tasks]."""
         start, end = np.empty((2, *base_start_ns.shape))
-        columns = (
+        for base, slots, out in (
             (base_start_ns, timeline.slot_start_ns, start),
             (base_end_ns, timeline.slot_end_ns, end),
-        )
-        for base, slots, out in columns:
-            self._library.slipstream_materialise(
-                self._handle,
-                array_pointer(base),
-                array_pointer(timeline.slot),
-                array_pointer(timeline.delta_ns),
-                array_pointer(slots),
-                array_pointer(out),
-            )
+        ):
+            columns = map(array_pointer, (base, timeline.slot, timeline.delta_ns, slots, out))
+            self._library.slipstream_materialise(self._handle, *columns)
         return start, end
 
 

@@ -11,21 +11,18 @@ import heapq
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream.errors import GraphError
 from slipstream.native._network_reference import Network
 from slipstream.native._packets_reference import PacketNetwork
-from slipstream.native.program import (
-    CycleError,
-    Edges,
-    Float64s,
-    Policy,
-    Program,
-    QueueCounts,
-    RateChanges,
-)
+from slipstream.native.inputs import Edges, Float64s, Policy
+from slipstream.native.results import CycleError, RateChanges, Run
+
+if TYPE_CHECKING:
+    from slipstream.native.program import Program
 
 Key = tuple[int, float, int]  # (priority, ready ns, instance)
 _Links = list[list[tuple[int, float]]]  # per task: (other task, delay ns)
@@ -61,43 +58,24 @@ class ReferenceProgram:
         self.order = self._topological_order()
 
     def simulate(
-        self, duration_ns: Float64s, force_event_loop: bool
-    ) -> tuple[Float64s, Float64s, Float64s]:
-        """Start and end, float64 [steps, tasks], and latest end of each step, float64 [steps]."""
-        if self.fixed_order and not force_event_loop:
+        self, duration_ns: Float64s, *, rate_changes: bool = False, force_event_loop: bool = False
+    ) -> Run:
+        """One simulation; see `Compiled.simulate`."""
+        changes, queues = RateChanges.room_for(0) if rate_changes else None, None
+        if self.fixed_order and not (force_event_loop or rate_changes):
             start, end = self._one_pass(duration_ns.tolist())
         else:
             loop = _Loop(self, duration_ns.tolist())
             loop.run()
             start, end = loop.start, loop.end
-        return self._as_arrays(start, end)
-
-    def simulate_with_rates(
-        self, duration_ns: Float64s
-    ) -> tuple[Float64s, Float64s, Float64s, RateChanges]:
-        """As `simulate`, with every change of a transfer's rate."""
-        loop = _Loop(self, duration_ns.tolist())
-        loop.run()
-        changes = RateChanges.room_for(0) if loop.network is None else loop.network.changes()
-        return *self._as_arrays(loop.start, loop.end), changes
-
-    def simulate_with_queues(
-        self, duration_ns: Float64s
-    ) -> tuple[Float64s, Float64s, Float64s, QueueCounts]:
-        """As `simulate`, of transfers as packets, with what became of these."""
-        loop = _Loop(self, duration_ns.tolist())
-        loop.run()
-        counts = QueueCounts.zeros(0, len(loop.end))
-        if isinstance(loop.network, PacketNetwork):
-            counts = loop.network.counts
-        return *self._as_arrays(loop.start, loop.end), counts
-
-    def _as_arrays(
-        self, start: list[float], end: list[float]
-    ) -> tuple[Float64s, Float64s, Float64s]:
+            if isinstance(loop.network, PacketNetwork):
+                queues = loop.network.counts
+            elif rate_changes and loop.network is not None:
+                changes = loop.network.changes()
         shape = (self.program.steps, self.program.tasks)
         ends = np.array(end, np.float64).reshape(shape)
-        return np.array(start, np.float64).reshape(shape), ends, ends.max(axis=1, initial=0.0)
+        starts = np.array(start, np.float64).reshape(shape)
+        return Run(starts, ends, ends.max(axis=1, initial=0.0), changes, queues)
 
     def _one_pass(self, duration: list[float]) -> tuple[list[float], list[float]]:
         tasks = self.program.tasks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slipstream.native.family import DOUBLE, INT32, INT64, POINTER, Family
-from slipstream.native.program import Int32s, Int64s
+from slipstream.native.inputs import Int32s, Int64s
 
 _CYCLES = 3
 """Steps until what the first one had to grow is over."""

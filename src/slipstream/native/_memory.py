@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.native.program import Bools, Float64s, Int32s, Int64s, Integers, Tensors
+from slipstream.native.inputs import Bools, Float64s, Int32s, Int64s, Integers, Tensors
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,15 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream.native.program import Flows, Program, RateChanges
+from slipstream.native.inputs import Flows
+from slipstream.native.results import RateChanges
+
+if TYPE_CHECKING:
+    from slipstream.native.program import Program
 
 # As in network.cpp.
 _EQUAL = 1e-11

@@ -11,8 +11,13 @@ import itertools
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from slipstream.native.program import Flows, Packets, Program, QueueCounts, RateChanges
+from slipstream.native.inputs import Flows, Packets
+from slipstream.native.results import QueueCounts
+
+if TYPE_CHECKING:
+    from slipstream.native.program import Program
 
 # As in packets.cpp.
 _GAIN = 1.0 / 16.0
@@ -116,10 +121,6 @@ class PacketNetwork:
             else:
                 self._acknowledge(what, time_ns)
         return sorted(self.ended)
-
-    def changes(self) -> RateChanges:
-        """None: packets have no rates."""
-        return RateChanges.room_for(0)
 
     def _push(self, time_ns: float, kind: str, what: int | _Packet | _Sender) -> None:
         heapq.heappush(self.events, (time_ns, next(self.sequence), kind, what))

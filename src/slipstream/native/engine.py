@@ -16,7 +16,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,18 +25,19 @@ from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native._bindings import ENGINE, BlockTimeline, NativePlan, NativeProgram
 from slipstream.native._engine_reference import ReferenceProgram
 from slipstream.native._memory import MemoryTimeline, memory_timeline
-from slipstream.native.loader import why_no_library
-from slipstream.native.program import (
+from slipstream.native.inputs import (
     Float64s,
     Int32s,
-    Program,
-    QueueCounts,
-    RateChanges,
     as_integers,
     as_times,
     check_index,
     frozen,
 )
+from slipstream.native.loader import why_no_library
+from slipstream.native.results import QueueCounts, RateChanges, Run
+
+if TYPE_CHECKING:
+    from slipstream.native.program import Program
 
 # Times that are multiples of this and sum to less than 2^53 of it (2.4 hours) add without
 # rounding, in any order. A power of two; far below what any clock resolves.
@@ -83,23 +84,23 @@ class Schedule:
     def __init__(
         self,
         program: Program,
-        step_end_ns: Float64s,
         durations: Float64s | _Edits,
-        timeline: tuple[Float64s, Float64s] | _Shifted,
-        rate_changes: RateChanges | None = None,
-        queues: QueueCounts | None = None,
+        timeline: Run | _Shifted,
     ) -> None:
         self.program = program
-        self.step_end_ns = frozen(step_end_ns, np.float64)
-        self.makespan_ns = float(step_end_ns.max())
         self._durations = durations
         self._timeline = timeline
-        self.rate_changes = rate_changes
-        self.queues = queues
-        if isinstance(timeline, _Shifted):
-            self.recomputed_tasks = timeline.blocks.recomputed_tasks
-        else:
+        self.rate_changes: RateChanges | None = None
+        self.queues: QueueCounts | None = None
+        if isinstance(timeline, Run):
+            step_end_ns = timeline.step_end_ns
             self.recomputed_tasks = program.steps * program.tasks
+            self.rate_changes, self.queues = timeline.rate_changes, timeline.queues
+        else:
+            step_end_ns = timeline.blocks.step_end_ns
+            self.recomputed_tasks = timeline.blocks.recomputed_tasks
+        self.step_end_ns = frozen(step_end_ns, np.float64)
+        self.makespan_ns = float(step_end_ns.max())
 
     @functools.cached_property
     def duration_ns(self) -> Float64s:
@@ -111,12 +112,12 @@ class Schedule:
     @functools.cached_property
     def start_ns(self) -> Float64s:
         """float64 [steps, tasks]; for a preempted task, when it first began."""
-        return frozen(self._written()[0], np.float64)
+        return frozen(self._written.start_ns, np.float64)
 
     @functools.cached_property
     def end_ns(self) -> Float64s:
         """float64 [steps, tasks]."""
-        return frozen(self._written()[1], np.float64)
+        return frozen(self._written.end_ns, np.float64)
 
     @functools.cached_property
     def step_start_ns(self) -> Float64s:
@@ -153,7 +154,8 @@ class Schedule:
             raise InvalidArgumentError("program", "has no tensors, so there is no memory to follow")
         return memory_timeline(self.program.tensors, self.start_ns, self.end_ns)
 
-    def _written(self) -> tuple[Float64s, Float64s]:
+    @property
+    def _written(self) -> Run:
         if isinstance(self._timeline, _Shifted):
             self._timeline = self._timeline.written()
         return self._timeline
@@ -191,8 +193,9 @@ class _Shifted:
     base_end_ns: Float64s
     blocks: BlockTimeline
 
-    def written(self) -> tuple[Float64s, Float64s]:
-        return self.plan.materialise(self.base_start_ns, self.base_end_ns, self.blocks)
+    def written(self) -> Run:
+        times = self.plan.materialise(self.base_start_ns, self.base_end_ns, self.blocks)
+        return Run(*times, self.blocks.step_end_ns)
 
 
 class Compiled:
@@ -246,14 +249,10 @@ class Compiled:
             raise InvalidArgumentError(
                 "rate_changes", "is asked of packets, which have no rates", remedy="fluids"
             )
-        if rate_changes:
-            start, end, step_end, changes = self._engine.simulate_with_rates(durations)
-            return Schedule(program, step_end, durations, (start, end), changes)
-        if packets:
-            start, end, step_end, queues = self._engine.simulate_with_queues(durations)
-            return Schedule(program, step_end, durations, (start, end), queues=queues)
-        start, end, step_end = self._engine.simulate(durations, force_event_loop)
-        return Schedule(program, step_end, durations, (start, end))
+        run = self._engine.simulate(
+            durations, rate_changes=rate_changes, force_event_loop=force_event_loop
+        )
+        return Schedule(program, durations, run)
 
     def resimulate(
         self,
@@ -292,9 +291,8 @@ class Compiled:
         if isinstance(self._engine, NativeProgram) and self.fixed_order and program.tasks:
             shifted = self._shift_blocks(base, edits)
             if shifted is not None:
-                return Schedule(program, shifted.blocks.step_end_ns, edits, shifted)
-        start, end, step_end = self._simulate_edited(edits)
-        return Schedule(program, step_end, edits, (start, end))
+                return Schedule(program, edits, shifted)
+        return Schedule(program, edits, self._simulate_edited(edits))
 
     def _shift_blocks(self, base: Schedule, edits: _Edits) -> _Shifted | None:
         plan = self._own_plan()
@@ -310,7 +308,7 @@ class Compiled:
         )
         return None if blocks is None else _Shifted(plan, base.start_ns, base.end_ns, blocks)
 
-    def _simulate_edited(self, edits: _Edits) -> tuple[Float64s, Float64s, Float64s]:
+    def _simulate_edited(self, edits: _Edits) -> Run:
         """A full pass. Copying all durations would cost as much as half of it, so that each
         thread keeps a copy of the baseline's, in which only the edited ones are exchanged."""
         kept: tuple[Float64s, Float64s] | None = getattr(self._local, "durations", None)
@@ -319,7 +317,7 @@ class Compiled:
         durations = kept[1]
         durations[edits.task_ids] = edits.new_ns
         try:
-            return self._engine.simulate(durations, False)
+            return self._engine.simulate(durations)
         finally:
             durations[edits.task_ids] = edits.base_ns[edits.task_ids]
 

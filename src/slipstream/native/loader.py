@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib
 import os
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -90,9 +91,7 @@ def triton_module(name: str) -> Any:
 
 def _search_folders() -> list[Path]:
     # An editable install keeps sources and compiled files in two folders of one package path.
-    import slipstream.native
-
-    return [Path(folder) for folder in slipstream.native.__path__]
+    return [Path(folder) for folder in sys.modules[__package__].__path__]
 
 
 def _load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str | None]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.native.engine import Schedule
-from slipstream.native.program import Flows
+from slipstream.native import Flows, Schedule
 
 
 def certificate_violations(schedule: Schedule, *, tolerance: float = 1e-9) -> tuple[int, int]:
