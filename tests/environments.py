@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from slipstream.native import loader
+
 _SETTINGS = {
     "scalar": ("SLIPSTREAM_INSTRUCTION_SET", "scalar"),
     "off": ("SLIPSTREAM_NATIVE", "off"),
@@ -27,3 +31,8 @@ def check_choice(script: str) -> None:
     assert found["scalar"][0] == "scalar"
     assert found["off"][0] == "None"
     assert found["scalar"][1:] == found["off"][1:]
+
+
+def switch_library_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``SLIPSTREAM_NATIVE=off`` does to a process that has not looked for the library yet."""
+    monkeypatch.setattr(loader, "_answer", loader.SWITCHED_OFF)

@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from environments import switch_library_off
 from slipstream.cli import _checks
 from slipstream.cli.doctor import command
 from slipstream.measure.store import Store
@@ -110,7 +111,7 @@ def test_energy_is_never_guessed() -> None:
 
 
 def test_without_the_compiled_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    switch_library_off(monkeypatch)
     by_name = {check.name: check for check in _checks.software()}
     assert by_name["compiled library"].ok is False
     assert "SLIPSTREAM_NATIVE" in by_name["compiled library"].found

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from environments import switch_library_off
 from slipstream.durations import Durations, Question, common_spread, durations, microbenchmark
 from slipstream.durations.durations import machine_key, one_pool
 from slipstream.durations.microbenchmark import random_tensor, run
@@ -144,7 +145,7 @@ def test_the_machine_key_depends_on_our_own_kernels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("slipstream.native.build", lambda: "another one")
     assert machine_key() != before
     monkeypatch.undo()
-    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    switch_library_off(monkeypatch)
     assert machine_key() != before
 
 

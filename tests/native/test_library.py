@@ -28,9 +28,7 @@ from slipstream.native.instruction_set import features_in_cpuinfo
 def fresh_loader(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A loader that has not tried yet; undone afterwards."""
     monkeypatch.delenv("SLIPSTREAM_NATIVE", raising=False)
-    monkeypatch.setattr(loader, "_tried", False)
-    monkeypatch.setattr(loader, "_loaded", None)
-    monkeypatch.setattr(loader, "_why_not", None)
+    monkeypatch.setattr(loader, "_answer", None)
     return monkeypatch
 
 
@@ -40,8 +38,8 @@ def test_the_library_is_loaded_once() -> None:
     assert why_no_library() is None
 
 
-def test_off_means_python_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+def test_off_means_python_and_no_warning(fresh_loader: pytest.MonkeyPatch) -> None:
+    fresh_loader.setenv("SLIPSTREAM_NATIVE", "off")
     assert library() is None
     assert why_no_library() == "switched off by SLIPSTREAM_NATIVE"
     program = Program(np.zeros(2, int), np.ones(2))

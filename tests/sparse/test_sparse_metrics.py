@@ -12,6 +12,7 @@ from formulas import FORMULAS, NON_NEGATIVE, OPTIONS, ZERO_AT_SELF, skewed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments import switch_library_off
 from slipstream.data import get
 from slipstream.errors import InvalidArgumentError
 from slipstream.sparse import METRICS, Semiring, gather, kernels, pairwise_distances
@@ -24,7 +25,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Every instruction set this processor has, and the Python fall-back."""
     name = request.param
     if name == "python":
-        monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+        switch_library_off(monkeypatch)
     else:
         monkeypatch.setenv("SLIPSTREAM_INSTRUCTION_SET", name)
         if kernels.native() is None or kernels.level() != {"avx512bw": 2, "avx2": 1}.get(name, 0):

@@ -18,36 +18,40 @@ from slipstream.errors import SlipstreamWarning
 ENGINE_ABI = 3
 _FILE_NAMES = ("libslipstream_native.so", "libslipstream_native.dylib", "slipstream_native.dll")
 _OFF = frozenset({"off", "0", "false", "no"})
+SWITCHED_OFF = None, "switched off by SLIPSTREAM_NATIVE"
 
 _lock = threading.Lock()
-_tried = False
-_loaded: ctypes.CDLL | None = None
-_why_not: str | None = None
+# The library and why there is none, once they were looked for.
+_answer: tuple[ctypes.CDLL | None, str | None] | None = None
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None where Python has to do.
+    """The compiled library, or None where Python has to do; looked for once per process.
 
-    ``SLIPSTREAM_NATIVE=off`` in the environment gives None at every call, silently: it was asked
-    for. A library that is missing, cannot be loaded or has another ABI version gives None with one
-    `SlipstreamWarning` per process.
+    ``SLIPSTREAM_NATIVE=off`` in the environment gives None, silently: it was asked for. A library
+    that is missing, cannot be loaded or has another ABI version gives None with one
+    `SlipstreamWarning`.
     """
-    global _tried, _loaded, _why_not
-    if os.environ.get("SLIPSTREAM_NATIVE", "").strip().lower() in _OFF:
-        return None
+    return (_answer or _look())[0]
+
+
+def _look() -> tuple[ctypes.CDLL | None, str | None]:
+    global _answer
     with _lock:
-        if _tried:
-            return _loaded
-        _tried = True
-        _loaded, _why_not = _load(_search_folders())
-    if _loaded is None:
+        if _answer is not None:
+            return _answer
+        if os.environ.get("SLIPSTREAM_NATIVE", "").strip().lower() in _OFF:
+            _answer = SWITCHED_OFF
+            return _answer
+        found = _answer = _load(_search_folders())
+    if found[0] is None:
         warnings.warn(
-            f"the compiled engine is not available ({_why_not}); "
+            f"the compiled engine is not available ({found[1]}); "
             "pure Python is used instead: same results, much slower",
             SlipstreamWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return _loaded
+    return found
 
 
 @functools.cache
@@ -66,12 +70,9 @@ def build() -> str:
 
 def why_no_library() -> str | None:
     """In words, why `library` gives None; None where it gives a library."""
-    if os.environ.get("SLIPSTREAM_NATIVE", "").strip().lower() in _OFF:
-        return "switched off by SLIPSTREAM_NATIVE"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlipstreamWarning)
-        library()
-    return _why_not
+        return (_answer or _look())[1]
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from environments import switch_library_off
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import adasum_of, left_of, orthogonality, weights
@@ -113,11 +114,11 @@ def test_kernels_equal_the_reference_to_the_bit(
     rows = vectors(count, 4500, dtype)
     starts = np.array([0, 0, 1, 17, 2048, 2048, 4499, 4500])
     factors = np.random.default_rng(0).normal(size=(7, count))
-    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    switch_library_off(monkeypatch)
     expected = kernels.products(rows, starts)
     combined = torch.zeros(4500, dtype=dtype)
     kernels.combine(rows, starts, factors, combined)
-    monkeypatch.delenv("SLIPSTREAM_NATIVE")
+    monkeypatch.undo()
     plain = torch.stack([row.double() for row in rows])
     for layer, (a, b) in enumerate(itertools.pairwise(starts.tolist())):
         assert torch.allclose(torch.from_numpy(expected[layer]), plain[:, a:b] @ plain[:, a:b].T)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from environments import switch_library_off
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import library
 from slipstream.techniques.embedding.kernels import bags
@@ -15,7 +16,7 @@ ROWS = torch.tensor([5, 7])
 @pytest.fixture(params=["compiled", "torch"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+        switch_library_off(monkeypatch)
     elif library() is None:
         pytest.skip("no compiled library")
     return str(request.param)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import slipstream as ss
+from environments import switch_library_off
 from slipstream.techniques.embedding.hot_rows import _hashed
 from slipstream.techniques.embedding.kernels import tt as door
 from slipstream.techniques.embedding.kernels import tt_reference as reference
@@ -67,7 +68,7 @@ def test_counting_is_the_same_without_the_library(monkeypatch: pytest.MonkeyPatc
     for _ in range(2):
         hits = torch.zeros(4, dtype=torch.int64)
         made.append((door.count_hits(hot, ids.clone(), hits), hits))
-        monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+        switch_library_off(monkeypatch)
     assert torch.equal(made[0][0], made[1][0])
     assert torch.equal(made[0][1], made[1][1])
     assert int(made[0][1].sum()) + len(made[0][0]) == 400

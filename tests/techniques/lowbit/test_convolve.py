@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments import switch_library_off
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant import Format, Grid
 from slipstream.quant import quantize as quantize_to
@@ -205,6 +206,6 @@ def test_without_compiled_code_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         return made, max_pool(image, window, window.out_size)
 
     compiled = layer()
-    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    switch_library_off(monkeypatch)
     assert_same(layer()[0], compiled[0])
     assert torch.equal(layer()[1], compiled[1])

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments import switch_library_off
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.techniques.lowbit import (
     PackedWeights,
@@ -233,7 +234,7 @@ def test_python_gives_the_same_without_the_compiled_library(
     x, scale, bias = torch.randn(4, 30), torch.rand(9), torch.randn(9)
     x[1, 1] = float("nan")
     y = linear(x, compiled, scale, bias, activation_scale=0.1, activation_zero=9, relu=True)
-    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    switch_library_off(monkeypatch)
     plain = pack_weights(weight, 3, activation_bits=5, zero_points=zeros)
     assert plain.level == "python"
     product = matmul(a, plain, activation_zero=-3)
