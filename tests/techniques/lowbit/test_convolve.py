@@ -19,10 +19,9 @@ from slipstream.techniques.lowbit import matmul, pack_weights
 from slipstream.techniques.lowbit.coded import pooled_size
 from slipstream.techniques.lowbit.convolve import (
     Codes,
-    Convolution,
     Epilogue,
     Outcome,
-    convolve,
+    Prepared,
     finish,
     max_pool,
     patches,
@@ -32,6 +31,7 @@ from slipstream.techniques.lowbit.convolve import (
     reference_patches,
     reference_quantise,
 )
+from slipstream.techniques.lowbit.windows import Convolution
 
 
 def generator(seed: int) -> torch.Generator:
@@ -158,7 +158,7 @@ def test_a_whole_layer_is_its_parts(
     epilogue = Epilogue(torch.rand(n, generator=g), bias, True, binary, to, both=zero % 2 == 0)
     whole = (shape.image[0], *shape.out_size, n)
     added = torch.randn(whole, generator=g) if zero % 3 == 0 else None
-    made = convolve(image, packed, shape, epilogue, zero=zero, added=added)
+    made = Prepared(packed, shape, epilogue, zero)(image, added)
     products = matmul(reference_patches(image, shape, zero), packed, activation_zero=zero)
     wanted = reference_finish(products, epilogue, None if added is None else added.reshape(-1, n))
     assert_same(made, Outcome(*(None if one is None else one.reshape(whole) for one in wanted)))
@@ -172,7 +172,7 @@ def test_many_blocks_are_one_layer() -> None:
     packed = pack_weights(weight, 3, activation_bits=3)
     epilogue = Epilogue(torch.rand(40, generator=g))
     products = matmul(patches(image, shape, 3), packed, activation_zero=3)
-    made, _ = convolve(image, packed, shape, epilogue, zero=3)
+    made, _ = Prepared(packed, shape, epilogue, 3)(image)
     wanted, _ = finish(products, epilogue)
     assert made is not None
     assert wanted is not None
@@ -183,8 +183,8 @@ def test_codes_out_of_range_are_refused() -> None:
     shape = Convolution((1, 4, 4, 8))
     packed = pack_weights(torch.ones(2, 8, dtype=torch.int8), 2, activation_bits=3)
     with pytest.raises(InvalidArgumentError, match="above 7"):
-        convolve(
-            torch.full(shape.image, 9, dtype=torch.uint8), packed, shape, Epilogue(torch.ones(2))
+        Prepared(packed, shape, Epilogue(torch.ones(2)))(
+            torch.full(shape.image, 9, dtype=torch.uint8)
         )
     for bad in [(0, 1.0, 0), (9, 1.0, 0), (3, 0.0, 0), (3, math.inf, 0), (3, 1.0, 8)]:
         with pytest.raises(InvalidArgumentError):
@@ -202,7 +202,7 @@ def test_without_compiled_code_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 
     def layer() -> tuple[Outcome, torch.Tensor]:
         packed = pack_weights(weight, 3, activation_bits=4)
-        made = convolve(image, packed, shape, epilogue, zero=3)
+        made = Prepared(packed, shape, epilogue, 3)(image)
         return made, max_pool(image, window, window.out_size)
 
     compiled = layer()

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamWarning
-from slipstream.native import InstructionSet
+from slipstream.native import InstructionSet, cpu_features
 from slipstream.techniques.lowbit import Shape, autotune, dispatch, matmul, pack_weights
-from slipstream.techniques.lowbit.bindings import kernels, levels
+from slipstream.techniques.lowbit.bindings import kernels
 
 SHAPE = Shape(64, 48, 96, 2, 3)
 
@@ -19,16 +19,16 @@ SHAPE = Shape(64, 48, 96, 2, 3)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    dispatch._winners.cache_clear()
+    dispatch.winners.cache_clear()
     return tmp_path
 
 
 def test_every_pair_of_widths_has_a_kernel_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    for level in levels():
+    for level in cpu_features().levels:
         monkeypatch.setenv("SLIPSTREAM_INSTRUCTION_SET", str(level))
         for w, a, rows in itertools.product(range(1, 9), range(1, 9), (1, 64, None)):
             kernel = dispatch.choose(Shape(rows, 64, 64, w, a))
-            assert levels().index(kernel.level) >= 0
+            assert cpu_features().levels.index(kernel.level) >= 0
             assert kernel.supports(w, a)
             assert rows != 1 or kernel.scheme == "dense"
 
@@ -49,7 +49,7 @@ def test_the_rule_takes_what_is_fastest_at_a_level() -> None:
 
 
 def test_a_scheme_that_cannot_multiply_these_widths_is_refused() -> None:
-    able = dispatch.candidates(Shape(None, 4, 4, 8, 8), levels())
+    able = dispatch.candidates(Shape(None, 4, 4, 8, 8), cpu_features().levels)
     unable = sorted({kernel.scheme for kernel in kernels()} - able.keys())
     if not unable:
         pytest.skip("every scheme of this processor multiplies all widths")
@@ -60,11 +60,11 @@ def test_a_scheme_that_cannot_multiply_these_widths_is_refused() -> None:
 
 def test_what_was_tried_is_chosen_and_kept(own_cache: Path) -> None:
     taken = autotune(SHAPE, budget_s=0.001)
-    assert set(taken) == set(dispatch.candidates(SHAPE, levels()))
+    assert set(taken) == set(dispatch.candidates(SHAPE, cpu_features().levels))
     assert list(taken.values()) == sorted(taken.values())
     winner = next(iter(taken))
     assert dispatch.choose(SHAPE).scheme == winner
-    dispatch._winners.cache_clear()
+    dispatch.winners.cache_clear()
     assert (own_cache / "slipstream" / "lowbit.db").is_file()
     assert dispatch.choose(SHAPE).scheme == winner
     w = torch.randint(0, 4, (48, 96), dtype=torch.uint8)
@@ -80,7 +80,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning_and_no_more(
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    dispatch._winners.cache_clear()
+    dispatch.winners.cache_clear()
     with pytest.warns(SlipstreamWarning, match="cannot be kept"):
         taken = autotune(SHAPE, budget_s=0.001)
     assert dispatch.choose(SHAPE).scheme == next(iter(taken))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from slipstream.native import InstructionSet, cpu_features, library, why_no_library
-from slipstream.techniques.lowbit.bindings import levels, lowbit_library
+from slipstream.techniques.lowbit.bindings import lowbit_library
 from slipstream.techniques.lowbit.dispatch import Shape, candidates
 from slipstream.techniques.lowbit.kernels import linear, matmul, pack_weights
 from slipstream_bench.harness import Paired, one_thread, paired, times_s
@@ -71,7 +71,7 @@ def _peak_rate() -> float | None:
     """Products of bytes a second that the best level makes of registers alone; None: unknown."""
     bound = lowbit_library()
     assert bound is not None
-    found = candidates(Shape(None, _SIDE, _SIDE, 8, 8), levels())["dense"].index
+    found = candidates(Shape(None, _SIDE, _SIDE, 8, 8), cpu_features().levels)["dense"].index
     rounds, products = 20_000, 0
 
     def spin() -> None:

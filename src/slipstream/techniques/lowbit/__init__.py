@@ -11,7 +11,7 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.techniques.lowbit.dense_rows import bit_rows, from_bit_rows
-    from slipstream.techniques.lowbit.dispatch import Shape, autotune
+    from slipstream.techniques.lowbit.dispatch import Shape
     from slipstream.techniques.lowbit.export import to_onnx
     from slipstream.techniques.lowbit.kernels import (
         PackedWeights,
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
         quantise_model,
     )
     from slipstream.techniques.lowbit.technique import LowBit
+    from slipstream.techniques.lowbit.tuning import autotune
 
 _HOMES = {
     "dense_rows": ("bit_rows", "from_bit_rows"),
-    "dispatch": ("Shape", "autotune"),
+    "dispatch": ("Shape",),
     "export": ("to_onnx",),
     "kernels": ("PackedWeights", "linear", "matmul", "pack_weights", "reference_matmul"),
     "nn": ("LowBitConv2d", "LowBitLinear"),
     "qat": ("added_parameters", "convert", "load", "prepare_training", "quantise_model"),
     "technique": ("LowBit",),
+    "tuning": ("autotune",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

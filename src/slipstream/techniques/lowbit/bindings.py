@@ -6,24 +6,13 @@ import ctypes
 import functools
 from dataclasses import dataclass
 
-from slipstream.native import InstructionSet, cpu_features
+from slipstream.native import InstructionSet
 from slipstream.native.family import FLOAT, INT32, INT64, POINTER, TEXT, UINT8, UINT32, Family
 
 OK = 0
 INVALID = 1
 
 _i32, _i64, _f32, _ptr = INT32, INT64, FLOAT, POINTER
-
-# From the plainest to the best, for each family of processors.
-_LADDERS = (
-    (
-        InstructionSet.SCALAR,
-        InstructionSet.AVX2,
-        InstructionSet.AVX512BW,
-        InstructionSet.AVX512,
-    ),
-    (InstructionSet.SCALAR, InstructionSet.NEON, InstructionSet.NEON_DOTPROD),
-)
 
 
 @dataclass(frozen=True)
@@ -96,15 +85,3 @@ def kernels() -> tuple[Kernel, ...]:
     """The kernels of the compiled library that this processor can run."""
     bound = lowbit_library()
     return () if bound is None else _kernels_of(bound)
-
-
-def levels() -> tuple[InstructionSet, ...]:
-    """The instruction sets kernels may be chosen from, best first.
-
-    ``SLIPSTREAM_INSTRUCTION_SET`` in the environment leaves out what is above it.
-    """
-    features = cpu_features()
-    best = features.best
-    ladder = next(ladder for ladder in _LADDERS if best in ladder)
-    below = ladder[: ladder.index(best) + 1]
-    return tuple(level for level in reversed(below) if features.runs(level))

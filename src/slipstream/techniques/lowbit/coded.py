@@ -11,13 +11,14 @@ PyTorch's can.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
 
-from slipstream.techniques.lowbit.convolve import Codes, Convolution, max_pool
-from slipstream.techniques.lowbit.windows import pair
+from slipstream.techniques.lowbit.convolve import Codes, max_pool
+from slipstream.techniques.lowbit.windows import Convolution, pair
 
 _aten = torch.ops.aten
 _POOLS = (torch.max_pool2d, torch.nn.functional.max_pool2d)
@@ -182,7 +183,7 @@ class CodedTensor(HeldTensor):
         self.codes, self.exact, self.clipped = made.codes, made.exact, True
         return self
 
-    def _cloned(self, memory_format: Any) -> torch.Tensor | None:
+    def _cloned(self, *, memory_format: Any = None) -> torch.Tensor | None:
         """A copy in another order."""
         if not self._bare():
             return None
@@ -299,27 +300,18 @@ class Unfinished(HeldTensor):
         return made
 
 
-def _relu(x: Any) -> torch.Tensor | None:
-    return x._relu() if isinstance(x, CodedTensor) else None
-
-
-def _relu_(x: Any) -> torch.Tensor | None:
-    return x._relu_() if isinstance(x, CodedTensor) else None
-
-
-def _clone(x: Any, *, memory_format: Any = None) -> torch.Tensor | None:
-    return x._cloned(memory_format) if isinstance(x, CodedTensor) else None
-
-
-def _view(x: Any, size: Any) -> torch.Tensor | None:
-    return x._reshaped(size) if isinstance(x, CodedTensor) else None
+def _of_codes(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """`operator`, where what it is asked of is held as codes; else None."""
+    return lambda x, *args, **kwargs: (
+        operator(x, *args, **kwargs) if isinstance(x, CodedTensor) else None
+    )
 
 
 _OPERATORS: dict[Any, Callable[..., torch.Tensor | None]] = {
-    _aten.relu.default: _relu,
-    _aten.relu_.default: _relu_,
-    _aten.clone.default: _clone,
-    _aten._unsafe_view.default: _view,
+    _aten.relu.default: _of_codes(CodedTensor._relu),
+    _aten.relu_.default: _of_codes(CodedTensor._relu_),
+    _aten.clone.default: _of_codes(CodedTensor._cloned),
+    _aten._unsafe_view.default: _of_codes(CodedTensor._reshaped),
     _aten.cat.default: CodedTensor._joined,
     _aten.add.Tensor: Unfinished._added,
     _aten.add_.Tensor: Unfinished._add_,
@@ -330,26 +322,16 @@ def _is_nhwc(codes: torch.Tensor) -> bool:
     return codes.dim() == 4 and codes.permute(0, 2, 3, 1).is_contiguous()
 
 
+@functools.lru_cache(maxsize=1024)
 def pooled_size(shape: Convolution, up: bool) -> tuple[int, int] | None:
-    """Height and width after a pooling, in torch's way; None where torch knows a reason against."""
-    if not up:
-        high, wide = shape.out_size
-    else:
-        # A window that would begin beyond the image and what pads it in front is left out.
-        high, wide = (
-            size + ((size * step) < (length + padding) and (size - 1) * step + reach < whole)
-            for size, step, length, padding, reach, whole in _windows(shape)
-        )
-    allowed = all(2 * p <= k for p, k in zip(shape.padding, shape.kernel, strict=True))
-    return (high, wide) if allowed and min(high, wide) > 0 else None
+    """Height and width after a pooling, in torch's way; None where torch knows a reason against.
 
-
-def _windows(shape: Convolution) -> list[tuple[int, int, int, int, int, int]]:
-    """For height and width: windows, stride, size, padding, reach of a window, size when padded."""
-    return [
-        (size, step, length, padding, dilation * (kernel - 1) + 1, length + 2 * padding)
-        for size, step, length, padding, dilation, kernel in zip(
-            shape.out_size, shape.stride, shape.image[1:3], shape.padding, shape.dilation,
-            shape.kernel, strict=True,
-        )
-    ]  # fmt: skip
+    Args:
+        up: whether sizes are rounded up.
+    """
+    window = (shape.kernel, shape.stride, shape.padding, shape.dilation, up)
+    try:
+        pooled = _POOLS[1](torch.empty((1, *shape.image[1:3]), device="meta"), *window)
+    except RuntimeError:
+        return None
+    return pooled.shape[1], pooled.shape[2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,10 +16,12 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import cpu_features
+from slipstream.native.family import FLOAT, INT32, INT64, POINTER
 from slipstream.techniques.lowbit.bindings import INVALID, OK, lowbit_library
 from slipstream.techniques.lowbit.kernels import PackedWeights, matmul
+from slipstream.techniques.lowbit.windows import Convolution
 
-_i32, _i64, _f32, _ptr = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_i32, _i64, _f32, _ptr = INT32, INT64, FLOAT, POINTER
 
 
 @dataclass(frozen=True)
@@ -78,48 +81,6 @@ class Outcome(NamedTuple):
 
     floats: torch.Tensor | None
     codes: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """The shape of a two-dimensional convolution over NHWC images, without groups.
-
-    Attributes:
-        image: images, height, width, channels.
-        kernel, stride, padding, dilation: height and width each.
-    """
-
-    image: tuple[int, int, int, int]
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
-
-    @functools.cached_property
-    def out_size(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        sizes = [
-            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, padding, dilation in zip(
-                self.image[1:3], self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        ]
-        return sizes[0], sizes[1]
-
-    @functools.cached_property
-    def rows(self) -> int:
-        """Output pixels of all images."""
-        return self.image[0] * math.prod(self.out_size)
-
-    @property
-    def columns(self) -> int:
-        """Codes that each output pixel sees."""
-        return math.prod(self.kernel) * self.image[3]
-
-    @property
-    def pointwise(self) -> bool:
-        """Whether output pixels are the input's pixels, in their order."""
-        return (self.kernel, self.stride, self.padding) == ((1, 1), (1, 1), (0, 0))
 
 
 class _Epilogue(ctypes.Structure):
@@ -243,7 +204,16 @@ def reference_finish(
     """`finish` in PyTorch."""
     if epilogue.binary:
         products = 2 * products[:, :-1] - products[:, -1:]
-    y = products.float() * epilogue.scale
+    return behind(products.float() * epilogue.scale, epilogue, added, reference_quantise)
+
+
+def behind(
+    y: torch.Tensor,
+    epilogue: Epilogue,
+    added: torch.Tensor | None,
+    rounding: Callable[[torch.Tensor, Codes], tuple[torch.Tensor, bool]] = quantise,
+) -> Outcome:
+    """What `epilogue` makes of scaled products."""
     if epilogue.bias is not None:
         y = y + epilogue.bias
     if added is not None:
@@ -252,38 +222,16 @@ def reference_finish(
         y = y.clamp(min=0.0)
     if epilogue.codes is None:
         return Outcome(y, None)
-    return Outcome(y if epilogue.both else None, reference_quantise(y, epilogue.codes)[0])
-
-
-def convolve(
-    image: torch.Tensor,
-    packed: PackedWeights,
-    shape: Convolution,
-    epilogue: Epilogue,
-    *,
-    zero: int = 0,
-    added: torch.Tensor | None = None,
-) -> Outcome:
-    """A layer from codes to floats or codes: patches, `matmul`, `finish`.
-
-    Args:
-        image: uint8, NHWC and contiguous, of at most ``packed.activation_bits`` bits.
-        packed: weights [n, kernel height * width * channels]; with one row of ones more if the
-            epilogue is binary.
-        zero: the code of 0; what lies outside the image has it.
-        added: float32, of the output's shape, contiguous.
-
-    Returns:
-        NHWC.
-
-    Raises:
-        InvalidArgumentError: a code out of range.
-    """
-    return Prepared(packed, shape, epilogue, zero)(image, added)
+    return Outcome(y if epilogue.both else None, rounding(y, epilogue.codes)[0])
 
 
 class Prepared:
-    """`convolve` for many images of one shape: what does not change is looked up once.
+    """A layer from codes to floats or codes: patches, `matmul`, `finish`, for images of one shape.
+
+    Args:
+        packed: weights [n, kernel height * width * channels]; with one row of ones more if the
+            epilogue is binary.
+        zero: the code of 0; what lies outside the image has it.
 
     Attributes:
         buffers: scale and bias it was made with.
@@ -293,7 +241,7 @@ class Prepared:
     def __init__(
         self, packed: PackedWeights, shape: Convolution, epilogue: Epilogue, zero: int = 0
     ) -> None:
-        """Arguments as of `convolve`."""
+        """What does not change from image to image is looked up here."""
         self.buffers = epilogue.scale, epilogue.bias
         self._epilogue = epilogue
         self.out = (shape.image[0], *shape.out_size, epilogue.scale.shape[0])
@@ -304,7 +252,15 @@ class Prepared:
         self._pointers = tuple(map(ctypes.byref, self._structures))
 
     def __call__(self, image: torch.Tensor, added: torch.Tensor | None = None) -> Outcome:
-        """See `convolve`."""
+        """The layer's output, NHWC.
+
+        Args:
+            image: uint8, NHWC and contiguous, of at most ``packed.activation_bits`` bits.
+            added: float32, of the output's shape, contiguous.
+
+        Raises:
+            InvalidArgumentError: a code out of range.
+        """
         if self._bound is None:
             return self._by_torch(image, added)
         out = _empty(self.out, self._epilogue)

@@ -23,6 +23,7 @@ import numpy as np
 
 from slipstream.graph import Call, TensorSpec
 from slipstream.techniques.lowbit.timing import layer_call
+from slipstream.techniques.lowbit.windows import Convolution
 
 if TYPE_CHECKING:
     from slipstream.durations import Durations
@@ -73,18 +74,16 @@ class Layer:
     @property
     def rows(self) -> int:
         """Rows of the matrix product."""
-        sizes = [
-            (size + 2 * padding - kernel) // stride + 1
-            for size, kernel, stride, padding in zip(
-                self.image[1:3], self.kernel, self.stride, self.padding, strict=True
-            )
-        ]
-        return self.image[0] * math.prod(sizes)
+        return self._shape.rows
 
     @property
     def k(self) -> int:
         """Its inner dimension."""
-        return math.prod(self.kernel) * self.image[3]
+        return self._shape.columns
+
+    @property
+    def _shape(self) -> Convolution:
+        return Convolution(self.image, self.kernel, self.stride, self.padding)
 
     @property
     def products(self) -> int:

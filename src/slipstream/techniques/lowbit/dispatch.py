@@ -1,24 +1,20 @@
 """Which kernel multiplies a given shape fastest: by rule, or by trying.
 
 The rule is what was measured on processors of each level; its reasons are in the comments of
-`preferred`. `autotune` tries the candidates on this machine and keeps the winner for the shape.
+`preferred`. What `slipstream.techniques.lowbit.autotune` found on this machine goes before it.
 """
 
 from __future__ import annotations
 
 import functools
-import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from slipstream.errors import InvalidArgumentError, SlipstreamWarning, StoreError, UnknownNameError
-from slipstream.native import InstructionSet
-from slipstream.sqlite import errors_in_words, open_database, transaction
-from slipstream.techniques.lowbit.bindings import Kernel, kernels, levels
+from slipstream.errors import InvalidArgumentError, StoreError, UnknownNameError
+from slipstream.native import InstructionSet, cpu_features
+from slipstream.sqlite import errors_in_words, open_database
+from slipstream.techniques.lowbit.bindings import Kernel, kernels
 
 # Up to this many rows the weights' way from memory is what takes the time.
 FEW_ROWS = 8
@@ -57,7 +53,7 @@ def choose(shape: Shape, *, scheme: str = "auto", level: str = "auto") -> Kernel
         raise UnknownNameError("scheme", scheme, ["auto", *found])
     if scheme != "auto":
         names = [scheme]
-    elif tuned := _winners().get(_key(shape, allowed)):
+    elif tuned := winners().get(shape_key(shape, allowed)):
         names = [tuned]
     else:
         names = preferred(shape, allowed[0])
@@ -119,53 +115,9 @@ def preferred(shape: Shape, level: InstructionSet) -> list[str]:
     return [*wanted, "dense"]
 
 
-def autotune(shape: Shape, *, budget_s: float = 0.02) -> dict[str, float]:
-    """Try every candidate on this machine; later `choose` gives the fastest for this shape.
-
-    Each is timed alone, in CPU time of one thread, and the winner kept in a file beside the timings
-    of operators, per processor and build.
-
-    Args:
-        shape: `rows` None stands for 256.
-        budget_s: time to spend on a candidate, beyond one call.
-
-    Returns:
-        Seconds of a call by scheme, fastest first; empty without the compiled library.
-    """
-    from slipstream.techniques.lowbit.kernels import matmul, pack_weights
-
-    allowed = levels()
-    rows = shape.rows or 256
-    w = torch.randint(0, 2**shape.weight_bits, (shape.n, shape.k), dtype=torch.uint8)
-    a = torch.randint(0, 2**shape.activation_bits, (rows, shape.k), dtype=torch.uint8)
-    threads = torch.get_num_threads()
-    taken: dict[str, float] = {}
-    torch.set_num_threads(1)
-    try:
-        for scheme in candidates(shape, allowed):
-            packed = pack_weights(
-                w, shape.weight_bits, activation_bits=shape.activation_bits, scheme=scheme
-            )
-            matmul(a, packed)
-            least, end = float("inf"), time.thread_time() + budget_s
-            while time.thread_time() < end or least == float("inf"):
-                before = time.thread_time_ns()
-                matmul(a, packed)
-                least = min(least, (time.thread_time_ns() - before) / 1e9)
-            taken[scheme] = least
-    finally:
-        torch.set_num_threads(threads)
-    ordered = dict(sorted(taken.items(), key=lambda item: item[1]))
-    if ordered:
-        winner = next(iter(ordered))
-        _winners()[_key(shape, allowed)] = winner
-        _keep(_key(shape, allowed), winner)
-    return ordered
-
-
 def table() -> list[tuple[str, str]]:
     """The rule for this processor in words: pairs of widths, and the scheme and level they get."""
-    allowed = levels()
+    allowed = cpu_features().levels
     by_kernel: dict[str, list[str]] = {}
     for w in range(1, 8):
         for a in range(1, 9):
@@ -179,9 +131,9 @@ def table() -> list[tuple[str, str]]:
     return [*rows, ("all others" if rows else "all widths", most)]
 
 
-_Key = tuple[str, int, int, int, int, int]
+Key = tuple[str, int, int, int, int, int]
 
-_MIGRATIONS = (
+MIGRATIONS = (
     """
     CREATE TABLE winner (
         machine TEXT NOT NULL, level TEXT NOT NULL, rows INTEGER NOT NULL, n INTEGER NOT NULL,
@@ -193,39 +145,42 @@ _MIGRATIONS = (
 )
 
 
-def _key(shape: Shape, allowed: Sequence[InstructionSet]) -> _Key:
+def shape_key(shape: Shape, allowed: Sequence[InstructionSet]) -> Key:
+    """Under what a shape's winner is kept."""
     rows = shape.rows or 256
     # What is true of 200 rows is true of 256: to the next power of two.
     rounded = 1 << (rows - 1).bit_length()
     return (str(allowed[0]), rounded, shape.n, shape.k, shape.weight_bits, shape.activation_bits)
 
 
-def _path() -> Path:
+def winners_path() -> Path:
+    """The file in which winners are kept, beside the timings of operators."""
     from slipstream.durations.durations import cache_folder
 
     return cache_folder() / "lowbit.db"
 
 
-def _machine() -> str:
+def machine() -> str:
+    """The processor and build that winners are of."""
     from slipstream.durations.durations import machine_key
 
     return f"{machine_key()}-{len(kernels())}"
 
 
 @functools.cache
-def _winners() -> dict[_Key, str]:
+def winners() -> dict[Key, str]:
     """What was found before, on this machine and with these kernels."""
-    path = _path()
+    path = winners_path()
     try:
         if not path.is_file():
             return {}
         with errors_in_words(path):
-            connection = open_database(path, _MIGRATIONS)
+            connection = open_database(path, MIGRATIONS)
             try:
                 rows = connection.execute(
                     "SELECT level, rows, n, k, weight_bits, activation_bits, scheme "
                     "FROM winner WHERE machine = ?",
-                    (_machine(),),
+                    (machine(),),
                 ).fetchall()
             finally:
                 connection.close()
@@ -235,30 +190,9 @@ def _winners() -> dict[_Key, str]:
     return {tuple(row[:6]): row[6] for row in rows}
 
 
-def _keep(key: _Key, scheme: str) -> None:
-    path = _path()
-    try:
-        with errors_in_words(path):
-            connection = open_database(path, _MIGRATIONS)
-            try:
-                with transaction(connection):
-                    connection.execute(
-                        "INSERT OR REPLACE INTO winner VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                        (_machine(), *key, scheme),
-                    )
-            finally:
-                connection.close()
-    except StoreError as error:
-        warnings.warn(
-            f"the choice of a kernel cannot be kept: {error.what} ({path})",
-            SlipstreamWarning,
-            stacklevel=3,
-        )
-
-
-def _allowed(level: str) -> tuple[InstructionSet, ...]:
+def _allowed(level: str) -> Sequence[InstructionSet]:
     if level == "auto":
-        return levels()
+        return cpu_features().levels
     if level not in list(InstructionSet):
         raise UnknownNameError("instruction set", level, ["auto", *InstructionSet])
-    return (InstructionSet(level),)
+    return [InstructionSet(level)]

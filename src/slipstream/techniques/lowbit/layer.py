@@ -16,14 +16,15 @@ from slipstream.quant import Format, Granularity, code_weights, grid_of_range
 from slipstream.techniques.lowbit.coded import HeldTensor
 from slipstream.techniques.lowbit.convolve import (
     Codes,
-    Convolution,
     Epilogue,
     Outcome,
     Prepared,
+    behind,
     patches,
     quantise,
 )
 from slipstream.techniques.lowbit.kernels import PackedWeights, matmul, pack_weights
+from slipstream.techniques.lowbit.windows import Convolution
 
 _VERSION = 2
 # Before it, layers handed codes to one successor only.
@@ -349,17 +350,7 @@ class LowBitLayer(nn.Module):
             if self.wbits == 1:
                 products = 2 * products[:, :-1] - products[:, -1:]
             total += products.float() * self.scale[:, number]
-        if self.bias is not None:
-            total += self.bias
-        total = total.reshape(shape.image[0], *shape.out_size, self._n)
-        if added is not None:
-            total += added
-        if epilogue.relu:
-            total.clamp_(min=0.0)
-        if epilogue.codes is None:
-            return Outcome(total, None)
-        codes = quantise(total, epilogue.codes)[0]
-        return Outcome(total if epilogue.both else None, codes)
+        return behind(total.reshape(shape.image[0], *shape.out_size, self._n), epilogue, added)
 
     def _prepare(self, image: torch.Size, shape: Convolution, sums: bool) -> Prepared:
         """The call for images of this shape, made at the first."""

@@ -17,10 +17,10 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.lowbit.bindings import OK
 from slipstream.techniques.lowbit.coded import CodedTensor, HeldTensor, Unfinished
-from slipstream.techniques.lowbit.convolve import Codes, Convolution
+from slipstream.techniques.lowbit.convolve import Codes
 from slipstream.techniques.lowbit.kernels import linear
 from slipstream.techniques.lowbit.layer import LowBitLayer
-from slipstream.techniques.lowbit.windows import pair
+from slipstream.techniques.lowbit.windows import Convolution, pair
 
 
 class LowBitLinear(LowBitLayer):

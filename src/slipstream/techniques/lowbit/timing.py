@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from slipstream.graph import Call
-from slipstream.native import library
+from slipstream.native import build
 
 OP = "slipstream::lowbit"
 
@@ -53,16 +50,8 @@ def concat_call(pixels: tuple[int, int, int], channels: tuple[int, ...]) -> Call
 
 
 def _call(*arguments: object) -> Call:
-    return Call(f"{OP}({_kernels()})", arguments)
-
-
-@functools.cache
-def _kernels() -> str:
-    """Which build of the kernels answers are of: others are not asked what these take."""
-    found = library()
-    if found is None:
-        return "python"
-    return hashlib.sha256(Path(found._name).read_bytes()).hexdigest()[:12]
+    # Which build of the kernels answers are of: others are not asked what these take.
+    return Call(f"{OP}({build()[:12] or 'python'})", arguments)
 
 
 def timer(call: Call) -> Callable[[], object]:

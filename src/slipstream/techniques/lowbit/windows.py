@@ -1,8 +1,53 @@
-"""Sizes of windows over images, as torch takes them: one number, or height and width."""
+"""Windows over images: their sizes, as torch takes them, and the shape of a convolution."""
 
 from __future__ import annotations
 
+import functools
+import math
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The shape of a two-dimensional convolution over NHWC images, without groups.
+
+    Attributes:
+        image: images, height, width, channels.
+        kernel, stride, padding, dilation: height and width each.
+    """
+
+    image: tuple[int, int, int, int]
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @functools.cached_property
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        sizes = [
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation in zip(
+                self.image[1:3], self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        ]
+        return sizes[0], sizes[1]
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Output pixels of all images."""
+        return self.image[0] * math.prod(self.out_size)
+
+    @property
+    def columns(self) -> int:
+        """Codes that each output pixel sees."""
+        return math.prod(self.kernel) * self.image[3]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether output pixels are the input's pixels, in their order."""
+        return (self.kernel, self.stride, self.padding) == ((1, 1), (1, 1), (0, 0))
 
 
 def pair(value: Any) -> tuple[int, int]:
