@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -211,66 +211,70 @@ def judge(
     the baseline's seeds. Worse: it lies beyond even the upper 95 % limit of that deviation, so
     that few seeds do not condemn what is only unlucky. Lower is better throughout.
     """
-    theirs = {trial.seed: trial for trial in candidate}
-    pairs = [(one, theirs[one.seed]) for one in baseline if one.seed in theirs]
-    sound = [(a, b) for a, b in pairs if a.finite]
-    if not sound:
-        reason = "nothing was run on both sides"
-        if pairs:
-            reason = "the baseline's own numbers are not finite"
-        return QualityCheck(arm, kind, QualityStatus.UNCHECKED, basis, reason)
-    if not all(one.numbers or one.output is not None for pair in sound for one in pair):
-        reason = "the step returns no number; give the workload a metric"
-        return QualityCheck(arm, kind, QualityStatus.UNCHECKED, basis, reason)
-    seeds = tuple(a.seed for a, _ in sound)
-    broken = [(b.seed, at) for _, b in sound if (at := _not_finite_at(b)) is not None]
+    by_seed = {trial.seed: trial for trial in candidate}
+    all_pairs = [(one, by_seed[one.seed]) for one in baseline if one.seed in by_seed]
+    pairs = [(a, b) for a, b in all_pairs if a.finite]
+    check = QualityCheck(arm, kind, QualityStatus.UNCHECKED, basis)
+    if not pairs:
+        reason = "the baseline's own numbers are not finite"
+        return replace(check, reason=reason if all_pairs else "nothing was run on both sides")
+    if not all(one.numbers or one.output is not None for pair in pairs for one in pair):
+        return replace(check, reason="the step returns no number; give the workload a metric")
+    if pairs[0][0].numbers or not all(b.finite for _, b in pairs):
+        check = replace(
+            check,
+            steps=max(a.steps for a, _ in pairs),
+            seeds=tuple(a.seed for a, _ in pairs),
+            losses_baseline=tuple(a.losses or () for a, _ in pairs),
+            losses_candidate=tuple(b.losses or () for _, b in pairs),
+        )
+        return _judge_numbers(check, pairs, [trial for trial in baseline if trial.finite])
+    return _judge_outputs(check, pairs)
+
+
+def _judge_numbers(
+    check: QualityCheck, pairs: Sequence[tuple[Trial, Trial]], baseline: Sequence[Trial]
+) -> QualityCheck:
+    broken = {b.seed: at for _, b in pairs if (at := _not_finite_at(b)) is not None}
     if broken:
-        return _failed(arm, kind, basis, sound, broken)
-    if not sound[0][0].numbers:
-        return _judge_outputs(arm, kind, basis, sound)
-    everything = [trial for trial in baseline if trial.finite]
-    with_metric = all(t.metric is not None for t in everything) and all(
-        b.metric is not None for _, b in sound
-    )
-    losses = "training loss" if sound[0][0].training else "loss"
-    steps = max(a.steps for a, _ in sound)
-    before = tuple(_value(a, with_metric) for a, _ in sound)
-    after = tuple(_value(b, with_metric) for _, b in sound)
-    own = np.array([_value(trial, with_metric) for trial in everything])
-    spread = float(np.std(own, ddof=1)) if len(own) > 1 else None
+        first, seeds = min(broken.values()), ", ".join(map(str, broken))
+        what = f"the loss is not finite from step {first} on"
+        return replace(
+            check,
+            status=QualityStatus.FAILED,
+            reason=f"{what if first else 'the metric is not finite'} (seed {seeds}), "
+            "where the baseline's is",
+            measure="loss" if first else "metric",
+        )
+    with_metric = all(one.metric is not None for one in (*baseline, *(b for _, b in pairs)))
+    losses = "training loss" if pairs[0][0].training else "loss"
+    before = tuple(_value(a, with_metric) for a, _ in pairs)
+    after = tuple(_value(b, with_metric) for _, b in pairs)
+    of_baseline = np.array([_value(trial, with_metric) for trial in baseline])
+    spread = float(np.std(of_baseline, ddof=1)) if len(of_baseline) > 1 else None
     difference, low, high = _mean_interval(np.array(after) - np.array(before))
-    status, reason = _status(kind, difference, low, high, spread, len(own))
-    if all(a.same_as(b) for a, b in sound):
-        status = QualityStatus.SAME if kind == _SHOWN_BY_FEW_STEPS else status
-    return QualityCheck(
-        arm=arm,
-        kind=kind,
+    status, reason = _status(check.kind, low, high, spread, len(of_baseline))
+    if check.kind == _SHOWN_BY_FEW_STEPS and all(a.same_as(b) for a, b in pairs):
+        status = QualityStatus.SAME
+    return replace(
+        check,
         status=status,
-        basis=basis,
         reason=reason,
         measure="metric" if with_metric else losses,
-        steps=steps,
-        seeds=seeds,
         baseline=before,
         candidate=after,
         difference=difference,
         low=low,
         high=high,
         spread=spread,
-        losses_baseline=tuple(a.losses or () for a, _ in sound),
-        losses_candidate=tuple(b.losses or () for _, b in sound),
     )
 
 
 def checks_of(events: Iterable[Event]) -> dict[str, QualityCheck]:
     """The checks an experiment was stored with, by arm."""
-    found = {}
-    for event in events:
-        # Outcomes on items (`quality.QualityRow`) are events of the same kind, without a status.
-        if event.kind == _EVENT and "status" in event.detail:
-            check = _from_detail(event.detail)
-            found[check.arm] = check
-    return found
+    # Outcomes on items (`quality.QualityRow`) are events of the same kind, without a status.
+    details = [e.detail for e in events if e.kind == _EVENT and "status" in e.detail]
+    return {detail["arm"]: _from_detail(detail) for detail in details}
 
 
 def _from_detail(detail: Mapping[str, Any]) -> QualityCheck:
@@ -301,24 +305,20 @@ def _mean_interval(differences: NDArray[np.float64]) -> tuple[float, float | Non
     return mean, mean - half, mean + half
 
 
+def _why_steps_tell_nothing(kind: str) -> str:
+    return "it needs training" if kind == "needs-training" else "its random numbers differ"
+
+
 def _status(
-    kind: str,
-    difference: float,
-    low: float | None,
-    high: float | None,
-    spread: float | None,
-    seeds: int,
+    kind: str, low: float | None, high: float | None, spread: float | None, seeds: int
 ) -> tuple[QualityStatus, str]:
     if kind != _SHOWN_BY_FEW_STEPS:
-        reason = "it needs training" if kind == "needs-training" else "its random numbers differ"
-        return QualityStatus.OPEN, reason
+        return QualityStatus.OPEN, _why_steps_tell_nothing(kind)
     if low is None or high is None or spread is None:
         return QualityStatus.OPEN, "one seed gives no interval"
     if spread == 0:
-        return (
-            QualityStatus.OPEN,
-            "with one and the same run for every seed, chance has no size here",
-        )
+        reason = "with one and the same run for every seed, chance has no size here"
+        return QualityStatus.OPEN, reason
     from scipy.special import chdtri
 
     df = seeds - 1
@@ -340,58 +340,28 @@ def _not_finite_at(trial: Trial) -> int | None:
     return 0 if trial.metric is not None and not math.isfinite(trial.metric) else None
 
 
-def _failed(
-    arm: str,
-    kind: str,
-    basis: str,
-    pairs: Sequence[tuple[Trial, Trial]],
-    broken: Sequence[tuple[int, int]],
-) -> QualityCheck:
-    first = min(at for _, at in broken)
-    what = f"the loss is not finite from step {first} on" if first else "the metric is not finite"
-    seeds = ", ".join(str(seed) for seed, _ in broken)
-    return QualityCheck(
-        arm,
-        kind,
-        QualityStatus.FAILED,
-        basis,
-        f"{what} (seed {seeds}), where the baseline's is",
-        measure="loss" if first else "metric",
-        steps=max(a.steps for a, _ in pairs),
-        seeds=tuple(a.seed for a, _ in pairs),
-        losses_baseline=tuple(a.losses or () for a, _ in pairs),
-        losses_candidate=tuple(b.losses or () for _, b in pairs),
-    )
-
-
-def _judge_outputs(
-    arm: str, kind: str, basis: str, pairs: Sequence[tuple[Trial, Trial]]
-) -> QualityCheck:
+def _judge_outputs(check: QualityCheck, pairs: Sequence[tuple[Trial, Trial]]) -> QualityCheck:
     worst = 0.0
     for a, b in pairs:
         if a.shape != b.shape or a.output is None or b.output is None:
-            reason = f"the outputs have other shapes: {a.shape} and {b.shape}"
-            return QualityCheck(arm, kind, QualityStatus.UNCHECKED, basis, reason)
+            return replace(check, reason=f"the outputs have other shapes: {a.shape} and {b.shape}")
         # What is infinite by intention (masks) is so on both sides.
         there = np.isfinite(a.output)
         if not np.isfinite(b.output[there]).all():
             reason = f"outputs are not finite (seed {b.seed}), where the baseline's are"
-            return QualityCheck(
-                arm, kind, QualityStatus.FAILED, basis, reason, measure="output", steps=1
-            )
+            failed = QualityStatus.FAILED
+            return replace(check, status=failed, reason=reason, measure="output", steps=1)
         apart = float(np.max(np.abs(b.output[there] - a.output[there]), initial=0.0))
         size = float(np.max(np.abs(a.output[there]), initial=0.0))
         worst = max(worst, apart / size if size else (math.inf if apart else 0.0))
     status, reason = QualityStatus.OPEN, "no metric says whether that matters"
-    if kind != _SHOWN_BY_FEW_STEPS:
-        reason = "it needs training" if kind == "needs-training" else "its random numbers differ"
+    if check.kind != _SHOWN_BY_FEW_STEPS:
+        reason = _why_steps_tell_nothing(check.kind)
     elif all(a.same_as(b) for a, b in pairs):
         status, reason = QualityStatus.SAME, ""
-    return QualityCheck(
-        arm=arm,
-        kind=kind,
+    return replace(
+        check,
         status=status,
-        basis=basis,
         reason=reason,
         measure="output",
         steps=1,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,24 +60,17 @@ def claims(experiment: Experiment) -> tuple[Claim, ...]:
     Metrics a candidate and the baseline do not both have, or whose values are not positive, carry
     no claim.
     """
-    metric, reason = carrier(experiment)
-    baseline = experiment.settings.baseline
-    metrics = [metric, *(m for m in _metrics(experiment) if m != metric)]
+    carrying, reason = carrier(experiment)
+    metrics = [carrying, *(m for m in _metrics(experiment) if m != carrying)]
     guards = {m: guard for m in metrics if (guard := guard_claim(experiment, m)) is not None}
-    judged: dict[tuple[str, Metric], Claim] = {}
-    for m in [*metrics, *experiment.settings.derived]:
-        guard = guards.get(_base_metric(m))
-        for claim in _family(experiment, m, metric, reason, guard):
-            judged[claim.arm, m] = claim
-    ordered = [
-        judged[arm, m]
-        for arm in candidates(experiment)
+    judged = [
+        claim
         for m in [*metrics, *experiment.settings.derived]
-        if (arm, m) in judged
+        for claim in _family(experiment, m, carrying, reason, guards.get(base_metric(m)))
     ]
-    found = [guards[metric]] if metric in guards else []
-    found += [guard for m, guard in guards.items() if m != metric and m in ("wall", "cpu")]
-    return (*ordered, *(claim for claim in found if claim.baseline == baseline))
+    by_candidate = [c for arm in candidates(experiment) for c in judged if c.arm == arm]
+    shown = [guard for m, guard in guards.items() if m in (carrying, "wall", "cpu")]
+    return (*by_candidate, *shown)
 
 
 def headline(found: Iterable[Claim]) -> tuple[Claim, ...]:
@@ -124,11 +118,10 @@ def ratio_between(experiment: Experiment, metric: Metric, arm: str, other: str) 
     Raises:
         InvalidArgumentError: the two have no block of this metric in common.
     """
-    values = paired(experiment, metric, arm, other)
-    if values is None or not _positive(values):
+    interval = _between(experiment, metric, arm, other, 1 - experiment.settings.level)
+    if interval is None:
         raise InvalidArgumentError("metric", f"'{arm}' and '{other}' have no paired '{metric}'")
-    level = 1 - _error(experiment, metric, len(values[0]), 1 - experiment.settings.level)
-    return statistics.median_interval(np.log(values[0] / values[1]), level).exp()
+    return interval
 
 
 def ranks(experiment: Experiment, metric: Metric | None = None) -> dict[str, tuple[int, int]]:
@@ -143,13 +136,24 @@ def ranks(experiment: Experiment, metric: Metric | None = None) -> dict[str, tup
     below = [[False] * len(arms) for _ in arms]
     for i, arm in enumerate(arms):
         for j, other in enumerate(arms):
-            values = paired(experiment, metric, arm, other) if i != j else None
-            if values is None or not _positive(values):
-                continue
-            level = 1 - _error(experiment, metric, len(values[0]), error)
-            interval = statistics.median_interval(np.log(values[0] / values[1]), level)
-            below[i][j] = interval.low > 0 if metric in MORE_IS_BETTER else interval.high < 0
+            interval = _between(experiment, metric, arm, other, error) if i != j else None
+            if interval is not None:
+                below[i][j] = interval.low > 1 if metric in MORE_IS_BETTER else interval.high < 1
     return dict(zip(arms, statistics.rank_intervals(below), strict=True))
+
+
+def _between(
+    experiment: Experiment, metric: Metric, arm: str, other: str, error: float
+) -> Interval | None:
+    """The ratio of two arms at this error; None where no blocks of theirs give one."""
+    values = paired(experiment, metric, arm, other)
+    if values is None or not _positive(values):
+        return None
+    return _median_ratio(values, 1 - _error(experiment, metric, len(values[0]), error))
+
+
+def _median_ratio(values: tuple[Floats, Floats], level: float) -> Interval:
+    return statistics.median_interval(np.log(values[0] / values[1]), level).exp()
 
 
 # Which metric carries the claim.
@@ -216,18 +220,18 @@ def _family(
     pairs = {
         arm: values
         for arm in candidates(experiment)
-        if (values := paired(experiment, _base_metric(metric), arm, settings.baseline))
+        if (values := paired(experiment, base_metric(metric), arm, settings.baseline))
         and _positive(values)
     }
     intervals = _holm_intervals(experiment, metric, pairs)
     checks = checks_of(experiment.events)
-    found = []
+    carries = metric == carrying
+    judged = []
     for arm, (candidate, _) in pairs.items():
         interval = intervals[arm]
-        carries = metric == carrying
         why = reason if carries else ""
         if isinstance(interval, str):
-            found.append(_refused(experiment, metric, arm, len(candidate), interval))
+            judged.append(_refused(experiment, metric, arm, len(candidate), interval))
             continue
         verdict, further = _judge(interval, metric, len(candidate), settings.equivalence)
         if guard is not None and guard.verdict is Verdict.UNTRUSTWORTHY:
@@ -235,27 +239,43 @@ def _family(
             why = guard.reason
         elif carries and (failure := _failure(experiment, arm)):
             verdict, why = Verdict.INCONCLUSIVE, failure
-        verdict = _backed(verdict, checks.get(arm))
-        half = _half_width(interval)
-        found.append(
-            Claim(
-                metric=metric,
-                arm=arm,
-                baseline=settings.baseline,
-                estimator=interval.estimator,
-                ratio=interval.estimate,
-                low=interval.low,
-                high=interval.high,
-                level=settings.level,
-                verdict=verdict,
-                detectable=statistics.detectable_difference(half, interval.level),
-                blocks=len(candidate),
-                further_blocks=further,
-                carries=carries,
-                reason=why,
-            )
+        claim = claim_of(
+            experiment,
+            metric,
+            arm,
+            interval,
+            _backed(verdict, checks.get(arm)),
+            len(candidate),
+            why,
         )
-    return found
+        judged.append(replace(claim, further_blocks=further, carries=carries))
+    return judged
+
+
+def claim_of(
+    experiment: Experiment,
+    metric: Metric,
+    arm: str,
+    interval: Interval,
+    verdict: Verdict,
+    blocks: int,
+    reason: str,
+) -> Claim:
+    """The claim about `arm` against the baseline that rests on `interval`, at the run's level."""
+    return Claim(
+        metric=metric,
+        arm=arm,
+        baseline=experiment.settings.baseline,
+        estimator=interval.estimator,
+        ratio=interval.estimate,
+        low=interval.low,
+        high=interval.high,
+        level=experiment.settings.level,
+        verdict=verdict,
+        detectable=statistics.detectable_difference(_half_width(interval), interval.level),
+        blocks=blocks,
+        reason=reason,
+    )
 
 
 def _holm_intervals(
@@ -280,16 +300,16 @@ def _interval(
     experiment: Experiment, metric: Metric, values: tuple[Floats, Floats], error: float
 ) -> Interval | str:
     candidate, baseline = values
-    level = 1 - _error(experiment, _base_metric(metric), len(candidate), error)
+    level = 1 - _error(experiment, base_metric(metric), len(candidate), error)
     seed = experiment.settings.seed
     try:
         if metric == "throughput":
             return statistics.throughput_ratio(candidate, baseline, level, seed=seed)
-        if (quantile := _quantile(metric)) is not None:
+        if (quantile := quantile_of(metric)) is not None:
             return statistics.quantile_ratio(candidate, baseline, quantile, level, seed=seed)
     except InvalidArgumentError as refusal:
         return refusal.what
-    return statistics.median_interval(np.log(candidate / baseline), level).exp()
+    return _median_ratio(values, level)
 
 
 def _error(experiment: Experiment, metric: Metric, blocks: int, error: float) -> float:
@@ -337,23 +357,11 @@ def _half_width(interval: Interval) -> float:
 
 
 def _refused(experiment: Experiment, metric: Metric, arm: str, blocks: int, reason: str) -> Claim:
-    settings = experiment.settings
-    needed = statistics.tail_samples_needed(_quantile(metric) or 0.5, settings.level)
-    return Claim(
-        metric=metric,
-        arm=arm,
-        baseline=settings.baseline,
-        estimator="refused",
-        ratio=math.nan,
-        low=0.0,
-        high=math.inf,
-        level=settings.level,
-        verdict=Verdict.INCONCLUSIVE,
-        detectable=math.inf,
-        blocks=blocks,
-        further_blocks=max(needed - blocks, 1),
-        reason=reason,
-    )
+    level = experiment.settings.level
+    needed = statistics.tail_samples_needed(quantile_of(metric) or 0.5, level)
+    unknown = Interval(math.nan, 0.0, math.inf, level, "refused")
+    claim = claim_of(experiment, metric, arm, unknown, Verdict.INCONCLUSIVE, blocks, reason)
+    return replace(claim, detectable=math.inf, further_blocks=max(needed - blocks, 1))
 
 
 def guard_claim(experiment: Experiment, metric: Metric) -> Claim | None:
@@ -362,35 +370,22 @@ def guard_claim(experiment: Experiment, metric: Metric) -> Claim | None:
     values = paired(experiment, metric, guard_name(baseline), baseline)
     if values is None or not _positive(values):
         return None
-    interval = statistics.median_interval(np.log(values[0] / values[1]), GUARD_LEVEL).exp()
-    broken = interval.excludes(1.0)
-    verdict, further = _judge(interval, metric, len(values[0]), experiment.settings.equivalence)
-    return Claim(
-        metric=metric,
-        arm=guard_name(baseline),
-        baseline=baseline,
-        estimator=interval.estimator,
-        ratio=interval.estimate,
-        low=interval.low,
-        high=interval.high,
-        level=GUARD_LEVEL,
-        verdict=Verdict.UNTRUSTWORTHY if broken else verdict,
-        detectable=statistics.detectable_difference(_half_width(interval), GUARD_LEVEL),
-        blocks=len(values[0]),
-        further_blocks=None if broken else further,
-        reason=f"'{baseline}' differs from itself in {metric}: something else than the arms changed"
-        if broken
-        else "",
-    )
+    interval, blocks = _median_ratio(values, GUARD_LEVEL), len(values[0])
+    verdict, further = _judge(interval, metric, blocks, experiment.settings.equivalence)
+    reason = ""
+    if interval.excludes(1.0):
+        verdict, further = Verdict.UNTRUSTWORTHY, None
+        reason = (
+            f"'{baseline}' differs from itself in {metric}: something else than the arms changed"
+        )
+    claim = claim_of(experiment, metric, guard_name(baseline), interval, verdict, blocks, reason)
+    return replace(claim, level=GUARD_LEVEL, further_blocks=further)
 
 
 def failures(experiment: Experiment) -> dict[str, str]:
     """By arm: why it left the run, of those that did."""
-    return {
-        str(event.detail.get("arm", "")): str(event.detail.get("what", ""))
-        for event in experiment.events
-        if event.kind == "failed"
-    }
+    left = [event.detail for event in experiment.events if event.kind == "failed"]
+    return {str(detail.get("arm", "")): str(detail.get("what", "")) for detail in left}
 
 
 def _failure(experiment: Experiment, arm: str) -> str | None:
@@ -408,19 +403,20 @@ def _metrics(experiment: Experiment) -> list[Metric]:
     return first + [m for m in seen if m not in DIAGNOSTICS and m not in first]
 
 
-def _base_metric(metric: Metric) -> Metric:
+def base_metric(metric: Metric) -> Metric:
     """What a derived metric is computed from: ``wall_p99`` and ``throughput`` from wall."""
     if metric == "throughput":
         return "wall"
-    return metric.rpartition("_p")[0] if _quantile(metric) is not None else metric
+    return metric.rpartition("_p")[0] if quantile_of(metric) is not None else metric
 
 
 def is_derived(metric: Metric) -> bool:
     """Whether `metric` is a statistic of another one: ``throughput``, ``wall_p99``."""
-    return metric == "throughput" or _quantile(metric) is not None
+    return base_metric(metric) != metric
 
 
-def _quantile(metric: Metric) -> float | None:
+def quantile_of(metric: Metric) -> float | None:
+    """0.99 of ``wall_p99``; None where a metric is no quantile of another."""
     head, _, digits = metric.rpartition("_p")
     if not head or not digits.replace(".", "", 1).isdigit():
         return None

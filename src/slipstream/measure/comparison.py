@@ -12,6 +12,7 @@ from slipstream.measure.arms import Arm, CallableArm
 from slipstream.measure.checks import QualityCheck, checks_of
 from slipstream.measure.claims import (
     candidates,
+    claim_of,
     claims,
     headline,
     is_derived,
@@ -76,12 +77,11 @@ class Comparison:
         Raises:
             InvalidArgumentError: there are several; see `verdicts`.
         """
-        found = self.verdicts
-        if len(found) != 1:
+        if len(self.verdicts) != 1:
             raise InvalidArgumentError(
-                "verdict", f"there are {len(found)} candidates", remedy="use .verdicts"
+                "verdict", f"there are {len(self.verdicts)} candidates", remedy="use .verdicts"
             )
-        return next(iter(found.values()))
+        return next(iter(self.verdicts.values()))
 
     def ratio(self, arm: str, other: str | None = None, metric: Metric | None = None) -> Claim:
         """The claim about `arm` against `other` (the baseline), in the carrying metric or `metric`.
@@ -99,19 +99,16 @@ class Comparison:
                 raise UnknownNameError("arm", name, names)
         metric = _ALIASES.get(metric, metric) if metric else None
         about = [c for c in self.claims if c.arm == arm and c.baseline == other]
-        found = [c for c in about if (c.carries if metric is None else c.metric == metric)]
-        if found:
-            return found[0]
+        for claim in about:
+            if claim.carries if metric is None else claim.metric == metric:
+                return claim
         if other == settings.baseline:
             raise UnknownNameError("metric", metric or "?", [c.metric for c in about])
-        return self._between(arm, other, metric or self._carrying())
+        return self._between(arm, other, metric or headline(self.claims)[0].metric)
 
     def ranks(self) -> dict[str, tuple[int, int]]:
         """Best and worst place each arm may have in the carrying metric; 1 is the cheapest."""
         return ranks(self.experiment)
-
-    def _carrying(self) -> Metric:
-        return next(c.metric for c in headline(self.claims))
 
     def _between(self, arm: str, other: str, metric: Metric) -> Claim:
         interval = ratio_between(self.experiment, metric, arm, other)
@@ -120,20 +117,9 @@ class Comparison:
         verdict = Verdict.INCONCLUSIVE
         if interval.excludes(1.0):
             verdict = Verdict.FASTER if interval.estimate < 1 else Verdict.SLOWER
-        return Claim(
-            metric=metric,
-            arm=arm,
-            baseline=other,
-            estimator=interval.estimator,
-            ratio=interval.estimate,
-            low=interval.low,
-            high=interval.high,
-            level=self.experiment.settings.level,
-            verdict=verdict,
-            detectable=float("nan"),
-            blocks=blocks,
-            reason="picked out of several; not corrected for that",
-        )
+        reason = "picked out of several; not corrected for that"
+        claim = claim_of(self.experiment, metric, arm, interval, verdict, blocks, reason)
+        return replace(claim, baseline=other, detectable=float("nan"))
 
     def save(self, store: Store | Path | str | None = None) -> str:
         """Keep the experiment in a results store (by default the project's); returns its id.
@@ -230,12 +216,10 @@ def compare(
     outcomes = dict(quality or {})
     require_quality(changes_numerics, outcomes, first, [check.arm for check in checks])
     plan = plan or Plan()
-    plan = Plan(
-        **{
-            **{name: getattr(plan, name) for name in Plan.__dataclass_fields__},
-            "peak_memory": plan.peak_memory or "peak_memory" in wanted,
-            **({} if timeout is None else {"timeout_s": seconds(timeout, "timeout")}),
-        }
+    plan = replace(
+        plan,
+        peak_memory=plan.peak_memory or "peak_memory" in wanted,
+        timeout_s=plan.timeout_s if timeout is None else seconds(timeout, "timeout"),
     )
     _check_shapes(listed, plan.timeout_s)
     sink = store.sink() if store is not None else None
@@ -305,10 +289,10 @@ def seconds(value: str | float, argument: str) -> float:
     Raises:
         InvalidArgumentError: no time at all.
     """
-    found = parse_duration_ns(value, argument) / 1e9 if isinstance(value, str) else float(value)
-    if not 0 < found < float("inf"):
+    spent = parse_duration_ns(value, argument) / 1e9 if isinstance(value, str) else float(value)
+    if not 0 < spent < float("inf"):
         raise InvalidArgumentError(argument, f"{value} is no time at all", remedy="as 60s")
-    return found
+    return spent
 
 
 def _quality_events(outcomes: Mapping[str, Outcomes], baseline: str) -> list[Event]:

@@ -10,10 +10,8 @@ from slipstream.measure.records import Claim, Experiment
 from slipstream.measure.render import (
     ComparisonRow,
     Predictions,
-    comparison_rows,
-    comparison_table,
-    is_guard,
     quality_rows,
+    rows_and_notes,
     rows_table,
 )
 
@@ -48,8 +46,7 @@ _WIDTH, _LABELS, _ROW, _TOP = 900, 260, 34, 26
 
 def comparison_fragment(experiment: Experiment, claims: Sequence[Claim]) -> str:
     """The drawing and the table of a comparison, for a page that is there already."""
-    shown = [row for row in comparison_rows(experiment, claims) if not is_guard(row)]
-    notes = comparison_table(experiment, claims).notes
+    shown, notes = rows_and_notes(experiment, claims)
     table = rows_table(shown, title=experiment.title, notes=notes, quality=quality_rows(experiment))
     content = f"{_drawing(shown)}{table.to_html()}"
     return f'<div class="slipstream"><style>{_COLOURS}</style>{content}</div>'
@@ -59,9 +56,7 @@ def comparison_html(
     experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
 ) -> str:
     """One self-contained HTML file: the table, the intervals drawn, the environment."""
-    rows = comparison_rows(experiment, claims, predictions)
-    notes = comparison_table(experiment, claims, predictions).notes
-    shown = [row for row in rows if not is_guard(row)]
+    shown, notes = rows_and_notes(experiment, claims, predictions)
     title = escape(experiment.title)
     facts = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
@@ -89,7 +84,8 @@ def comparison_html(
 
 def _drawing(rows: Sequence[ComparisonRow]) -> str:
     """Each ratio with its interval, the prediction below it, on one logarithmic axis."""
-    ends = [end for row in rows for end in _ends(row) if 0 < end < math.inf]
+    reaches = [reach for row in rows for reach in (row, row.predicted) if reach is not None]
+    ends = [end for one in reaches for end in (one.low, one.high) if 0 < end < math.inf]
     if not ends:
         return ""
     low, high = math.log(min(*ends, 0.98)), math.log(max(*ends, 1.02))
@@ -116,12 +112,6 @@ def _drawing(rows: Sequence[ComparisonRow]) -> str:
             p = row.predicted
             parts.append(_bar(x(p.low), x(p.ratio), x(p.high), y + 11, "predicted"))
     return "".join([*parts, "</svg>"])
-
-
-def _ends(row: ComparisonRow) -> list[float]:
-    predicted = row.predicted
-    more = [] if predicted is None else [predicted.low, predicted.high]
-    return [row.low, row.high, *more]
 
 
 def _bar(low: float, middle: float, high: float, y: int, name: str) -> str:

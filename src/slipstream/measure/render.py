@@ -7,7 +7,6 @@ and HTML are views of those rows.
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.checks import QualityCheck, checks_of, format_share
-from slipstream.measure.claims import failures
+from slipstream.measure.claims import base_metric, failures, quantile_of
 from slipstream.measure.environment import differences
 from slipstream.measure.gate import Level
 from slipstream.measure.quality import QualityRow
@@ -49,8 +48,6 @@ Predictions = Mapping[str, PredictionRecord | Sequence[PredictionRecord]]
 _TIMES = ("wall", "cpu")
 _DURATIONS = (*_TIMES, "run_delay", "cold_start", "latency")
 _SIZES = ("memory", "bytes", "wire", "size")
-# Statistics of another metric's samples, as `Settings.derived` names them.
-_QUANTILE = re.compile(r"(.+)_p([0-9.]+)")
 _THROUGHPUT = "throughput"
 # An A/A interval that reaches further from 1 would hold 1 on a machine that is not fit, too.
 _GUARD_TELLS = 0.2
@@ -119,27 +116,17 @@ def comparison_rows(
     gate = gate_states(experiment)
     rows = []
     for claim in claims:
-        predicted = _prediction(claim, experiment.predictions, predictions or {})
+        of_claim = asdict(claim)
+        del of_claim["estimator"]
         row = ComparisonRow(
-            arm=claim.arm,
-            baseline=claim.baseline,
-            metric=claim.metric,
+            **{**of_claim, "verdict": claim.verdict.value},
             unit=unit_of(claim.metric),
             baseline_value=_value(experiment, claim.baseline, claim.metric),
             value=_value(experiment, claim.arm, claim.metric),
-            ratio=claim.ratio,
-            low=claim.low,
-            high=claim.high,
-            level=claim.level,
-            verdict=claim.verdict.value,
-            detectable=claim.detectable,
-            further_blocks=claim.further_blocks,
-            blocks=claim.blocks,
-            carries=claim.carries,
-            reason=claim.reason,
             gate=gate,
             env_id=experiment.environment.env_id,
         )
+        predicted = _prediction(claim, experiment.predictions, predictions or {})
         rows.append(row if predicted is None else _beside(row, predicted))
     guards = {row.metric: row for row in rows if is_guard(row)}
     return tuple(replace(row, doubt=_doubt(row, guards.get(row.metric))) for row in rows)
@@ -159,16 +146,19 @@ def comparison_table(
     experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
 ) -> Table:
     """The table of an experiment: one row per arm and metric, the A/A guard below it."""
+    shown, notes = rows_and_notes(experiment, claims, predictions)
+    quality = quality_rows(experiment)
+    table = rows_table(shown, title=experiment.title, notes=notes, quality=quality)
+    return replace(table, rows=[*table.rows, *_failed_rows(experiment, shown, len(table.columns))])
+
+
+def rows_and_notes(
+    experiment: Experiment, claims: Sequence[Claim], predictions: Predictions | None = None
+) -> tuple[list[ComparisonRow], list[str]]:
+    """The rows of the candidates, and what is said below them; there the guard has its place."""
     rows = comparison_rows(experiment, claims, predictions)
     shown = [row for row in rows if not is_guard(row)]
-    guards = [row for row in rows if is_guard(row)]
-    table = rows_table(
-        shown,
-        title=experiment.title,
-        notes=_notes(experiment, shown, guards),
-        quality=quality_rows(experiment),
-    )
-    return replace(table, rows=[*table.rows, *_failed_rows(experiment, shown, len(table.columns))])
+    return shown, _notes(experiment, shown, [row for row in rows if is_guard(row)])
 
 
 def _failed_rows(
@@ -177,8 +167,8 @@ def _failed_rows(
     """A row of `width` cells an arm that failed before anything of it was measured: the reason."""
     measured = {row.arm for row in shown}
     return [
-        [f"{arm}: not measured", "-", "-", "-", f"failed: {reason}", *["-"] * (width - 5)]
-        for arm, reason in failures(experiment).items()
+        [f"{arm}: not measured", "-", "-", "-", f"failed: {what}", *["-"] * (width - 5)]
+        for arm, what in failures(experiment).items()
         if arm not in measured
     ]
 
@@ -300,10 +290,8 @@ def _unpaired_row(
     a: Experiment, b: Experiment, arm: str, metric: Metric, mark: str
 ) -> ComparisonRow:
     level = a.settings.level
-    ours, theirs = (
-        median_interval(e.series[arm, metric, Phase.MEASURE].values, math.sqrt(level))
-        for e in (a, b)
-    )
+    samples = [e.series[arm, metric, Phase.MEASURE] for e in (a, b)]
+    ours, theirs = (median_interval(one.values, math.sqrt(level)) for one in samples)
     return ComparisonRow(
         arm=arm,
         baseline=arm,
@@ -318,7 +306,7 @@ def _unpaired_row(
         verdict="unpaired",
         detectable=None,
         further_blocks=None,
-        blocks=min(_block_count(e, arm, metric) for e in (a, b)),
+        blocks=min(len(np.unique(one.blocks)) for one in samples),
         carries=metric == a.settings.primary,
         gate=dict(Counter(gate_states(a)) + Counter(gate_states(b))),
         env_id=f"{a.environment.env_id} / {b.environment.env_id}",
@@ -330,8 +318,7 @@ def unit_of(metric: Metric) -> str:
     """``"ns"``, ``"bytes"``, ``"calls/s"``, or nothing for a plain number."""
     if metric == _THROUGHPUT:
         return "calls/s"
-    if quantile := _QUANTILE.fullmatch(metric):
-        return unit_of(quantile[1])
+    metric = base_metric(metric)
     if metric in _DURATIONS or metric.endswith("_ns"):
         return "ns"
     if any(part in metric.split("_") for part in _SIZES):
@@ -373,8 +360,8 @@ def gate_states(experiment: Experiment) -> dict[str, int]:
 
 def _prediction(claim: Claim, *sources: Predictions) -> PredictionRecord | None:
     for source in sources:
-        found = source.get(claim.arm, ())
-        for one in [found] if isinstance(found, PredictionRecord) else found:
+        of_arm = source.get(claim.arm, ())
+        for one in [of_arm] if isinstance(of_arm, PredictionRecord) else of_arm:
             if one.metric == claim.metric:
                 return one
     return None
@@ -400,18 +387,12 @@ def _divide(above: float, below: float) -> float:
 
 def _value(experiment: Experiment, arm: str, metric: Metric) -> float | None:
     """The median sample, or the statistic of them that `metric` names."""
-    quantile = _QUANTILE.fullmatch(metric)
-    base = "wall" if metric == _THROUGHPUT else quantile[1] if quantile else metric
-    series = experiment.series.get((arm, base, Phase.MEASURE))
+    series = experiment.series.get((arm, base_metric(metric), Phase.MEASURE))
     if series is None or not series.values.size:
         return None
     if metric == _THROUGHPUT:
         return 1e9 / float(np.mean(series.values))
-    return float(np.quantile(series.values, float(quantile[2]) / 100 if quantile else 0.5))
-
-
-def _block_count(experiment: Experiment, arm: str, metric: Metric) -> int:
-    return int(np.unique(experiment.series[arm, metric, Phase.MEASURE].blocks).size)
+    return float(np.quantile(series.values, quantile_of(metric) or 0.5))
 
 
 def _cells(row: ComparisonRow, marked: bool) -> list[object]:
@@ -453,19 +434,8 @@ def _quality_cells(one: QualityCheck | QualityRow, marked: bool) -> list[object]
         ratio = _quality_ratio(one)
         if one.spread and one.scale:
             spread = f"±{format_percent(one.spread / one.scale)} seeds"
-    unknown = ["-"] * 3
-    return [
-        f"{one.arm}: {measure}",
-        a,
-        b,
-        ratio,
-        verdict,
-        *unknown[:2],
-        spread,
-        count,
-        *unknown,
-        *(["-"] if marked else []),
-    ]
+    known = [f"{one.arm}: {measure}", a, b, ratio, verdict]
+    return [*known, "-", "-", spread, count, *["-"] * (4 if marked else 3)]
 
 
 def _quality_ratio(check: QualityCheck) -> str:
@@ -476,14 +446,14 @@ def _quality_ratio(check: QualityCheck) -> str:
         return f"±{format_share(check.difference)}"
     sign = math.copysign(1.0, float(np.mean(check.baseline)))
     ends = [check.difference, *(() if check.one_run else (check.low, check.high))]
-    found = [
+    middle, *interval = [
         _fine(1 + sign * end / check.scale) if number == 0 or check.tells(end) else "–"
         for number, end in enumerate(ends)
         if end is not None
     ]
     if sign < 0:
-        found[1:] = found[:0:-1]
-    return found[0] + (f" [{', '.join(found[1:])}]" if found[1:] else "")
+        interval.reverse()
+    return middle + (f" [{', '.join(interval)}]" if interval else "")
 
 
 def _fine(ratio: float) -> str:
@@ -522,8 +492,7 @@ def _gate(states: Mapping[str, int]) -> str:
 
 def _event_notes(experiment: Experiment) -> tuple[str, ...]:
     """What the arms and the runner had to say about the numbers, each line once."""
-    found = (event.detail["what"] for event in experiment.events if event.kind == "note")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(e.detail["what"] for e in experiment.events if e.kind == "note"))
 
 
 def _guard_says(row: ComparisonRow) -> str:
@@ -573,7 +542,7 @@ def _notes(
     if provenance:
         notes.append(f"Predictions rest on: {', '.join(provenance)}.")
     if experiment.status not in ("complete", "ended early"):
-        found = sum(len(s.values) for s in experiment.series.values())
-        so = "failed" if experiment.status == "failed" else f"is {experiment.status}"
-        notes.append(f"This experiment {so}: {found} samples so far.")
+        samples = sum(len(s.values) for s in experiment.series.values())
+        state = "failed" if experiment.status == "failed" else f"is {experiment.status}"
+        notes.append(f"This experiment {state}: {samples} samples so far.")
     return notes

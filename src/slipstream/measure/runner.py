@@ -148,8 +148,17 @@ def run(
     plan = plan or Plan()
     _check(arms, settings)
     environment = environment or _captured()
-    running = _Run(arms, settings, title, environment, plan, progress, events, predictions)
-    running.sink = sink
+    running = _Run(
+        {arm.name: arm for arm in arms},
+        settings,
+        title or " vs ".join(arm.name for arm in arms),
+        environment,
+        plan,
+        sink,
+        progress,
+        list(events),
+        predictions or {},
+    )
     if resume is not None:
         running.resume(resume)
     elif sink is not None:
@@ -194,17 +203,16 @@ def resume(
 
 def _check(arms: Sequence[Arm], settings: Settings) -> None:
     names = [arm.name for arm in arms]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InvalidArgumentError("arms", f"'{twice[0]}' names two arms")
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            raise InvalidArgumentError("arms", f"'{name}' names two arms")
     if len(arms) < 2:
         raise InvalidArgumentError(
             "arms", "there is nothing to compare with", remedy="give a baseline and a candidate"
         )
     if settings.baseline not in names:
         raise InvalidArgumentError("baseline", f"no arm is called '{settings.baseline}'")
-    if guard_name(settings.baseline) in names:
-        guard = guard_name(settings.baseline)
+    if (guard := guard_name(settings.baseline)) in names:
         raise InvalidArgumentError("arms", f"'{guard}' is the name of the A/A guard")
     if not settings.budget_s > 0:
         raise InvalidArgumentError(
@@ -235,42 +243,33 @@ def _captured() -> Environment:
     return capture()
 
 
+@dataclass
 class _Run:
     """One experiment while it runs."""
 
-    def __init__(
-        self,
-        arms: Sequence[Arm],
-        settings: Settings,
-        title: str,
-        environment: Environment,
-        plan: Plan,
-        progress: Callable[[Progress], None] | None,
-        events: Sequence[Event],
-        predictions: Mapping[str, PredictionRecord] | None,
-    ) -> None:
-        self.arms = {arm.name: arm for arm in arms}
-        self.settings = settings
-        self.title = title or " vs ".join(self.arms)
-        self.environment = environment
-        self.plan = plan
-        self.sink: Sink | None = None
-        self.progress = progress
-        self.events = list(events)
-        self.predictions = dict(predictions or {})
+    arms: Mapping[str, Arm]
+    settings: Settings
+    title: str
+    environment: Environment
+    plan: Plan
+    sink: Sink | None
+    progress: Callable[[Progress], None] | None
+    events: list[Event]
+    predictions: Mapping[str, PredictionRecord]
+
+    def __post_init__(self) -> None:
         self.created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.columns: dict[tuple[str, Metric, Phase], tuple[array[float], array[int]]] = {}
         self.living = list(self.arms)
         self.shapes: dict[str, set[Metric]] = {}
-        self.records = [ArmRecord(arm.name, arm.description) for arm in arms]
         self.inner = 1
         self.block = 0
         self.warmup_round = 0
-        self.random = random.Random(settings.seed)
+        self.random = random.Random(self.settings.seed)
         self.gate = Gate()
         self.gate_level: Level | None = None
         self.gate_read_at = -1e9
-        self.fresh_events: list[Event] = list(events)
+        self.fresh_events = list(self.events)
         self.last_claims: tuple[Claim, ...] = ()
         self.deadline = 0.0
         self.widened = ""
@@ -332,7 +331,9 @@ class _Run:
             created=self.created,
             environment=self.environment,
             settings=self.settings,
-            arms=tuple(replace(record, inner=self.inner) for record in self.records),
+            arms=tuple(
+                ArmRecord(arm.name, arm.description, self.inner) for arm in self.arms.values()
+            ),
             series={
                 key: Series(np.array(values, np.float64), np.array(blocks, np.int32))
                 for key, (values, blocks) in self.columns.items()
@@ -355,7 +356,12 @@ class _Run:
 
         for name in list(self.living):
             self._say("setup")
-            self._try(name, "setup", lambda arm: arm.open(self.plan.timeout_s))
+            try:
+                self.arms[name].open(self.plan.timeout_s)
+            except ArmEndedError:
+                raise
+            except SlipstreamError as error:
+                self._failed(name, error, "setup")
             for line in self.arms[name].notes:
                 self._event("note", {"arm": name, "what": line})
         self._require_arms()
@@ -484,12 +490,13 @@ class _Run:
         # Derived statistics take a second of resampling and do not decide: left for the end.
         now = replace(self.experiment(), settings=replace(self.settings, derived=()))
         self.last_claims = claims(now)
-        found = [c for c in headline(self.last_claims) if c.arm in self.living]
-        if not found:
+        carrying = [c for c in headline(self.last_claims) if c.arm in self.living]
+        if not carrying:
             return None
-        if all((c.high - c.low) / c.ratio < self.settings.target_rel_width for c in found):
+        if all((c.high - c.low) / c.ratio < self.settings.target_rel_width for c in carrying):
             return "narrow"
-        settled = all(c.verdict not in (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY) for c in found)
+        open_ = (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY)
+        settled = all(c.verdict not in open_ for c in carrying)
         return "decided" if settled and self.settings.stop_when_decided else None
 
     def _ended(self, end: ArmEndedError) -> str:
@@ -501,9 +508,9 @@ class _Run:
         stop = Event(self.block, "stop", {"reason": "ended"})
         settings = replace(self.settings, derived=())
         now = replace(self.experiment(), settings=settings, events=(*self.events, stop))
-        found = [c for c in headline(claims(now)) if c.arm in self.living]
-        blocks = min((c.blocks for c in found), default=0)
-        known = {c.arm for c in found if c.low > 0 and c.high < math.inf}
+        carrying = [c for c in headline(claims(now)) if c.arm in self.living]
+        blocks = min((c.blocks for c in carrying), default=0)
+        known = {c.arm for c in carrying if c.low > 0 and c.high < math.inf}
         if known != set(self.living) - {self.settings.baseline}:
             raise ArmFailedError(
                 f"{end.what}: too few blocks for an interval ({blocks})"
@@ -542,46 +549,32 @@ class _Run:
                 continue
             self._say("afterwards")
             try:
-                found = arm.afterwards(self.plan.timeout_s)
+                details = arm.afterwards(self.plan.timeout_s)
             except SlipstreamError as error:
                 self._event("note", {"arm": name, "what": f"{name}, after the run: {error.what}"})
                 continue
-            if found:
-                self._event(AFTERWARDS, {"arm": name, **found})
+            if details:
+                self._event(AFTERWARDS, {"arm": name, **details})
 
     # One sample, and what becomes of it.
 
     def _sample(self, name: str, inner: int, phase: Phase) -> Sample | None:
         """A sample, or None when the arm failed and has left the run."""
-        found: list[Sample] = []
-
-        def take(arm: Arm) -> None:
-            found.append(arm.sample(inner, self.plan.timeout_s))
-
-        self._try(name, phase, take)
-        if not found:
-            return None
-        metrics = self.shapes.setdefault(name, set(found[0]))
-        if metrics != set(found[0]):
-            differ = sorted(metrics ^ set(found[0]))
-            self._failed(
-                name,
-                MeasurementError(
-                    f"its samples differ in shape: {', '.join(differ)} only in some",
-                    remedy="return the same metrics every time",
-                ),
-                phase,
-            )
-            return None
-        return found[0]
-
-    def _try(self, name: str, phase: str, action: Callable[[Arm], None]) -> None:
         try:
-            action(self.arms[name])
+            sample = self.arms[name].sample(inner, self.plan.timeout_s)
+            metrics = self.shapes.setdefault(name, set(sample))
+            if metrics != set(sample):
+                differ = ", ".join(sorted(metrics ^ set(sample)))
+                raise MeasurementError(
+                    f"its samples differ in shape: {differ} only in some",
+                    remedy="return the same metrics every time",
+                )
         except ArmEndedError:
             raise
         except SlipstreamError as error:
             self._failed(name, error, phase)
+            return None
+        return sample
 
     def _failed(self, name: str, error: SlipstreamError, phase: str) -> None:
         """Take the arm out of the run; its samples so far stay."""
@@ -642,7 +635,7 @@ class _Run:
             },
         )
 
-    def _event(self, kind: str, detail: dict[str, Any]) -> None:
+    def _event(self, kind: str, detail: Mapping[str, Any]) -> None:
         event = Event(self.block, kind, detail)
         self.events.append(event)
         self.fresh_events.append(event)
