@@ -15,7 +15,7 @@ from slipstream.child.descendants import end_group
 from slipstream.child.pipe import Channel, Message
 from slipstream.child.process import Child, started_by
 from slipstream.child.report import describe_error, is_user_file
-from slipstream.child.worker import call_in_fork, channel, end_descendants, leave
+from slipstream.child.worker import call_in_fork, channel, end_descendants, leave, resolve
 
 __all__ = [
     "Channel",
@@ -28,5 +28,6 @@ __all__ = [
     "end_group",
     "is_user_file",
     "leave",
+    "resolve",
     "started_by",
 ]

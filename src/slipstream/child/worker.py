@@ -41,7 +41,7 @@ def call_in_fork(called: str, arguments: Message) -> Any:
         ChildError: the fork died.
     """
     global _channel
-    function = _resolve(called)
+    function = resolve(called)
     read_fd, write_fd = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -134,8 +134,7 @@ def serve(read_fd: int, write_fd: int) -> None:
         if message is None or "call" not in message:
             continue  # meant for a function that has failed in the meantime
         try:
-            result = _resolve(message["call"])(**message["arguments"])
-            answer: Message = {"result": result}
+            answer = {"result": resolve(message["call"])(**message["arguments"])}
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             answer = {"error": describe_error(error)}
         try:
@@ -153,13 +152,17 @@ def _answer(answer: Message, function: str) -> None:
         channel().send({"error": describe_error(wrong)})
 
 
-def _resolve(function: str) -> Callable[..., Any]:
-    module, _, name = function.partition(":")
-    found = getattr(importlib.import_module(module), name, None)
-    if not callable(found):
-        raise InvalidArgumentError("function", f"'{function}' is not module:function")
-    resolved: Callable[..., Any] = found
-    return resolved
+def resolve(name: str) -> Callable[..., Any]:
+    """The function behind ``module:function``.
+
+    Raises:
+        InvalidArgumentError: the module has no such function.
+    """
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] | None = getattr(importlib.import_module(module), attribute, None)
+    if not callable(function):
+        raise InvalidArgumentError("function", f"'{name}' is not module:function")
+    return function
 
 
 def _limit_memory(limit_bytes: int) -> None:

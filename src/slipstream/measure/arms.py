@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import repeat
 from pathlib import Path
 from statistics import median
@@ -216,21 +216,20 @@ class WorkerArm(Arm):
         self._sample = sample
         self._arguments = dict(arguments or {})
         self._sample_arguments = dict(sample_arguments or {})
-        self._environment = environment
-        self._directory = directory
-        self._memory_limit_bytes = memory_limit_bytes
+        self._start = partial(
+            Child,
+            f"the worker of arm '{name}'",
+            environment=environment,
+            directory=directory,
+            memory_limit_bytes=memory_limit_bytes,
+        )
         self._child: Child | None = None
         self.built: Any = None
         """What `setup` returned, once it is open."""
 
     def open(self, timeout_s: float | None) -> None:
         """Start the process and run `setup`, which must answer within `timeout_s`."""
-        self._child = Child(
-            f"the worker of arm '{self.name}'",
-            environment=self._environment,
-            directory=self._directory,
-            memory_limit_bytes=self._memory_limit_bytes,
-        )
+        self._child = self._start()
         if self._setup is not None:
             self.built = self._child.call(self._setup, timeout_s=timeout_s, **self._arguments)
 
@@ -305,11 +304,9 @@ def command_words(command: str | Sequence[str], directory: Path | None = None) -
     if not words or not words[0]:
         raise InvalidArgumentError("command", "it is empty", remedy='as --base-cmd "python a.py"')
     program = words[0]
-    if directory is not None and os.sep in program and not os.path.isabs(program):
-        found = shutil.which(str(directory / program))
-    else:
-        found = shutil.which(program)
-    if found is None:
+    # A name with a slash is one from `directory`, and stays what it is where it is absolute.
+    path = str(directory / program) if directory is not None and os.sep in program else program
+    if shutil.which(path) is None:
         raise InvalidArgumentError(
             "command",
             f"'{program}' was not found, or may not be run",
@@ -331,8 +328,8 @@ def checked_sample(answer: object) -> dict[Metric, float]:
         )
     values: dict[Metric, float] = {}
     for metric, value in answer.items():
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not abs(value) < float("inf"):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value):
             raise MeasurementError(
                 f"the sample's '{metric}' is {value!r:.80}, not a finite number",
                 remedy="leave out what cannot be measured",
@@ -346,12 +343,16 @@ def timed(function: Callable[[], object], inner: int = 1) -> dict[Metric, float]
 
     All per call, in nanoseconds.
     """
-    arm = _ONE_OFF
+    arm = _one_off()
     arm.function = function
-    if not _ONE_OFF_OPEN:
-        arm.open(None)
-        _ONE_OFF_OPEN.append(True)
     return dict(arm.sample(inner, None))
+
+
+@cache
+def _one_off() -> CallableArm:
+    arm = CallableArm("sample", _nothing)
+    arm.open(None)
+    return arm
 
 
 # The timed loop. One code object for all arms; `repeat` costs about 10 ns a call and calls
@@ -587,7 +588,3 @@ def _cuda_synchronize() -> Callable[[], object] | None:
         return None
     synchronize: Callable[[], object] = torch.cuda.synchronize
     return synchronize
-
-
-_ONE_OFF = CallableArm("sample", lambda: None)
-_ONE_OFF_OPEN: list[bool] = []

@@ -81,7 +81,6 @@ class Gate:
     def read(self) -> Reading:
         """Judge the machine now. Costs about 0.2 ms."""
         values: dict[str, float] = {}
-        unreadable: list[str] = []
         sources: dict[str, Callable[[], float | None]] = {
             "pressure_percent": _pressure,
             "load_per_core": lambda: os.getloadavg()[0] / (os.cpu_count() or 1),
@@ -89,11 +88,10 @@ class Gate:
             "heat_percent": _heat,
         }
         for name, source in sources.items():
-            value = _quietly(source)
-            if value is None:
-                unreadable.append(name)
-            else:
-                values[name] = value
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                if (value := source()) is not None:
+                    values[name] = value
+        unreadable = sorted(sources.keys() - values.keys())
         rates, missing = self._rates()
         values |= rates
         unreadable += missing
@@ -124,19 +122,16 @@ class Gate:
         before = self._sample_counters()
         now = self._before
         rates: dict[str, float] = {}
-        missing: list[str] = []
         spans = {
             "preemptions_per_s": ("preemptions", "time", 1.0),
             "steal_percent": ("steal", "ticks", 100.0),
             "throttled_percent": ("throttled", "periods", 100.0),
         }
         for name, (count, per, scale) in spans.items():
-            if not {count, per} <= before.keys() & now.keys():
-                missing.append(name)
-                continue
-            passed = now[per] - before[per]
-            rates[name] = scale * (now[count] - before[count]) / passed if passed > 0 else 0.0
-        return rates, missing
+            if {count, per} <= before.keys() & now.keys():
+                passed = now[per] - before[per]
+                rates[name] = scale * (now[count] - before[count]) / passed if passed > 0 else 0.0
+        return rates, sorted(spans.keys() - rates.keys())
 
 
 def _pressure() -> float | None:
@@ -194,13 +189,6 @@ def _heat() -> float | None:
     return worst
 
 
-def _quietly(source: Callable[[], float | None]) -> float | None:
-    try:
-        return source()
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 @dataclass(frozen=True)
 class Fitness:
     """What this machine can tell apart now.
@@ -229,7 +217,7 @@ def detectable(seconds: float = 60.0, *, probe_s: float = 2.0, level: float = 0.
 
     from slipstream.measure.arms import REPEATED_SAMPLE_NS, time_calls
     from slipstream.measure.sequential import nominal_error
-    from slipstream.measure.statistics import detectable_difference
+    from slipstream.measure.statistics import critical_value, detectable_difference
 
     gate = Gate()
     inner, taken = 1, 0
@@ -247,21 +235,15 @@ def detectable(seconds: float = 60.0, *, probe_s: float = 2.0, level: float = 0.
     blocks = max(8, round(seconds / block_s))
     looks = tuple(10 * 2**k for k in range(8))
     error = nominal_error(blocks, looks, 1 - level, at_planned_look=False)
-    found = {}
+    detectable_in = {}
     for name, first in (("wall", 0), ("cpu", 1)):
         ratio = values[:, first] - values[:, first + 2]
         low, high = np.quantile(ratio, [0.25, 0.75])
         # Normal noise: deviation = IQR / 1.349; the median's is 1.2533 / sqrt(n) of that.
         deviation = float(high - low) / 1.349 * 1.2533 / math.sqrt(blocks)
-        half = deviation * _critical(error)
-        found[name] = detectable_difference(half, 1 - error)
-    return Fitness(gate.read(), seconds, found["wall"], found["cpu"], blocks)
-
-
-def _critical(error: float) -> float:
-    from scipy.special import ndtri
-
-    return float(ndtri(1 - error / 2))
+        half = deviation * critical_value(1 - error)
+        detectable_in[name] = detectable_difference(half, 1 - error)
+    return Fitness(gate.read(), seconds, **detectable_in, blocks=blocks)
 
 
 def _probe() -> int:

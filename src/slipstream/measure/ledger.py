@@ -19,8 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from slipstream.measure.environment import machine_id
+from slipstream.measure.quality import wilson
 from slipstream.measure.records import (
     ArmRecord,
     Claim,
@@ -36,8 +38,6 @@ _LEVEL = 0.9
 # Half an interval narrower than this (relative) would make any error an endless stretch; nobody
 # predicts a ratio to a part in a thousand.
 _NARROWEST = 1e-3
-# Two-sided 95 % of the normal distribution, for the interval of a coverage.
-_Z = 1.959964
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,10 @@ def calibrate(scores: Sequence[Score], *, where: str = "the store") -> Calibrati
     level = _LEVEL if rank <= n else n / (n + 1)
     factor = max(1.0, stretches[min(rank, n) - 1])
     hits = sum(score.within for score in scores)
-    low, high = _wilson(hits, n)
-    residuals = sorted(score.residual for score in scores)
-    bias = (residuals[(n - 1) // 2] + residuals[n // 2]) / 2
+    held = wilson(hits, n)
+    bias = median(score.residual for score in scores)
     note = _in_words(hits, n, factor, level)
-    return Calibration(factor, level, n, hits / n, low, high, bias, note)
+    return Calibration(factor, level, n, held.estimate, held.low, held.high, bias, note)
 
 
 def _in_words(hits: int, n: int, factor: float, level: float) -> str:
@@ -257,10 +256,3 @@ def _score(prediction: PredictionRecord, claim: Claim, experiment_id: str, attac
     end = prediction.high if residual > 0 else prediction.low
     reach = max(abs(math.log(end / prediction.ratio)), _NARROWEST)
     return Score(prediction, claim, experiment_id, residual, abs(residual) / reach, attached)
-
-
-def _wilson(hits: int, n: int) -> tuple[float, float]:
-    share, z2 = hits / n, _Z * _Z
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.child import Child
+from slipstream.child import Child, resolve
 from slipstream.errors import MeasurementError
-from slipstream.measure import facts_machine
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -165,13 +164,13 @@ def resettable() -> bool:
 
 
 def _prepare(called: str, arguments: dict[str, Any]) -> None:
-    _resolve(called)(**arguments)
+    resolve(called)(**arguments)
 
 
 def _measured(called: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Runs in the fresh child."""
     global _highest
-    call = _resolve(called)
+    call = resolve(called)
     _phases.clear()
     if not resettable():
         import resource
@@ -189,14 +188,6 @@ def _measured(called: str, arguments: dict[str, Any]) -> dict[str, Any]:
     peak = max(_highest, read_status_bytes("VmHWM"))
     phases = {name: [phase.peak, phase.resting] for name, phase in _phases.items()}
     return {"whole": [peak, resting], "phases": phases, "unreadable": ""}
-
-
-def _resolve(function: str) -> Callable[..., object]:
-    import importlib
-
-    module, _, name = function.partition(":")
-    found: Callable[..., object] = getattr(importlib.import_module(module), name)
-    return found
 
 
 def reset_peak() -> None:
@@ -218,11 +209,6 @@ def read_status_bytes(field: str) -> int:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise MeasurementError(f"{field} is missing from /proc/self/status")
-
-
-def control_group_bytes() -> int | None:
-    """Memory that the control groups of this process allow all of theirs; None without a limit."""
-    return facts_machine.memory_limit()
 
 
 def _give_back() -> None:

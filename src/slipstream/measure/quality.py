@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.measure.statistics import Interval
+from slipstream.measure.statistics import Interval, critical_value
 
 Outcomes = Sequence[bool] | NDArray[np.bool_]
 
@@ -81,9 +81,7 @@ def wilson(successes: int, trials: int, level: float = 0.95) -> Interval:
     """
     if trials <= 0 or not 0 <= successes <= trials:
         raise InvalidArgumentError("successes", f"{successes} of {trials} is not a proportion")
-    from scipy.special import ndtri
-
-    z = float(ndtri((1 + level) / 2))
+    z = critical_value(level)
     share = successes / trials
     scale = 1 + z * z / trials
     centre = (share + z * z / (2 * trials)) / scale

@@ -11,7 +11,7 @@ from typing import Any
 from slipstream import technique
 from slipstream.child import Child, channel, leave
 from slipstream.durations.durations import one_pool
-from slipstream.measure.memory import control_group_bytes
+from slipstream.measure.facts_machine import memory_limit
 from slipstream.workload import Built, Workload, drive, kept_files
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -86,7 +86,7 @@ def room_bytes(mapped_bytes: int = 0) -> int | None:
     for limit, taken in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_AS, mapped_bytes)):
         soft, _ = resource.getrlimit(limit)
         found.append(None if soft == resource.RLIM_INFINITY else max(soft - taken, 1))
-    group = control_group_bytes()
+    group = memory_limit()
     found.append(None if group is None else int(group * _MEMORY_SHARE))
     return min((one for one in found if one is not None), default=None)
 
