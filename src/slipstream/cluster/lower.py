@@ -7,7 +7,8 @@ that is held up does not hold up the others until the barrier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,47 +27,32 @@ from slipstream.cluster.topology import Float64s
 from slipstream.errors import InvalidArgumentError
 from slipstream.native import Edges, Flows, Policy, Program
 
+_Array = npt.NDArray[Any]
 # The lane of all transfers, waits and barriers; behind it one lane for each device that computes.
 _BESIDE = 0
+
+
+# What each task of the engine has, and what it is where nothing is said.
+_COLUMNS: dict[str, float] = {
+    "lane": _BESIDE, "duration": 0.0, "priority": 0, "nbytes": 0.0, "slowdown": 1.0, "weight": 1.0,
+    "hops": 0,
+}  # fmt: skip
 
 
 @dataclass
 class Block:
     """Tasks of the engine that a job becomes, with numbers of their own from 0."""
 
-    lane: list[Int64s] = field(default_factory=list)
-    duration: list[Float64s] = field(default_factory=list)
-    priority: list[Int64s] = field(default_factory=list)
-    nbytes: list[Float64s] = field(default_factory=list)
-    slowdown: list[Float64s] = field(default_factory=list)
-    weight: list[Float64s] = field(default_factory=list)
-    hops: list[Int64s] = field(default_factory=list)
-    links: list[Int32s] = field(default_factory=list)
+    columns: dict[str, list[_Array]] = field(default_factory=lambda: {k: [] for k in _COLUMNS})
+    links: list[_Array] = field(default_factory=lambda: [np.empty(0, np.int32)])
     src: list[Int64s] = field(default_factory=list)
     dst: list[Int64s] = field(default_factory=list)
     size: int = 0
 
-    def add(
-        self,
-        count: int,
-        *,
-        lane: int = _BESIDE,
-        duration: float = 0.0,
-        priority: int = 0,
-        nbytes: Float64s | None = None,
-        slowdown: float = 1.0,
-        weight: float = 1.0,
-        hops: Int64s | None = None,
-        links: Int32s | None = None,
-    ) -> Int64s:
-        """That many tasks alike; their numbers."""
-        self.lane.append(np.full(count, lane))
-        self.duration.append(np.full(count, duration))
-        self.priority.append(np.full(count, priority))
-        self.nbytes.append(np.zeros(count) if nbytes is None else nbytes)
-        self.slowdown.append(np.full(count, slowdown))
-        self.weight.append(np.full(count, weight))
-        self.hops.append(np.zeros(count, np.int64) if hops is None else hops)
+    def add(self, count: int, *, links: Int32s | None = None, **columns: Any) -> Int64s:
+        """That many tasks, each of `columns` one value for all or one a task; their numbers."""
+        for name, default in _COLUMNS.items():
+            self.columns[name].append(np.full(count, columns.get(name, default)))
         if links is not None:
             self.links.append(links)
         first, self.size = self.size, self.size + count
@@ -296,24 +282,10 @@ def _join(
     src: list[Int64s] = []
     dst: list[Int64s] = []
     lag: list[npt.NDArray[np.uint8]] = []
-    columns: dict[str, list[npt.NDArray[Any]]] = {
-        name: []
-        for name in (
-            "lane",
-            "duration",
-            "priority",
-            "nbytes",
-            "slowdown",
-            "weight",
-            "hops",
-            "links",
-        )
-    }
+    columns: dict[str, list[_Array]] = {name: [] for name in (*_COLUMNS, "links")}
     for block, layout in zip(blocks, layouts, strict=True):
-        for name, parts in columns.items():
-            one = getattr(block, name)
-            once = np.concatenate(one) if one else np.empty(0, np.int32)
-            parts.append(np.tile(once, layout.copies))
+        for name, parts in {**block.columns, "links": block.links}.items():
+            columns[name].append(np.tile(np.concatenate(parts), layout.copies))
         shift = layout.first + layout.size * np.arange(layout.copies)[:, None]
         for ends, found in ((src, block.src), (dst, block.dst)):
             ends.append((np.concatenate(found)[None, :] + shift).reshape(-1))
@@ -341,42 +313,34 @@ def _join(
             path_link=joined["links"].astype(np.int32),
             nbytes=joined["nbytes"] * joined["slowdown"],
             weight=joined["weight"],
-            link_names=_LinkNames(cluster),
+            link_names=_Names(topology.links, topology.link_name),
             packets=None if queues is None else queues.on(topology),
         ),
-        names=_TaskNames(jobs, layouts),
+        names=_Names(joined["lane"].size, functools.partial(_task_name, jobs, layouts)),
     )
     return program, joined["nbytes"]
 
 
-class _LinkNames:
-    """Made when a message needs one."""
+@dataclass(frozen=True)
+class _Names:
+    """Names of `count` things, each made when a message needs it."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._topology = cluster.topology
-
-    def __len__(self) -> int:
-        return self._topology.links
-
-    def __getitem__(self, link: int, /) -> str:
-        return self._topology.link_name(link)
-
-
-class _TaskNames:
-    """``all_reduce of job 3``, made when a message needs it."""
-
-    def __init__(self, jobs: Sequence[Job], layouts: Sequence[Layout]) -> None:
-        self._jobs, self._layouts = jobs, layouts
+    count: int
+    name_of: Callable[[int], str]
 
     def __len__(self) -> int:
-        last = self._layouts[-1]
-        return last.first + last.size * last.copies
+        return self.count
 
-    def __getitem__(self, task: int, /) -> str:
-        firsts = [layout.first for layout in self._layouts]
-        number = int(np.searchsorted(firsts, task, side="right")) - 1
-        layout, job = self._layouts[number], self._jobs[number]
-        local = (task - layout.first) % layout.size
-        inside = np.flatnonzero((layout.begin <= local) & (local <= layout.end))
-        name = job.tasks.tasks[int(inside[0])].name if inside.size else "start or end"
-        return f"{name} of job {number} ({job.name})"
+    def __getitem__(self, number: int, /) -> str:
+        return self.name_of(number)
+
+
+def _task_name(jobs: Sequence[Job], layouts: Sequence[Layout], task: int) -> str:
+    """``all_reduce of job 3 (job)``."""
+    firsts = [layout.first for layout in layouts]
+    number = int(np.searchsorted(firsts, task, side="right")) - 1
+    layout, job = layouts[number], jobs[number]
+    local = (task - layout.first) % layout.size
+    inside = np.flatnonzero((layout.begin <= local) & (local <= layout.end))
+    name = job.tasks.tasks[int(inside[0])].name if inside.size else "start or end"
+    return f"{name} of job {number} ({job.name})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -39,13 +39,8 @@ class Queues:
 
     def on(self, topology: Topology) -> Packets:
         """The engine's model; capacities of links count payload and headers alike."""
-        return Packets(
-            latency_ns=topology.latency_ns,
-            queue_bytes=np.full(topology.links, self.nbytes),
-            mark_bytes=np.full(topology.links, self.mark_bytes),
-            payload_bytes=self.payload_bytes,
-            header_bytes=self.header_bytes,
-            first_window=self.first_window,
-            max_window=self.max_window,
-            timeout_ns=self.timeout_ns,
+        settings = asdict(self)
+        queue, mark = (
+            np.full(topology.links, settings.pop(name)) for name in ("nbytes", "mark_bytes")
         )
+        return Packets(topology.latency_ns, queue, mark, **settings)
