@@ -18,7 +18,7 @@ import pytest
 import scipy.sparse
 
 from slipstream import data
-from slipstream.data._archives import members
+from slipstream.data._files import members
 from slipstream.data._images import read_idx
 from slipstream.data._trees import parse_tree
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.data._archives import members
+from slipstream.data._files import members
 from slipstream.data._find import find
 from slipstream.data.catalogue import Entry
 from slipstream.data.errors import CorruptDataError
@@ -28,10 +28,6 @@ def fsdd(entry: Entry, *, all_takes: bool = False) -> Audio:
 
     Args:
         all_takes: all 3,000 recordings, 50 takes each, in place of the first 10 takes (600).
-
-    Raises:
-        MissingDataError: not in the data folder.
-        CorruptDataError: a file that is no 8 kHz, 16-bit, one-channel WAV, or a foreign name.
     """
     folder = find(entry)
     files: Iterable[tuple[str, bytes]]

@@ -17,9 +17,6 @@ def digits(entry: Entry) -> Images:
     """1,797 handwritten digits: images uint8 [1797, 8, 8], 0 to 255, labels 0 to 9.
 
     The original counts ink in 0..16; here 16 becomes 255, so that all image sets share a range.
-
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
     """
     bunch = _sklearn(entry).load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
@@ -29,11 +26,7 @@ def digits(entry: Entry) -> Images:
 
 
 def photograph(entry: Entry) -> Images:
-    """One photograph: images uint8 [1, 427, 640, 3], label -1.
-
-    Raises:
-        MissingExtraError: scikit-learn, or Pillow that it decodes with, is not installed.
-    """
+    """One photograph: images uint8 [1, 427, 640, 3], label -1."""
     datasets = _sklearn(entry)
     if importlib.util.find_spec("PIL") is None:
         raise MissingExtraError(f"decoding '{entry.name}'", "Pillow", "vision")
@@ -42,11 +35,7 @@ def photograph(entry: Entry) -> Images:
 
 
 def table(entry: Entry) -> Tabular:
-    """A small table: features float64 [N, F], targets float64 [N].
-
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
-    """
+    """A small table: features float64 [N, F], targets float64 [N]."""
     bunch = getattr(_sklearn(entry), f"load_{entry.name}")()
     return Tabular(
         entry.name,

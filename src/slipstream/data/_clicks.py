@@ -27,10 +27,6 @@ def frappe(entry: Entry) -> Clicks:
 
     The train file is not at hand: the validation file (57,722 rows) serves as `train`, so scores
     are not comparable with published ones. Ids are counted from 0 in each field.
-
-    Raises:
-        MissingDataError: not in the data folder.
-        CorruptDataError: a row without ten fields, or an id outside its field.
     """
     folder = find(entry)
     train, test = (_libfm(entry, folder / file) for file in entry.files)
@@ -42,10 +38,6 @@ def criteo_sample(entry: Entry) -> Clicks:
 
     Hashed categories become 1, 2, ... in sorted order; 0 stands for a missing one. The last 40
     rows are `test`. Too small to learn from: for volume see `generators.click_log`.
-
-    Raises:
-        MissingDataError: not in the data folder.
-        CorruptDataError: a row of another shape.
     """
     path = find(entry) / entry.files[0]
     header, *rows = [line.split(",") for line in read_lines(entry, path, "ascii")]

@@ -22,12 +22,7 @@ _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 
 
 def movielens_latest_small(entry: Entry) -> Ratings:
-    """100,836 ratings of half to five stars, with titles.
-
-    Raises:
-        MissingDataError: not in the data folder.
-        CorruptDataError: a row that is not four numbers.
-    """
+    """100,836 ratings of half to five stars, with titles."""
     folder = find(entry)
     ratings = _ratings(entry, folder / "ratings.csv", ",")
     movies = csv.reader(io.StringIO(read_text(entry, folder / "movies.csv"), newline=""))
@@ -40,12 +35,7 @@ def movielens_latest_small(entry: Entry) -> Ratings:
 
 
 def movielens_100k(entry: Entry) -> Ratings:
-    """100,000 ratings of one to five stars, without titles.
-
-    Raises:
-        MissingDataError: not in the data folder.
-        CorruptDataError: a row that is not four numbers.
-    """
+    """100,000 ratings of one to five stars, without titles."""
     return _ratings(entry, find(entry) / entry.files[0], "\t")
 
 
@@ -54,10 +44,6 @@ def gowalla(entry: Entry) -> Interactions:
 
     The training pairs come from the normalised adjacency matrix of users and places that the
     LightGCN authors stored; its values are implied by the pairs and not kept.
-
-    Raises:
-        MissingDataError: not in the data folder.
-        CorruptDataError: not a symmetric bipartite CSR matrix, or ids outside it.
     """
     folder = find(entry)
     test_users, test_items = _adjacency_lists(entry, folder / "gowalla_test.txt")

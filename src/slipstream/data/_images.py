@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.data._archives import members
-from slipstream.data._files import read_text
+from slipstream.data._files import check_positive, members, read_text
 from slipstream.data._find import find
 from slipstream.data.catalogue import Entry
 from slipstream.data.errors import CorruptDataError
@@ -44,13 +43,9 @@ def fashion_mnist(entry: Entry, *, split: str = "train", limit: int | None = Non
     Args:
         split: ``"train"`` or ``"test"``.
         limit: only the first so many; the classes are shuffled in the file.
-
-    Raises:
-        InvalidArgumentError: another split, or a limit that is not positive.
-        MissingDataError: neither Debian's package nor the data folder has it.
-        CorruptDataError: not the IDX format, or images and labels differ in number.
     """
-    _check(split, limit=limit)
+    _check_split(split)
+    check_positive(limit=limit)
     folder = find(entry)
     part = {"train": "train", "test": "t10k"}[split]
     images = read_idx(entry.name, folder / f"{part}-images-idx3-ubyte.gz", 3, limit)
@@ -99,14 +94,9 @@ def cifar10_jpeg(
         split: ``"train"`` (50,000) or ``"test"`` (10,000).
         limit_per_class: only the first so many of each class.
         decode: False for the JPEG files themselves (`EncodedImages`), which needs no decoder.
-
-    Raises:
-        InvalidArgumentError: another split, or a limit that is not positive.
-        MissingDataError: not in the data folder.
-        MissingExtraError: Pillow is not installed and `decode` is true.
-        CorruptDataError: the archive or an image is damaged.
     """
-    _check(split, limit_per_class=limit_per_class)
+    _check_split(split)
+    check_positive(limit_per_class=limit_per_class)
     to_array = _decoder(entry) if decode else None
 
     def wanted(path: PurePosixPath) -> bool:
@@ -140,16 +130,8 @@ def imagenet_sample(
         size: pixels of the square crop.
         limit: only so many, evenly spread over the classes.
         decode: False for the JPEG files themselves, in their own sizes (`EncodedImages`).
-
-    Raises:
-        InvalidArgumentError: a size or limit that is not positive.
-        MissingDataError: not in the data folder.
-        MissingExtraError: Pillow is not installed and `decode` is true.
-        CorruptDataError: a file name without a known synset, or a damaged image.
     """
-    if size <= 0:
-        raise InvalidArgumentError("size", "must be positive")
-    _check("train", limit=limit)
+    check_positive(size=size, limit=limit)
     to_array = _decoder(entry, size) if decode else None
     folder = find(entry)
     paths = sorted(folder.glob("*.JPEG"))
@@ -170,12 +152,9 @@ def imagenet_sample(
     return Images(entry.name, _stack(entry, files, to_array), labels, classes)
 
 
-def _check(split: str, **limits: int | None) -> None:
+def _check_split(split: str) -> None:
     if split not in ("train", "test"):
         raise InvalidArgumentError("split", f"'{split}' is not train or test")
-    for argument, limit in limits.items():
-        if limit is not None and limit <= 0:
-            raise InvalidArgumentError(argument, "must be positive")
 
 
 def _stack(

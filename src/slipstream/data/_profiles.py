@@ -33,12 +33,7 @@ _LAYER = re.compile(
 
 
 def mlperf_v07(entry: Entry) -> TrainingTimes:
-    """Google's runs of MLPerf Training v0.7: times to the quality target, and their steps.
-
-    Raises:
-        MissingDataError: not in the data folder.
-        CorruptDataError: a line of another form.
-    """
+    """Google's runs of MLPerf Training v0.7: times to the quality target, and their steps."""
     folder = find(entry)
     runs_file, steps_file = (folder / file for file in entry.files)
     return TrainingTimes(
@@ -49,12 +44,7 @@ def mlperf_v07(entry: Entry) -> TrainingTimes:
 
 
 def profiles(entry: Entry) -> LayerProfile:
-    """VGG-16 on an NVIDIA A100: forward and backward times of each layer alone.
-
-    Raises:
-        MissingDataError: not in the data folder.
-        CorruptDataError: a line of another form.
-    """
+    """VGG-16 on an NVIDIA A100: forward and backward times of each layer alone."""
     path = find(entry) / entry.files[0]
     layers: list[ProfiledLayer] = []
     step_ms: dict[int, float] = {}

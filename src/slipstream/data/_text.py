@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.data._archives import members
-from slipstream.data._files import read_lines, read_text
+from slipstream.data._files import check_positive, members, read_lines, read_text
 from slipstream.data._find import find
 from slipstream.data.catalogue import Entry
 from slipstream.data.errors import CorruptDataError
@@ -52,12 +51,8 @@ def stdlib_source(entry: Entry, *, limit_bytes: int | None = None) -> Text:
 
     Args:
         limit_bytes: stop after the file that reaches this many bytes; None for all.
-
-    Raises:
-        InvalidArgumentError: `limit_bytes` is not positive.
     """
-    if limit_bytes is not None and limit_bytes <= 0:
-        raise InvalidArgumentError("limit_bytes", "must be positive")
+    check_positive(limit_bytes=limit_bytes)
     documents = []
     size = 0
     for path in stdlib_files():
@@ -84,11 +79,7 @@ def stdlib_files() -> list[Path]:
 
 
 def tiny_shakespeare(entry: Entry) -> Text:
-    """Plays of Shakespeare, 1,115,394 characters; the last tenth is the validation split.
-
-    Raises:
-        MissingDataError: not in the data folder.
-    """
+    """Plays of Shakespeare, 1,115,394 characters; the last tenth is the validation split."""
     text = read_text(entry, find(entry) / entry.files[0])
     cut = len(text) * 9 // 10
     return Text(entry.name, train=text[:cut], validation=text[cut:])
@@ -98,9 +89,6 @@ def wikitext2(entry: Entry) -> Text:
     """WikiText-2, tokenised, without its train file: the validation file is `train` here.
 
     Perplexities on `test` are therefore not comparable with published ones.
-
-    Raises:
-        MissingDataError: not in the data folder.
     """
     folder = find(entry)
     train, test = (read_text(entry, folder / file) for file in entry.files)
@@ -112,11 +100,6 @@ def multi30k(entry: Entry, *, source: str = "en", target: str = "de") -> Pairs:
 
     Args:
         source, target: ``"en"`` or ``"de"``.
-
-    Raises:
-        InvalidArgumentError: another language.
-        MissingDataError: not in the data folder.
-        CorruptDataError: the two sides differ in length.
     """
     for argument, language in (("source", source), ("target", target)):
         if language not in ("en", "de"):
@@ -142,14 +125,8 @@ def newsgroups(entry: Entry, *, limit_per_class: int | None = None) -> Documents
 
     Args:
         limit_per_class: at most this many posts a class and split, by file name.
-
-    Raises:
-        InvalidArgumentError: `limit_per_class` is not positive.
-        MissingDataError: not in the data folder.
-        CorruptDataError: the archive is damaged.
     """
-    if limit_per_class is not None and limit_per_class <= 0:
-        raise InvalidArgumentError("limit_per_class", "must be positive")
+    check_positive(limit_per_class=limit_per_class)
     posts: dict[tuple[str, str], dict[int, str]] = {}
     for path, content in members(entry.name, find(entry) / entry.files[0]):
         if len(path.parts) < 3 or not path.name.isdecimal():

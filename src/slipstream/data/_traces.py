@@ -1,4 +1,4 @@
-"""Traces of GPUs and of caches."""
+"""Sets that stay files, traces of GPUs and models; and traces of caches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.data._files import check_positive, read_lines
 from slipstream.data._find import find
 from slipstream.data.catalogue import Entry
 from slipstream.data.errors import CorruptDataError, MissingDataError
-from slipstream.data.kinds import Accesses, Traces
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.data.kinds import Accesses, ModelFiles, Traces
+from slipstream.errors import UnknownNameError
 
 # More than ten times what the largest of the traces unpacks to.
 _MOST_BYTES = 256 << 20
@@ -26,14 +27,24 @@ _Columns = tuple[NDArray[np.uint64], NDArray[np.int64] | None, NDArray[np.int64]
 
 
 def gpu_traces(entry: Entry) -> Traces:
-    """Profiler traces with synchronisation, several streams and NCCL, named by file.
-
-    Raises:
-        MissingDataError: not in the data folder.
-    """
+    """Profiler traces with synchronisation, several streams and NCCL, named by file."""
     folder = find(entry)
     paths = sorted(folder.glob("*.json.gz"))
     return Traces(entry.name, {path.name.removesuffix(".json.gz"): path for path in paths})
+
+
+def model_files(entry: Entry) -> ModelFiles:
+    """The TensorFlow Lite files of a folder, by stem; `classes` where a list lies beside them.
+
+    Nothing is opened here: the runtimes that do validate what they read.
+    """
+    folder = find(entry)
+    classes: tuple[str, ...] = ()
+    for path in folder.glob("*label*.txt"):
+        classes = tuple(line for line in read_lines(entry, path) if line)
+    return ModelFiles(
+        entry.name, {path.stem: path for path in sorted(folder.glob("*.tflite"))}, classes
+    )
 
 
 def cache_traces(entry: Entry, *, trace: str = "w106", limit: int | None = None) -> Accesses:
@@ -44,17 +55,11 @@ def cache_traces(entry: Entry, *, trace: str = "w106", limit: int | None = None)
             of a web shop), ``request`` (objects of a content network, with sizes), ``scarab``
             (product recommendations).
         limit: only the first so many accesses.
-
-    Raises:
-        UnknownNameError: no such trace.
-        MissingDataError: not in the data folder.
-        CorruptDataError: damaged, or not a whole number of records.
     """
     if trace not in _CACHE_TRACES:
         raise UnknownNameError("cache trace", trace, _CACHE_TRACES)
     file, parse = _CACHE_TRACES[trace]
-    if limit is not None and limit <= 0:
-        raise InvalidArgumentError("limit", "must be positive")
+    check_positive(limit=limit)
     path = find(entry) / file
     if not path.is_file():
         raise MissingDataError(

@@ -7,12 +7,11 @@ from collections import Counter
 
 import numpy as np
 
-from slipstream.data._files import read_lines
+from slipstream.data._files import check_positive, read_lines
 from slipstream.data._find import find
 from slipstream.data.catalogue import Entry
 from slipstream.data.errors import CorruptDataError
 from slipstream.data.kinds import Tree, Trees
-from slipstream.errors import InvalidArgumentError
 
 _CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
 # Only the plain space separates: some words hold a no-break space ("2 1/2").
@@ -29,14 +28,8 @@ def sst(entry: Entry, *, limit: int | None = None, drop_shared: bool = False) ->
     Args:
         limit: only the first so many trees of each split.
         drop_shared: leave out of train every sentence that is in validation or test.
-
-    Raises:
-        InvalidArgumentError: a limit that is not positive.
-        MissingDataError: not in the data folder.
-        CorruptDataError: unbalanced brackets, a node that is not binary, or an unknown label.
     """
-    if limit is not None and limit <= 0:
-        raise InvalidArgumentError("limit", "must be positive")
+    check_positive(limit=limit)
     folder = find(entry)
     lines = {file: read_lines(entry, folder / file) for file in entry.files}
     merged = Counter(lines["dev.txt"])

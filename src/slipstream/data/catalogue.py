@@ -193,18 +193,18 @@ _ENTRIES = (
     ),
     Entry(
         "mlperf_tiny", "ModelFiles", "11 TensorFlow Lite models of MLPerf Tiny",
-        "Apache-2.0", "mlcommons/tiny", "data folder", True, "_models:model_files",
+        "Apache-2.0", "mlcommons/tiny", "data folder", True, "_traces:model_files",
         folder="mlperf_tiny",
     ),
     Entry(
         "detection", "ModelFiles", "SSD-MobileNet v1, 300 x 300, COCO classes",
-        "Apache-2.0", "hangqiu/ML-EXray", "data folder", True, "_models:model_files",
+        "Apache-2.0", "hangqiu/ML-EXray", "data folder", True, "_traces:model_files",
         folder="detection",
     ),
     Entry(
         "mcu", "ModelFiles", "3 models for microcontrollers: person, speech, keyword",
         "Apache-2.0", "tensorflow/tflite-micro: examples", "data folder", True,
-        "_models:model_files", folder="mcu",
+        "_traces:model_files", folder="mcu",
     ),
 )  # fmt: skip
 

@@ -43,7 +43,9 @@ class Text(Dataset):
 
     def as_bytes(self, split: Split = "train") -> NDArray[np.uint8]:
         """The split as UTF-8, uint8 [bytes]: a vocabulary of 256 that needs no tokeniser."""
-        text: str = getattr(self, _split(split))
+        if split not in ("train", "validation", "test"):
+            raise InvalidArgumentError("split", f"'{split}' is not train, validation or test")
+        text: str = getattr(self, split)
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).copy()
 
 
@@ -406,9 +408,3 @@ class ModelFiles(Dataset):
 
     paths: Mapping[str, Path]
     classes: tuple[str, ...] = ()
-
-
-def _split(split: str) -> str:
-    if split not in ("train", "validation", "test"):
-        raise InvalidArgumentError("split", f"'{split}' is not train, validation or test")
-    return split
