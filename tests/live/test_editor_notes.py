@@ -154,8 +154,8 @@ def test_notes_stay_and_are_marked_stale_while_a_newer_text_is_analysed(tmp_path
     before = watch.view
     path.write_text("# newer\n" + _TEXT)
     analyst.hear(Analysis(2, "b", "recording", costs=first.costs, stale=True))
-    assert watch.view.stale
+    assert watch.view.analysis.stale
     assert watch.view.notes is before.notes
     analyst.hear(Analysis(2, "b", "first", costs=costs(str(path))))
-    assert not watch.view.stale
+    assert not watch.view.analysis.stale
     assert watch.view.notes[str(path)].lines[0] == "# newer\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,23 @@ from slipstream.graph import Attribution, Cost, Graph, Timeline, attribute, repl
 _MODULES_SHOWN, _WAYS_SHOWN = 8, 4
 
 
+class _Phases:
+    """What a line and a module have in common: time by phase, and memory at the peak."""
+
+    forward_ns: float
+    backward_ns: float
+    update_ns: float
+    other_ns: float
+    peak_bytes: int
+
+    @property
+    def total_ns(self) -> float:
+        """All of its time."""
+        return self.forward_ns + self.backward_ns + self.update_ns + self.other_ns
+
+
 @dataclass(frozen=True)
-class LineCost:
+class LineCost(_Phases):
     """What one line of the user's source costs in one step.
 
     Attributes:
@@ -41,14 +56,9 @@ class LineCost:
     function: str = ""
     callers: tuple[tuple[str, ...], ...] = ()
 
-    @property
-    def total_ns(self) -> float:
-        """All of its time."""
-        return self.forward_ns + self.backward_ns + self.update_ns + self.other_ns
-
 
 @dataclass(frozen=True)
-class ModuleCost:
+class ModuleCost(_Phases):
     """What one module costs with all that is in it.
 
     Attributes:
@@ -68,10 +78,11 @@ class ModuleCost:
     other_ns: float
     peak_bytes: int
 
-    @property
-    def total_ns(self) -> float:
-        """All of its time."""
-        return self.forward_ns + self.backward_ns + self.update_ns + self.other_ns
+    @classmethod
+    def total(cls, parts: Iterable[LineCost | ModuleCost]) -> ModuleCost:
+        """What lines or modules cost together."""
+        rows = [(o.forward_ns, o.backward_ns, o.update_ns, o.other_ns, o.peak_bytes) for o in parts]
+        return cls("", "", "", "", *map(sum, zip(*rows, strict=True)))
 
 
 @dataclass(frozen=True)

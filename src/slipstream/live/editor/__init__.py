@@ -6,8 +6,7 @@ Source: Microsoft, "Language Server Protocol Specification 3.17"; the interactio
 (Yu et al., UIST 2020), in the protocol's terms.
 """
 
-from slipstream.live.editor.requests import make_server
-from slipstream.live.editor.serve import serve_stdio, serve_tcp
+from slipstream.live.editor.requests import make_server, serve_stdio, serve_tcp
 from slipstream.live.editor.server import EditorServer
 
 __all__ = ["EditorServer", "make_server", "serve_stdio", "serve_tcp"]

@@ -20,17 +20,20 @@ def lenses(ls: EditorServer, document: Document) -> list[types.CodeLens]:
     return [*_beginnings(ls, document), *_blocks(ls, document)]
 
 
+def _mark(ls: EditorServer, document: Document) -> str:
+    """Before what is of the text before, while the new one is analysed."""
+    view = ls.view_of(document)
+    return "… " if view is not None and view.analysis.stale else ""
+
+
 def _blocks(ls: EditorServer, document: Document) -> list[types.CodeLens]:
-    view, path = ls.view_of(document), document.place
-    if view is None or view.costs is None or path not in view.notes:
-        return []
-    mark = "… " if view.stale else ""
+    mark = _mark(ls, document)
     return [
         types.CodeLens(
             range=line_range(document, line),
             command=types.Command(title=mark + note.title, command=SHOW, arguments=[document.uri]),
         )
-        for line, note in ls.placed(document, view.notes[path].blocks)
+        for line, note in ls.placed(document, "blocks")
     ]
 
 
@@ -40,20 +43,14 @@ def _beginnings(ls: EditorServer, document: Document) -> list[types.CodeLens]:
     lenses = []
     for line, name in ls.diagnoser.workloads(document):
         target = f"{path}:{name}"
-        watch = next(
-            (
-                one
-                for one in ls.watches
-                if one.path == path and one.analyst.workload.function == name
-            ),
-            None,
-        )
+        watches = (one for one in ls.watches if one.path == path)
+        watch = next((one for one in watches if one.analyst.workload.function == name), None)
         if watch is None:
             title = "analyse what a step of this costs"
         elif watch.view.costs is None:
             title = watch.view.analysis.said or watch.view.analysis.state
         else:
-            title = ("… " if watch.view.stale else "") + summary(watch.view.costs)
+            title = ("… " if watch.view.analysis.stale else "") + summary(watch.view.costs)
         offered = [types.Command(title=title, command=ANALYSE, arguments=[target])]
         if watch is not None:
             offered.append(types.Command("open the page", PAGE, arguments=[document.uri]))
@@ -64,10 +61,7 @@ def _beginnings(ls: EditorServer, document: Document) -> list[types.CodeLens]:
 
 def hints(ls: EditorServer, document: Document) -> list[types.InlayHint]:
     """At the ends of lines: their shares of the step."""
-    view, path = ls.view_of(document), document.place
-    if view is None or path not in view.notes:
-        return []
-    mark = "… " if view.stale else ""
+    mark = _mark(ls, document)
     return [
         types.InlayHint(
             position=line_range(document, line).end,
@@ -75,24 +69,17 @@ def hints(ls: EditorServer, document: Document) -> list[types.InlayHint]:
             tooltip=types.MarkupContent(types.MarkupKind.Markdown, note.hover),
             padding_left=True,
         )
-        for line, note in ls.placed(document, view.notes[path].hints)
+        for line, note in ls.placed(document, "hints")
     ]
 
 
 def hover(ls: EditorServer, document: Document, line: int) -> types.Hover | None:
     """The parts of what a line costs; None where nothing is said of it."""
-    view, path = ls.view_of(document), document.place
-    if view is None or path not in view.notes:
-        return None
-    notes = view.notes[path]
-    texts = [
-        note.hover
-        for at, note in ls.placed(document, (*notes.hints, *notes.blocks))
-        if at == line and note.hover
-    ]
+    placed = ls.placed(document, "hints", "blocks")
+    texts = [note.hover for at, note in placed if at == line and note.hover]
     if not texts:
         return None
-    if view.stale:
+    if _mark(ls, document):
         texts.append("*Of the text before; the new one is being analysed.*")
     content = types.MarkupContent(types.MarkupKind.Markdown, "\n\n---\n\n".join(texts))
     return types.Hover(content, range=line_range(document, line))
@@ -100,8 +87,8 @@ def hover(ls: EditorServer, document: Document, line: int) -> types.Hover | None
 
 def actions(ls: EditorServer, document: Document, first: int, last: int) -> list[types.CodeAction]:
     """Edits that are offered on these lines, from 0, both included."""
-    watch = ls.watch_of(document)
-    if watch is None or watch.path != document.place:
+    watch = ls.own_watch(document)
+    if watch is None:
         return []
     offered = [
         types.CodeAction(

@@ -76,14 +76,13 @@ def _watch(ls: EditorServer, uri: str, versions: tuple[Any, ...] = ()) -> Watch:
             raise refusal(
                 f"the text is of version {document.version} now, the edit was made for {offered}"
             )
-    path = document.place
-    for watch in ls.watches:
-        if watch.path == path:
-            return watch
-    raise refusal(
-        f"no workload of {Path(path).name} is analysed; click 'analyse what a step of this costs' "
-        f"above its function, or ask for {ANALYSE} with file.py:function"
-    )
+    watch = ls.own_watch(document)
+    if watch is None:
+        raise refusal(
+            f"no workload of {Path(document.place).name} is analysed; click 'analyse what a step "
+            f"of this costs' above its function, or ask for {ANALYSE} with file.py:function"
+        )
+    return watch
 
 
 def _state(view: View) -> dict[str, Any]:
@@ -92,8 +91,8 @@ def _state(view: View) -> dict[str, Any]:
     return {
         "state": analysis.state,
         "said": analysis.said,
-        "stale": view.stale,
+        "stale": analysis.stale,
         "summary": summary(view.costs) if view.costs is not None else "",
-        "problem": view.problem.what if view.problem is not None else None,
+        "problem": analysis.problem.what if analysis.problem is not None else None,
         "advice": [one.said for one in view.advice],
     }

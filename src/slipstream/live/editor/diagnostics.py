@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import warnings
+import functools
 from typing import TYPE_CHECKING
 
 from lsprotocol import types
@@ -11,7 +11,7 @@ from lsprotocol import types
 from slipstream.live.analysis import Problem
 from slipstream.live.editor.notes import parse
 from slipstream.live.editor.text import Document, line_range, lines_of
-from slipstream.live.editor.watch import Advice, View
+from slipstream.live.editor.watch import Advice
 from slipstream.workload.providers import provider_in
 from slipstream.workload.recipe import workloads_in
 
@@ -27,29 +27,31 @@ class Diagnoser:
 
     def __init__(self, server: EditorServer) -> None:
         self._server = server
-        self._syntax: dict[str, tuple[str, types.Diagnostic | None]] = {}
-        self._workloads: dict[str, tuple[str, list[tuple[int, str]]]] = {}
+        self._workloads: dict[str, tuple[tuple[int, str], ...]] = {}
+
+    def forget(self, uri: str) -> None:
+        """A file is not open any more."""
+        self._workloads.pop(uri, None)
 
     def publish(self, document: Document) -> None:
         """Tell the editor all marks of a file."""
+        view, syntax = self._server.view_of(document), _syntax_error(document.source)
         marks = []
-        syntax = self._syntax_error(document)
         if syntax is not None:
-            marks.append(syntax)
-        view = self._server.view_of(document)
-        if view is not None:
-            if view.problem is not None and syntax is None:
-                marks += self._problem(document, view.problem)
-            marks += [diagnostic for _, diagnostic in self.advice(document)]
+            marks.append(_error(document, *syntax))
+        elif view is not None and view.analysis.problem is not None:
+            marks += self._problem(document, view.analysis.problem)
+        marks += [diagnostic for _, diagnostic in self.advice(document)]
         self._server.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(document.uri, marks, document.version)
         )
 
     def advice(self, document: Document) -> list[tuple[Advice, types.Diagnostic]]:
         """What would pay, each with its mark; nothing while the text is another than analysed."""
-        view = self._server.view_of(document)
-        if view is None or not view.advice or not self._is_own(document, view):
+        watch = self._server.own_watch(document)
+        if watch is None or not watch.view.advice:
             return []
+        view = watch.view
         lines = self._server.map_of(document, lines_of(view.advised))
         marks = []
         for one in view.advice:
@@ -65,71 +67,49 @@ class Diagnoser:
                 marks.append((one, mark))
         return marks
 
-    def workloads(self, document: Document) -> list[tuple[int, str]]:
+    def workloads(self, document: Document) -> tuple[tuple[int, str], ...]:
         """Functions that may be workloads, with lines from 0; of the last text that parses."""
-        known = self._workloads.get(document.uri)
-        text = document.source
-        if known is None or known[0] != text:
-            tree = parse(text)
-            if tree is None:
-                return known[1] if known is not None else []
-            known = text, _candidates(tree)
-            self._workloads[document.uri] = known
-            while len(self._workloads) > _FEW:
-                self._workloads.pop(next(iter(self._workloads)))
-        return known[1]
-
-    def _is_own(self, document: Document, view: View) -> bool:
-        watch = self._server.watch_of(document)
-        return watch is not None and watch.path == document.place
-
-    def _syntax_error(self, document: Document) -> types.Diagnostic | None:
-        text = document.source
-        known = self._syntax.get(document.uri)
-        if known is None or known[0] != text:
-            known = text, _syntax_error(document)
-            self._syntax[document.uri] = known
-        return known[1]
+        candidates = _candidates(document.source)
+        if candidates is not None:
+            self._workloads[document.uri] = candidates
+        return self._workloads.get(document.uri, ())
 
     def _problem(self, document: Document, problem: Problem) -> list[types.Diagnostic]:
-        path = document.place
-        if problem.path and problem.path != path:
-            return []
-        watch = self._server.watch_of(document)
-        if not problem.path and (watch is None or watch.path != path):
+        own = self._server.own_watch(document) is not None
+        if problem.path != document.place and (problem.path or not own):
             return []
         message = problem.what + (f"\n{problem.remedy}" if problem.remedy else "")
-        return [
-            types.Diagnostic(
-                range=line_range(document, max(problem.line - 1, 0)),
-                message=message,
-                severity=types.DiagnosticSeverity.Error,
-                source=SOURCE,
-            )
-        ]
+        return [_error(document, max(problem.line - 1, 0), message)]
 
 
-def _syntax_error(document: Document) -> types.Diagnostic | None:
+def _error(document: Document, line: int, message: str) -> types.Diagnostic:
+    severity = types.DiagnosticSeverity.Error
+    return types.Diagnostic(line_range(document, line), message, severity=severity, source=SOURCE)
+
+
+@functools.lru_cache(_FEW)
+def _syntax_error(text: str) -> tuple[int, str] | None:
+    """The line, from 0, that Python cannot parse, and why; None where it can."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(document.source)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None) or 1
-        return types.Diagnostic(
-            range=line_range(document, line - 1),
-            message=f"Python cannot parse this: {getattr(error, 'msg', None) or error}",
-            severity=types.DiagnosticSeverity.Error,
-            source=SOURCE,
-        )
+        parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        message = f"Python cannot parse this: {getattr(error, 'msg', None) or error}"
+        return (getattr(error, "lineno", None) or 1) - 1, message
     return None
 
 
-def _candidates(tree: ast.Module) -> list[tuple[int, str]]:
-    """What may be analysed in a file: its functions, of three providers the one of the model."""
+@functools.lru_cache(_FEW)
+def _candidates(text: str) -> tuple[tuple[int, str], ...] | None:
+    """What may be analysed in a file: its functions, of three providers the one of the model.
+
+    None where it is no Python.
+    """
+    if _syntax_error(text) is not None:
+        return None
+    tree = parse(text)
     candidates = {node.name: node for node in workloads_in(tree)}
     model_provider = provider_in(tree)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == model_provider:
             candidates[node.name] = node
-    return [(node.lineno - 1, name) for name, node in candidates.items()]
+    return tuple((node.lineno - 1, name) for name, node in candidates.items())

@@ -165,12 +165,12 @@ def _block(
 ) -> Note | None:
     """What is said of a class or function: of a module's class, all of its instances."""
     number, step = definition.lineno - 1, costs.step_ns or 1.0
-    first, last = definition.lineno - 1, (definition.end_lineno or definition.lineno) - 1
-    inside = [one for line, one in cost_of.items() if first <= line <= last]
+    end = definition.end_lineno or definition.lineno
+    inside = [one for line, one in cost_of.items() if number <= line < end]
     if isinstance(definition, ast.ClassDef):
         instances = _instances(costs.modules, name.rpartition(".")[2], path)
         if instances:
-            total = ModuleCost("", "", "", "", *_sums(instances))
+            total = ModuleCost.total(instances)
             title = describe(total.total_ns / step, total)
             if len(instances) > 1:
                 title += f" · {len(instances)} instances"
@@ -178,7 +178,7 @@ def _block(
             return Note(number, title, f"With all in it: {names}")
     if not inside:
         return None
-    total = ModuleCost("", "", "", "", *_sums(inside))
+    total = ModuleCost.total(inside)
     if total.total_ns < _LEAST * step and total.peak_bytes < _LEAST * max(costs.peak_bytes, 1):
         return None
     return Note(number, describe(total.total_ns / step, total), "What its own lines cost.")
@@ -194,24 +194,12 @@ def _instances(modules: Sequence[ModuleCost], kind: str, path: str) -> list[Modu
     return outermost
 
 
-def _sums(
-    parts: Sequence[LineCost | ModuleCost],
-) -> tuple[float, float, float, float, int]:
-    return (
-        sum(one.forward_ns for one in parts),
-        sum(one.backward_ns for one in parts),
-        sum(one.update_ns for one in parts),
-        sum(one.other_ns for one in parts),
-        sum(one.peak_bytes for one in parts),
-    )
-
-
 def _definitions(text: str) -> Iterator[tuple[_Definition, str]]:
     """Classes and functions with their qualified names; none of a text that is no Python."""
-    tree = parse(text)
-    if tree is None:
+    try:
+        waiting: list[tuple[ast.AST, str]] = [(parse(text), "")]
+    except (SyntaxError, ValueError, RecursionError):
         return
-    waiting: list[tuple[ast.AST, str]] = [(tree, "")]
     while waiting:
         node, around = waiting.pop(0)
         for child in ast.iter_child_nodes(node):
@@ -222,14 +210,15 @@ def _definitions(text: str) -> Iterator[tuple[_Definition, str]]:
             waiting.append((child, name))
 
 
-def parse(text: str) -> ast.Module | None:
-    """The tree of a text; None where it is no Python."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
+def parse(text: str) -> ast.Module:
+    """The tree of a text.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError: it is no Python.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def _text(lines: Sequence[str], number: int) -> str | None:

@@ -1,14 +1,23 @@
-"""The protocol's requests, each answered from what is known without waiting for anything."""
+"""The protocol's requests, each answered from what is known without waiting for anything.
+
+They arrive over stdin and stdout, or over one connection of this machine.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from lsprotocol import types
 from pygls.uris import to_fs_path
 
 from slipstream.live.editor import answers, commands
 from slipstream.live.editor.server import EditorServer, MakeAnalyst
+
+_SWITCH_S = 0.0005
 
 
 def make_server(make_analyst: MakeAnalyst, target: str | None = None) -> EditorServer:
@@ -90,3 +99,45 @@ def _beside(target: str, params: types.InitializeParams) -> str:
     if root and not Path(path).is_absolute():
         path = str(Path(root) / path)
     return path + colon + function
+
+
+def serve_stdio(make_analyst: MakeAnalyst, target: str | None = None) -> None:
+    """Serve an editor over stdin and stdout until it leaves; what others print goes to stderr."""
+    protocol = os.fdopen(os.dup(1), "wb")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    _serve(make_analyst, target, sys.stdin.buffer, protocol)
+
+
+def serve_tcp(make_analyst: MakeAnalyst, port: int, target: str | None = None) -> None:
+    """Serve the one editor that connects to a port of this machine, until it leaves.
+
+    Args:
+        port: 0 for a free one; which it is, stderr tells.
+
+    Raises:
+        SlipstreamError: the port is taken.
+    """
+    # Here: over stdin and stdout nothing of the page's server is needed.
+    from slipstream.live.server import HOST, listen
+
+    with listen(port) as listening:
+        print(f"waiting for an editor on {HOST}:{listening.getsockname()[1]}", file=sys.stderr)
+        connection, _ = listening.accept()
+    # Nobody listens from here on: a second editor's connection is refused.
+    with connection, connection.makefile("rb") as requests, connection.makefile("wb") as answers:
+        _serve(make_analyst, target, requests, answers)
+
+
+def _serve(
+    make_analyst: MakeAnalyst, target: str | None, requests: BinaryIO, answers: BinaryIO
+) -> None:
+    # Answers pass the threads that hear of analyses.
+    sys.setswitchinterval(_SWITCH_S)
+    logging.getLogger("pygls").setLevel(logging.ERROR)
+    server = make_server(make_analyst, target)
+    try:
+        server.start_io(stdin=requests, stdout=answers)
+    finally:
+        server.close()

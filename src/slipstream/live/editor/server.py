@@ -1,9 +1,11 @@
-"""The server's state: what is open, what is analysed, and the edits that it has made."""
+"""The server's state: what is open, what is analysed and served, and the edits it has made."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -12,16 +14,14 @@ from typing import Any
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol
 from pygls.uris import from_fs_path
 
 from slipstream.errors import SlipstreamError
 from slipstream.live.analysis import Analyst
 from slipstream.live.editor.diagnostics import Diagnoser
-from slipstream.live.editor.documents import Documents
 from slipstream.live.editor.notes import Note
-from slipstream.live.editor.pages import Pages
-from slipstream.live.editor.protocol import Protocol
-from slipstream.live.editor.text import Document, LineMap, position_at, spans
+from slipstream.live.editor.text import Document, Documents, LineMap, position_at, spans
 from slipstream.live.editor.watch import View, Watch
 from slipstream.live.edits import Edited
 
@@ -29,7 +29,60 @@ from slipstream.live.edits import Edited
 _REFUSED, _CANCELLED = -32803, -32800
 # While somebody types, a text is looked at when this long nothing was typed.
 _PAUSE_S = 0.3
+# An edit takes a moment; what was cancelled before the last so many is over.
+_REMEMBERED = 256
 MakeAnalyst = Callable[[str], Analyst]
+
+
+class Protocol(LanguageServerProtocol):
+    """pygls' protocol, which also remembers what the editor cancelled.
+
+    pygls cancels what it waits for itself; a command goes on in a task of its own, untold.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._cancelled: deque[int | str] = deque(maxlen=_REMEMBERED)
+
+    def handle_message(self, message: Any) -> None:
+        """Do what the editor says."""
+        if isinstance(message, types.CancelNotification):
+            self._cancelled.append(message.params.id)
+        super().handle_message(message)
+
+    def is_cancelled(self, request: int | str | None) -> bool:
+        """Whether the editor does not want this request's answer any more."""
+        return request in self._cancelled
+
+
+class Pages:
+    """Serves the page of an analyst from when it is first asked for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._served: dict[int, str] = {}
+        self._open = contextlib.ExitStack()
+        self._lock = threading.Lock()
+
+    def address(self, analyst: Analyst) -> str:
+        """Where the page is, with the key of this session.
+
+        Raises:
+            SlipstreamError: as `slipstream.live.server.serving`.
+        """
+        # Here: an editor that shows no page need not wait for what serves it.
+        from slipstream.live.server import serving
+
+        with self._lock:
+            if id(analyst) not in self._served:
+                live = self._open.enter_context(serving(analyst))
+                self._served[id(analyst)] = live.address
+            return self._served[id(analyst)]
+
+    def close(self) -> None:
+        """Serve them no more."""
+        with self._lock:
+            self._open.close()
+            self._served.clear()
 
 
 class EditorServer(LanguageServer):
@@ -62,12 +115,15 @@ class EditorServer(LanguageServer):
         """The workloads that are analysed."""
         return list(self._watches.values())
 
+    def own_watch(self, document: Document) -> Watch | None:
+        """The analysed workload whose file this is."""
+        of_path = (one for one in self._watches.values() if one.path == document.place)
+        return next(of_path, None)
+
     def watch_of(self, document: Document) -> Watch | None:
         """The workload that has something to say of a file: its own first."""
-        path = document.place
-        of_path = [one for one in self._watches.values() if one.path == path]
-        others = [one for one in self._watches.values() if path in one.view.notes]
-        return next(iter([*of_path, *others]), None)
+        others = (one for one in self._watches.values() if document.place in one.view.notes)
+        return self.own_watch(document) or next(others, None)
 
     def view_of(self, document: Document) -> View | None:
         """What is known of the file's workload; None where nothing is analysed."""
@@ -83,15 +139,19 @@ class EditorServer(LanguageServer):
             self._maps[document.uri] = known
         return known[2]
 
-    def placed(self, document: Document, notes: tuple[Note, ...]) -> list[tuple[int, Note]]:
-        """Notes with the line, from 0, where each belongs now; not those of changed lines."""
+    def placed(self, document: Document, *kinds: str) -> list[tuple[int, Note]]:
+        """Notes with the line, from 0, where each belongs now; not those of changed lines.
+
+        Args:
+            kinds: ``blocks``, ``hints``.
+        """
         view = self.view_of(document)
-        path = document.place
-        if view is None or path not in view.notes:
+        notes = view.notes.get(document.place) if view is not None else None
+        if notes is None:
             return []
-        lines = self.map_of(document, view.notes[path].lines)
-        lines_of_notes = ((lines.after_of(note.line), note) for note in notes)
-        return [(line, note) for line, note in lines_of_notes if line is not None]
+        lines = self.map_of(document, notes.lines)
+        every = ((lines.after_of(one.line), one) for kind in kinds for one in getattr(notes, kind))
+        return [(line, note) for line, note in every if line is not None]
 
     # Analyses.
 
@@ -132,6 +192,7 @@ class EditorServer(LanguageServer):
     def closed(self, uri: str) -> None:
         """A file is not open any more."""
         self._maps.pop(uri, None)
+        self.diagnoser.forget(uri)
         if (pending := self._pending.pop(uri, None)) is not None:
             pending.cancel()
 
@@ -164,7 +225,7 @@ class EditorServer(LanguageServer):
             self.diagnoser.publish(document)
         for watch in self._watches.values():
             # A file with an error may not be open.
-            problem = watch.view.problem
+            problem = watch.view.analysis.problem
             if problem is not None and problem.path:
                 uri = from_fs_path(problem.path)
                 if uri is not None and uri not in self.documents:

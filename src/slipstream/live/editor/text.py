@@ -1,4 +1,4 @@
-"""Texts as the protocol counts them: lines, units of UTF-16, and edits between two texts."""
+"""Open files and their texts as the protocol counts them: lines, units of UTF-16, edits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from urllib.parse import unquote
 
-from pygls.workspace import TextDocument
+from lsprotocol import types
+from pygls.workspace import ServerTextPosition, TextDocument, Workspace
 
 # Python's splitlines() knows more ends of lines than the protocol and Python's own parser do.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -40,6 +41,44 @@ class Document(TextDocument):
         if self._split[0] is not text:
             self._split = text, lines_of(text)
         return self._split[1]
+
+
+class Documents:
+    """Open files by address; pygls keeps them up to date as the editor tells of changes.
+
+    pygls' own texts end a line where Python's `splitlines` does: after a form feed an edit would
+    land a line too low, or nowhere. So ours stand in their place, under the same addresses.
+    """
+
+    def __init__(self) -> None:
+        self._workspace = Workspace(None)
+
+    def keep_in(self, workspace: Workspace) -> None:
+        """Where pygls keeps open files, from now on."""
+        self._workspace = workspace
+
+    def __contains__(self, uri: str) -> bool:
+        return unquote(uri) in self._workspace.text_documents
+
+    def __getitem__(self, uri: str) -> Document:
+        """The open file; of one that is not, what is on disk."""
+        document = self._workspace.text_documents.get(unquote(uri))
+        return document if isinstance(document, Document) else self._document(uri)
+
+    def all(self) -> list[Document]:
+        """Those that are open."""
+        every = self._workspace.text_documents.values()
+        return [one for one in every if isinstance(one, Document)]
+
+    def open(self, item: types.TextDocumentItem) -> Document:
+        """The editor has opened a file."""
+        document = self._document(item.uri, item.text, item.version)
+        self._workspace.text_documents[unquote(item.uri)] = document
+        return document
+
+    def _document(self, uri: str, text: str | None = None, version: int | None = None) -> Document:
+        codec = self._workspace.position_codec
+        return Document(uri, source=text, version=version, position_codec=codec)
 
 
 @dataclass(frozen=True)
@@ -118,11 +157,8 @@ def _common_ends(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
     return head, tail
 
 
-def position_at(document: Any, offset: int) -> Any:
+def position_at(document: Document, offset: int) -> types.Position:
     """The protocol's position of a character of an open file."""
-    from lsprotocol import types
-    from pygls.workspace import ServerTextPosition
-
     lines, row = document.lines, 0
     while row < len(lines) and offset >= len(lines[row]):
         if row == len(lines) - 1 and not lines[row].endswith(("\r", "\n")):
@@ -134,11 +170,8 @@ def position_at(document: Any, offset: int) -> Any:
     return document.position_to_client_units(ServerTextPosition(row, offset))
 
 
-def line_range(document: Any, line: int) -> Any:
+def line_range(document: Document, line: int) -> types.Range:
     """The protocol's range of a line (from 0) without its indentation and its end."""
-    from lsprotocol import types
-    from pygls.workspace import ServerTextPosition
-
     lines = document.lines
     if not lines:
         return types.Range(types.Position(0, 0), types.Position(0, 0))

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slipstream.errors import SlipstreamError
-from slipstream.live.analysis import Analysis, Analyst, Problem
+from slipstream.live.analysis import Analysis, Analyst
 from slipstream.live.costs import Costs
 from slipstream.live.editor.notes import History, Notes, make_notes, read_text
+from slipstream.live.editor.text import spans
 from slipstream.live.edits import Edited, with_technique
 
 # What is predicted to gain less is not worth a mark in the editor.
@@ -52,15 +53,12 @@ class View:
 
     Attributes:
         notes: by absolute path.
-        stale: whether the notes are of an earlier text than the newest analysis'.
         advised: the text of the workload's file that `advice` was placed in.
     """
 
     analysis: Analysis = field(default_factory=Analysis)
     costs: Costs | None = None
     notes: Mapping[str, Notes] = field(default_factory=dict)
-    stale: bool = False
-    problem: Problem | None = None
     advice: tuple[Advice, ...] = ()
     advised: str = ""
 
@@ -70,11 +68,14 @@ class Watch:
 
     Args:
         changed: called, in one of those threads, whenever `view` is another.
+
+    Attributes:
+        path: the workload's file, absolute.
     """
 
     def __init__(self, analyst: Analyst, changed: Callable[[], None]) -> None:
         self.analyst = analyst
-        self._path = str(analyst.workload.path.resolve())
+        self.path = str(analyst.workload.path.resolve())
         self.view = View()
         self._changed = changed
         self._history = History()
@@ -83,11 +84,6 @@ class Watch:
         self._recorded = -1
         self._lock = threading.Lock()
         self._leave = analyst.listen(self._hear)
-
-    @property
-    def path(self) -> str:
-        """The workload's file, absolute."""
-        return self._path
 
     def close(self) -> None:
         """End the analyses."""
@@ -102,9 +98,7 @@ class Watch:
                 self._number = analysis.number
                 paths = {self.path, *before.notes}
                 self._texts = {path: read_text(path) for path in paths}
-            view = replace(
-                before, analysis=analysis, problem=analysis.problem, stale=analysis.stale
-            )
+            view = replace(before, analysis=analysis)
             costs = analysis.costs
             if costs is not None and not analysis.stale and costs is not before.costs:
                 view = replace(view, costs=costs, notes=self._notes(costs), advice=())
@@ -149,15 +143,14 @@ class Watch:
 
 def _first_change(edited: Edited) -> int:
     """The first line, from 0, of the text before the edit that it changes or writes before."""
-    from slipstream.live.editor.text import spans
-
     replacements = spans(edited.before, edited.after)
     return edited.before.count("\n", 0, replacements[0].begin) if replacements else 0
 
 
 def _shown(view: View) -> tuple[object, ...]:
     """What of a view is to be seen."""
+    analysis = view.analysis
     return (
-        id(view.costs), view.stale, view.problem, view.advice, view.analysis.state,
-        view.analysis.said, view.analysis.number,
+        id(view.costs), analysis.stale, analysis.problem, view.advice, analysis.state,
+        analysis.said, analysis.number,
     )  # fmt: skip
