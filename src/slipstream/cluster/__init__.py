@@ -6,7 +6,6 @@ here = Cluster.load("h100x8-100gbe", hosts=16)
 here.cost(Collective("all_reduce", nbytes=668e6)).seconds
 """
 
-from slipstream.cluster.calibration import Calibration
 from slipstream.cluster.closed_form import closed_form_ns
 from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import KINDS, Collective
@@ -30,8 +29,8 @@ from slipstream.cluster.generators import (
     torus,
 )
 from slipstream.cluster.groups import Group, Mesh
-from slipstream.cluster.quantity import Quantity
-from slipstream.cluster.queues import Queues
+from slipstream.cluster.lower import Queues
+from slipstream.cluster.quantity import Calibration, Quantity
 from slipstream.cluster.regimes import Regime
 from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Task, Tasks

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.cluster import files
-from slipstream.cluster.calibration import Calibration
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.cost import Cost, Estimate, Interval, check_group, estimate
 from slipstream.cluster.devices import Device
 from slipstream.cluster.groups import Group, Mesh
 from slipstream.cluster.patterns import candidates
-from slipstream.cluster.quantity import NOT_GIVEN, Quantity
+from slipstream.cluster.quantity import NOT_GIVEN, Calibration, Quantity
 from slipstream.cluster.regimes import Regime, check_regimes
 from slipstream.cluster.topology import Float64s, Topology
 from slipstream.errors import InvalidArgumentError

@@ -8,8 +8,9 @@ that is held up does not hold up the others until the barrier.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,12 @@ from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.cost import placed
 from slipstream.cluster.groups import Group
-from slipstream.cluster.queues import Queues
 from slipstream.cluster.regimes import regime_of
 from slipstream.cluster.routing import Int32s, Int64s
 from slipstream.cluster.tasks import Job, Task
-from slipstream.cluster.topology import Float64s
+from slipstream.cluster.topology import Float64s, Topology
 from slipstream.errors import InvalidArgumentError
-from slipstream.native import Edges, Flows, Policy, Program
+from slipstream.native import Edges, Flows, Packets, Policy, Program
 
 _Array = npt.NDArray[Any]
 # The lane of all transfers, waits and barriers; behind it one lane for each device that computes.
@@ -37,6 +37,40 @@ _COLUMNS: dict[str, float] = {
     "lane": _BESIDE, "duration": 0.0, "priority": 0, "nbytes": 0.0, "slowdown": 1.0, "weight": 1.0,
     "hops": 0,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Queues:
+    """What the head of every link holds where transfers travel as packets; see `native.Packets`.
+
+    Attributes:
+        nbytes: room for packets that wait, headers included.
+        mark_bytes: packets that wait beyond this are marked (ECN); infinite: none.
+        payload_bytes, header_bytes: of a packet.
+        first_window, max_window: packets that a transfer has under way.
+        timeout_ns: without an acknowledgement for so long, a sender begins again.
+    """
+
+    nbytes: float = 1e6
+    mark_bytes: float = math.inf
+    payload_bytes: float = 1448.0
+    header_bytes: float = 90.0
+    first_window: int = 10
+    max_window: int = 1024
+    timeout_ns: float = 10e6
+
+    def __post_init__(self) -> None:
+        for name in ("nbytes", "mark_bytes"):
+            if not getattr(self, name) >= 0.0:
+                raise InvalidArgumentError(name, f"{getattr(self, name)} is not a size")
+
+    def on(self, topology: Topology) -> Packets:
+        """The engine's model; capacities of links count payload and headers alike."""
+        settings = asdict(self)
+        queue, mark = (
+            np.full(topology.links, settings.pop(name)) for name in ("nbytes", "mark_bytes")
+        )
+        return Packets(topology.latency_ns, queue, mark, **settings)
 
 
 @dataclass

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from slipstream.cluster.cluster import Cluster
-from slipstream.cluster.lower import lower
-from slipstream.cluster.queues import Queues
+from slipstream.cluster.lower import Queues, lower
 from slipstream.cluster.tasks import Job
 from slipstream.cluster.timeline import Timeline
 from slipstream.errors import InvalidArgumentError

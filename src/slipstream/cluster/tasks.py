@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.groups import Group
@@ -74,10 +74,7 @@ class Tasks:
     def depend(self, task: int, on: int) -> None:
         """`task` also waits for `on`."""
         known = self.tasks[task]
-        self.tasks[task] = Task(
-            known.name, (*known.after, on), known.duration_ns, known.rank, known.collective,
-            known.priority,
-        )  # fmt: skip
+        self.tasks[task] = replace(known, after=(*known.after, on))
 
     def _add(self, task: Task) -> int:
         self.tasks.append(task)

@@ -333,16 +333,21 @@ class Analyst:
             stages.reline(*same_code)
         else:
             stages.record(lambda work: cache.of_work(work) if cache is not None else None)
-            self._history.append(self._entry())
+            costs = self._latest.costs
+            assert costs is not None
+            self._history.append({
+                "digest": self._latest.digest, "at": time.time(), "step_ns": costs.step_ns,
+                "peak_bytes": costs.peak_bytes, "samples": costs.samples,
+            })  # fmt: skip
 
     # What is said of it.
 
     def _say(self, number: int, begun: float, **changes: Any) -> None:
-        one = self._latest
+        latest = self._latest
         if "state" in changes:
-            after = {**one.after_s, changes["state"]: time.monotonic() - begun}
-            changes["after_s"] = after
-        self._publish(number, replace(one, number=number, **changes))
+            after_s = {**latest.after_s, changes["state"]: time.monotonic() - begun}
+            changes["after_s"] = after_s
+        self._publish(number, replace(latest, number=number, **changes))
 
     def _publish(self, number: int, analysis: Analysis) -> None:
         with self._changed:
@@ -352,17 +357,6 @@ class Analyst:
             self._changed.notify_all()
         for listener in list(self._listeners):
             listener(analysis)
-
-    def _entry(self) -> dict[str, Any]:
-        costs = self._latest.costs
-        assert costs is not None
-        return {
-            "digest": self._latest.digest,
-            "at": time.time(),
-            "step_ns": costs.step_ns,
-            "peak_bytes": costs.peak_bytes,
-            "samples": costs.samples,
-        }
 
     def _expectation(self) -> Mapping[str, Any] | None:
         if self._expected is None:

@@ -142,6 +142,7 @@ def _await_start(server: Any, thread: threading.Thread) -> None:
 
 def _application(analyst: Analyst) -> Any:
     from starlette.applications import Starlette
+    from starlette.responses import FileResponse, Response
     from starlette.routing import Route, WebSocketRoute
 
     sessions: list[Session] = []
@@ -154,19 +155,20 @@ def _application(analyst: Analyst) -> Any:
 
     async def page(request: Request) -> Response:
         # The guard lets a key through here only for a page inside another one.
-        return _page(request.query_params.get("key"))
+        text, policy = live_html(request.query_params.get("key"))
+        return _text(text, "text/html", {"content-security-policy": policy})
 
-    async def script(request: Request) -> Response:
-        return _text(assets()[0], "text/javascript")
-
-    async def style(request: Request) -> Response:
-        return _text(assets()[1], "text/css")
+    async def part(request: Request) -> Response:
+        script, style = assets()
+        parts = {"/page.js": (script, "text/javascript"), "/page.css": (style, "text/css")}
+        return _text(*parts.get(request.url.path, ("yes", "text/plain")))
 
     async def document(request: Request) -> Response:
-        return _document(sessions[0], request)
-
-    async def alive(request: Request) -> Response:
-        return _text("yes", "text/plain")
+        number, state, name = (request.path_params[key] for key in ("number", "state", "name"))
+        path = sessions[0].document(number, state, name) if name in _TYPES else None
+        if path is None or not path.exists():
+            return Response("overtaken", status_code=404)
+        return FileResponse(path, media_type=_TYPES[name], headers={"cache-control": "no-store"})
 
     async def live(websocket: WebSocket) -> None:
         await _talk(sessions[0], websocket)
@@ -174,19 +176,14 @@ def _application(analyst: Analyst) -> Any:
     return Starlette(
         routes=[
             Route("/", page),
-            Route("/page.js", script),
-            Route("/page.css", style),
-            Route("/alive", alive),
+            Route("/page.js", part),
+            Route("/page.css", part),
+            Route("/alive", part),
             Route("/document/{number:int}/{state}/{name}", document),
             WebSocketRoute("/live", live),
         ],
         lifespan=lifespan,
     )
-
-
-def _page(key: str | None) -> Response:
-    text, policy = live_html(key)
-    return _text(text, "text/html", {"content-security-policy": policy})
 
 
 def _text(text: str, kind: str, headers: dict[str, str] | None = None) -> Response:
@@ -198,16 +195,6 @@ def _text(text: str, kind: str, headers: dict[str, str] | None = None) -> Respon
         "referrer-policy": "no-referrer",
     }
     return Response(text, media_type=kind, headers={**fixed, **(headers or {})})
-
-
-def _document(session: Session, request: Request) -> Response:
-    from starlette.responses import FileResponse, Response
-
-    number, state, name = (request.path_params[key] for key in ("number", "state", "name"))
-    path = session.document(number, state, name) if name in _TYPES else None
-    if path is None or not path.exists():
-        return Response("overtaken", status_code=404)
-    return FileResponse(path, media_type=_TYPES[name], headers={"cache-control": "no-store"})
 
 
 async def _talk(session: Session, websocket: WebSocket) -> None:

@@ -89,9 +89,6 @@ class Session:
             None if workers is None else int(workers),
         )  # fmt: skip
 
-    def _on_device(self, request: Mapping[str, Any]) -> Any:
-        return self.analyst.on_device(str(request["device"]))
-
     def _preview(self, request: Mapping[str, Any]) -> Any:
         return self.analyst.edit(
             f"{_EDITS}:preview", target=self._target, change=_change(request),
@@ -131,16 +128,13 @@ class Session:
         self.analyst.analyse()
         return digests
 
-    def _again(self, request: Mapping[str, Any]) -> Any:
-        return {"number": self.analyst.analyse(again=True)}
-
     _deeds: ClassVar[Mapping[str, Callable[[Session, Mapping[str, Any]], Any]]] = {
         "simulate": _simulate,
-        "device": _on_device,
+        "device": lambda self, request: self.analyst.on_device(str(request["device"])),
         "preview": _preview,
         "save": _save,
         "undo": _take_back,
-        "again": _again,
+        "again": lambda self, _: {"number": self.analyst.analyse(again=True)},
     }
 
     def _expected(self, change: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -179,8 +173,7 @@ class Session:
 
     def _hear(self, analysis: Analysis) -> None:
         before, self._told = getattr(self, "_told", None), analysis
-        messages = self._messages(analysis, before)
-        self._loop.call_soon_threadsafe(self._send, messages)
+        self._loop.call_soon_threadsafe(self._send, self._messages(analysis, before))
 
     def _send(self, messages: list[dict[str, Any]]) -> None:
         for queue in self._clients:

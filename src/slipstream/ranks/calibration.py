@@ -6,12 +6,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from slipstream.cluster.calibration import Calibration
 from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.errors import ClusterError
 from slipstream.cluster.fitting import Fit, fit
 from slipstream.cluster.generators import loopback, star
-from slipstream.cluster.quantity import NOT_GIVEN, Quantity
+from slipstream.cluster.quantity import NOT_GIVEN, Calibration, Quantity
 from slipstream.cluster.samples import COMPUTING, Operation, Sample
 from slipstream.cluster.topology import LinkKind
 from slipstream.errors import InvalidArgumentError

@@ -16,8 +16,8 @@ from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.generators import star, torus
 from slipstream.cluster.groups import Group
+from slipstream.cluster.lower import Queues
 from slipstream.cluster.quantity import Quantity
-from slipstream.cluster.queues import Queues
 from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Tasks
 from slipstream.cluster.topology import LinkKind

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.cluster import Cluster, ClusterError, LinkKind
-from slipstream.cluster.calibration import Calibration
 from slipstream.cluster.generators import leaf_spine
+from slipstream.cluster.quantity import Calibration
 from slipstream.measure.environment import capture, machine_id
 from slipstream.measure.records import Phase
 from slipstream.ranks import Netlab, calibrate, why_no_netlab
