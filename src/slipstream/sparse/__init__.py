@@ -5,10 +5,10 @@ The estimators need scikit-learn, which is asked for when they are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import MissingExtraError
+from slipstream.late import late
 from slipstream.sparse.dedup import Deduplicated, dedup
 from slipstream.sparse.join import Pairs, radius_join
 from slipstream.sparse.metrics import METRICS
@@ -43,17 +43,13 @@ _WITH_SKLEARN = {
 }
 
 
+_find, __dir__ = late(__name__, _WITH_SKLEARN, __all__)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _WITH_SKLEARN:
-        raise AttributeError(f"module 'slipstream.sparse' has no attribute '{name}'")
     try:
-        home = importlib.import_module(f"slipstream.sparse.{_WITH_SKLEARN[name]}")
+        return _find(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "sklearn":
             raise
         raise MissingExtraError(f"slipstream.sparse.{name}", "scikit-learn", "sparse") from error
-    return getattr(home, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

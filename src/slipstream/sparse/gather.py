@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,21 +15,6 @@ from slipstream.sparse.matrix import Float64s, Floats, Int64s, Rows
 
 # Entries of a part, about: four arrays of so many float64 stay in a second-level cache.
 _PART = 2**14
-
-
-@dataclass(frozen=True, eq=False)
-class Shared:
-    """Where a row and all others have values in the same column.
-
-    Attributes:
-        row: int64 [shared]; row of the searched matrix, in order of columns, then of rows.
-        left: int64 [shared]; which entry of the query's matrix.
-        right: int64 [shared]; which entry of the searched matrix.
-    """
-
-    row: Int64s
-    left: Int64s
-    right: Int64s
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +68,9 @@ class ByColumn:
         self.row: npt.NDArray[np.integer[Any]] = places.indices
         self._entry: Int64s = places.data
 
-    @functools.cached_property
-    def values(self) -> Floats:
-        """Of all entries in order of columns, [nnz]."""
-        return self.rows.data[self._entry]
+    def in_order(self, values: Floats) -> Float64s:
+        """`values` of all entries in order of columns, float64 [nnz]."""
+        return values[self._entry].astype(np.float64, copy=False)
 
     def parts(self, left: Rows, i: int) -> Iterator[Part]:
         """What row `i` of `left` shares with each row, few columns at a time; columns ascend."""
@@ -105,14 +88,3 @@ class ByColumn:
             if places:
                 row = np.concatenate([self.row[place] for place in places], dtype=np.int64)
                 yield Part(row, slice(begin + first, begin + last), counts[first:last], places)
-
-    def shared_with(self, left: Rows, i: int) -> Shared:
-        """What row `i` of `left` shares with each row; columns ascend."""
-        begin, end = int(left.indptr[i]), int(left.indptr[i + 1])
-        columns = left.indices[begin:end]
-        starts = self._starts[columns]
-        counts = self._starts[columns + 1] - starts
-        offsets = np.cumsum(counts) - counts
-        at = np.arange(int(counts.sum())) + np.repeat(starts - offsets, counts)
-        which = np.repeat(np.arange(begin, end), counts)
-        return Shared(self.row[at].astype(np.int64), which, self._entry[at])

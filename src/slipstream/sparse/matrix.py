@@ -61,8 +61,9 @@ class Rows:
         return np.bincount(self.indices, minlength=self.width)
 
     def sums(self, values: npt.NDArray[Any]) -> Float64s:
-        """The float64 sum of `values` [nnz] over each row."""
-        return row_sums(self.indptr, values)
+        """float64 sums of `values` [nnz] over each row, each added from left to right."""
+        rows = self.repeat(np.arange(len(self)))
+        return np.bincount(rows, weights=values, minlength=len(self)).astype(np.float64)
 
     def repeat(self, per_row: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """`per_row` [rows] once for every entry, [nnz]."""
@@ -91,12 +92,6 @@ class Rows:
         return sp.csr_matrix(
             (self.data, self.indices, self.indptr), shape=(len(self), self.width), copy=False
         )
-
-
-def row_sums(indptr: Int64s, values: npt.NDArray[Any]) -> Float64s:
-    """float64 sums of ``values[indptr[i]:indptr[i + 1]]``, each added from left to right."""
-    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    return np.bincount(rows, weights=values, minlength=len(indptr) - 1).astype(np.float64)
 
 
 def as_rows(matrix: Any, argument: str) -> Rows:

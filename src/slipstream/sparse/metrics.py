@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,14 +96,13 @@ class Side:
         """The same with values of `dtype`."""
         return replace(
             self,
-            channels=tuple(_cast(values, dtype) for values in self.channels),
-            exact=_cast(self.exact, dtype),
-            aux=tuple(None if values is None else _cast(values, dtype) for values in self.aux),
+            channels=tuple(np.ascontiguousarray(values, dtype) for values in self.channels),
+            exact=np.ascontiguousarray(self.exact, dtype),
+            aux=tuple(
+                None if values is None else np.ascontiguousarray(values, dtype)
+                for values in self.aux
+            ),
         )
-
-
-def _cast(values: Floats, dtype: npt.DTypeLike) -> Floats:
-    return np.ascontiguousarray(values, dtype)
 
 
 Prepare = Callable[[Rows], Side]
@@ -121,7 +121,6 @@ class Plan:
         columns: ``k``, of the matrix as it was given.
     """
 
-    name: str
     ops: tuple[Op, ...]
     finish: Finish
     left: Prepare
@@ -135,6 +134,7 @@ class Plan:
     c3: float = 0.0
     power: float = 0.0
     columns: int = 0
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,6 @@ class Options:
     smoothing: float = 0.0
 
 
-ADDITIVE = (
-    "braycurtis", "canberra", "correlation", "cosine", "dice", "euclidean", "hamming", "hellinger",
-    "inner_product", "jaccard", "jensenshannon", "kl", "kl_intersection", "manhattan", "minkowski",
-    "ruzicka", "russellrao", "sqeuclidean",
-)  # fmt: skip
-METRICS = tuple(sorted((*ADDITIVE, "chebyshev")))
 ALIASES = {
     "cityblock": "manhattan", "l1": "manhattan", "taxicab": "manhattan",
     "l2": "euclidean", "linf": "chebyshev", "infinity": "chebyshev",
@@ -250,8 +244,7 @@ def plan_of(name: str, options: Options, columns: int, non_negative: bool) -> Pl
         if special is not None:
             return plan_of(special, options, columns, non_negative)
     common = Op.MIN if non_negative else Op.COMMON
-    plan = _PLANS[name](options, columns, common)
-    return replace(plan, columns=columns)
+    return replace(_PLANS[name](options, columns, common), columns=columns, name=name)
 
 
 # ---- what a side is made of ----------------------------------------------------------------------
@@ -277,12 +270,8 @@ def _sum_of_squares(rows: Rows) -> Float64s:
     return rows.sums(np.square(rows.data, dtype=np.float64))
 
 
-def _ones(rows: Rows) -> Floats:
-    return np.ones_like(rows.data)
-
-
 def _binary(rows: Rows) -> Side:
-    return Side((_ones(rows),), rows.data, _counts(rows))
+    return Side((np.ones_like(rows.data),), rows.data, _counts(rows))
 
 
 def _unit_length(rows: Rows) -> Side:
@@ -360,39 +349,13 @@ def _powers(rows: Rows, p: float) -> Side:
     return Side((rows.data,), rows.data, rows.sums(powers), aux=(powers, None))
 
 
-def _kl_left(rows: Rows, normalise: bool, smoothing: float) -> Side:
-    values = _shares(rows, normalise)
-    logs = values * (np.log(values) - (np.log(smoothing) if smoothing else 0.0))
-    channels = (values,) if smoothing else (values, np.ones_like(values))
-    # How many entries B must share for a finite distance; smoothed, none.
-    needed = np.full(len(rows), -np.inf) if smoothing else _counts(rows)
-    return Side(channels, values, rows.sums(logs), term1=rows.sums(np.abs(logs)), term2=needed)
-
-
-def _kl_right(rows: Rows, normalise: bool, smoothing: float) -> Side:
-    values = _shares(rows, normalise)
-    if smoothing:
-        return Side((np.log1p(values / smoothing),), values, _zero(rows))
-    return Side((np.log(values), np.ones_like(values)), values, _zero(rows))
-
-
-def _kl_shared_left(rows: Rows, normalise: bool) -> Side:
-    values = _shares(rows, normalise)
-    return Side((values * np.log(values), values), values, _zero(rows))
-
-
-def _kl_shared_right(rows: Rows, normalise: bool) -> Side:
-    values = _shares(rows, normalise)
-    return Side((np.ones_like(values), np.log(values)), values, _zero(rows))
-
-
 # ---- the table -----------------------------------------------------------------------------------
 
 _Make = Callable[[Options, int, Op], Plan]
 
 
-def _both(name: str, ops: tuple[Op, ...], finish: Finish, side: Prepare, **rest: Any) -> Plan:
-    return Plan(name, ops, finish, side, side, **rest)
+def _both(ops: tuple[Op, ...], finish: Finish, side: Prepare, **rest: Any) -> Plan:
+    return Plan(ops, finish, side, side, **rest)
 
 
 def _normalised(options: Options) -> bool:
@@ -403,7 +366,7 @@ def _braycurtis(options: Options, columns: int, common: Op) -> Plan:
     rest: dict[str, Any] = {"exact": Exact.OVER_SUMS, "degree": 1.0, "c1": -2.0}
     side = _plain(_sum_of_sizes)
     if common is Op.MIN:
-        return _both("braycurtis", (common,), Finish.RATIO, side, **rest)
+        return _both((common,), Finish.RATIO, side, **rest)
 
     # |a + b| falls short of |a| + |b| where the signs differ: the common part of -a and b.
     def left(rows: Rows) -> Side:
@@ -412,84 +375,93 @@ def _braycurtis(options: Options, columns: int, common: Op) -> Plan:
     def right(rows: Rows) -> Side:
         return Side((rows.data, rows.data), rows.data, _sum_of_sizes(rows))
 
-    return Plan("braycurtis", (common, common), Finish.RATIO, left, right, c2=-2.0, **rest)
+    return Plan((common, common), Finish.RATIO, left, right, c2=-2.0, **rest)
 
 
 def _kl(options: Options, columns: int, common: Op) -> Plan:
     normalise, smoothing = options.normalise is True, options.smoothing
-    return Plan(
-        "kl", (Op.DOT,) if smoothing else (Op.DOT, Op.DOT), Finish.DIVERGENCE,
-        lambda rows: _kl_left(rows, normalise, smoothing),
-        lambda rows: _kl_right(rows, normalise, smoothing),
-        exact=Exact.RELATIVE, degree=1.0, c3=smoothing,
-    )  # fmt: skip
+
+    def left(rows: Rows) -> Side:
+        values = _shares(rows, normalise)
+        logs = values * (np.log(values) - (np.log(smoothing) if smoothing else 0.0))
+        channels = (values,) if smoothing else (values, np.ones_like(values))
+        # How many entries B must share for a finite distance; smoothed, none.
+        needed = np.full(len(rows), -np.inf) if smoothing else _counts(rows)
+        return Side(channels, values, rows.sums(logs), term1=rows.sums(np.abs(logs)), term2=needed)
+
+    def right(rows: Rows) -> Side:
+        values = _shares(rows, normalise)
+        if smoothing:
+            return Side((np.log1p(values / smoothing),), values, _zero(rows))
+        return Side((np.log(values), np.ones_like(values)), values, _zero(rows))
+
+    ops = (Op.DOT,) if smoothing else (Op.DOT, Op.DOT)
+    rest: dict[str, Any] = {"exact": Exact.RELATIVE, "degree": 1.0, "c3": smoothing}
+    return Plan(ops, Finish.DIVERGENCE, left, right, **rest)
 
 
 def _kl_intersection(options: Options, columns: int, common: Op) -> Plan:
-    normalise = options.normalise is True
-    return Plan(
-        "kl_intersection", (Op.DOT, Op.DOT), Finish.AFFINE,
-        lambda rows: _kl_shared_left(rows, normalise),
-        lambda rows: _kl_shared_right(rows, normalise),
-        c0=0.0, c1=0.5, c2=-0.5,
-    )  # fmt: skip
+    def left(rows: Rows) -> Side:
+        values = _shares(rows, options.normalise is True)
+        return Side((values * np.log(values), values), values, _zero(rows))
+
+    def right(rows: Rows) -> Side:
+        values = _shares(rows, options.normalise is True)
+        return Side((np.ones_like(values), np.log(values)), values, _zero(rows))
+
+    return Plan((Op.DOT, Op.DOT), Finish.AFFINE, left, right, c0=0.0, c1=0.5, c2=-0.5)
 
 
 _PLANS: dict[str, _Make] = {
     "inner_product": lambda o, k, m: _both(
-        "inner_product", (Op.DOT,), Finish.AFFINE, _plain(_zero), c0=0.0, c1=1.0, degree=2.0
+        (Op.DOT,), Finish.AFFINE, _plain(_zero), c0=0.0, c1=1.0, degree=2.0
     ),
     "cosine": lambda o, k, m: _both(
-        "cosine", (Op.DOT,), Finish.COSINE, _unit_length, exact=Exact.SQUARED, c3=0.5
+        (Op.DOT,), Finish.COSINE, _unit_length, exact=Exact.SQUARED, c3=0.5
     ),
     "correlation": lambda o, k, m: Plan(
-        "correlation", (Op.DOT,), Finish.CORRELATION,
-        lambda rows: _centred(rows, left=True), lambda rows: _centred(rows, left=False),
+        (Op.DOT,), Finish.CORRELATION, partial(_centred, left=True), partial(_centred, left=False),
         exact=Exact.CENTRED,
     ),
     "sqeuclidean": lambda o, k, m: _both(
-        "sqeuclidean", (Op.DOT,), Finish.SUM, _plain(_sum_of_squares),
+        (Op.DOT,), Finish.SUM, _plain(_sum_of_squares),
         exact=Exact.SQUARED, degree=2.0, c1=-2.0, c3=1.0,
     ),
-    "euclidean": lambda o, k, m: _both(
-        "euclidean", (Op.DOT,), Finish.SUM, _plain(_sum_of_squares), root=Root.SQRT,
-        exact=Exact.SQUARED, degree=2.0, c1=-2.0, c3=1.0,
-    ),
-    "jaccard": lambda o, k, m: _both(
-        "jaccard", (Op.DOT,), Finish.RATIO, _binary, c1=-2.0, c2=-1.0
-    ),
-    "dice": lambda o, k, m: _both("dice", (Op.DOT,), Finish.RATIO, _binary, c1=-2.0),
+    "euclidean": lambda o, k, m: replace(_PLANS["sqeuclidean"](o, k, m), root=Root.SQRT),
+    "jaccard": lambda o, k, m: _both((Op.DOT,), Finish.RATIO, _binary, c1=-2.0, c2=-1.0),
+    "dice": lambda o, k, m: _both((Op.DOT,), Finish.RATIO, _binary, c1=-2.0),
     "russellrao": lambda o, k, m: _both(
-        "russellrao", (Op.DOT,), Finish.AFFINE, _binary, c0=1.0, c1=-1.0 / max(k, 1)
+        (Op.DOT,), Finish.AFFINE, _binary, c0=1.0, c1=-1.0 / max(k, 1)
     ),
     "ruzicka": lambda o, k, m: _both(
-        "ruzicka", (Op.MIN,), Finish.RATIO, _plain(_sum_of_sizes),
+        (Op.MIN,), Finish.RATIO, _plain(_sum_of_sizes),
         exact=Exact.OVER_MAXIMA, degree=1.0, c1=-2.0, c2=-1.0,
     ),
     "hellinger": lambda o, k, m: _both(
-        "hellinger", (Op.DOT,), Finish.SUM, lambda rows: _square_roots(rows, _normalised(o)),
+        (Op.DOT,), Finish.SUM, partial(_square_roots, normalise=_normalised(o)),
         root=Root.SQRT, exact=Exact.SQUARED, degree=2.0, c0=0.5, c1=-2.0, c3=1.0,
     ),
     "manhattan": lambda o, k, m: _both(
-        "manhattan", (m,), Finish.SUM, _plain(_sum_of_sizes),
-        exact=Exact.ABSOLUTE, degree=1.0, c1=-2.0,
+        (m,), Finish.SUM, _plain(_sum_of_sizes), exact=Exact.ABSOLUTE, degree=1.0, c1=-2.0
     ),
     "minkowski": lambda o, k, m: _both(
-        "minkowski", (Op.POWER,), Finish.SUM, lambda rows: _powers(rows, o.p),
+        (Op.POWER,), Finish.SUM, partial(_powers, p=o.p),
         root=Root.POWER_ROOT, exact=Exact.POWERS, degree=o.p, c1=1.0, power=o.p,
     ),
     "canberra": lambda o, k, m: _both(
-        "canberra", (Op.SHARE_MIN if m is Op.MIN else Op.SHARE,), Finish.SUM, _plain(_counts),
+        (Op.SHARE_MIN if m is Op.MIN else Op.SHARE,), Finish.SUM, _plain(_counts),
         exact=Exact.SHARES, degree=1.0, c1=1.0,
     ),
     "hamming": lambda o, k, m: _both(
-        "hamming", (Op.EQUAL,), Finish.SUM, _plain(_counts), c0=1.0 / max(k, 1), c1=1.0
+        (Op.EQUAL,), Finish.SUM, _plain(_counts), c0=1.0 / max(k, 1), c1=1.0
     ),
     "jensenshannon": lambda o, k, m: _both(
-        "jensenshannon", (Op.ENTROPY,), Finish.SUM, lambda rows: _entropies(rows, _normalised(o)),
+        (Op.ENTROPY,), Finish.SUM, partial(_entropies, normalise=_normalised(o)),
         root=Root.SQRT, exact=Exact.ENTROPIES, degree=1.0, c0=0.5, c1=1.0,
     ),
     "braycurtis": _braycurtis,
     "kl": _kl,
     "kl_intersection": _kl_intersection,
 }  # fmt: skip
+ADDITIVE = tuple(sorted(_PLANS))
+METRICS = tuple(sorted((*ADDITIVE, "chebyshev")))

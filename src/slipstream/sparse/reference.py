@@ -62,20 +62,15 @@ class ReferenceSearch(ByRow):
         self.left, self.left_side = left
         self.columns, self.right_side = right
         self.rows, self.dtype = len(self.columns.rows), self.left_side.exact.dtype
+        self._left = [values.astype(np.float64, copy=False) for values in self.left_side.channels]
+        self._right = [self.columns.in_order(values) for values in self.right_side.channels]
 
     def row(self, i: int) -> Floats:
-        shared = self.columns.shared_with(self.left, i)
-        sums = [
-            np.bincount(
-                shared.row,
-                weights=_terms(
-                    self.plan, op, self.left_side.channels[c][shared.left].astype(np.float64),
-                    self.right_side.channels[c][shared.right].astype(np.float64),
-                ),
-                minlength=self.rows,
-            ).astype(np.float64)
-            for c, op in enumerate(self.plan.ops)
-        ]  # fmt: skip
+        sums = np.zeros((len(self.plan.ops), self.rows))
+        for part in self.columns.parts(self.left, i):
+            for c, op in enumerate(self.plan.ops):
+                x, b = part.of_query(self._left[c]), part.of_rows(self._right[c])
+                np.add.at(sums[c], part.row, _terms(self.plan, op, x, b))
         distance, cancelled = self._finish(i, sums[0], sums[-1])
         for j in np.flatnonzero(cancelled):
             distance[j] = self._exactly(i, int(j))

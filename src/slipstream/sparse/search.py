@@ -13,23 +13,13 @@ import numpy.typing as npt
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.sparse import kernels
+from slipstream.sparse import kernels, metrics
 from slipstream.sparse.chebyshev import ChebyshevSearch
 from slipstream.sparse.device import DeviceSearch, OnDevice
 from slipstream.sparse.gather import ByColumn
 from slipstream.sparse.index import MAX_TILE_ROWS, TILE_ROWS_OF_LISTS, Index, build_index
 from slipstream.sparse.matrix import Floats, Int64s, Rows, same_columns
-from slipstream.sparse.metrics import (
-    NON_NEGATIVE,
-    Options,
-    Plan,
-    Root,
-    Side,
-    check_domain,
-    check_options,
-    metric_name,
-    plan_of,
-)
+from slipstream.sparse.metrics import NON_NEGATIVE, Options, Plan, Root, Side
 from slipstream.sparse.reference import ReferenceSearch
 from slipstream.sparse.semiring import Semiring, SemiringSearch
 
@@ -135,9 +125,9 @@ class Searcher:
             if self.given:
                 raise InvalidArgumentError(next(iter(self.given)), "not an argument of a Semiring")
             return
-        self.metric = metric_name(self.metric)
-        self.options = check_options(self.metric, self.given)
-        check_domain(self.metric, self.right, self.argument)
+        self.metric = metrics.metric_name(self.metric)
+        self.options = metrics.check_options(self.metric, self.given)
+        metrics.check_domain(self.metric, self.right, self.argument)
 
     def against(self, left: Rows, argument: str = "A") -> Run:
         """The rows of `left` as queries.
@@ -157,14 +147,14 @@ class Searcher:
                 left, right, self.limits, np.dtype(np.float64),
                 lambda slab: SemiringSearch(semiring, slab, columns),
             )  # fmt: skip
-        check_domain(self.metric, left, argument)
+        metrics.check_domain(self.metric, left, argument)
         if self.metric == "chebyshev":
             dtype = np.result_type(left.data, right.data)
             return Run(
                 left, right, self.limits, dtype, lambda slab: ChebyshevSearch(slab, right, dtype)
             )
         non_negative = all(not rows.nnz or rows.data.min() >= 0 for rows in (left, right))
-        plan = plan_of(self.metric, self.options, right.columns, non_negative)
+        plan = metrics.plan_of(self.metric, self.options, right.columns, non_negative)
         dtype = _working_type(plan, left, right)
         library = None if self.device is not None else kernels.native()
         key = (plan.ops, dtype, library is not None)

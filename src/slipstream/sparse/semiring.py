@@ -65,7 +65,7 @@ class SemiringSearch(ByRow):
         self.semiring, self.left, self.columns = semiring, left.as_type(np.float64), columns
         self.rows, self.dtype = len(columns.rows), np.dtype(np.float64)
         self._left = self.left.data.astype(np.float64, copy=False)
-        self._right = columns.values.astype(np.float64, copy=False)
+        self._right = columns.in_order(columns.rows.data)
         # Copies: functions may write into what they are given, and rows may be the user's own.
         self._left_units = _called(semiring.left_unit, "left_unit", self._left.copy())
         self._right_units = _called(semiring.right_unit, "right_unit", self._right.copy())
