@@ -14,7 +14,7 @@ from formulas import FORMULAS, skewed
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.sparse import dedup, pairwise_distances, radius_join
-from slipstream.sparse.shingles import Shingler
+from slipstream.sparse.dedup import Shingler
 
 
 def joined(*arguments: object, **options: object) -> list[tuple[int, int, float]]:

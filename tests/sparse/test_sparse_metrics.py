@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from environments import switch_library_off
 from slipstream.data import get
 from slipstream.errors import InvalidArgumentError
-from slipstream.sparse import METRICS, Semiring, gather, kernels, pairwise_distances
+from slipstream.sparse import METRICS, Semiring, kernels, pairwise_distances, reference
 
 BACKENDS = ("avx512bw", "avx2", "scalar", "python")
 
@@ -170,7 +170,7 @@ def test_a_semiring_takes_columns_in_any_number_of_parts(
         semiring = Semiring(lambda p, q: np.abs(p - q), reduce, **some)
         whole = pairwise_distances(a, b, semiring)
         for part in (1, 37):
-            monkeypatch.setattr(gather, "_PART", part)
+            monkeypatch.setattr(reference, "_PART", part)
             assert np.array_equal(pairwise_distances(a, b, semiring), whole)
         monkeypatch.undo()
 

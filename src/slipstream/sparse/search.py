@@ -16,11 +16,10 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.sparse import kernels, metrics
 from slipstream.sparse.chebyshev import ChebyshevSearch
 from slipstream.sparse.device import DeviceSearch, OnDevice
-from slipstream.sparse.gather import ByColumn
 from slipstream.sparse.index import MAX_TILE_ROWS, TILE_ROWS_OF_LISTS, Index, build_index
 from slipstream.sparse.matrix import Floats, Int64s, Rows, same_columns
 from slipstream.sparse.metrics import NON_NEGATIVE, Options, Plan, Root, Side
-from slipstream.sparse.reference import ReferenceSearch
+from slipstream.sparse.reference import ByColumn, ReferenceSearch
 from slipstream.sparse.semiring import Semiring, SemiringSearch
 
 BLOCK_BYTES = 64 * 2**20

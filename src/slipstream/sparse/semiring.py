@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.sparse.gather import ByColumn, Part
 from slipstream.sparse.matrix import Float64s, Floats, Rows
-from slipstream.sparse.reference import ByRow
+from slipstream.sparse.reference import ByColumn, ByRow, Part
 
 Reduce = Literal["sum", "max", "min"]
 

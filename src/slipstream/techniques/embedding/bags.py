@@ -15,8 +15,6 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.kernels import bags as bags_door
 from slipstream.techniques.embedding.kernels.robe import MODES
 
-_INTEGERS = (torch.int32, torch.int64)
-
 
 class Bags(NamedTuple):
     """Ids and the bags they are in.
@@ -41,10 +39,8 @@ def normalise(
     input: torch.Tensor,
     offsets: torch.Tensor | None,
     per_sample_weights: torch.Tensor | None,
-    *,
     mode: str,
-    dtype: torch.dtype,
-    device: torch.device,
+    parameter: torch.Tensor,
     include_last_offset: bool = False,
     tables: int = 1,
 ) -> Bags:
@@ -54,12 +50,12 @@ def normalise(
         input: ids, int32 or int64: [tables * bags, n] for bags of n each, or [count] with offsets.
         offsets: int32 or int64 [tables * bags], or one more with `include_last_offset`.
         per_sample_weights: as `input`, in mode sum.
-        dtype, device: of the parameters.
+        parameter: tells the device of all, and the dtype of the weights.
 
     Raises:
         InvalidArgumentError: an argument of another dtype, shape or device.
     """
-    _expect("input", input, device, _INTEGERS)
+    _expect("input", input, parameter.device)
     if input.dim() == 2:
         if offsets is not None:
             raise InvalidArgumentError(
@@ -69,7 +65,7 @@ def normalise(
     elif input.dim() == 1:
         if offsets is None:
             raise InvalidArgumentError("offsets", "must be given with ids in one dimension")
-        _expect("offsets", offsets, device, _INTEGERS)
+        _expect("offsets", offsets, parameter.device)
         if offsets.dim() != 1 or (include_last_offset and offsets.shape[0] == 0):
             raise InvalidArgumentError("offsets", f"has the shape {list(offsets.shape)}, not [n]")
         total = offsets.shape[0] - (1 if include_last_offset else 0)
@@ -82,7 +78,7 @@ def normalise(
             f"{total} bags are not the same number for each of {tables} tables",
         )
     if per_sample_weights is not None:
-        _check_weights(per_sample_weights, input, mode, dtype)
+        _check_weights(per_sample_weights, input, mode, parameter.dtype)
         per_sample_weights = per_sample_weights.reshape(-1).contiguous()
     has_end = offsets is not None and include_last_offset
     ids = input.reshape(-1).contiguous()
@@ -95,7 +91,7 @@ def each(input: torch.Tensor, device: torch.device) -> Bags:
     Raises:
         InvalidArgumentError: ids of another dtype or device.
     """
-    _expect("input", input, device, _INTEGERS)
+    _expect("input", input, device)
     return Bags(input.reshape(-1).contiguous(), None, None, input.numel())
 
 
@@ -152,11 +148,9 @@ def expect_tensor(name: str, given: object) -> None:
         )
 
 
-def _expect(
-    name: str, tensor: torch.Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]
-) -> None:
+def _expect(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     expect_tensor(name, tensor)
-    if tensor.dtype not in dtypes:
+    if tensor.dtype not in (torch.int32, torch.int64):
         raise InvalidArgumentError(name, f"is {tensor.dtype}, not int32 or int64")
     if tensor.device != device:
         raise InvalidArgumentError(

@@ -55,16 +55,33 @@ class TableExchange(Settings, ABC):
 
     def why_none(self, graph: Graph) -> str | None:
         """None, or why no table can be exchanged for a module that is timed on processors."""
-        reason = why_none(graph, self.rows)
-        return reason or self._selection.why_none(
-            module_of(graph, one.task) for one in chosen(graph, self.rows)
-        )
+        if (reason := already_compiled(graph)) is not None:
+            return reason
+        every = lookups(graph)
+        if not every:
+            return "no embedding table is looked up in this step"
+        large = self._large(every)
+        if not large:
+            most = max(lookup.weight.shape[0] for lookup in every)
+            return f"the largest table has {most} rows; below {self.rows} they are not worth it"
+        if any(lookup.weight.device != "cpu" for lookup in large):
+            return "the kernels are for processors, and the tables are on another device"
+        return self._selection.why_none(module_of(graph, one.task) for one in large)
 
     def chosen(self, graph: Graph) -> list[Lookup]:
         """Look-ups of the tables that are large enough, and meant."""
-        found = chosen(graph, self.rows)
-        meant = {one.table for one in found if module_of(graph, one.task) in self._selection}
-        return [one for one in found if one.table in meant]
+        large = self._large(lookups(graph))
+        meant = {one.table for one in large if module_of(graph, one.task) in self._selection}
+        return [one for one in large if one.table in meant]
+
+    def _large(self, every: Sequence[Lookup]) -> list[Lookup]:
+        """Look-ups of float32 tables with at least `rows` rows, on the first one's device."""
+        large = [
+            one
+            for one in every
+            if one.weight.shape[0] >= self.rows and one.weight.dtype == "float32"
+        ]
+        return [one for one in large if one.weight.device == large[0].weight.device]
 
     @property
     def _selection(self) -> Selection:
@@ -121,32 +138,6 @@ class TableExchange(Settings, ABC):
 def dense_bytes(groups: Sequence[Group]) -> int:
     """Bytes of the tables in `groups` as they were recorded."""
     return sum(spec.nbytes for group in groups for spec in group.tables.values())
-
-
-def chosen(graph: Graph, rows: int) -> list[Lookup]:
-    """Look-ups of float32 tables with at least so many rows, on the first one's device."""
-    large = [
-        one
-        for one in lookups(graph)
-        if one.weight.shape[0] >= rows and one.weight.dtype == "float32"
-    ]
-    return [one for one in large if one.weight.device == large[0].weight.device]
-
-
-def why_none(graph: Graph, rows: int) -> str | None:
-    """None, or why no table can be exchanged for a module that is made and timed on processors."""
-    if (reason := already_compiled(graph)) is not None:
-        return reason
-    every = lookups(graph)
-    if not every:
-        return "no embedding table is looked up in this step"
-    large = chosen(graph, rows)
-    if not large:
-        most = max(lookup.weight.shape[0] for lookup in every)
-        return f"the largest table has {most} rows; below {rows} they are not worth it"
-    if any(lookup.weight.device != "cpu" for lookup in large):
-        return "the kernels are for processors, and the tables are on another device"
-    return None
 
 
 def why_no_kernels() -> str | None:

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from slipstream.durations import questions, rescale
 from slipstream.graph import Call, Editor, Graph, Role, TensorSpec, price
 from slipstream.technique import Context
-from slipstream.techniques.embedding.tables import (
-    Lookup,
-    list_updates,
-    lookups,
-    updates,
-    with_arrays,
-)
+from slipstream.techniques.embedding.tables import Lookup, lookups, updates, with_arrays
 
 _ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 _TIMED = "slipstream.techniques.embedding.timed:module_of"
@@ -75,30 +69,15 @@ class Group:
         return Call(_ADD, (array, array, 1), (array,))
 
 
-@dataclass(frozen=True)
-class _Updates:
-    """What becomes of the optimizer's tasks on tables.
-
-    Attributes:
-        changed: tasks with other calls.
-        added: further calls, behind a task.
-        removed: tasks that have nothing to do any more.
-    """
-
-    changed: dict[int, Call]
-    added: list[tuple[int, Call]]
-    removed: list[int]
-
-
 def asked(graph: Graph, groups: Sequence[Group]) -> list[Call]:
     """Calls whose durations `exchanged` looks up."""
     passes = [
         call for group in groups for one in group.lookups for _, call in group.timed_passes(one)
     ]
-    changes = _updates(graph, groups)
+    changed, added, _ = _updates(graph, groups)
     sums = [group.sum_of_gradients for group in groups]
     return [
-        *passes, *questions(graph, changes.changed), *(call for _, call in changes.added),
+        *passes, *questions(graph, changed), *(call for _, call in added),
         *(call for call in sums if call is not None),
     ]  # fmt: skip
 
@@ -109,23 +88,20 @@ def exchanged(edit: Editor, graph: Graph, groups: Sequence[Group], context: Cont
         first = True
         for lookup in group.lookups:
             for task, call in group.timed_passes(lookup):
-                _retime(edit, graph, task, call, context)
+                duration_ns = graph.task(task).duration_ns
+                edit.set_price(task, price(context.durations, call, duration_ns))
             if lookup.backward is None:
                 continue
             if not first and group.sum_of_gradients is not None:
                 _insert(edit, lookup.backward, group.sum_of_gradients, context)
             first = False
-    changes = _updates(graph, groups)
-    rescale(edit, graph, changes.changed, context.durations)
-    for task, call in changes.added:
+    changed, added, removed = _updates(graph, groups)
+    rescale(edit, graph, changed, context.durations)
+    for task, call in added:
         _insert(edit, task, call, context)
-    for task in changes.removed:
+    for task in removed:
         edit.remove(task)
     _resize(edit, graph, groups)
-
-
-def _retime(edit: Editor, graph: Graph, task: int, call: Call, context: Context) -> None:
-    edit.set_price(task, price(context.durations, call, graph.task(task).duration_ns))
 
 
 def _insert(edit: Editor, task: int, call: Call, context: Context) -> None:
@@ -156,21 +132,24 @@ def _trained_in_place(
     }
 
 
-def _updates(graph: Graph, groups: Sequence[Group]) -> _Updates:
+def _updates(
+    graph: Graph, groups: Sequence[Group]
+) -> tuple[dict[int, Call], list[tuple[int, Call]], list[int]]:
+    """What becomes of the optimizer's tasks on tables.
+
+    Returns:
+        tasks with other calls; further calls, each behind a task; tasks that have nothing to do.
+    """
     in_place = _trained_in_place(graph, groups)
-    if not in_place:
-        return _Updates({}, [], [])
+    by_shape, on_lists = updates(graph, list(in_place))
     together: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {
         shape: [shape if one is None else (sum(one),) if one else None for one in tables]
         for shape, tables in in_place.items()
     }
-    changed = {
-        task: with_arrays(graph.task(task).known_call, together)
-        for task in list_updates(graph, list(in_place))
-    }
+    changed = {task: with_arrays(graph.task(task).known_call, together) for task in on_lists}
     added: list[tuple[int, Call]] = []
     removed: list[int] = []
-    for shape, tasks in updates(graph, list(in_place)).items():
+    for shape, tasks in by_shape.items():
         # Tables of one shape are updated one after the other, alike.
         count = len(tasks) // len(in_place[shape])
         for number, trained in enumerate(in_place[shape]):
@@ -185,7 +164,7 @@ def _updates(graph: Graph, groups: Sequence[Group]) -> _Updates:
                 call = graph.task(task).known_call
                 changed[task] = with_arrays(call, {shape: [(largest,)]})
                 added += [(task, with_arrays(call, {shape: [(one,)]})) for one in others]
-    return _Updates(changed, added, removed)
+    return changed, added, removed
 
 
 def _resize(edit: Editor, graph: Graph, groups: Sequence[Group]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -45,9 +45,11 @@ class CompressedEmbedding(Protocol):
     def nbytes(self) -> int: ...
 
     @property
+    @abstractmethod
     def reads_per_id(self) -> float: ...
 
     @property
+    @abstractmethod
     def flops_per_id(self) -> int: ...
 
     def materialize(self, rows: torch.Tensor) -> torch.Tensor:
@@ -114,7 +116,7 @@ class Table(Rows):
         return 0
 
 
-class CompressedModule(Exportable):
+class CompressedModule(Exportable, CompressedEmbedding):
     """A table's module, whatever its format; `ById` and `ByBag` tell how it is called.
 
     Attributes:
@@ -131,16 +133,6 @@ class CompressedModule(Exportable):
     @abstractmethod
     def parameter(self) -> torch.Tensor:
         """A parameter; tells device and dtype."""
-
-    @property
-    @abstractmethod
-    def reads_per_id(self) -> float:
-        """Cache lines of parameters that one id reads, on average."""
-
-    @property
-    @abstractmethod
-    def flops_per_id(self) -> int:
-        """Of arithmetic to make a row and add it to a bag."""
 
     @abstractmethod
     def look_up(
@@ -242,18 +234,16 @@ class ByBag(CompressedModule):
         Raises:
             InvalidArgumentError: names the argument and what is wrong with it.
         """
-        like = self.parameter
         bags = normalise(
-            input, offsets, per_sample_weights, mode=self.mode, dtype=like.dtype,
-            device=like.device, include_last_offset=self.include_last_offset,
-        )  # fmt: skip
+            input, offsets, per_sample_weights, self.mode, self.parameter, self.include_last_offset
+        )
         return self.look_up(bags, self.mode, self.padding_idx)
 
 
 class _OverTable(CompressedModule):
     """A module over a table."""
 
-    def __init__(self, table: Table, padding_idx: int | None) -> None:
+    def __init__(self, table: Table, padding_idx: int | None = None) -> None:
         if not isinstance(table, nn.Module):
             raise InvalidArgumentError("table", f"{type(table).__name__} is no module")
         super().__init__(table.num_embeddings, table.embedding_dim, padding_idx)
@@ -295,10 +285,7 @@ class _OverTable(CompressedModule):
         return self.table
 
     def _check(self, bags: Bags) -> None:
-        """
-        Raises:
-            InvalidArgumentError: an id that is no row, offsets out of order, weights not finite.
-        """
+        """Raise InvalidArgumentError for ids or offsets that are wrong, or weights not finite."""
         if torch.compiler.is_compiling():
             # No look at the ids while they are traced: a check that stays in the graph.
             inside = (bags.ids >= 0) & (bags.ids < self.num_embeddings)
@@ -319,9 +306,6 @@ class TableEmbedding(_OverTable, ById):
     Raises:
         InvalidArgumentError: a padding row that the table lacks.
     """
-
-    def __init__(self, table: Table, padding_idx: int | None = None) -> None:
-        super().__init__(table, padding_idx)
 
 
 class TableEmbeddingBag(_OverTable, ByBag):
@@ -397,9 +381,3 @@ class _ExportedBags(nn.Module):
             return rows
         sums = rows.sum(1)
         return sums if self.mode == "sum" else sums / present.sum(1)[:, None].clamp(min=1)
-
-
-if TYPE_CHECKING:
-
-    def _conforms(one: CompressedModule) -> CompressedEmbedding:
-        return one

@@ -393,11 +393,7 @@ def plan_tables(
 
 
 def _check(name: str, module: Any, choice: Choice, known: TableFacts | None) -> None:
-    """See that `module` is the table that was planned.
-
-    Raises:
-        InvalidArgumentError: it is not, or the format needs trained numbers.
-    """
+    """Raise InvalidArgumentError unless `module` is the planned table, trained if it must be."""
     if type(module) not in (torch.nn.Embedding, torch.nn.EmbeddingBag):
         raise InvalidArgumentError("model", f"'{name}' is no embedding table")
     shape = (module.num_embeddings, module.embedding_dim)
@@ -426,11 +422,7 @@ def _budget(dense: int, budget: int | str | None, ratio: float | None) -> int:
 
 
 def _score(given: Any) -> float:
-    """What `evaluate` returned; NaN counts as the worst.
-
-    Raises:
-        InvalidArgumentError: it is no number.
-    """
+    """What `evaluate` returned, NaN as the worst; InvalidArgumentError if it is no number."""
     try:
         score = float(given)
     except (TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,28 +88,25 @@ def lookups(graph: Graph) -> list[Lookup]:
     return looked_up
 
 
-def updates(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    """By shape: the optimizer's tasks on single tensors of that shape, in order."""
+def updates(
+    graph: Graph, shapes: Collection[tuple[int, ...]]
+) -> tuple[dict[tuple[int, ...], list[int]], list[int]]:
+    """The optimizer's tasks on tensors of some shapes, in order.
+
+    Returns:
+        by shape the tasks on single tensors; the tasks on lists with such a tensor among them.
+    """
     by_shape: dict[tuple[int, ...], list[int]] = {shape: [] for shape in shapes}
-    for task in range(len(graph)):
+    on_lists = []
+    for task in (graph.tasks.phase == StepPhase.OPTIMIZER).nonzero()[0].tolist():
         call = graph.task(task).call
-        if graph.tasks.phase[task] != StepPhase.OPTIMIZER or call is None or is_list(call):
+        updated = set() if call is None else {spec.shape for spec in call.inputs} & set(shapes)
+        if call is not None and updated and is_list(call):
+            on_lists.append(task)
             continue
-        for shape in {spec.shape for spec in call.inputs} & set(by_shape):
+        for shape in updated:
             by_shape[shape].append(task)
-    return by_shape
-
-
-def list_updates(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    """The optimizer's tasks on lists of tensors with one of a shape among them."""
-    tasks = []
-    for task in range(len(graph)):
-        call = graph.task(task).call
-        if graph.tasks.phase[task] != StepPhase.OPTIMIZER or call is None or not is_list(call):
-            continue
-        if any(spec.shape in shapes for spec in call.inputs):
-            tasks.append(task)
-    return tasks
+    return by_shape, on_lists
 
 
 def is_list(call: Call) -> bool:
@@ -189,8 +187,4 @@ def _name(graph: Graph, task: int) -> str:
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

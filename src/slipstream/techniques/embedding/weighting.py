@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -39,14 +39,22 @@ def row_weights_of(weight: torch.Tensor, row_weights: torch.Tensor | None) -> to
 
 
 def relative_error(
-    weight: torch.Tensor, other: torch.Tensor, row_weights: torch.Tensor | None = None
+    weight: torch.Tensor,
+    other: torch.Tensor | Callable[[torch.Tensor], torch.Tensor],
+    row_weights: torch.Tensor | None = None,
 ) -> float:
-    """Weighted squared distance of two tables over the weighted square of the first."""
+    """Weighted squared distance of two tables over the weighted square of the first.
+
+    Args:
+        other: a table, or what makes its rows of some of `weight`'s.
+    """
     counted = row_weights_of(weight, row_weights)
     lost = whole = 0.0
     for rows in chunks(len(weight)):
-        one, share = weight.detach()[rows].double(), counted[rows]
-        lost += float(((one - other.detach()[rows].double()).square().sum(1) * share).sum())
+        part, share = weight.detach()[rows], counted[rows]
+        one = part.double()
+        near = other[rows] if isinstance(other, torch.Tensor) else other(part)
+        lost += float(((one - near.detach().double()).square().sum(1) * share).sum())
         whole += float((one.square().sum(1) * share).sum())
     return lost / whole if whole else 0.0
 

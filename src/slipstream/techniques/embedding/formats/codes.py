@@ -18,7 +18,7 @@ from slipstream.techniques.embedding.formats.format import (
     TableFormat,
 )
 from slipstream.techniques.embedding.modules import Table, over
-from slipstream.techniques.embedding.weighting import chunks, row_weights_of
+from slipstream.techniques.embedding.weighting import chunks, relative_error, row_weights_of
 
 _SCALE_BYTES = 4
 _NIBBLE = 15
@@ -61,8 +61,17 @@ class QuantizedTable(Table):
         Raises:
             InvalidArgumentError: other bits, or a table that is empty or holds NaN or infinity.
         """
-        row_weights_of(weight, None)
-        return coded(weight.detach(), bits)
+        row_weights_of(weight, None)  # for its checks
+        (rows, columns), weight = weight.shape, weight.detach()
+        row = code_bytes(columns, bits)
+        codes = torch.empty(rows, row, dtype=torch.uint8, device=weight.device)
+        scale = torch.empty(rows, device=weight.device)
+        for part in chunks(rows):
+            signed, scale[part] = code_weights(
+                weight[part], bits, Granularity(axis=0), least_error=bits == 4, narrow=True
+            )
+            codes[part] = _packed(signed.view(torch.uint8), bits)
+        return cls(codes, scale, columns, bits)
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of `ids` [count]: float32 [count, embedding_dim]."""
@@ -111,19 +120,6 @@ def table_bytes(rows: int, columns: int, bits: int) -> int:
     return rows * (code_bytes(columns, bits) + _SCALE_BYTES)
 
 
-def coded(weight: torch.Tensor, bits: int) -> QuantizedTable:
-    """`weight` as a `QuantizedTable`, some rows at a time."""
-    row = code_bytes(weight.shape[1], bits)
-    codes = torch.empty(weight.shape[0], row, dtype=torch.uint8, device=weight.device)
-    scale = torch.empty(weight.shape[0], device=weight.device)
-    for part in chunks(len(weight)):
-        signed, scale[part] = code_weights(
-            weight[part], bits, Granularity(axis=0), least_error=bits == 4, narrow=True
-        )
-        codes[part] = _packed(signed.view(torch.uint8), bits)
-    return QuantizedTable(codes, scale, weight.shape[1], bits)
-
-
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return codes
@@ -167,12 +163,10 @@ def rounding_error(table: TableFacts, bits: int) -> float:
     if table.weight is None:
         reach = math.sqrt(2 * math.log(2 * table.dim))
         return (reach / ((1 << (bits - 1)) - 1)) ** 2 / 12
-    counted = row_weights_of(table.weight, table.shares)
-    lost = whole = 0.0
-    for rows in chunks(table.rows):
-        part = table.weight[rows].detach()
-        coded = QuantizedTable.from_dense(part, bits)
-        rounded = coded.look_up(torch.arange(len(part), device=part.device))
-        lost += float(((part - rounded).double().square().sum(1) * counted[rows]).sum())
-        whole += float((part.double().square().sum(1) * counted[rows]).sum())
-    return lost / whole if whole else 0.0
+
+    def rounded(part: torch.Tensor) -> torch.Tensor:
+        return QuantizedTable.from_dense(part, bits).look_up(
+            torch.arange(len(part), device=part.device)
+        )
+
+    return relative_error(table.weight, rounded, table.shares)

@@ -16,7 +16,6 @@ from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.techniques.embedding.formats.codes import (
     QuantizedTable,
-    coded,
     rounding_error,
     table_bytes,
 )
@@ -112,7 +111,7 @@ class LowDimTable(Table):
         coded_table = LowDimTable(1, self.embedding_dim, self.dim)
         assert self.weight is not None
         coded_table.num_embeddings, coded_table.weight = self.num_embeddings, None
-        coded_table.codes = coded(self.weight.detach(), bits)
+        coded_table.codes = QuantizedTable.from_dense(self.weight, bits)
         coded_table.projection = nn.Parameter(self.projection.detach().clone())
         return coded_table
 

@@ -59,8 +59,8 @@ class _InArray(CompressedModule):
         num_embeddings: int,
         embedding_dim: int,
         pool: SharedArray,
-        table_id: int | None,
-        padding_idx: int | None,
+        table_id: int | None = None,
+        padding_idx: int | None = None,
     ) -> None:
         _expect_pool(pool)
         num_embeddings = whole_number("num_embeddings", num_embeddings)
@@ -118,16 +118,6 @@ class ROBEEmbedding(_InArray, ById):
     Raises:
         InvalidArgumentError: a size below 1, a padding row the table lacks, a number that is taken.
     """
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        pool: SharedArray,
-        table_id: int | None = None,
-        padding_idx: int | None = None,
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, pool, table_id, padding_idx)
 
 
 class ROBEEmbeddingBag(_InArray, ByBag):
@@ -225,11 +215,9 @@ class ROBEEmbeddingCollection(Exportable):
         Raises:
             InvalidArgumentError: names the argument and what is wrong with it.
         """
-        array = self.pool.array
         bags = normalise(
-            input, offsets, per_sample_weights, mode=self.mode, dtype=array.dtype,
-            device=array.device, include_last_offset=self.include_last_offset,
-            tables=len(self.tables),
+            input, offsets, per_sample_weights, self.mode, self.pool.array,
+            self.include_last_offset, len(self.tables),
         )  # fmt: skip
         return self.pool.look_up(bags, self._tables, self._width, self.mode)
 
@@ -270,10 +258,6 @@ class ROBEEmbeddingCollection(Exportable):
 
 
 def _expect_pool(pool: object) -> None:
-    """
-    Raises:
-        InvalidArgumentError: it is no `SharedArray`.
-    """
     if not isinstance(pool, SharedArray):
         raise InvalidArgumentError(
             "pool", f"is a {type(pool).__name__}, not a SharedArray", remedy='SharedArray("64MiB")'
