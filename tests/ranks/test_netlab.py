@@ -22,8 +22,8 @@ from slipstream.cluster.samples import Operation
 from slipstream.errors import InvalidArgumentError
 from slipstream.provenance import Provenance
 from slipstream.ranks import Netlab, calibrate, calibration, operations, why_no_netlab
-from slipstream.ranks.launch import Host, ask
-from slipstream.ranks.measuring import run_operations
+from slipstream.ranks.calibration import run_operations
+from slipstream.ranks.launch import Host, joined
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_rank_that_fails_is_reported_and_none_is_left() -> None:
 def test_ranks_end_with_whoever_asked_even_if_killed() -> None:
     ask = (
         "from slipstream.cluster.samples import Operation; "
-        "from slipstream.ranks.measuring import Host, run_operations; "
+        "from slipstream.ranks.calibration import Host, run_operations; "
         "run_operations([Host()] * 2, [Operation('p2p', 4, (0, 1), 10**9)])"
     )
     asking = subprocess.Popen([sys.executable, "-c", ask], start_new_session=True)
@@ -152,8 +152,9 @@ def test_a_rank_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "def die(): os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ClusterError, match="rank 1 of the measurement was killed"):
-        ask([Host(), Host()], "at_fault:die", {})
+    killed = pytest.raises(ClusterError, match="rank 1 of the measurement was killed")
+    with killed, joined([Host(), Host()]) as call:
+        call("at_fault:die", {})
 
 
 @pytest.mark.usefixtures("lab_here")

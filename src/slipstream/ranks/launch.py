@@ -24,9 +24,10 @@ from slipstream.errors import ChildError
 
 RANK_TIMEOUT_S = 60.0
 """How long a rank of `joined` waits in one communication, unless told otherwise."""
+LIMIT_S = 300.0
+"""How long a call of `joined` may take, unless told otherwise."""
 # How long ranks may take to fail after the first one did, before they are ended.
 _GRACE_S = 3.0
-_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def joined(
     hosts: Sequence[Host],
     *,
     name: str = "the measurement",
-    limit_s: float = _LIMIT_S,
+    limit_s: float = LIMIT_S,
     timeout_s: float = RANK_TIMEOUT_S,
 ) -> Iterator[Call]:
     """Ranks that have joined torch's default process group by their first call.
@@ -189,22 +190,6 @@ def joined(
                 raise ClusterError(error.what, where=error.where, remedy=error.remedy) from error
 
         yield call
-
-
-def ask(
-    hosts: Sequence[Host],
-    function: str,
-    arguments: Mapping[str, Any],
-    *,
-    limit_s: float = _LIMIT_S,
-) -> list[Any]:
-    """What ``function(**arguments)`` answers on every rank of a process group of its own.
-
-    Raises:
-        ClusterError: as of `joined`.
-    """
-    with joined(hosts, limit_s=limit_s) as call:
-        return call(function, arguments)
 
 
 def join(rank: int, ranks: int, store: str, timeout_s: float) -> None:

@@ -22,9 +22,14 @@ from slipstream.cluster.tasks import Job, Tasks
 from slipstream.cluster.topology import LinkKind
 from slipstream.provenance import Provenance
 from slipstream.ranks import Netlab, why_no_netlab
-from slipstream.ranks.calibration import MOST_REGIMES, SHAPED_SIZES, SIZES, cores
+from slipstream.ranks.calibration import (
+    MOST_REGIMES,
+    SHAPED_SIZES,
+    SIZES,
+    cores,
+    run_operations,
+)
 from slipstream.ranks.launch import Host
-from slipstream.ranks.measuring import run_operations
 from slipstream_bench.lab import MBIT
 from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
 

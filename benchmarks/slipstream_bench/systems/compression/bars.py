@@ -23,9 +23,8 @@ from slipstream.cluster.samples import COMPUTING, Operation
 from slipstream.durations import Answer, Durations, Question
 from slipstream.graph import Call, Editor, Exchange, Graph, StepPhase, replace_tasks
 from slipstream.ranks import why_no_netlab
-from slipstream.ranks.calibration import computing_operations, cores, fitted_cluster
+from slipstream.ranks.calibration import computing_operations, cores, fitted_cluster, samples_of
 from slipstream.ranks.hosts import HEADERS
-from slipstream.ranks.measuring import samples_of
 from slipstream.techniques.distributed.compression.technique import OP
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile

@@ -25,12 +25,13 @@ from slipstream.ranks.group import (
     process_group,
 )
 from slipstream.techniques.distributed.adasum.exchange import check_algorithm, check_nodes, exchange
-from slipstream.techniques.distributed.parameters import (
+from slipstream.techniques.distributed.optimizers import (
+    WrappingOptimizer,
     fingerprint,
+    loss_of,
     need_optimizer,
     parameters_of,
 )
-from slipstream.techniques.distributed.wrapping import WrappingOptimizer, loss_of
 
 _KEY = "adasum"
 _WHERE = "AdasumOptimizer.step"

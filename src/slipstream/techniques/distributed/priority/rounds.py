@@ -19,11 +19,11 @@ from torch import nn
 from slipstream.errors import SlipstreamWarning, UsageError
 from slipstream.ranks.buckets import need_dense_gradient
 from slipstream.techniques.distributed.exposed import ExposedTimes
+from slipstream.techniques.distributed.optimizers import loss_of
 from slipstream.techniques.distributed.priority.channel import Channel
 from slipstream.techniques.distributed.priority.layout import Unit
 from slipstream.techniques.distributed.priority.learning import Clock, Kind
 from slipstream.techniques.distributed.priority.updates import Settings, Updates
-from slipstream.techniques.distributed.wrapping import loss_of
 
 _KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.parameters import ELEMENTWISE
+from slipstream.techniques.distributed.optimizers import ELEMENTWISE
 
 # Optimizers that look at one parameter at a time.
 _SEPARABLE = frozenset({

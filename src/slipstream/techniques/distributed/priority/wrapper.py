@@ -28,7 +28,7 @@ from slipstream.ranks.group import (
     need_processes,
 )
 from slipstream.techniques.distributed.exposed import ExposedTimes, watch_buckets
-from slipstream.techniques.distributed.parameters import EXCHANGES, need_optimizer
+from slipstream.techniques.distributed.optimizers import EXCHANGES, need_optimizer
 from slipstream.techniques.distributed.priority import learning, plan
 from slipstream.techniques.distributed.priority.autotune import Autotune
 from slipstream.techniques.distributed.priority.bucketed import replicated

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.distributed.wrapping import loss_of
+from slipstream.techniques.distributed.optimizers import loss_of
 
 
 def _alone(squares: torch.Tensor) -> torch.Tensor:

@@ -21,16 +21,17 @@ from slipstream.ranks.buckets import BucketThread, need_no_hook
 from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, ProcessGroup
 from slipstream.ranks.lines import Line, gather, scatter
 from slipstream.techniques.distributed.exposed import ExposedTimes, put_hook
-from slipstream.techniques.distributed.parameters import (
+from slipstream.techniques.distributed.optimizers import (
     ELEMENTWISE,
+    WrappingOptimizer,
     fingerprint,
+    loss_of,
     need_optimizer,
     parameters_of,
 )
 from slipstream.techniques.distributed.sharded import checkpoint
 from slipstream.techniques.distributed.sharded.layerwise import Layerwise, squares
 from slipstream.techniques.distributed.sharded.shards import Shards, flat_view, is_dense
-from slipstream.techniques.distributed.wrapping import WrappingOptimizer, loss_of
 
 
 class ShardedUpdate(WrappingOptimizer):
