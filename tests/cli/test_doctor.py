@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from environments import switch_library_off
-from slipstream.cli import _checks
 from slipstream.cli.doctor import command
 from slipstream.measure.store import Store
+from slipstream.verbs import doctor
 
 _app = typer.Typer()
 _app.command()(command)
@@ -45,7 +45,7 @@ def test_the_report_has_every_part(tmp_path: Path) -> None:
 
 
 def test_looking_makes_no_store(tmp_path: Path) -> None:
-    check = _checks.store(tmp_path / "a" / "r.db")
+    check = doctor.check_store(tmp_path / "a" / "r.db")
     assert check.ok
     assert "made at the first measurement" in check.found
     assert list(tmp_path.iterdir()) == []
@@ -53,7 +53,7 @@ def test_looking_makes_no_store(tmp_path: Path) -> None:
 
 def test_a_store_is_counted(tmp_path: Path) -> None:
     Store(tmp_path / "r.db").close()
-    assert "0 experiments" in _checks.store(tmp_path / "r.db").found
+    assert "0 experiments" in doctor.check_store(tmp_path / "r.db").found
 
 
 def test_an_unusable_store_fails_the_whole(tmp_path: Path) -> None:
@@ -67,27 +67,27 @@ def test_programs_are_run_and_not_only_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    by_name = {check.name: check for check in _checks.measuring()}
+    by_name = {check.name: check for check in doctor.look("measuring")}
     assert by_name["qemu"].found == "not on the path"
     assert by_name["qemu"].remedy == "install qemu-system-arm"
     broken = tmp_path / "qemu-system-arm"
     broken.write_text("#!/bin/false\n")
     broken.chmod(0o755)
-    by_name = {check.name: check for check in _checks.measuring()}
+    by_name = {check.name: check for check in doctor.look("measuring")}
     assert by_name["qemu"].found == "qemu-system-arm is there but does not run"
 
 
 def test_a_program_that_works_says_its_version() -> None:
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
-    by_name = {check.name: check for check in _checks.measuring()}
+    by_name = {check.name: check for check in doctor.look("measuring")}
     assert by_name["git"].ok
     assert by_name["git"].found.startswith("git version")
 
 
 def test_counters_are_asked_for_and_given_back() -> None:
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    by_name = {check.name: check for check in _checks.measuring()}
+    by_name = {check.name: check for check in doctor.look("measuring")}
     for name in ("hardware counters", "software counters"):
         check = by_name[name]
         assert check.ok or "perf_event_open" in check.found
@@ -97,22 +97,22 @@ def test_counters_are_asked_for_and_given_back() -> None:
 
 def test_extras_name_what_is_missing_and_how_to_get_it() -> None:
     required = ['numpy>=1; extra == "both"', 'no-such-package; extra == "both"', "torch"]
-    check = _checks._extra("both", required)
+    check = doctor.check_extra("both", required)
     assert not check.ok
     assert check.found.startswith("numpy ")
     assert check.found.endswith("missing: no-such-package")
     assert check.remedy == "pip install 'slipstream[both]'"
-    assert _checks._extra("other", required).ok
+    assert doctor.check_extra("other", required).ok
 
 
 def test_energy_is_never_guessed() -> None:
-    by_name = {check.name: check for check in _checks.measuring()}
+    by_name = {check.name: check for check in doctor.look("measuring")}
     assert by_name["energy"].ok == any(Path("/sys/class/powercap").glob("*/energy_uj"))
 
 
 def test_without_the_compiled_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     switch_library_off(monkeypatch)
-    by_name = {check.name: check for check in _checks.software()}
+    by_name = {check.name: check for check in doctor.look("software")}
     assert by_name["compiled library"].ok is False
     assert "SLIPSTREAM_NATIVE" in by_name["compiled library"].found
 
@@ -120,10 +120,10 @@ def test_without_the_compiled_library_it_says_so(monkeypatch: pytest.MonkeyPatch
 def test_pressure_is_told_in_words(tmp_path: Path) -> None:
     path = tmp_path / "cpu"
     path.write_text("some avg10=98.54 avg60=74.41 total=11990\nfull avg10=0.00\n")
-    busy = _checks._pressure(path)
+    busy = doctor.pressure(path)
     assert busy.found.startswith("processors 99 % under pressure")
     assert busy.found.endswith("busy: measurements will be wide")
     path.write_text("some avg10=2.00 avg60=74.41\n")
-    assert "busy" not in _checks._pressure(path).found
+    assert "busy" not in doctor.pressure(path).found
     path.write_text("")
-    assert _checks._pressure(path).ok is False
+    assert doctor.pressure(path).ok is False
