@@ -20,19 +20,15 @@ def command(
     request: Request,
     limit: Annotated[
         str | None,
-        typer.Option(
-            "--limit", metavar="SIZE", help="Memory of the process, as 8GiB; else what there is."
-        ),
+        typer.Option(metavar="SIZE", help="Memory of the process, as 8GiB; else what there is."),
     ] = None,
     for_throughput: Annotated[
         float | None,
-        typer.Option(
-            "--for-throughput", metavar="X", help="Which batch makes X samples per second?"
-        ),
+        typer.Option(metavar="X", help="Which batch makes X samples per second?"),
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option("--sizes", metavar="N,N,...", help="Batch sizes to measure; else chosen."),
+        typer.Option(metavar="N,N,...", help="Batch sizes to measure; else chosen."),
     ] = None,
     try_largest: Annotated[
         bool,
@@ -41,7 +37,7 @@ def command(
         ),
     ] = True,
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the curves into an SVG file.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the curves into an SVG file.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -31,7 +31,7 @@ def command(
         bool, typer.Option("--full", help="Everything; goes on where a killed run stopped.")
     ] = False,
     only: Annotated[
-        str, typer.Option("--only", metavar="TEXT", help="Only bars whose name contains this.")
+        str, typer.Option(metavar="TEXT", help="Only bars whose name contains this.")
     ] = "",
     as_json: Json = False,
 ) -> None:

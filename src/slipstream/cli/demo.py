@@ -24,7 +24,7 @@ _AGAIN = 9
 
 
 def command(
-    budget: Annotated[str, typer.Option("--budget", help="Time for the measurement.")] = "60s",
+    budget: Annotated[str, typer.Option(help="Time for the measurement.")] = "60s",
     store: StorePath = None,
 ) -> None:
     """Profile, predict, apply and prove two techniques on a transformer, on real text.

@@ -20,7 +20,6 @@ def command(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            "--device",
             metavar="NAME",
             help="avx2, sse4.1, threads:2, h100, ...; repeatable. All that are known, if none.",
         ),

@@ -22,15 +22,14 @@ def command(
     fail_over: Annotated[
         str | None,
         typer.Option(
-            "--fail-over",
             metavar="PERCENT",
             help="Leave with exit code 1 when the step is certainly slower by more, such as 5%.",
         ),
     ] = None,
     by: Annotated[
-        str, typer.Option("--by", metavar="GROUP", help="operator, module or line.")
+        str, typer.Option(metavar="GROUP", help="operator, module or line.")
     ] = "operator",
-    top: Annotated[int, typer.Option("--top", min=1, help="Rows to show.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Say what made a step slower or faster.

@@ -23,7 +23,6 @@ def command(
     by: Annotated[
         str,
         typer.Option(
-            "--by",
             metavar="GROUP",
             help="operator, module, line, phase, lane or kind: what times are summed by.",
         ),
@@ -47,7 +46,7 @@ def command(
             help="What `profile --record` kept of the values: ids, spectra, gradients, zeros.",
         ),
     ] = False,
-    top: Annotated[int, typer.Option("--top", min=1, help="Rows to show.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Explain what a step's time consists of.

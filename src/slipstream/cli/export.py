@@ -24,7 +24,6 @@ def command(
     to: Annotated[
         str,
         typer.Option(
-            "--to",
             metavar="FORMAT",
             show_default=False,
             help="perfetto (open it at ui.perfetto.dev), chakra (ASTRA-sim reads it), or csv; "

@@ -31,7 +31,6 @@ def command(
     step: Annotated[
         str | None,
         typer.Option(
-            "--step",
             metavar="N",
             help="The N of ProfilerStep#N, or all; by default the step of median length.",
         ),

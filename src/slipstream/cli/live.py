@@ -25,7 +25,6 @@ def command(
     port: Annotated[
         int | None,
         typer.Option(
-            "--port",
             metavar="N",
             min=0,
             max=65535,

@@ -24,7 +24,6 @@ def command(
     tcp: Annotated[
         int | None,
         typer.Option(
-            "--tcp",
             metavar="PORT",
             min=0,
             max=65535,

@@ -26,7 +26,6 @@ def command(
     timeline: Annotated[
         Path | None,
         typer.Option(
-            "--timeline",
             metavar="FILE",
             help="Write the predicted step for ui.perfetto.dev; of several techniques FILE-1, ...",
         ),

@@ -26,7 +26,6 @@ def command(
     budget: Annotated[
         str,
         typer.Option(
-            "--budget",
             metavar="TIME",
             help="Stop measuring after this long (half as long again where the machine is busy); "
             "60s, 5min. On top come the profile, timings of "
@@ -35,9 +34,7 @@ def command(
     ] = "60s",
     target: Annotated[
         float,
-        typer.Option(
-            "--target", metavar="SHARE", help="Stop when the interval is narrower than this share."
-        ),
+        typer.Option(metavar="SHARE", help="Stop when the interval is narrower than this share."),
     ] = 0.02,
     quality: Annotated[
         bool,
@@ -50,7 +47,6 @@ def command(
     quality_budget: Annotated[
         str | None,
         typer.Option(
-            "--quality-budget",
             metavar="TIME",
             help="Time for that, for each side; 3s, 1min. By default a tenth of --budget, 3s at "
             "most.",

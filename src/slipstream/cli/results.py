@@ -63,9 +63,7 @@ def list_experiments(store: StorePath = None, as_json: Json = False) -> None:
 def show(
     experiment_id: _Id,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML file.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML file.")] = None,
     verify: Annotated[
         bool,
         typer.Option(
@@ -134,9 +132,7 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to.")],
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to", help="jsonl (everything), csv or parquet (samples); by default as FILE ends."
-        ),
+        typer.Option(help="jsonl (everything), csv or parquet (samples); by default as FILE ends."),
     ] = None,
     store: StorePath = None,
     as_json: Json = False,
@@ -158,9 +154,7 @@ def export(
 
 @app.command()
 def regress(
-    title: Annotated[
-        str, typer.Option("--title", help="Only experiments whose title contains this.")
-    ] = "",
+    title: Annotated[str, typer.Option(help="Only experiments whose title contains this.")] = "",
     everything: Annotated[
         bool, typer.Option("--all", help="Also improvements, and steps long past.")
     ] = False,

@@ -31,7 +31,7 @@ def curve(
     request: Request,
     cluster: Annotated[
         str,
-        typer.Option("--cluster", metavar="CLUSTER", help="A preset, a file or a short form."),
+        typer.Option(metavar="CLUSTER", help="A preset, a file or a short form."),
     ],
     cluster_sizes: options.ClusterSizes = None,
     workers: Annotated[
