@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slipstream.verbs.batch.advice import batch_table
-from slipstream.verbs.batch.model import BatchSample, model_of
-from slipstream.verbs.batch.samples import Facts
+from slipstream.verbs.batch.model import model_of
+from slipstream.verbs.batch.samples import BatchSample, Facts
 from slipstream.verbs.batch.tries import Try
 
 

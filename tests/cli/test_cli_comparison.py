@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.cli import _progress
+from slipstream.cli import _output
 from slipstream.measure.ledger import Score
 from slipstream.measure.records import Claim, PredictionRecord, Verdict
 from slipstream.measure.runner import Progress
@@ -22,7 +22,7 @@ def test_the_cheapest_arms_come_first_on_a_short_line() -> None:
     said: list[str] = []
     ratios = {"amp:bf16": 0.9, "threads:2": 0.6, "compile": 1.2, "sgd": 0.8, "fused": 0.97}
     claims = (*(_claim(*one) for one in ratios.items()), _claim("sgd", 0.1, carries=False))
-    _progress.show_progress(said.append)(Progress("measure", 20, 12.4, claims))
+    _output.show_progress(said.append)(Progress("measure", 20, 12.4, claims))
     assert said == [
         "block 20, at most 12 s left; threads:2 0.60 [0.55, 0.65]; sgd 0.80 [0.75, 0.85]; "
         "amp:bf16 0.90 [0.85, 0.95]; 2 more"
@@ -33,10 +33,10 @@ def test_in_a_log_a_line_comes_every_five_seconds_and_at_every_phase(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
-    monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(_output.time, "monotonic", lambda: now)
+    monkeypatch.setattr(_output.sys.stderr, "isatty", lambda: False, raising=False)
     said: list[str] = []
-    show = _progress.show_progress(said.append)
+    show = _output.show_progress(said.append)
     for second in range(12):
         now = float(second)
         show(Progress("warmup" if second < 1 else "measure", second, 60.0))
@@ -61,5 +61,5 @@ def test_what_was_shown_before_is_said_with_its_date_and_whether_it_held() -> No
 def test_more_time_than_the_budget_is_explained() -> None:
     said: list[str] = []
     now = Progress("measure", 33, 61.0, widened="1.5 times the budget: the machine is busy")
-    _progress.show_progress(said.append)(now)
+    _output.show_progress(said.append)(now)
     assert said == ["block 33, at most 61 s left (1.5 times the budget: the machine is busy)"]

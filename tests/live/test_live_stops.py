@@ -8,8 +8,8 @@ import pytest
 
 from slipstream.live import stops
 from slipstream.live.costs import Costs, LineCost
-from slipstream.verbs.batch.model import BatchModel, BatchSample, model_of
-from slipstream.verbs.batch.samples import Facts
+from slipstream.verbs.batch.model import BatchModel, model_of
+from slipstream.verbs.batch.samples import BatchSample, Facts
 
 MS, MB = 1e6, 1_000_000
 

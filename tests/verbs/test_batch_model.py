@@ -11,8 +11,8 @@ import pytest
 from slipstream.errors import InvalidArgumentError, MeasurementError, WorkloadError
 from slipstream.report.batch import batch_svg
 from slipstream.verbs.batch import search
-from slipstream.verbs.batch.model import BatchModel, BatchSample, model_of
-from slipstream.verbs.batch.samples import DoesNotFitError, Facts, Sample, Sampler, Timing
+from slipstream.verbs.batch.model import BatchModel, model_of
+from slipstream.verbs.batch.samples import BatchSample, DoesNotFitError, Facts, Sampler, Timing
 from slipstream.verbs.batch.search import batch_model, more_sizes
 
 MS = 1e6
@@ -152,16 +152,16 @@ class KnownSampler:
     def __exit__(self, *error: object) -> None:
         """Nothing was started."""
 
-    def first(self) -> Sample:
+    def first(self) -> BatchSample:
         self.facts = FACTS
         return self.sample(16)
 
-    def sample(self, samples: int) -> Sample:
+    def sample(self, samples: int) -> BatchSample:
         self.tried.append(samples)
         needs = self.needs(samples)
         if not needs:
             raise DoesNotFitError(f"{samples} do not fit")
-        return Sample(samples, 10 * MS, needs[0] // 2, 0, needs[0], 0)
+        return BatchSample(samples, 10 * MS, math.inf, needs[0] // 2, 0, needs[0])
 
     def needs(self, samples: int) -> list[int]:
         """As lines have it, up to where the allocator begins to keep more."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 from slipstream.errors import SlipstreamError
-from slipstream.verbs.batch.model import BatchSample, model_of
-from slipstream.verbs.batch.samples import DoesNotFitError, Sampler
+from slipstream.verbs.batch.model import model_of
+from slipstream.verbs.batch.samples import BatchSample, DoesNotFitError, Sampler
 from slipstream.verbs.batch.search import batch_model, factors, more_sizes, whole
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.workload import Workload
@@ -113,13 +113,7 @@ def _measure(model: str, options: BenchOptions) -> list[_Cell]:
         memory = {own: first} | {n: sampler.sample(n) for n in sizes if n != own}
 
     def seen(sizes: Sequence[int]) -> list[BatchSample]:
-        return [
-            BatchSample(
-                n, times[n].step_ns, times[n].spread, memory[n].tensor_bytes,
-                memory[n].update_bytes, memory[n].process_bytes,
-            )
-            for n in sizes
-        ]  # fmt: skip
+        return [memory[n].timed(times[n]) for n in sizes]
 
     found = model_of(model, facts, seen(given), limit_bytes=0)
     if found.needs_more:
@@ -174,9 +168,10 @@ def _largest(name: str, model: str) -> Bar:
     try:
         with _sampler(model) as sampler:
             first, facts = sampler.first(), sampler.facts
+            assert facts is not None
         # Half of it for what does not depend on the batch, as in many a real one.
         limit = 2 * first.process_bytes
-        with _address_space(limit + first.mapped_bytes), _sampler(model) as sampler:
+        with _address_space(limit + facts.mapped_bytes), _sampler(model) as sampler:
             began = time.monotonic()
             found = batch_model(_workload(model), limit=limit, threads=1, budget=4.0)
             took_s = time.monotonic() - began

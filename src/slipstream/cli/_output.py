@@ -9,15 +9,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.errors import UsageError
 from slipstream.tables import Table, to_json
+from slipstream.units import format_reach
+
+if TYPE_CHECKING:
+    from slipstream.measure.records import Claim
+    from slipstream.measure.runner import Progress
 
 # Often enough to see that it lives, seldom enough to read.
 _LOG_EVERY_S = 2.0
 # A line that stays the same is said again after this, so that silence never looks like a hang.
 _ALIVE_EVERY_S = 3.0
+
+# Of a running comparison: seconds between two lines; in a log every line stays.
+_EVERY_S, _EVERY_IN_A_LOG_S = 1.0, 5.0
+_SHOWN_ARMS = 3
 
 Say = Callable[[str], None]
 
@@ -135,14 +144,14 @@ def progress(title: str) -> Iterator[Say]:
             log.ended.set()
             alive.join()
         return
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
+    with bars.Progress(
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.TimeElapsedColumn(),
         console=console,
         transient=True,
     ) as bar:
@@ -150,11 +159,35 @@ def progress(title: str) -> Iterator[Say]:
         yield lambda line: bar.update(task, description=f"{title}: {line}")
 
 
+def show_progress(say: Say) -> Callable[[Progress], None]:
+    """Tell how far a comparison is, now and then and at every change of phase."""
+    every_s = _EVERY_S if sys.stderr.isatty() else _EVERY_IN_A_LOG_S
+    shown, due = "", 0.0
+
+    def show(now: Progress) -> None:
+        nonlocal shown, due
+        if now.phase == shown and time.monotonic() < due:
+            return
+        shown, due = now.phase, time.monotonic() + every_s
+        line = now.phase
+        if now.phase == "measure":
+            line = f"block {now.block}, at most {now.seconds_left:.0f} s left"
+            line += f" ({now.widened})" if now.widened else ""
+        say("; ".join([line, *_ratios([claim for claim in now.claims if claim.carries])]))
+
+    return show
+
+
+def _ratios(claims: Sequence[Claim]) -> list[str]:
+    """The cheapest arms' ratios; the others only counted, so that a line stays one."""
+    best = sorted(claims, key=lambda claim: claim.ratio)
+    found = [
+        f"{c.arm} {c.ratio:.2f} {format_reach(c.ratio, c.low, c.high)}" for c in best[:_SHOWN_ARMS]
+    ]
+    left = len(best) - _SHOWN_ARMS
+    return found + ([f"{left} more"] if left > 0 else [])
+
+
 def note(line: str) -> None:
     """One line for the person, never part of the result."""
     print(line, file=sys.stderr, flush=True)
-
-
-def today() -> str:
-    """The UTC date and time, ISO 8601 to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -77,10 +77,10 @@ def command(
     if for_throughput is not None and model.why_not is None:
         wanted = model.for_throughput(for_throughput)
     if svg is not None:
+        from slipstream.files import write_text
         from slipstream.report.batch import batch_svg
-        from slipstream.report.curve import write_curve
 
-        write_curve(svg, batch_svg(model))
+        write_text(svg, batch_svg(model))
     payload = model.to_json()
     if for_throughput is not None:
         payload["for_throughput"] = {"samples_per_s": for_throughput, "samples": wanted}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from slipstream.cli._output import emit, emit_result, note, progress
-from slipstream.cli._progress import show_progress
+from slipstream.cli._output import emit, emit_result, note, progress, show_progress
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:

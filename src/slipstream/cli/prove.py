@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipstream.cli import _options as options
-from slipstream.cli._output import emit_result, need_place, note, progress
-from slipstream.cli._progress import show_progress
+from slipstream.cli._output import emit_result, need_place, note, progress, show_progress
 from slipstream.errors import InvalidArgumentError, UsageError
 
 if TYPE_CHECKING:
@@ -148,10 +147,10 @@ def command(
 
 
 def _draw(path: Path, workload: str, exposed: Sequence[Exposed]) -> None:
-    from slipstream.report.curve import write_curve
+    from slipstream.files import write_text
     from slipstream.report.network import network_svg
 
     if not exposed:
         note(f"{path} was not drawn: no ranks exchanged anything")
         return
-    write_curve(path, network_svg(f"{workload}: the link of rank 0", exposed))
+    write_text(path, network_svg(f"{workload}: the link of rank 0", exposed))

@@ -10,7 +10,7 @@ import typer
 
 from slipstream.cli._options import Json, StorePath
 from slipstream.cli._output import emit, emit_result, note
-from slipstream.errors import SlipstreamError
+from slipstream.files import write_text
 from slipstream.tables import Column, Field, Table
 from slipstream.units import format_percent
 
@@ -91,7 +91,7 @@ def show(
             opened.recompute(experiment_id)
             note(f"{len(claims)} claims recomputed from the samples: the same to the last digit")
     if html is not None:
-        _write(html, comparison_html(experiment, claims))
+        write_text(html, comparison_html(experiment, claims))
     proof = Proof(Comparison(experiment, tuple(claims)))
     if markdown and not as_json:
         print("\n".join(table.to_markdown() for table in proof.tables()), end="")
@@ -209,12 +209,3 @@ def _claims(store: Store, experiment: Experiment) -> Sequence[Claim]:
 
     stored = store.claims(experiment.experiment_id)
     return stored or (claims(experiment) if experiment.series else ())
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SlipstreamError(
-            f"the file cannot be written: {error.strerror or error}", where=str(path)
-        ) from error

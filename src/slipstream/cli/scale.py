@@ -56,7 +56,8 @@ def curve(
 
     slipstream scale curve run.slipgraph --cluster h100x8-100gbe --svg curve.svg
     """
-    from slipstream.report.curve import curve_svg, write_curve
+    from slipstream.files import write_text
+    from slipstream.report.curve import curve_svg
     from slipstream.verbs.scaling import PARTS
     from slipstream.verbs.scaling import curve as curve_of
 
@@ -72,7 +73,7 @@ def curve(
         columns = [
             (str(point.workers), point.parts_ns, shared.wall) for point, _, shared in scaling.drawn
         ]
-        write_curve(svg, curve_svg(f"{scaling.title}: time of a step", columns, PARTS))
+        write_text(svg, curve_svg(f"{scaling.title}: time of a step", columns, PARTS))
     emit_result(scaling, scaling.table(), as_json=as_json)
 
 

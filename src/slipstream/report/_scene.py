@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from slipstream.graph import Graph, StringTable, Timeline, find_critical_path
+from slipstream.graph import Call, Graph, StringTable, TensorSpec, Timeline, find_critical_path
 from slipstream.report._arrays import Arrays
-from slipstream.report._calls import describe_call
 from slipstream.report._families import families
 from slipstream.report._holdings import holdings
 from slipstream.report._paths import Paths
+
+_SHORT = {
+    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64",
+    "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8",
+}  # fmt: skip
+# A list of tensors (a fused optimizer's) can have hundreds.
+_SHOWN = 4
 
 
 class Scenes:
@@ -82,7 +89,7 @@ class Scenes:
         calls = graph.tasks.call
         return self._shared_index(
             calls,
-            lambda call: self._calls.add(describe_call(graph.calls[call]) if call >= 0 else ""),
+            lambda call: self._calls.add(_described(graph.calls[call]) if call >= 0 else ""),
         )
 
     @staticmethod
@@ -90,3 +97,20 @@ class Scenes:
         used, inverse = np.unique(column, return_inverse=True)
         shared = np.array([index(entry) for entry in used.tolist()], np.int64)
         return shared[inverse] if len(used) else np.zeros(0, np.int64)
+
+
+def _described(call: Call) -> str:
+    """``f32[768], f32[2048,256], f32[256,768] → f32[2048,768]``."""
+    made = _listed(call.outputs)
+    return f"{_listed(call.inputs)} → {made}" if made else _listed(call.inputs)
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    texts = [_spec(spec) for spec in specs[:_SHOWN]]
+    more = len(specs) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more else "")
+
+
+def _spec(spec: TensorSpec) -> str:
+    shape = ",".join(map(str, spec.shape))
+    return f"{_SHORT.get(spec.dtype, spec.dtype)}[{shape}]"

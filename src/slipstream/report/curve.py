@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from slipstream.files import replacing
 from slipstream.report._svg import Drawing
 from slipstream.units import format_duration
 
@@ -41,9 +39,3 @@ def curve_svg(
         drawing.text(middle, floor + 16, label, anchor="middle")
     drawing.legend(_LEFT, floor + 34, 112, [(colour, 1.0, part) for part, colour in colours])
     return str(drawing)
-
-
-def write_curve(path: Path, svg: str) -> None:
-    """Write the picture, whole or not at all."""
-    with replacing(path) as beside:
-        beside.write_text(svg, encoding="utf-8")

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slipstream.durations import Durations
-from slipstream.errors import SlipstreamError
-from slipstream.files import replacing
+from slipstream.files import write_text
 from slipstream.graph import Graph, need_graph
 from slipstream.measure.comparison import Comparison
 from slipstream.measure.environment import capture
@@ -68,17 +67,6 @@ def write_report(
     document, arrays = make_document(graph, found, past, environment)
     if share:
         document = redacted(document, Redactor())
-    _replace(path, to_html(document, arrays.base64()))
+    page = to_html(document, arrays.base64())
+    write_text(path, page, "the report", "name another file: -o FILE")
     return path
-
-
-def _replace(path: Path, text: str) -> None:
-    try:
-        with replacing(path) as beside:
-            beside.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SlipstreamError(
-            f"the report cannot be written: {error.strerror}",
-            where=str(path),
-            remedy="name another file: -o FILE",
-        ) from error

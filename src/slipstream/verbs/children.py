@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import technique
-from slipstream.child import Child, channel, leave
+from slipstream.child import Child, Message, channel, end_descendants, leave
 from slipstream.durations.durations import one_pool
 from slipstream.measure.facts_machine import memory_limit
 from slipstream.workload import Built, Workload, drive, kept_files
@@ -117,3 +117,15 @@ def workload_of(value: dict[str, Any]) -> Workload:
 def say(line: str) -> None:
     """Tell the person how far the child is."""
     channel().send({"say": line})
+
+
+def calls() -> Iterator[Message]:
+    """What the coordinator asks for; when it is gone, this process ends and all it started."""
+    while True:
+        try:
+            message = channel().receive()
+        except EOFError:
+            end_descendants()
+            os._exit(0)
+        assert message is not None
+        yield message

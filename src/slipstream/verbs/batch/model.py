@@ -11,7 +11,7 @@ from slipstream.errors import InvalidArgumentError, MeasurementError
 from slipstream.measure.statistics import Interval
 from slipstream.units import format_bytes, format_duration, parse_bytes
 from slipstream.verbs.batch.curve import Curve, Point, fit
-from slipstream.verbs.batch.samples import Facts, Sample
+from slipstream.verbs.batch.samples import BatchSample, Facts
 from slipstream.verbs.batch.tries import Try
 
 # Of a limit: two runs of one step differ by about what is left of it.
@@ -26,27 +26,6 @@ _LEAST_SPREAD = 0.005
 # What arithmetic may make of a whole number.
 _EXACT = 1e-9
 _MEMORY_SPREAD = 0.002
-
-
-@dataclass(frozen=True)
-class BatchSample:
-    """What was measured at one size.
-
-    Attributes:
-        samples: per step.
-        step_ns: the least time of a step; NaN where only its memory was measured.
-        spread: of that time, what measuring again may change, relative.
-        tensor_bytes: the most that tensors take at once.
-        update_bytes: the same while the optimizer updates; 0 where that is not told apart.
-        process_bytes: the most private memory of the process (of a GPU: what torch keeps there).
-    """
-
-    samples: int
-    step_ns: float
-    spread: float
-    tensor_bytes: int
-    update_bytes: int
-    process_bytes: int
 
 
 @dataclass(frozen=True)
@@ -292,7 +271,7 @@ def model_of(
     *,
     limit_bytes: int,
     too_large: tuple[int, ...] = (),
-    far: Sequence[Sample] = (),
+    far: Sequence[BatchSample] = (),
     tried: Sequence[Try] = (),
 ) -> BatchModel:
     """The lines through what was measured, by size.
@@ -302,9 +281,8 @@ def model_of(
     """
     times = fit(_times(found), _TIME_TOLERANCE)
     passes = [one for one in found if one.tensor_bytes > one.update_bytes] or found
-    held = [(one.samples, one.process_bytes) for one in found]
-    held += [(one.samples, one.process_bytes) for one in far]
-    held += [(one.samples, one.process_bytes) for one in tried if one.process_bytes]
+    ran: list[BatchSample | Try] = [*found, *far, *tried]
+    held = [(one.samples, one.process_bytes) for one in ran if one.process_bytes]
     # The most of a small batch may be that of its update: it says nothing of what passes take.
     told = passes if len({one.samples for one in passes}) > 1 else found
     return BatchModel(

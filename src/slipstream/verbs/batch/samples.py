@@ -12,6 +12,7 @@ import ast
 import contextlib
 import gc
 import importlib
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -55,25 +56,30 @@ _NO_LOADER = (
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What steps of one size need.
+class BatchSample:
+    """What was measured at one size.
 
     Attributes:
-        step_ns: of a first few steps, a rough value.
+        samples: per step.
+        step_ns: the least time of a step; of one that was not `timed` yet a rough value.
+        spread: of that time, what measuring again may change, relative; infinite of such a one.
         tensor_bytes: the most that tensors take at once; 0 where it could not be seen.
         update_bytes: the same while the optimizer updates, which hardly depends on the batch; 0
             where that is not told apart.
         process_bytes: the most private memory of the whole process, or of the device what torch
             keeps; what a limit on memory counts.
-        mapped_bytes: of address space, what is not private memory: libraries.
     """
 
     samples: int
     step_ns: float
+    spread: float
     tensor_bytes: int
     update_bytes: int
     process_bytes: int
-    mapped_bytes: int
+
+    def timed(self, timing: Timing) -> BatchSample:
+        """The same with the time that was taken since."""
+        return replace(self, step_ns=timing.step_ns, spread=timing.spread)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ class Facts:
         device: "cpu" or "cuda".
         device_bytes: that the device has; 0 for a CPU.
         loader: the batch size of the DataLoader that a script trains with; 0 for a function.
+        mapped_bytes: of the process's address space, what is not private memory: libraries.
     """
 
     samples: int
@@ -107,6 +114,7 @@ class Facts:
     device: str
     device_bytes: int
     loader: int = 0
+    mapped_bytes: int = 0
 
 
 class DoesNotFitError(SlipstreamError):
@@ -143,7 +151,7 @@ class Sampler:
         self._child: Child | None = None
         self.facts: Facts | None = None
 
-    def first(self) -> Sample:
+    def first(self) -> BatchSample:
         """The size the workload has by itself; `facts` are known from then on.
 
         Raises:
@@ -152,16 +160,16 @@ class Sampler:
         """
         self._say("the batch as it is")
         found = self._call(0, "run_once", samples=0)
-        facts = Facts(**found.pop("facts"))
+        facts = Facts(**found["facts"])
         if not facts.resizes:
             # A script's step has as many samples as its loader gives, or a multiple of them.
             whole = facts.loader and facts.samples % facts.loader == 0
             quantum = facts.samples // facts.loader if whole else 0
             facts = replace(facts, quantum=quantum) if quantum else self._by_argument(facts)
         self.facts = facts
-        return Sample(**{**found, "samples": facts.samples})
+        return BatchSample(facts.samples, **found["sample"])
 
-    def sample(self, samples: int) -> Sample:
+    def sample(self, samples: int) -> BatchSample:
         """A step of so many samples, in a fresh process.
 
         Raises:
@@ -172,8 +180,7 @@ class Sampler:
         assert self.facts is not None
         size = samples if self.facts.resizes else 0
         found = self._call(samples, "run_once", samples=size)
-        del found["facts"]
-        return Sample(**{**found, "samples": samples})
+        return BatchSample(samples, **found["sample"])
 
     def needs(self, samples: int, processes: int = 3) -> list[int]:
         """The private memory of each of several processes that run a few steps of so many samples
@@ -190,7 +197,7 @@ class Sampler:
                 found = self._call(samples, "run_once", fork=False, samples=size, watch=False)
             except DoesNotFitError:
                 return []
-            needs.append(int(found["process_bytes"]))
+            needs.append(int(found["sample"]["process_bytes"]))
         return needs
 
     def timings(self, sizes: Sequence[int], budget_s: float) -> list[Timing]:
@@ -380,15 +387,14 @@ def run_once(
         step_ns = clock() - began
         process, mapped = _process_bytes(place)
         most, updating = (yield from _tensor_bytes(built, place)) if watch else (0, 0)
+        loader = loaders.size if loaders else 0
         return {
-            "samples": built.samples,
-            "step_ns": step_ns,
-            "tensor_bytes": most,
-            "update_bytes": updating,
-            "process_bytes": process,
-            "mapped_bytes": mapped,
-            "facts": {**_facts(built, place), "loader": loaders.size if loaders else 0},
-        }
+            "sample": {
+                "step_ns": step_ns, "spread": math.inf, "tensor_bytes": most,
+                "update_bytes": updating, "process_bytes": process,
+            },
+            "facts": {**_facts(built, place), "loader": loader, "mapped_bytes": mapped},
+        }  # fmt: skip
 
     return run_program(workload, keep_in, program)
 

@@ -14,14 +14,8 @@ from collections.abc import Callable, Sequence
 
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.measure.comparison import seconds
-from slipstream.verbs.batch.model import (
-    BatchModel,
-    BatchSample,
-    limit_of,
-    memory_curve,
-    model_of,
-)
-from slipstream.verbs.batch.samples import DoesNotFitError, Facts, Sample, Sampler
+from slipstream.verbs.batch.model import BatchModel, limit_of, memory_curve, model_of
+from slipstream.verbs.batch.samples import BatchSample, DoesNotFitError, Facts, Sampler
 from slipstream.verbs.batch.tries import Tries
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.workload import Workload
@@ -121,9 +115,9 @@ class _Search:
         self._sampler = sampler
         self._budget_s = budget_s
         self._wanted = wanted
-        self._limit_bytes = 0
-        self._far: list[Sample] = []
-        self.samples: dict[int, Sample] = {}
+        self.limit_bytes = 0  # memory that the workload may have
+        self._far: list[BatchSample] = []
+        self.samples: dict[int, BatchSample] = {}
         self.too_large: set[int] = set()
 
     @property
@@ -131,17 +125,12 @@ class _Search:
         assert self._sampler.facts is not None
         return self._sampler.facts
 
-    @property
-    def limit_bytes(self) -> int:
-        """Memory that the workload may have."""
-        return self._limit_bytes
-
     def begin(self, asked: Sequence[int] | None) -> None:
         """The batch as it is; it tells what sizes there can be."""
         first = self._sampler.first()
         # A limit that is given is of the device's memory, where there is one.
-        there = self.facts.device_bytes or _room(None, first.mapped_bytes) or 0
-        self._limit_bytes = min(there, self._wanted or there)
+        there = self.facts.device_bytes or _room(None, self.facts.mapped_bytes) or 0
+        self.limit_bytes = min(there, self._wanted or there)
         quantum = self.facts.quantum
         for size in asked or ():
             if size % quantum:
@@ -238,14 +227,7 @@ class _Search:
                 self.too_large.add(sizes.pop())
         if timings is None:
             timings = [self._sampler.alone(size, self._budget_s / len(sizes)) for size in sizes]
-        return [
-            BatchSample(
-                one.samples, one.step_ns, one.spread,
-                self.samples[one.samples].tensor_bytes, self.samples[one.samples].update_bytes,
-                self.samples[one.samples].process_bytes,
-            )
-            for one in timings
-        ]  # fmt: skip
+        return [self.samples[one.samples].timed(one) for one in timings]
 
     def _whole(self, samples: float) -> int:
         return whole(samples, self.facts.quantum)

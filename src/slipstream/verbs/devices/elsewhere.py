@@ -31,6 +31,10 @@ from slipstream.verbs.results import INTERVAL, SPEEDUP, Predicted, Prediction, n
 _THREADS = re.compile(r"(?:threads:)?([0-9]+)(?: threads?)?")
 _HOUR_NS = 3.6e12
 _UNKNOWN_SPREAD = 0.5
+_SHARED_KEYS = (
+    "baseline_ns", "step_ns", "ratio", "interval", "speedup", "samples_per_step", "provenance",
+    "why_not",
+)  # fmt: skip
 _KNOWN = {Provenance.MICROBENCHMARK: "measured here", Provenance.DATASHEET: "data sheet"}
 # Between two levels of one processor the cost of an operator that cannot be run alone is the same
 # but for its arithmetic; of a data sheet's device nothing was seen at all.
@@ -69,6 +73,7 @@ class OnDevice:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
+        predicted = self.prediction.to_json()
         return {
             "device": self.device,
             "about": self.about,
@@ -76,16 +81,8 @@ class OnDevice:
             "price_per_hour": self.price_per_hour,
             "sample_ns": self.sample_ns,
             "dollars_per_million_samples": self.dollars_per_million,
-            **{
-                key: value
-                for key, value in self.prediction.to_json().items()
-                if key
-                in (
-                    "baseline_ns", "step_ns", "ratio", "interval", "speedup", "why_not",
-                    "provenance", "samples_per_step",
-                )
-            },
-        }  # fmt: skip
+            **{key: predicted[key] for key in _SHARED_KEYS},
+        }
 
 
 @dataclass(frozen=True)
@@ -162,14 +159,30 @@ def predict_device(
     """
     need_graph(graph)
     source = durations or _cache
-    if (found := _THREADS.fullmatch(device.strip())) is not None:
-        return _more_threads(graph, int(found[1]), source, say)
-    if (wanted := _level(device)) is not None:
-        return _other_level(graph, wanted, source, say)
-    kind = _kind(device)
-    if (graph.tasks.kind == Kind.KERNEL).any():
-        return _gpu_to_gpu(graph, kind)
-    return _cpu_to_sheet(graph, kind, source, say)
+    if (count := _THREADS.fullmatch(device.strip())) is not None:
+        return _more_threads(graph, int(count[1]), source, say)
+    before = replay(graph)
+    price = None
+    if (level := _level(device)) is not None:
+        name, about = level.name, f"this processor, with {level.name} at most"
+        known, metric = Provenance.MICROBENCHMARK, "cpu"
+        found = _other_level(graph, level, source, say)
+    else:
+        kind = _kind(device)
+        name, about, known, metric = kind.kind, kind.about, Provenance.DATASHEET, "wall"
+        price = kind.price_per_hour.value if kind.price_per_hour is not None else None
+        on_gpu = (graph.tasks.kind == Kind.KERNEL).any()
+        found = (
+            _gpu_to_gpu(graph, before.peak_bytes, kind)
+            if on_gpu
+            else _cpu_to_sheet(graph, before.peak_bytes, kind, source, say)
+        )
+    answer = (
+        refusal(name, before, found)
+        if isinstance(found, str)
+        else prediction_of(name, metric, before, found)
+    )
+    return OnDevice(name, about, known, answer, price)
 
 
 def devices_for(graph: Graph) -> list[str]:
@@ -221,21 +234,18 @@ def _other_level(
     level: Level,
     durations: Callable[[int, Level | None], Durations],
     say: Callable[[str], None],
-) -> OnDevice:
-    """This processor with another instruction set: every operator's ratio is measured."""
-    about = f"this processor, with {level.name} at most"
-    known = Provenance.MICROBENCHMARK
-    before = replay(graph)
+) -> Graph | str:
+    """The step where every operator's ratio to another instruction set here is measured.
+
+    As all such functions below: the edited step, or why it cannot be told.
+    """
     recorded = _recorded_level(graph)
-    reason = None
     if (graph.tasks.kind == Kind.KERNEL).any():
-        reason = "the step runs on a GPU"
-    elif recorded is None:
-        reason = "the recording does not say which instruction set its libraries used"
-    elif level not in levels_here():
-        reason = f"this processor has no {level.name}: it cannot be measured here"
-    if reason is not None:
-        return OnDevice(level.name, about, known, refusal(level.name, before, reason))
+        return "the step runs on a GPU"
+    if recorded is None:
+        return "the recording does not say which instruction set its libraries used"
+    if level not in levels_here():
+        return f"this processor has no {level.name}: it cannot be measured here"
     threads = int(graph.meta.get("threads", 1))
     here, there = durations(threads, _as_asked(recorded)), durations(threads, _as_asked(level))
     edit = Editor(graph, level.name)
@@ -247,8 +257,7 @@ def _other_level(
             now = float(graph.tasks.duration_ns[task])
             duration, provenance, spread = _at_level(now, call, here, there)
             edit.set_duration(task, duration, provenance, spread=spread)
-    after = edit.apply(f"the step with {level.name}")
-    return OnDevice(level.name, about, known, prediction_of(level.name, "cpu", before, after))
+    return edit.apply(f"the step with {level.name}")
 
 
 def _at_level(
@@ -276,7 +285,6 @@ def _more_threads(
     durations: Callable[[int, Level | None], Durations],
     say: Callable[[str], None],
 ) -> OnDevice:
-
     if count < 1:
         raise InvalidArgumentError("device", f"{count} threads are none")
     level = _as_asked(_recorded_level(graph))
@@ -287,25 +295,14 @@ def _more_threads(
     return OnDevice(name, about, Provenance.MICROBENCHMARK, found)
 
 
-def _gpu_to_gpu(graph: Graph, kind: Device) -> OnDevice:
+def _gpu_to_gpu(graph: Graph, peak_bytes: int, kind: Device) -> Graph | str:
     """Kernels by wave scaling; what the host does, and copies, stay as they are."""
-    before = replay(graph)
     name = str(graph.meta.get("device_name", ""))
-    origin = device_named(name) if name else None
-    known = Provenance.DATASHEET
-    price = kind.price_per_hour.value if kind.price_per_hour is not None else None
-    found: Graph | str
     if not name:
-        found = "the recording does not name the GPU it ran on"
-    elif origin is None:
-        found = f"the GPU it was recorded on, {name}, has no data sheet here"
-    else:
-        found = _misfit(before.peak_bytes, kind) or scale_kernels(graph, origin, kind)
-    if isinstance(found, str):
-        prediction: Prediction = refusal(kind.kind, before, found)
-    else:
-        prediction = prediction_of(kind.kind, "wall", before, found)
-    return OnDevice(kind.kind, kind.about, known, prediction, price)
+        return "the recording does not name the GPU it ran on"
+    if (origin := device_named(name)) is None:
+        return f"the GPU it was recorded on, {name}, has no data sheet here"
+    return _misfit(peak_bytes, kind) or scale_kernels(graph, origin, kind)
 
 
 def _misfit(peak_bytes: int, kind: Device) -> str | None:
@@ -320,34 +317,28 @@ def _misfit(peak_bytes: int, kind: Device) -> str | None:
 
 def _cpu_to_sheet(
     graph: Graph,
+    peak_bytes: int,
     kind: Device,
     durations: Callable[[int, Level | None], Durations],
     say: Callable[[str], None],
-) -> OnDevice:
+) -> Graph | str:
     """Operators by the two machines' limits: here they are measured, there the maker tells them.
 
     A GPU works while the host goes on: an operator takes as long as it is issued or as its kernel
     runs, whichever is longer.
     """
-    before = replay(graph)
-    price = kind.price_per_hour.value if kind.price_per_hour is not None else None
-
-    def answer(prediction: Prediction) -> OnDevice:
-        return OnDevice(kind.kind, kind.about, Provenance.DATASHEET, prediction, price)
-
     datasheet = datasheet_limits(kind)
     if datasheet is None:
-        reason = "its data sheet here has no bandwidth of its memory"
-        return answer(refusal(kind.kind, before, reason))
-    if (misfit := _misfit(before.peak_bytes, kind)) is not None:
-        return answer(refusal(kind.kind, before, misfit))
+        return "its data sheet here has no bandwidth of its memory"
+    if (misfit := _misfit(peak_bytes, kind)) is not None:
+        return misfit
     calls = {task: (call, one) for task, call in _calls(graph).items() if (one := work(call))}
     dtypes = frozenset(one.dtype for _, one in calls.values() if one.flops)
     here_source = durations(int(graph.meta.get("threads", 1)), _as_asked(_recorded_level(graph)))
     here_source.measure(roofline.probes(dtypes), say)
     here = here_source.limits(dtypes)
     if here is None:
-        return answer(refusal(kind.kind, before, "this machine's limits cannot be measured"))
+        return "this machine's limits cannot be measured"
     on_gpu = kind.multiprocessors is not None
     # What it takes to call an operator is this host's; a kernel's launch is part of it.
     there = roofline.Limits(
@@ -368,8 +359,7 @@ def _cpu_to_sheet(
     spread = common_spread(graph, [task for task, _ in known], _SHEET_SPREAD)
     for task, duration in known:
         edit.set_duration(task, duration, Provenance.DATASHEET, spread=spread)
-    after = edit.apply(f"{len(known)} operators within the limits of {kind.kind}")
-    return answer(prediction_of(kind.kind, "wall", before, after))
+    return edit.apply(f"{len(known)} operators within the limits of {kind.kind}")
 
 
 def _calls(graph: Graph) -> dict[int, Call]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slipstream.child import channel, end_descendants, leave
+from slipstream.child import channel, leave
 from slipstream.errors import WorkloadError
 from slipstream.measure.wire import Interface, Samples, by_phase, sampled
 from slipstream.ranks.launch import join
@@ -29,7 +29,7 @@ from slipstream.techniques.distributed.exposed import (
     typical,
     watch,
 )
-from slipstream.verbs.children import workload_of
+from slipstream.verbs.children import calls, workload_of
 from slipstream.verbs.first_steps import first_steps
 from slipstream.workload import Built, drive
 
@@ -128,13 +128,7 @@ def serve(workload: dict[str, Any], keep_in: str, join: dict[str, Any], interfac
         samples = built.samples or built.samples_before
         talk.send({"result": {"samples": samples, "samples_before": built.samples_before}})
         counter = Interface(interface)
-        while True:
-            try:
-                message = talk.receive()
-            except EOFError:
-                end_descendants()
-                os._exit(0)
-            assert message is not None
+        for message in calls():
             asked = message["arguments"]
             if "every_s" in asked:
                 talk.send({"result": (yield from _watched(built, interface, **asked))})

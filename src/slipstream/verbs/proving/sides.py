@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import technique
 from slipstream.capture.place import find_device
-from slipstream.child import channel, end_descendants
+from slipstream.child import channel
 from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, WorkloadError
 from slipstream.measure.arms import Arm, ArmEndedError, RunDelay, Sample, WorkerArm, delay_between
@@ -23,6 +22,7 @@ from slipstream.measure.records import RUN_DELAY, PredictionRecord
 from slipstream.technique import QualityKind, Technique
 from slipstream.verbs.children import (
     DEFAULT_TIMEOUT_S,
+    calls,
     memory_limit_bytes,
     run_program,
 )
@@ -261,12 +261,7 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
             }
         )
         step_s = math.inf
-        while True:
-            try:
-                talk.receive()
-            except EOFError:
-                end_descendants()
-                os._exit(0)
+        for _ in calls():
             if step_s < _SHORT_S:
                 # Since our last turn another arm filled the caches; in a real run the step before
                 # this one would have. It is cheap for short steps, and does not matter for long.
