@@ -593,13 +593,9 @@ def _parse_one(text: str, known: dict[str, type[Technique]]) -> Technique:
     try:
         technique: Technique = kind(**values)
     except TypeError as error:
-        raise UsageError(f"'{text}': {error}", remedy=_usage(name, kind)) from error
+        usage = ",".join(f"{key}=..." for key in fields)
+        raise UsageError(f"'{text}': {error}", remedy=f"as {name}:{usage}") from error
     return technique
-
-
-def _usage(name: str, kind: Any) -> str:
-    keys = ",".join(f"{field.name.rstrip('_')}=..." for field in dataclasses.fields(kind))
-    return f"as {name}:{keys}"
 
 
 def _read(text: str, hint: Any, argument: str) -> Any:

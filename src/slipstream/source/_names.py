@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -147,7 +147,7 @@ class Names:
             return f"{base}.{expression.attr}" if base else None
         if not isinstance(expression, ast.Name):
             return None
-        owner = self._owner(expression, expression.id)
+        owner = self.owner(expression)
         return self._imported(self.bindings(owner, expression.id)) if owner is not None else None
 
     def identity(self, expression: ast.AST, depth: int = 0) -> Identity | None:
@@ -161,7 +161,7 @@ class Names:
             return None if base is None else (base[0], f"{base[1]}.{expression.attr}")
         if not isinstance(expression, ast.Name):
             return None
-        owner = self._owner(expression, expression.id)
+        owner = self.owner(expression)
         if owner is None:
             return None
         own = owner, expression.id
@@ -186,7 +186,7 @@ class Names:
             if method and isinstance(call.func, ast.Attribute) and call.func.attr == function.name:
                 found.append(call)
             elif not method and isinstance(call.func, ast.Name) and call.func.id == function.name:
-                scope = self._owner(call.func, function.name)
+                scope = self.owner(call.func)
                 if scope is not None and function in self.bindings(scope, function.name):
                     found.append(call)
         if method and function.name == "__init__" and isinstance(owner, ast.ClassDef):
@@ -210,13 +210,9 @@ class Names:
         place = names.index(name)
         return call.args[place] if place < len(call.args) else None
 
-    def owner(self, name: ast.Name) -> ast.AST | None:
+    def owner(self, variable: ast.Name) -> ast.AST | None:
         """The scope whose variable a name is; None for one that the file does not bind."""
-        return self._owner(name, name.id)
-
-    def _owner(self, node: ast.AST, name: str) -> ast.AST | None:
-        """The scope whose variable `name` is, read where `node` stands."""
-        scope: ast.AST = self.scope(node)
+        name, scope = variable.id, cast(ast.AST, self.scope(variable))
         innermost = True
         while True:
             if name in self._outside.get(scope, {}):
@@ -260,16 +256,12 @@ class Names:
                 owner = self.identity(node)
                 if owner is not None:
                     self._bound.setdefault(owner[0], {}).setdefault(owner[1], []).append(node)
-        elif isinstance(node, ast.alias):
-            name = node.asname or node.name.partition(".")[0]
+        elif isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.alias, ast.arg)):
+            name = node.arg if isinstance(node, ast.arg) else node.name
+            if isinstance(node, ast.alias):
+                name = node.asname or node.name.partition(".")[0]
             self.used.add(name)
             self._bind(node, name)
-        elif isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            self.used.add(node.name)
-            self._bind(node, node.name)
-        elif isinstance(node, ast.arg):
-            self.used.add(node.arg)
-            self._bind(node, node.arg)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
             if node.name:
                 self._bind(node, node.name)

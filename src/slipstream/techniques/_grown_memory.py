@@ -56,28 +56,17 @@ class _Tensors:
     @classmethod
     def of(cls, graph: Graph, calls: Sequence[Call | None]) -> _Tensors:
         """Of ``graph.calls`` beside `calls`."""
-        known = [
-            None if new is None else (old, new) for old, new in zip(graph.calls, calls, strict=True)
-        ]
-        inputs = np.array([*(0 if pair is None else len(pair[0].inputs) for pair in known), 0])
-        sizes = [
-            [
-                (old.nbytes, new.nbytes)
-                for old, new in zip(
-                    (*pair[0].inputs, *pair[0].outputs),
-                    (*pair[1].inputs, *pair[1].outputs),
-                    strict=True,
-                )
-            ]
-            for pair in known
-            if pair is not None
-        ]
-        counts = iter(map(len, sizes))
-        count = np.array([*(0 if pair is None else next(counts) for pair in known), 0])
-        flat = np.array([one for each in sizes for one in each], np.int64).reshape(-1, 2)
-        before, after = flat.T
+        inputs, count, before_bytes, after_bytes = [], [], [], []
+        for old, new in zip(graph.calls, calls, strict=True):
+            tensors = () if new is None else (*old.inputs, *old.outputs)
+            inputs.append(0 if new is None else len(old.inputs))
+            count.append(len(tensors))
+            before_bytes += [one.nbytes for one in tensors]
+            after_bytes += [] if new is None else [s.nbytes for s in (*new.inputs, *new.outputs)]
+        before, after = np.array([before_bytes, after_bytes], np.int64)
         growth = np.where(before > 0, after / np.maximum(before, 1), 1.0)
-        return cls(np.cumsum(count) - count, inputs, count, before, growth)
+        counts = np.array([*count, 0])
+        return cls(np.cumsum(counts) - counts, np.array([*inputs, 0]), counts, before, growth)
 
 
 def _made(graph: Graph, tensors: _Tensors) -> NDArray[np.int64]:

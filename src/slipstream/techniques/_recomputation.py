@@ -95,11 +95,8 @@ class Nodes:
 
     def find(self, tasks: _Numbers) -> _Numbers:
         """The nodes that have the numbers of these tasks, in their passes; -1: there is none."""
-        key = _key(self.graph, tasks, self.passes)
-        place = np.searchsorted(self.key, key)
-        there = (key >= 0) & (place < len(self.key))
-        there[there] = self.key[place[there]] == key[there]
-        return np.where(there, place, -1)
+        # Keys are not negative, so that -1, of no number, is none of them.
+        return _places_in(self.key, _key(self.graph, tasks, self.passes))
 
     def ends(self) -> _Numbers:
         """By task: when what it reads can be freed; autograd frees that after a whole node."""
@@ -198,11 +195,9 @@ class _Reads:
         by = nodes.task[outputs.asker]
         order = np.lexsort((by, own))
         own, by = own[order], by[order]
-        found = np.searchsorted(own, key := storages.key(node, storage))
-        fresh = np.zeros(len(key), bool)
-        there = np.flatnonzero(found < len(own))
-        there = there[own[found[there]] == key[there]]
-        fresh[there] = by[found[there]] < reader[there]
+        found = _places_in(own, storages.key(node, storage))
+        fresh = found >= 0
+        fresh[fresh] = by[found[fresh]] < reader[fresh]
         # ... nor what the forward of the block never saw, ...
         seen = storages.all(task)
         inside = sorted_once(storages.key(of[seen.asker], graph.operands[seen.place]))
@@ -263,10 +258,15 @@ class _Storages:
 
 def _among(numbers: _Numbers, known: _Numbers) -> NDArray[np.bool_]:
     """bool [numbers]: which of them are in `known`, that is in ascending order."""
+    return _places_in(known, numbers) >= 0
+
+
+def _places_in(known: _Numbers, numbers: _Numbers) -> _Numbers:
+    """int64 [numbers]: where each first is in `known`, in ascending order; -1: nowhere."""
     place = np.searchsorted(known, numbers)
     found = place < len(known)
     found[found] = known[place[found]] == numbers[found]
-    return found
+    return np.where(found, place, -1)
 
 
 def edit_memory(edit: Editor, graph: Graph, modules: tuple[str, ...], handles: _Numbers) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,11 @@ from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, StepPhase, distinct
 from slipstream.graph.resize import Resize
 from slipstream.provenance import Provenance
-from slipstream.source import find_batch_size
+from slipstream.source import Places, Source, find_batch_size
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._grown_memory import resized_memory
-
-if TYPE_CHECKING:
-    from slipstream.source import Places, Source
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _NOT_RECORDED = "the profile has the step at one batch size only; profile it again"
 _SETTING = re.compile(r"(x?)([0-9]+(?:\.[0-9]+)?)")

@@ -9,6 +9,7 @@ Integer-Arithmetic-Only Inference", CVPR 2018, section 3.2; ``torch.nn.utils.fus
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -272,19 +273,15 @@ def _transposed_layers() -> tuple[type, ...]:
 
 def _folded(layer: Any, norm: Any) -> Any:
     """A copy of `layer` that does the work of `norm` too."""
-    import copy
+    from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-    import torch
-    from torch import nn
-    from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
-
-    if norm.weight is None:
-        norm = copy.deepcopy(norm)
-        norm.weight = nn.Parameter(torch.ones_like(norm.running_mean))
-        norm.bias = nn.Parameter(torch.zeros_like(norm.running_mean))
-    if isinstance(layer, nn.Linear):
-        return fuse_linear_bn_eval(layer, norm)
-    return fuse_conv_bn_eval(layer, norm, transpose=isinstance(layer, _transposed_layers()))
+    folded = copy.deepcopy(layer)
+    # A linear layer's weight is one of a convolution of width 1.
+    folded.weight, folded.bias = fuse_conv_bn_weights(
+        layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps,
+        norm.weight, norm.bias, transpose=isinstance(layer, _transposed_layers()),
+    )  # fmt: skip
+    return folded
 
 
 def _why_kept(model: Any, layer_name: str, norm_name: str) -> str | None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import WorkloadError
 from slipstream.graph import Graph, Kind
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built
+from slipstream.workload import Built
 
 
 def not_on_gpu(graph: Graph, what: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from slipstream.errors import WorkloadError
-from slipstream.graph import Call, Editor, Graph, Role, StepPhase, replace_tasks
+from slipstream.graph import Call, Editor, Graph, Price, Role, StepPhase
 from slipstream.graph.uses import uses_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques.dataflow import Dataflow
@@ -60,33 +60,26 @@ class InferenceMode(Settings):
         its smallest call, where it stands out most.
         """
         modes = _modes(graph)
-        asked = _representatives(graph, modes)
-        saved: dict[_Key, tuple[float, float]] = {}
-        for key, (now, then) in asked.items():
+        saved: dict[_Key, Price] = {}
+        for key, (now, then) in _representatives(graph, modes).items():
             old, new = context.durations.lookup(now), context.durations.lookup(then)
-            if old is not None and new is not None:
-                difference = max(old.nanoseconds - new.nanoseconds, 0.0)
+            if old is not None and new is not None and old.nanoseconds > new.nanoseconds:
+                difference = old.nanoseconds - new.nanoseconds
                 error = math.hypot(old.spread * old.nanoseconds, new.spread * new.nanoseconds)
-                saved[key] = difference, error
-        gaps = graph.tasks.gap_ns.copy()
-        edits = []
-        for task, key in modes.items():
-            if key not in saved or not saved[key][0]:
-                continue
-            difference, error = saved[key]
-            long = float(graph.tasks.duration_ns[task])
-            taken = min(difference, long * (1 - _WORK))
+                saved[key] = Price(difference, error / difference, new.provenance)
+        edit = Editor(graph, str(self))
+        cheaper = {task: saved[key] for task, key in modes.items() if key in saved}
+        for number, difference in cheaper.items():
+            task = graph.task(number)
+            taken_ns = min(difference.nanoseconds, task.duration_ns * (1 - _WORK))
             # Nodes are unmade between operators.
-            gaps[task] = max(gaps[task] - (difference - taken), 0.0)
-            spread = max(float(graph.tasks.spread[task]), error / max(long, 1.0))
-            edits.append((task, long - taken, min(spread, 0.5)))
-        edit = Editor(replace_tasks(graph, gap_ns=gaps), str(self))
-        for task, duration, spread in edits:
-            answer = context.durations.lookup(asked[modes[task]][1])
-            assert answer is not None
-            edit.set_duration(task, duration, answer.provenance, spread=spread)
+            edit.set_gap(number, max(task.gap_ns - (difference.nanoseconds - taken_ns), 0.0))
+            error_ns = difference.spread * difference.nanoseconds
+            spread = max(task.spread, error_ns / max(task.duration_ns, 1.0))
+            left_ns = task.duration_ns - taken_ns
+            edit.set_duration(number, left_ns, difference.provenance, spread=min(spread, 0.5))
         freed = _free_early(graph, edit) if _records_autograd(graph) else 0
-        what = f"{len(edits)} operators without autograd"
+        what = f"{len(cheaper)} operators without autograd"
         return edit.apply(
             what + (f", {freed} activations freed after their last use" * bool(freed))
         )
