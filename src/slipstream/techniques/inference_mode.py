@@ -69,15 +69,15 @@ class InferenceMode(Settings):
                 saved[key] = Price(difference, error / difference, new.provenance)
         edit = Editor(graph, str(self))
         cheaper = {task: saved[key] for task, key in modes.items() if key in saved}
-        for number, difference in cheaper.items():
+        for number, spared in cheaper.items():
             task = graph.task(number)
-            taken_ns = min(difference.nanoseconds, task.duration_ns * (1 - _WORK))
+            taken_ns = min(spared.nanoseconds, task.duration_ns * (1 - _WORK))
             # Nodes are unmade between operators.
-            edit.set_gap(number, max(task.gap_ns - (difference.nanoseconds - taken_ns), 0.0))
-            error_ns = difference.spread * difference.nanoseconds
+            edit.set_gap(number, max(task.gap_ns - (spared.nanoseconds - taken_ns), 0.0))
+            error_ns = spared.spread * spared.nanoseconds
             spread = max(task.spread, error_ns / max(task.duration_ns, 1.0))
             left_ns = task.duration_ns - taken_ns
-            edit.set_duration(number, left_ns, difference.provenance, spread=min(spread, 0.5))
+            edit.set_duration(number, left_ns, spared.provenance, spread=min(spread, 0.5))
         freed = _free_early(graph, edit) if _records_autograd(graph) else 0
         what = f"{len(cheaper)} operators without autograd"
         return edit.apply(
