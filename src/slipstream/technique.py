@@ -533,7 +533,7 @@ def not_in_script(techniques: Sequence[Technique], workload: Workload) -> str | 
     Raises:
         WorkloadError: the script is no Python.
     """
-    from slipstream.workload.prepare import edited
+    from slipstream.workload.script import edited
 
     if workload.live is not None or workload.function is not None:
         return None

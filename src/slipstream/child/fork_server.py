@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from slipstream.errors import ChildError
 
-_LONGEST_START_S, _LONGEST_FORK_S = 120.0, 60.0
+_LONGEST_START_S = 120.0
 _LONGEST_REQUEST = 1 << 20
 _FIRST_FREE_FD = 3
 
@@ -115,7 +115,6 @@ class ForkServer:
                 connection.settimeout(_LONGEST_START_S)
                 socket.send_fds(connection, [len(request).to_bytes(4, "little")], fds)
                 connection.sendall(request)
-                connection.settimeout(_LONGEST_START_S)
                 answer = connection.recv(8)
                 if len(answer) == 8:
                     return int.from_bytes(answer, "little")
@@ -134,13 +133,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "slipstream.child.fork_server",
-                    str(theirs.fileno()),
-                    *self._modules,
-                ],
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *self._modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from slipstream.child.descendants import descendants, end, end_group
@@ -89,20 +90,17 @@ class Child:
                 # Ctrl-C goes to us alone; we then end the child and all it started.
                 start_new_session=True,
             )
-        except OSError as error:
+        except BaseException as error:
             os.close(to_us_read)
             os.close(to_child_write)
             self.log_path.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                # Whoever starts processes in place of us may have reasons of its own not to.
+                raise
             raise ChildError(
                 f"{name} could not be started: {error.strerror or error}",
                 where=error.filename and os.fsdecode(error.filename),
             ) from error
-        except BaseException:
-            # Whoever starts processes in place of us may have reasons of its own not to.
-            os.close(to_us_read)
-            os.close(to_child_write)
-            self.log_path.unlink(missing_ok=True)
-            raise
         finally:
             for fd in (to_child_read, to_us_write, log_fd):
                 os.close(fd)
@@ -175,21 +173,15 @@ class Child:
 
     def _hang(self, what: str, timeout_s: float) -> ChildError:
         where = self._where_it_hangs()
-        waiting = self._waits_for()
+        # It may wait for processes of its own, such as a loader's workers.
+        count = len(descendants(self._process.pid))
+        waiting = f"; {count} process{'es' * (count != 1)} that it started still ran"
         self.kill()
         return ChildError(
-            f"{self.name} {what} within {timeout_s:g} s and was stopped{waiting}",
+            f"{self.name} {what} within {timeout_s:g} s and was stopped{waiting if count else ''}",
             where=where,
             remedy="an endless loop or a dead-lock? if it is only slow, raise --timeout",
         )
-
-    def _waits_for(self) -> str:
-        """In words: processes of its own that are there while it hangs, such as loader workers."""
-        started = descendants(self._process.pid)
-        if not started:
-            return ""
-        count = len(started)
-        return f"; {count} process{'es' * (count != 1)} that it started still ran"
 
     def _await_message(self, timeout_s: float | None) -> Message | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -321,12 +313,8 @@ class Child:
             what = f"{self.name} ended by itself (exit code {code}) before it was done"
             remedy = "does the script call sys.exit or os._exit?"
         if tail:
-            what += "; its last output was:\n" + _indent(tail)
+            what += "; its last output was:\n" + indent(tail, "    ")
         return kind(what, remedy=remedy)
-
-
-def _indent(text: str) -> str:
-    return "\n".join("    " + line for line in text.splitlines())
 
 
 _living: weakref.WeakSet[Child] = weakref.WeakSet()

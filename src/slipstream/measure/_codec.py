@@ -10,7 +10,6 @@ from enum import Enum
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slipstream.errors import StoreError
 from slipstream.measure.records import Event, Series
@@ -93,15 +92,6 @@ def unpack_series(n: int, values: bytes, blocks: bytes) -> Series:
     if not column.size == steps.size == n:
         raise StoreError(f"stored samples are damaged: {n} expected, {column.size} found")
     return Series(column, np.cumsum(steps, dtype=np.int64).astype(np.int32))
-
-
-def series_of(values: Sequence[float], blocks: Sequence[int]) -> Series:
-    """A `Series` of plain numbers."""
-    return Series(_column(values, np.float64), _column(blocks, np.int32))
-
-
-def _column(values: Sequence[float], dtype: Any) -> NDArray[Any]:
-    return np.asarray(values, dtype=dtype).reshape(-1)
 
 
 def pack_events(events: Sequence[Event]) -> bytes:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from textwrap import indent
 from typing import IO, Any
 
 from slipstream.errors import MeasurementError
@@ -84,7 +85,5 @@ def _run_delay_ns(pid: int) -> int | None:
 def _tail(output: IO[bytes]) -> str:
     output.seek(0, os.SEEK_END)
     output.seek(max(0, output.tell() - _TAIL_BYTES))
-    text = output.read().decode(errors="replace").strip()
-    if not text:
-        return ""
-    return "; its last output was:\n" + "\n".join("    " + line for line in text.splitlines()[-15:])
+    lines = output.read().decode(errors="replace").strip().splitlines()
+    return "; its last output was:\n" + indent("\n".join(lines[-15:]), "    ") if lines else ""

@@ -10,7 +10,6 @@ import numpy as np
 from slipstream.errors import StoreError
 from slipstream.measure import _codec as codec
 from slipstream.measure import _rows as rows
-from slipstream.measure._database import Database
 from slipstream.measure.records import Claim, Event, Experiment, Series
 
 _APPEND = "INSERT INTO chunk (experiment, sequence, samples, block, at_ms) VALUES (?, ?, ?, ?, ?)"
@@ -23,7 +22,7 @@ class Recording:
         experiment_id: the experiment's name in the store.
     """
 
-    def __init__(self, database: Database, number: int, experiment_id: str) -> None:
+    def __init__(self, database: rows.Database, number: int, experiment_id: str) -> None:
         self.experiment_id = experiment_id
         self._database = database
         self._number = number

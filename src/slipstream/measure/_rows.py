@@ -1,15 +1,19 @@
-"""Rows of the results store, written and read: functions over a connection."""
+"""Rows of the results store, written and read: the open file, and functions over it."""
 
 from __future__ import annotations
 
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
+
+import numpy as np
 
 from slipstream.measure import _codec as codec
-from slipstream.measure._database import Database
+from slipstream.measure._schema import MIGRATIONS
 from slipstream.measure.environment import stable_facts
 from slipstream.measure.records import (
     ArmRecord,
@@ -21,9 +25,51 @@ from slipstream.measure.records import (
     Series,
     final_status,
 )
+from slipstream.sqlite import errors_in_words, open_database, transaction
 
 Key = tuple[str, Metric, Phase]
 """Arm, metric, phase."""
+
+
+class Database:
+    """A connection to the results store at `path`.
+
+    Raises:
+        StoreError: here and from every method: see `slipstream.sqlite`.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self.path = path
+        self._connection = open_database(path, MIGRATIONS, read_only=read_only)
+
+    def read(self, query: str, *parameters: object) -> Sequence[sqlite3.Row]:
+        """All rows of `query`."""
+        with errors_in_words(self.path):
+            cursor = self._connection.cursor()
+            cursor.row_factory = sqlite3.Row
+            rows: Sequence[sqlite3.Row] = cursor.execute(query, parameters).fetchall()
+            return rows
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of the block's statements, or none."""
+        with errors_in_words(self.path), transaction(self._connection) as connection:
+            yield connection
+
+    def write_one(self, statement: str, *parameters: object) -> None:
+        """One statement, a transaction by itself."""
+        with errors_in_words(self.path):
+            self._connection.execute(statement, parameters)
+
+    def give_back_space(self) -> None:
+        """Shrink the file by what deleted rows left free."""
+        with errors_in_words(self.path):
+            # As a script: `execute` would free a single page, this statement's first step.
+            self._connection.executescript("PRAGMA incremental_vacuum")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
 
 
 def keep_environment(db: sqlite3.Connection, environment: Environment) -> None:
@@ -100,7 +146,10 @@ def series(database: Database, number: int) -> dict[Key, Series]:
             values, blocks = columns.setdefault((arm, metric, Phase(phase)), ([], []))
             values += taken
             blocks += [block] * len(taken)
-    return {key: codec.series_of(*column) for key, column in columns.items()}
+    return {
+        key: Series(np.array(values, np.float64), np.array(blocks, np.int32))
+        for key, (values, blocks) in columns.items()
+    }
 
 
 def events(database: Database, number: int) -> list[Event]:

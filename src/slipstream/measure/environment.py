@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.measure import _facts_software, _facts_torch, facts_machine
+from slipstream.measure import _facts_software, facts_machine
 from slipstream.measure.records import Environment
 from slipstream.measure.redact import Redactor
 
@@ -49,10 +49,8 @@ def capture(
         Facts without names of users or hosts and without absolute paths.
     """
     redact = Redactor()
-    facts: dict[str, Any] = {}
-    facts |= facts_machine.facts()
-    facts |= _facts_software.facts(redact, command)
-    facts |= _facts_torch.facts(redact, may_import=torch)
+    facts = facts_machine.facts()
+    facts |= _facts_software.facts(redact, command, import_torch=torch)
     for name, seed in (seeds or {}).items():
         facts[f"seed.{redact(name)}"] = seed
     for name, checksum in (data_checksums or {}).items():

@@ -70,7 +70,7 @@ def sample_rows(experiment: Experiment) -> Iterator[tuple[Any, ...]]:
 
 def experiment_json(experiment: Experiment, claims: Sequence[Claim]) -> dict[str, Any]:
     """An experiment with its samples and claims as JSON values."""
-    plain: dict[str, Any] = {
+    return {
         "experiment": experiment.experiment_id,
         "title": experiment.title,
         "created": experiment.created,
@@ -93,7 +93,6 @@ def experiment_json(experiment: Experiment, claims: Sequence[Claim]) -> dict[str
             for (arm, metric, phase), series in experiment.series.items()
         ],
     }
-    return plain
 
 
 def _write_jsonl(experiments: Iterable[tuple[Experiment, Sequence[Claim]]], path: Path) -> int:

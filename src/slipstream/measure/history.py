@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from slipstream.measure.claims import MORE_IS_BETTER
 from slipstream.measure.environment import differences
@@ -54,40 +55,32 @@ def steps(history: Iterable[tuple[Experiment, Sequence[Claim]]]) -> tuple[Step, 
     for experiment, claims in history:
         arms = frozenset(arm.name for arm in experiment.arms)
         for claim in claims:
-            if claim.verdict is not Verdict.UNTRUSTWORTHY and claim.arm != guard_name(
-                claim.baseline
-            ):
-                key = (experiment.title, arms, claim.arm, claim.metric)
-                lines.setdefault(key, []).append((experiment, claim))
-    found = []
-    for line in lines.values():
-        for number in range(1, len(line)):
-            step = _step(line[number - 1], line[number], latest=number == len(line) - 1)
-            if step is not None:
-                found.append(step)
-    return tuple(found)
+            if claim.verdict is Verdict.UNTRUSTWORTHY or claim.arm == guard_name(claim.baseline):
+                continue
+            key = (experiment.title, arms, claim.arm, claim.metric)
+            lines.setdefault(key, []).append((experiment, claim))
+    return tuple(
+        _step(*before, *after, latest=after is line[-1])
+        for line in lines.values()
+        for before, after in pairwise(line)
+        if after[1].low > before[1].high or after[1].high < before[1].low
+    )
 
 
-def _step(
-    before: tuple[Experiment, Claim], after: tuple[Experiment, Claim], *, latest: bool
-) -> Step | None:
-    old, new = before[1], after[1]
-    if new.low <= old.high and old.low <= new.high:
-        return None
-    rose = new.low > old.high
-    differing = differences(before[0].environment, after[0].environment)
+def _step(before: Experiment, old: Claim, after: Experiment, new: Claim, *, latest: bool) -> Step:
+    differing = differences(before.environment, after.environment)
     return Step(
-        title=after[0].title,
+        title=after.title,
         arm=new.arm,
         metric=new.metric,
-        before=before[0].experiment_id,
-        after=after[0].experiment_id,
+        before=before.experiment_id,
+        after=after.experiment_id,
         old=old,
         new=new,
-        worse=rose != (new.metric in MORE_IS_BETTER),
+        worse=(new.low > old.high) != (new.metric in MORE_IS_BETTER),
         latest=latest,
         differing=tuple(name for name in differing if not name.startswith(_CODE)),
-        revisions=(_revision(before[0]), _revision(after[0])),
+        revisions=(_revision(before), _revision(after)),
     )
 
 

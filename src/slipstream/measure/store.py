@@ -18,7 +18,6 @@ from typing import Any
 from slipstream.errors import StoreError, UnknownNameError
 from slipstream.measure import _codec as codec
 from slipstream.measure import _rows as rows
-from slipstream.measure._database import Database
 from slipstream.measure._recording import Recording
 from slipstream.measure.environment import stable_facts
 from slipstream.measure.records import (
@@ -78,7 +77,7 @@ class Store:
                 where=str(self.path),
                 remedy="measure something first (slipstream demo), or name a store with --store",
             )
-        self._database = Database(self.path, read_only=read_only)
+        self._database = rows.Database(self.path, read_only=read_only)
 
     def begin(self, experiment: Experiment) -> Recording:
         """Start recording: everything of `experiment` but its samples, events and claims."""
@@ -209,10 +208,10 @@ class Store:
     def claims(self, experiment_id: str) -> tuple[Claim, ...]:
         """The claims stored with an experiment; none if it was killed or is running."""
         number = self._row(experiment_id)["number"]
-        found = self._database.read(
+        records = self._database.read(
             "SELECT record FROM claim WHERE experiment = ? ORDER BY position", number
         )
-        return tuple(codec.from_json(Claim, record) for (record,) in found)
+        return tuple(codec.from_json(Claim, record) for (record,) in records)
 
     def recompute(self, experiment_id: str) -> tuple[Claim, ...]:
         """Compute the claims again from the samples, and check them against the stored ones.
@@ -223,9 +222,8 @@ class Store:
         from slipstream.measure.claims import claims
 
         row = self._row(experiment_id)
-        stored = self.claims(row["id"])
-        found = tuple(claims(self.load(row["id"])))
-        difference = _first_difference(stored, found)
+        recomputed = claims(self.load(row["id"]))
+        difference = _first_difference(self.claims(row["id"]), recomputed)
         if difference is not None:
             raise StoreError(
                 f"recomputing the claims of experiment {row['id']} gives something else: "
@@ -234,7 +232,7 @@ class Store:
                 remedy=f"stored by slipstream {row['software']}, recomputed by {rows.software()};"
                 " if that is the same version, the file is damaged",
             )
-        return found
+        return recomputed
 
     def environment(self, env_id: str) -> Environment:
         """The hashed facts behind `env_id`.
@@ -242,17 +240,15 @@ class Store:
         Raises:
             UnknownNameError: no experiment was made there.
         """
-        for (facts,) in self._database.read(
-            "SELECT facts FROM environment WHERE env_id = ?", env_id
-        ):
-            return Environment(json.loads(facts), env_id)
-        known = [name for (name,) in self._database.read("SELECT env_id FROM environment")]
-        raise UnknownNameError("environment", env_id, known, where=str(self.path))
+        by_id = {one.env_id: one for one in self.environments()}
+        if env_id not in by_id:
+            raise UnknownNameError("environment", env_id, by_id, where=str(self.path))
+        return by_id[env_id]
 
     def environments(self) -> tuple[Environment, ...]:
         """All environments anything was measured or predicted in."""
-        found = self._database.read("SELECT env_id, facts FROM environment")
-        return tuple(Environment(json.loads(facts), env_id) for env_id, facts in found)
+        stored = self._database.read("SELECT env_id, facts FROM environment")
+        return tuple(Environment(json.loads(facts), env_id) for env_id, facts in stored)
 
     def record_prediction(
         self, prediction: PredictionRecord, environment: Environment | None = None
@@ -265,8 +261,8 @@ class Store:
 
     def predictions(self) -> tuple[PredictionRecord, ...]:
         """All predictions ever recorded, the oldest first."""
-        found = self._database.read("SELECT record FROM prediction ORDER BY number")
-        return tuple(codec.from_json(PredictionRecord, record) for (record,) in found)
+        records = self._database.read("SELECT record FROM prediction ORDER BY number")
+        return tuple(codec.from_json(PredictionRecord, record) for (record,) in records)
 
     def close(self) -> None:
         """Close the file."""
@@ -280,17 +276,14 @@ class Store:
 
     def _row(self, experiment_id: str) -> Any:
         if experiment_id == _LAST:
-            found = self._database.read("SELECT * FROM experiment ORDER BY number DESC LIMIT 1")
+            matching = self._database.read("SELECT * FROM experiment ORDER BY number DESC LIMIT 1")
         else:
-            found = self._database.read(
-                "SELECT * FROM experiment WHERE substr(id, 1, ?) = ?",
-                len(experiment_id),
-                experiment_id,
-            )
-        if len(found) != 1 or not experiment_id:
+            beginning = "SELECT * FROM experiment WHERE substr(id, 1, ?) = ?"
+            matching = self._database.read(beginning, len(experiment_id), experiment_id)
+        if len(matching) != 1 or not experiment_id:
             known = [name for (name,) in self._database.read("SELECT id FROM experiment")]
             raise UnknownNameError("experiment", experiment_id, known, where=str(self.path))
-        return found[0]
+        return matching[0]
 
 
 class StoreSink:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -21,7 +21,8 @@ def resized(batch: Any, samples: int, wanted: int) -> Any:
         samples: how many it holds.
     """
     runs = {1}
-    for tensor in _tensors(batch):
+
+    def note_runs(tensor: Any) -> Any:
         if tensor.dim() and tensor.shape[0] == samples:
             rest = tensor.shape[1:]
             runs.update(
@@ -29,6 +30,7 @@ def resized(batch: Any, samples: int, wanted: int) -> Any:
                 for begin in range(len(rest))
                 for end in range(begin + 1, len(rest) + 1)
             )
+        return tensor
 
     def change(tensor: Any) -> Any:
         per_sample, left = divmod(tensor.shape[0], samples) if tensor.dim() else (0, 0)
@@ -36,7 +38,7 @@ def resized(batch: Any, samples: int, wanted: int) -> Any:
             return tensor
         return _with_rows(tensor, per_sample * wanted)
 
-    return _mapped(batch, change)
+    return _mapped(_mapped(batch, note_runs), change)
 
 
 def _with_rows(tensor: Any, rows: int) -> Any:
@@ -54,17 +56,6 @@ def _with_rows(tensor: Any, rows: int) -> Any:
         like = torch.empty_strided(taken.shape, strides, dtype=taken.dtype, device=taken.device)
         taken = like.copy_(taken)
     return taken.requires_grad_(tensor.requires_grad)
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    found: list[Any] = []
-
-    def note(tensor: Any) -> Any:
-        found.append(tensor)
-        return tensor
-
-    _mapped(value, note)
-    yield from found
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

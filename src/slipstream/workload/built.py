@@ -17,7 +17,7 @@ from slipstream.workload.lines import UserLines
 HIDDEN_BATCH = (
     "the step hides its batch; name a function that returns (model, batch, loss, optimizer)"
 )
-_FIELDS = ("model", "batch", "loss", "optimizer", "step", "metric", "samples")
+FIELDS = ("model", "batch", "loss", "optimizer", "step", "metric", "samples")
 _PARTS = "return (model, batch, loss, optimizer)"
 _IN_ORDER = f"{_PARTS} in this order"
 
@@ -72,6 +72,12 @@ _AnyTechnique = TypeVar("_AnyTechnique", bound=Applicable)
 def in_order(techniques: Iterable[_AnyTechnique]) -> tuple[_AnyTechnique, ...]:
     """The order in which a combination is named, predicted and applied: by stage, then by name."""
     return tuple(sorted(techniques, key=lambda technique: (technique.traits.stage, technique.name)))
+
+
+def prepare(techniques: Iterable[Applicable]) -> None:
+    """Let `techniques` prepare this process, in their order, before the user's code runs."""
+    for technique in in_order(techniques):
+        technique.prepare()
 
 
 @dataclass
@@ -202,12 +208,12 @@ def _normalise(result: Any, where: str | None) -> Built:
     if isinstance(result, Built):
         return _with_step(result, where) if result.step is _no_step else result
     if isinstance(result, Mapping):
-        unknown = set(result) - set(_FIELDS)
+        unknown = set(result) - set(FIELDS)
         if unknown or ("model" not in result and "step" not in result):
             raise WorkloadError(
                 f"the function returned a dictionary with the keys {sorted(map(str, result))}",
                 where=where,
-                remedy=f"use the keys {', '.join(_FIELDS)}; only model or step is required",
+                remedy=f"use the keys {', '.join(FIELDS)}; only model or step is required",
             )
         given = {key: value for key, value in result.items() if value is not None}
         built = Built(**{"model": None, **given})
@@ -450,8 +456,5 @@ def count_samples(batch: Any) -> int:
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (tuple, list)):
-        for item in batch:
-            found = count_samples(item)
-            if found:
-                return found
+        return next(filter(None, map(count_samples, batch)), 0)
     return 0

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from slipstream.child import describe_error
 from slipstream.errors import SlipstreamError, UnknownNameError, WorkloadError
 from slipstream.units import with_article
-from slipstream.workload.built import Built, build_from
+from slipstream.workload.built import Built, build_from, prepare
 from slipstream.workload.guard import FileGuard
 from slipstream.workload.lines import UserLines, project_root
-from slipstream.workload.prepare import prepare
 from slipstream.workload.providers import build_from_providers, family_of
 from slipstream.workload.recipe import Workload
 from slipstream.workload.script import ARGPARSE, run_script
@@ -174,7 +173,8 @@ def _leave_process_group() -> None:
 def _check_arguments(function: Any, workload: Workload, where: str) -> None:
     import inspect
 
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for name in workload.arguments:
         if name not in parameters and not open_ended:
@@ -182,18 +182,12 @@ def _check_arguments(function: Any, workload: Workload, where: str) -> None:
                 f"argument of {workload.function}()", name, parameters, where=where
             )
     try:
-        inspect.signature(function).bind(**workload.arguments)
+        signature.bind(**workload.arguments)
     except TypeError as error:
+        without_default = [n for n, one in parameters.items() if one.default is one.empty]
+        missing = next((n for n in without_default if n not in workload.arguments), "NAME")
         raise WorkloadError(
             f"{workload.function}(): {error}",
             where=where,
-            remedy=f"give it with --set {_first_missing(parameters, workload)}=VALUE, "
-            "or a default in the code",
+            remedy=f"give it with --set {missing}=VALUE, or a default in the code",
         ) from error
-
-
-def _first_missing(parameters: Mapping[str, Any], workload: Workload) -> str:
-    for name, parameter in parameters.items():
-        if name not in workload.arguments and parameter.default is parameter.empty:
-            return name
-    return "NAME"

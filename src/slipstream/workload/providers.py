@@ -63,7 +63,8 @@ def build_from_providers(module: Any, family: str, arguments: Mapping[str, Any])
             raise UnknownNameError(
                 f"argument of {make_inputs.__name__}()", name, [BATCH_SIZE], where=_place(module)
             )
-    samples = int(arguments.get(BATCH_SIZE, _default(make_inputs)))
+    default = inspect.signature(make_inputs).parameters[BATCH_SIZE].default
+    samples = int(arguments.get(BATCH_SIZE, default))
     model = make_model()
     if not isinstance(model, torch.nn.Module):
         raise _returned(make_model, model, "a torch.nn.Module")
@@ -89,13 +90,11 @@ def build_from_providers(module: Any, family: str, arguments: Mapping[str, Any])
 def _checked(module: Any, family: str, part: str) -> Callable[..., Any]:
     """The provider, of which `inspect` says that it can be called as it will be."""
     name, shape = provider(family, part), _SHAPES[part]
-    function: Any = getattr(module, name, None)
+    function = getattr(module, name, None)
     if not inspect.isfunction(function):
-        what = (
-            "is not defined" if function is None else f"is {with_article(type(function).__name__)}"
-        )
+        kind = "not defined" if function is None else with_article(type(function).__name__)
         raise WorkloadError(
-            f"{name} {what}", where=_place(module), remedy=f"define it: def {name}{shape}: ..."
+            f"{name} is {kind}", where=_place(module), remedy=f"define it: def {name}{shape}: ..."
         )
     parameters = list(inspect.signature(function).parameters.values())
     names = [one.name for one in parameters]
@@ -113,19 +112,13 @@ def _checked(module: Any, family: str, part: str) -> Callable[..., Any]:
         )
     if part == "input" and type(parameters[0].default) is not int:
         default = parameters[0].default
-        said = "has none" if default is inspect.Parameter.empty else f"is {default!r}"
+        given = "has none" if default is inspect.Parameter.empty else f"is {default!r}"
         raise WorkloadError(
-            f"the default of {BATCH_SIZE} in {name} is the profiled batch size, and {said}",
+            f"the default of {BATCH_SIZE} in {name} is the profiled batch size, and {given}",
             where=_place(function),
             remedy=f"give it a whole number: def {name}{shape}: ...",
         )
-    found: Callable[..., Any] = function
-    return found
-
-
-def _default(make_inputs: Callable[..., Any]) -> int:
-    default: int = inspect.signature(make_inputs).parameters[BATCH_SIZE].default
-    return default
+    return function
 
 
 def _returned(function: Callable[..., Any], value: Any, wanted: str) -> WorkloadError:

@@ -15,7 +15,7 @@ from typing import Any
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.units import with_article
-from slipstream.workload.built import Applicable, Built, build_from
+from slipstream.workload.built import FIELDS, Applicable, Built, build_from
 from slipstream.workload.providers import provider_in
 
 
@@ -126,15 +126,9 @@ class Workload:
             raise InvalidArgumentError("samples", f"{samples} is negative")
         if step is None and callable(model) and not isinstance(model, torch.nn.Module):
             model, step = None, model
-        live = {
-            "model": model,
-            "batch": batch,
-            "loss": loss,
-            "optimizer": optimizer,
-            "step": step,
-            "metric": metric,
-            "samples": samples,
-        }
+        live = dict(
+            zip(FIELDS, (model, batch, loss, optimizer, step, metric, samples), strict=True)
+        )
         try:
             # One deepcopy of all, so that the optimizer's copy steps the model's copy.
             copied = copy.deepcopy(live)
@@ -292,9 +286,8 @@ def _parse_source(file: Path) -> ast.Module:
     try:
         source = file.read_bytes()
     except FileNotFoundError:
-        near = (
-            sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
-        )
+        # None where there is no such folder.
+        near = sorted(path.name for path in file.parent.glob("*.py"))
         # Without the ending, which all of them share.
         alike = difflib.get_close_matches(file.stem, [Path(one).stem for one in near], n=1)
         if not file.parent.is_dir():

@@ -18,15 +18,15 @@ import stat
 import sys
 import traceback
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from slipstream.child import channel, describe_error
 from slipstream.errors import WorkloadError
-from slipstream.workload.built import Built, in_order
+from slipstream.workload.built import Applicable, Built, count_samples, in_order, prepare
 from slipstream.workload.lines import UserLines, project_root
-from slipstream.workload.prepare import edited, prepare
 from slipstream.workload.recipe import Workload, workload_functions
 
 if TYPE_CHECKING:
@@ -149,15 +149,15 @@ def run_script(
             discovery.after_forward, always_call=True
         ),
     ]
-    seen: dict[int, int] = {}
-    found: list[torch.optim.Optimizer] = []
+    steps_of: dict[int, int] = {}
+    marking_step: list[torch.optim.Optimizer] = []
 
     def discover(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # The optimizer that steps twice first marks the step; others belong inside it.
-        seen[id(optimizer)] = seen.get(id(optimizer), 0) + 1
-        if found or seen[id(optimizer)] < _STEPS_TO_DISCOVER:
+        steps_of[id(optimizer)] = steps_of.get(id(optimizer), 0) + 1
+        if marking_step or steps_of[id(optimizer)] < _STEPS_TO_DISCOVER:
             return
-        found.append(optimizer)
+        marking_step.append(optimizer)
         for hook in hooks:
             hook.remove()
         discovery.finish()
@@ -184,14 +184,32 @@ def run_script(
         else:
             _run_edited(path, content)
     except SystemExit as exit_:
-        raise _too_short(path, seen, discovery, exit_) from None
+        raise _too_short(path, steps_of, discovery, exit_) from None
     except Exception as error:
         remedy = _remedy(error, workload)
         if remedy is None:
             raise
         described = describe_error(error)
         raise WorkloadError(described["what"], where=described["where"], remedy=remedy) from error
-    raise _too_short(path, seen, discovery, None)
+    raise _too_short(path, steps_of, discovery, None)
+
+
+def edited(script: Path, techniques: Iterable[Applicable]) -> bytes | None:
+    """A plain script as those of `techniques` that edit it would have it, in stage order.
+
+    Returns:
+        The file's bytes; None where none of them edits.
+
+    Raises:
+        SlipstreamError: there is no place for an edit.
+    """
+    editing = [one for one in techniques if one.traits.edits_script]
+    if not editing:
+        return None
+    content = script.read_bytes()
+    for technique in in_order(editing):
+        content = technique.edited(script, content)
+    return content
 
 
 def _run_edited(path: Path, content: bytes) -> None:
@@ -248,8 +266,6 @@ def _leave_with(error: Exception) -> NoReturn:
 def _discovered(
     workload: Workload, discovery: _Discovery, optimizer: torch.optim.Optimizer
 ) -> Built:
-    from slipstream.workload.built import count_samples
-
     model = discovery.model_of(optimizer)
     batch = discovery.batch_of(model)
     return Built(
@@ -275,27 +291,24 @@ def _remedy(error: Exception, workload: Workload) -> str | None:
 
 
 def _too_short(
-    path: Path, seen: dict[int, int], discovery: _Discovery, left: SystemExit | None
+    path: Path, steps_of: dict[int, int], discovery: _Discovery, left: SystemExit | None
 ) -> WorkloadError:
     """Why the script gave no (or not enough) steps: it failed, it is no training, it is short."""
-    name, steps = path.name, max(seen.values(), default=0)
-    after = (
-        f"after {steps} optimizer step{'s' * (steps != 1)}"
-        if steps
-        else "before any optimizer step"
-    )
+    name, steps = path.name, max(steps_of.values(), default=0)
+    after = f"after {steps} optimizer step{'s' * (steps != 1)}"
+    after = after if steps else "before any optimizer step"
     if left is not None and isinstance(left.code, str):
         return WorkloadError(
             f"{name} gave up {after}: {left.code}", remedy="it says so without slipstream too"
         )
     if left is not None and left.code:
-        said = _last_output()
+        output = _last_output()
         remedy = "run it on its own; it gives up there too"
         if left.code == ARGPARSE:
             remedy = f"its arguments go after --, as in: {name} -- ARGS"
         return WorkloadError(
             f"{name} gave up {after} with sys.exit({left.code})"
-            + (f"; its last output was:\n{_indented(said)}" if said else ""),
+            + (f"; its last output was:\n{indent(output, '    ')}" if output else ""),
             remedy=remedy,
         )
     how = "ended" if left is None else "called sys.exit()"
@@ -352,7 +365,3 @@ def _last_output() -> str:
         return ""
     text = os.pread(2, _SHOWN_BYTES, max(0, status.st_size - _SHOWN_BYTES))
     return "\n".join(text.decode(errors="replace").splitlines()[-_SHOWN_LINES:])
-
-
-def _indented(text: str) -> str:
-    return "\n".join("    " + line for line in text.splitlines())
