@@ -22,9 +22,9 @@ from slipstream.tables import Column, Table
 from slipstream.techniques.embedding.allocate import allocate
 from slipstream.techniques.embedding.facts import IdStatistics, facts_of
 from slipstream.techniques.embedding.formats import FORMATS, formats_of
-from slipstream.techniques.embedding.formats.dense import Dense
 from slipstream.techniques.embedding.formats.format import (
     Choice,
+    Dense,
     Exchange,
     Settings,
     Start,

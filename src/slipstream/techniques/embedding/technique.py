@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Graph, StepPhase
 from slipstream.technique import Quality, QualityKind, Stage, Traits
-from slipstream.techniques.embedding.exchange import (
-    TableExchange,
-    dense_bytes,
-    why_no_kernels,
-)
+from slipstream.techniques.embedding.exchange import TableExchange, dense_bytes, why_no_kernels
 from slipstream.techniques.embedding.groups import Group
 from slipstream.units import format_bytes
 

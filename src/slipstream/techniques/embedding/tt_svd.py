@@ -44,7 +44,10 @@ def tt_svd(
             that are negative or all zero.
     """
     row_weights_of(weight, row_weights)  # for its checks
-    tensor = _by_digits(weight.detach(), shape)
+    # Padded with rows of zeros: [p_1, ..., p_d, dim].
+    padded = torch.zeros(math.prod(shape.rows), weight.shape[1], dtype=torch.float64)
+    padded[: len(weight)] = weight.detach()
+    tensor = padded.view(*shape.rows, -1)
     scales = None
     if row_weights is not None:
         scales = _digit_scales(row_weights, shape)
@@ -98,13 +101,6 @@ def refit(
     used = size > 0
     damped = normal[used] + ones * (ridge * size[used])[:, None, None]
     last[used] += torch.linalg.solve(damped, right[used])[..., None]
-
-
-def _by_digits(table: torch.Tensor, shape: TTShape) -> torch.Tensor:
-    """Padded with rows of zeros: [p_1, ..., p_d, dim], float64 on the CPU."""
-    full = torch.zeros(math.prod(shape.rows), table.shape[1], dtype=torch.float64)
-    full[: len(table)] = table
-    return full.view(*shape.rows, -1)
 
 
 def _paired(tensor: torch.Tensor, shape: TTShape) -> torch.Tensor:

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import Graph
 from slipstream.technique import Quality, QualityKind, Stage, Traits
-from slipstream.techniques.embedding.exchange import (
-    TableExchange,
-    dense_bytes,
-    why_no_kernels,
-)
+from slipstream.techniques.embedding.exchange import TableExchange, dense_bytes, why_no_kernels
 from slipstream.techniques.embedding.groups import Group
 from slipstream.techniques.embedding.tables import Lookup
 from slipstream.techniques.embedding.tt_shape import LEAST_CORES, MOST_CORES, TTShape

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.techniques.embedding.formats.codes import Int4, Int8
-from slipstream.techniques.embedding.formats.dense import Dense
-from slipstream.techniques.embedding.formats.format import TableFormat
+from slipstream.techniques.embedding.formats.format import Dense, TableFormat
 from slipstream.techniques.embedding.formats.hashed import Hash, HotHash
 from slipstream.techniques.embedding.formats.lowdim import LowDim, LowDimCodes
 from slipstream.techniques.embedding.formats.robe import Robe

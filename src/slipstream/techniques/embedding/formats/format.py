@@ -168,6 +168,20 @@ class TableFormat(ABC):
         return (nbytes // table.item_bytes,) if self.trains else ()
 
 
+class Dense(TableFormat):
+    """The table as ``nn.Embedding`` has it: nothing is changed."""
+
+    name: ClassVar[str] = "dense"
+
+    def choices(self, table: TableFacts) -> Iterator[Choice]:
+        """One."""
+        yield Choice(self.name, {}, table.nbytes, 0.0)
+
+    def module(self, one: Exchange, start: Start) -> Any:
+        """The module itself."""
+        return one.old
+
+
 def sizes(most: int, least: int = 1) -> list[int]:
     """Whole numbers below `most` down to `least`, four to a halving."""
     rounded = {

@@ -222,19 +222,16 @@ class HotHash(Hash):
         order = torch.argsort(table.shares, descending=True, stable=True)
         row_bytes = table.dim * table.item_bytes
 
-        def best(total: int) -> tuple[float, int]:
-            """Least error, and the number of private rows, of `total`, that has it."""
-            counts = [int(total * share) for share in _HOT_SHARES]
-            return min((shared_error(table, total - n, order[:n]), n) for n in counts)
-
         divided: dict[int, int] = {}
 
         def error_of(total: int) -> float:
-            error, divided[total] = best(total)
+            """Least error of `total` rows; the number of private ones that has it is kept."""
+            counts = [int(total * share) for share in _HOT_SHARES]
+            errors = [(shared_error(table, total - n, order[:n]), n) for n in counts]
+            error, divided[total] = min(errors)
             return error
 
-        every = sizes(table.rows, _LEAST_ROWS)
-        for total, error in with_errors(error_of, every):
+        for total, error in with_errors(error_of, sizes(table.rows, _LEAST_ROWS)):
             near = min(divided, key=lambda known: abs(known - total))
             count = int(total * divided[near] / near)
             nbytes = total * row_bytes + count * _ID_BYTES

@@ -200,23 +200,16 @@ class _Bags(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, array: torch.Tensor, scale: float, *how: Any) -> torch.Tensor:
         bags: torch.Tensor = torch.ops.slipstream.robe.default(array, *how)
-        ids, offsets, weights, tables = how[:4]
-        ctx.save_for_backward(
-            array,
-            ids,
-            offsets,
-            weights,
-            tables,
-            bags if how[-1] == door.MODES.index("max") else None,
-        )
+        maxima = bags if how[-1] == door.MODES.index("max") else None
+        ctx.save_for_backward(array, *how[:4], maxima)
         ctx.scale, ctx.how = scale, how[4:]
         return bags
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        array, ids, offsets, weights, tables, maxima = ctx.saved_tensors
-        how = (ids, offsets, weights, tables, *ctx.how)
+        array, *how, maxima = ctx.saved_tensors
+        how += ctx.how
         grad = grad.contiguous()
         ops = torch.ops.slipstream.robe
         array_gradient = weight_gradient = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import takewhile
 from typing import Any, ClassVar, Self
 
 import torch
@@ -43,8 +44,8 @@ from slipstream.techniques.embedding.tt_svd import tt_svd
 from slipstream.techniques.embedding.weighting import relative_error
 
 INITS = ("sampled-gaussian", "gaussian")
-_MOST_RANK = 128
-_RANKS_PER_DOUBLING = 2
+# From 128 down to 1, two to a halving.
+_RANKS = sorted({round(2 ** (step / 2)) for step in range(15)}, reverse=True)
 _LEAST_HOT = 8
 
 Shapes = Sequence[Sequence[int]] | None
@@ -219,9 +220,8 @@ class _TensorTrain(CompressedModule):
 
     def _step_in_backward(self, make: MakeOptimizer) -> None:
         for name, parameter in self.named_parameters():
-            self.optimizers[name] = make([parameter])
-            hook = _stepping(self.optimizers[name])
-            parameter.register_post_accumulate_grad_hook(hook)
+            self.optimizers[name] = optimizer = make([parameter])
+            parameter.register_post_accumulate_grad_hook(partial(_step, optimizer))
 
     def _format_repr(self) -> str:
         rows, columns = ("x".join(map(str, f)) for f in (self.shape.rows, self.shape.columns))
@@ -314,12 +314,9 @@ class _Rows(torch.autograd.Function):
         return (None, *gradients, None, None, None, weights, *[None] * len(ctx.rest))
 
 
-def _stepping(optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
-    def step(_: torch.Tensor) -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+def _step(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 class _ExportedTrain(Rows):
@@ -425,7 +422,8 @@ class HotTT(TT):
         def error(count: int, rank: int) -> float:
             return float(tails(rank)[count])
 
-        for count in _counts(table):
+        powers = (_LEAST_HOT << doubled for doubled in range(table.rows.bit_length()))
+        for count in takewhile(lambda count: count < table.rows, powers):
             hot = tuple(sorted(order[:count].tolist()))
             for rank, lost in with_errors(partial(error, count), list(numbers)):
                 nbytes = numbers[rank] * table.item_bytes
@@ -445,7 +443,7 @@ def _ranks_of(settings: Settings) -> tuple[int, ...]:
 def _numbers(table: TableFacts) -> dict[int, int]:
     """Of trains smaller than the table, by falling rank; none without three factors."""
     try:
-        numbers = {rank: TTShape.of(table.rows, table.dim, rank).numbers for rank in _ranks()}
+        numbers = {rank: TTShape.of(table.rows, table.dim, rank).numbers for rank in _RANKS}
     except InvalidArgumentError:
         return {}
     return {rank: number for rank, number in numbers.items() if number < table.rows * table.dim}
@@ -454,15 +452,3 @@ def _numbers(table: TableFacts) -> dict[int, int]:
 def _usual_error(table: TableFacts, numbers: int) -> float:
     """A train fits as many numbers as it has: ids in no order have no more in common."""
     return 1 - numbers / (table.rows * table.dim)
-
-
-def _counts(table: TableFacts) -> Iterator[int]:
-    count = _LEAST_HOT
-    while count < table.rows:
-        yield count
-        count *= 2
-
-
-def _ranks() -> list[int]:
-    steps = range(_MOST_RANK.bit_length() * _RANKS_PER_DOUBLING - 1)
-    return sorted({round(2 ** (step / _RANKS_PER_DOUBLING)) for step in steps}, reverse=True)

@@ -17,14 +17,7 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import InstructionSet, triton_module
-from slipstream.native.family import (
-    FLOAT,
-    INT32,
-    POINTER,
-    Family,
-    structure,
-    tensor_pointer,
-)
+from slipstream.native.family import FLOAT, INT32, POINTER, Family, structure, tensor_pointer
 from slipstream.native.operators import define
 from slipstream.techniques.embedding.kernels import bags as bags_door
 from slipstream.techniques.embedding.kernels import robe_reference as reference
