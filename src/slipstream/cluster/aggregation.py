@@ -98,10 +98,10 @@ def aggregation_tree(topology: Topology, devices: Sequence[int]) -> Tree:
 
 def _above(members: Sequence[int], up: Int32s, root: int) -> set[int]:
     """The nodes on the ways from members to the root, with both."""
-    found: set[int] = {root}
+    nodes: set[int] = {root}
     for member in members:
         node = member
-        while node not in found:
-            found.add(node)
+        while node not in nodes:
+            nodes.add(node)
             node = int(up[node])
-    return found
+    return nodes

@@ -90,8 +90,8 @@ def _in_network_ns(
     hops, slot_ns = 2 * depth, aggregator.slot_bytes * 1e9 / bytes_per_s
     window_rate = aggregator.slots * aggregator.slot_bytes / (hops * (alpha_ns + slot_ns)) * 1e9
     rate = min(bytes_per_s, aggregator.bytes_per_s, window_rate)
-    found: Floats = hops * alpha_ns + (hops - 1) * slot_ns + size * 1e9 / rate
-    return found
+    cost: Floats = hops * alpha_ns + (hops - 1) * slot_ns + size * 1e9 / rate
+    return cost
 
 
 def _scatter(rounds: float, both_ways: bool) -> _Terms:

@@ -144,20 +144,20 @@ class Cluster:
         """
         group = self.group_of(collective)
         size = collective.nbytes
-        algo, found = min(
+        algo, estimated = min(
             ((name, self._estimate(collective, group, name))
              for name in self.algorithms(collective, group)),
             key=lambda named: _line(named[1].at(size), size),
         )  # fmt: skip
-        line = found.at(size)
+        line = estimated.at(size)
         duration = _line(line, size)
         interval = None
         if self.calibration is not None:
             spread = self.calibration.residual_p90
             interval = Interval(duration * max(0.0, 1.0 - spread), duration * (1.0 + spread))
-        name = "" if found.bottleneck < 0 else self.topology.link_name(found.bottleneck)
+        name = "" if estimated.bottleneck < 0 else self.topology.link_name(estimated.bottleneck)
         return Cost(
-            duration, line[0], algo, name, found.sent_per_byte * size, found.load, size,
+            duration, line[0], algo, name, estimated.sent_per_byte * size, estimated.load, size,
             interval, self.provenance,
         )  # fmt: skip
 
@@ -209,10 +209,11 @@ class Cluster:
                 [self._estimate(wanted, group, a) for a in self.algorithms(wanted, group)]
             )
         # One look-up a column: the n-th option of every kind of row, or nothing.
-        for column in range(max(len(found) for found in options)):
+        for column in range(max(len(estimates) for estimates in options)):
             here = {
-                row: found[column]
-                for row, found in zip(seen.tolist(), options, strict=True) if column < len(found)
+                row: estimates[column]
+                for row, estimates in zip(seen.tolist(), options, strict=True)
+                if column < len(estimates)
             }  # fmt: skip
             time = np.full(size.shape, np.inf)
             for part in range(max(len(one.from_bytes) for one in here.values())):
@@ -234,19 +235,19 @@ class Cluster:
         """The one it names, or those ``auto`` and ``2d`` choose from."""
         if collective.algo not in ("auto", "2d"):
             return [collective.algo]
-        found = candidates(
+        names = candidates(
             collective.kind, group.shape, direct=self.topology.direct, algo=collective.algo
         )
         if collective.algo == "auto" and collective.kind == "all_reduce" and (
             self.topology.aggregator is not None
         ):  # fmt: skip
-            found.append("in_network")
-        if not found:
+            names.append("in_network")
+        if not names:
             raise InvalidArgumentError(
                 "algo", f"{collective.kind} of a group of shape {group.shape} has no dimensions "
                 "to go by", remedy="a group of several axes, or algo='auto'",
             )  # fmt: skip
-        return found
+        return names
 
     @property
     def message_regimes(self) -> tuple[Regime, ...]:

@@ -240,14 +240,14 @@ def estimate(
     reduce_ns_per_byte: float,
 ) -> Estimate:
     """Time and bytes of one algorithm on one group."""
-    found = placed(topology, collective, group, algo, regimes[0].alpha_ns)
-    starts = sorted({0.0, *(s for one in found for s in starts_of(regimes, one.message))})
+    phases_placed = placed(topology, collective, group, algo, regimes[0].alpha_ns)
+    starts = sorted({0.0, *(s for one in phases_placed for s in starts_of(regimes, one.message))})
     starts = [s for s in starts if s < np.inf]
     latency, slope = [0.0] * len(starts), [0.0] * len(starts)
     load = np.zeros(topology.links)
     sent = np.zeros(topology.devices)
     worst, bottleneck = 0.0, -1
-    for one in found:
+    for one in phases_placed:
         carried = np.bincount(one.links, np.repeat(one.share, one.counts), topology.links)
         np.add.at(sent, one.src[one.src >= 0], one.share[one.src >= 0])
         busy = carried / np.where(topology.capacity > 0.0, topology.capacity, 1.0) * 1e9

@@ -37,13 +37,13 @@ _SHORT = ("workers", "link", "latency", "device")
 
 def presets() -> dict[str, str]:
     """Names of the clusters that ship with the package, and what they are."""
-    found = {}
+    about = {}
     for entry in resources.files("slipstream.cluster").joinpath("presets").iterdir():
         if entry.name.endswith(".toml") and entry.name != "devices.toml":
-            found[entry.name.removesuffix(".toml")] = str(
+            about[entry.name.removesuffix(".toml")] = str(
                 tomllib.loads(entry.read_text()).get("about", "")
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(about.items()))
 
 
 def load(cluster: type[Cluster], name: str | Path, sizes: Mapping[str, Any]) -> Cluster:
@@ -137,8 +137,8 @@ def _topology(given: Any, place: str, readers: Readers) -> Topology:
         raise UnknownNameError("topology generator", name, GENERATORS, where=place)
     changes = {key: table.pop(key) for key in _CHANGES if key in table}
     try:
-        made = build(GENERATORS[name], table, place, name, readers)
-        return build(_changed, changes, place, name, readers, made=made)
+        topology = build(GENERATORS[name], table, place, name, readers)
+        return build(_changed, changes, place, name, readers, topology=topology)
     except (MemoryError, OverflowError) as error:
         raise InvalidArgumentError(
             place, f"{name} is too large for this machine's memory", remedy="fewer devices"
@@ -146,7 +146,7 @@ def _topology(given: Any, place: str, readers: Readers) -> Topology:
 
 
 def _changed(
-    made: Topology,
+    topology: Topology,
     routes: Sequence[Sequence[int]] = (),
     capacities: Sequence[tuple[int, float]] = (),
     aggregator: Mapping[str, Any] | None = None,
@@ -157,16 +157,18 @@ def _changed(
             "topology.routes", "holds one of less than two devices", remedy="[0, 1, link, ...]"
         )
     if routes:
-        made = made.with_routes({(route[0], route[1]): route[2:] for route in routes})
+        topology = topology.with_routes({(route[0], route[1]): route[2:] for route in routes})
     if aggregator is not None:
         table, place = dict(aggregator), "topology.aggregator"
         switches = table.pop("switches", None)
         if switches is not None:
             switches = read(Sequence[int], switches, f"{place}.switches", {})
-        made = made.with_aggregators(build(Aggregator, table, place, "aggregator", {}), switches)
+        topology = topology.with_aggregators(
+            build(Aggregator, table, place, "aggregator", {}), switches
+        )
     for link, rate in capacities:
-        made = made.with_capacity(link, rate)
-    return made
+        topology = topology.with_capacity(link, rate)
+    return topology
 
 
 _CHANGES = ("routes", "capacities", "aggregator")

@@ -83,8 +83,8 @@ def terms(operation: Operation) -> Float64s:
     `patterns`); its ``reduce_scatter_tensor`` is an all-reduce (bytes on the wire say so), and so
     is what the first phase of our two-dimensional one uses.
     """
-    found: Float64s = np.sum([part for part, _ in _parts(operation)], axis=0)
-    return found
+    total: Float64s = np.sum([part for part, _ in _parts(operation)], axis=0)
+    return total
 
 
 def _parts(operation: Operation) -> list[tuple[Float64s, float]]:
@@ -134,8 +134,8 @@ def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> F
         raise ClusterError(f"{len(samples)} samples are too few to fit", remedy="more sizes")
     _check_monotone(samples)
     durations = np.array([sample.duration_ns for sample in samples])
-    found = _believed(samples, most_regimes)
-    table, factors = _table(samples, found.starts), found.factors
+    lines = _believed(samples, most_regimes)
+    table, factors = _table(samples, lines.starts), lines.factors
     residuals = table @ factors / durations - 1.0
     if float(np.median(np.abs(residuals))) > _WORST_RESIDUAL:
         raise ClusterError(
@@ -152,12 +152,12 @@ def fit(samples: Sequence[Sample], *, most_regimes: int = 1, seed: int = 0) -> F
     ])  # fmt: skip
     low, high = np.percentile(draws, _INTERVAL, axis=0)
     # The smallest messages' latency, the largest ones' rate.
-    last = len(found.starts) - 1
+    last = len(lines.starts) - 1
     columns = {"alpha_ns": 0, "ns_per_byte": 2 * last + 1, "reduce_ns_per_byte": 2 * last + 2}
     alpha, slope, add = (float(factors[column]) for column in columns.values())
     regimes = tuple(
         Regime(start, float(factors[2 * k]), float(factors[2 * k + 1]) / slope)
-        for k, start in enumerate(found.starts) if last and slope > 0.0
+        for k, start in enumerate(lines.starts) if last and slope > 0.0
     )  # fmt: skip
     return Fit(
         alpha, slope, add, {name: (float(low[c]), float(high[c])) for name, c in columns.items()},
@@ -180,10 +180,10 @@ class _Lines:
 
 def _believed(samples: Sequence[Sample], most: int) -> _Lines:
     """As many regimes as predict sizes that are left out better than fewer do."""
-    found = _lines(samples, 1)
+    lines = _lines(samples, 1)
     sizes = sorted({sample.operation.nbytes for sample in samples})
     if most == 1 or len(sizes) <= 2 * _SIZES_EACH:
-        return found
+        return lines
     error = _left_out(samples, sizes, 1)
     for count in range(2, most + 1):
         more = _lines(samples, count)
@@ -192,8 +192,8 @@ def _believed(samples: Sequence[Sample], most: int) -> _Lines:
         then = _left_out(samples, sizes, count)
         if error - then < max(_GAIN * error, _LEAST_GAIN):
             break
-        found, error = more, then
-    return found
+        lines, error = more, then
+    return lines
 
 
 def _left_out(samples: Sequence[Sample], sizes: Sequence[int], count: int) -> float:
@@ -213,18 +213,18 @@ def _left_out(samples: Sequence[Sample], sizes: Sequence[int], count: int) -> fl
 def _lines(samples: Sequence[Sample], count: int) -> _Lines:
     """That many regimes, or fewer where no more can be told apart: each time the cut that leaves
     least, with no message cheaper than a smaller one."""
-    found = _solved(samples, (0.0,))
+    best = _solved(samples, (0.0,))
     sizes = sorted({message for sample in samples for _, message in _parts(sample.operation)})
     for _ in range(1, count):
         options = [
             lines
             for low, high in itertools.pairwise(sizes)
-            if (lines := _cut(samples, sizes, found.starts, low, high)) is not None
+            if (lines := _cut(samples, sizes, best.starts, low, high)) is not None
         ]
         if not options:
             break
-        found = min(options, key=lambda lines: lines.error)
-    return found
+        best = min(options, key=lambda lines: lines.error)
+    return best
 
 
 def _cut(
@@ -239,8 +239,8 @@ def _cut(
     cuts = tuple(sorted({*starts, middle}))
     if np.histogram(sizes, [*cuts, np.inf])[0].min() < _SIZES_EACH:
         return None
-    found = _solved(samples, cuts)
-    lines = found.factors[:-1].reshape(-1, 2)
+    solved = _solved(samples, cuts)
+    lines = solved.factors[:-1].reshape(-1, 2)
     moved = [0.0]
     for k, start in enumerate(cuts[1:], start=1):
         less, more = lines[k - 1], lines[k]
@@ -253,7 +253,7 @@ def _cut(
             moved.append(start)
         else:
             return None
-    return _Lines(tuple(moved), found.factors, found.error)
+    return _Lines(tuple(moved), solved.factors, solved.error)
 
 
 def _solved(samples: Sequence[Sample], starts: tuple[float, ...]) -> _Lines:
@@ -286,8 +286,8 @@ def _weights(samples: Sequence[Sample]) -> Float64s:
     for sample in samples:
         low, high = np.percentile(sample.repeats_ns, (25, 75))
         unsure.append(0.93 * (high - low) / np.sqrt(len(sample.repeats_ns)) / sample.duration_ns)
-    found: Float64s = _MODEL_ERROR / np.hypot(_MODEL_ERROR, unsure)
-    return found
+    weights: Float64s = _MODEL_ERROR / np.hypot(_MODEL_ERROR, unsure)
+    return weights
 
 
 def _solve(table: Float64s, durations: Float64s, weights: Float64s) -> Float64s:
@@ -295,8 +295,8 @@ def _solve(table: Float64s, durations: Float64s, weights: Float64s) -> Float64s:
     scale = np.maximum(np.abs(scaled).max(axis=0), 1e-300)
     from scipy.optimize import nnls  # heavy; whoever only looks for techniques comes by here
 
-    found: Float64s = nnls(scaled / scale, weights)[0] / scale
-    return found
+    factors: Float64s = nnls(scaled / scale, weights)[0] / scale
+    return factors
 
 
 def _check_monotone(samples: Sequence[Sample]) -> None:

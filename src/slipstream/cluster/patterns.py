@@ -303,29 +303,29 @@ def phases(
         return ()
     if algo == "in_network":
         raise InvalidArgumentError("algo", "in_network has no phases without a network")
-    found: list[Phase]
+    sequence: list[Phase]
     if len(parts) > 1:
-        found = _scatter_gather(kind, shape, parts)
+        sequence = _scatter_gather(kind, shape, parts)
     elif algo == "halving_doubling":
-        found = _halving_doubling(kind, n)
+        sequence = _halving_doubling(kind, n)
     elif algo in _DIMENSION:
-        found = _scatter_gather(kind, (n,), (algo,))
+        sequence = _scatter_gather(kind, (n,), (algo,))
     elif algo == "tree":
-        found = _double_tree(shape, chunks) if kind == "all_reduce" else _binomial(shape, chunks)
+        sequence = _double_tree(shape, chunks) if kind == "all_reduce" else _binomial(shape, chunks)
     elif algo == "chain":
-        found = _chain(shape, chunks)
+        sequence = _chain(shape, chunks)
     elif algo == "ps":
-        found = _parameter_server(n, servers)
+        sequence = _parameter_server(n, servers)
     elif algo == "gloo":
-        found = _gloo_gather(n)
+        sequence = _gloo_gather(n)
     elif algo == "pairwise":
-        found = _pairwise(n)
+        sequence = _pairwise(n)
     elif algo == "neighbours":
-        found = _halo(n)
+        sequence = _halo(n)
     else:
         one = np.array([0])
-        found = [Phase(one, one + 1, np.ones(1), 1)]
-    return tuple(found)
+        sequence = [Phase(one, one + 1, np.ones(1), 1)]
+    return tuple(sequence)
 
 
 def candidates(kind: str, shape: tuple[int, ...], *, direct: bool, algo: str) -> list[str]:
@@ -333,9 +333,9 @@ def candidates(kind: str, shape: tuple[int, ...], *, direct: bool, algo: str) ->
     and no library does it, so that only direct networks are offered it."""
     n = math.prod(shape)
     dims = ("ring", "ring2", "line") if direct else ("ring", "halving_doubling")
-    found: list[str] = []
+    algorithms: list[str] = []
     if algo == "auto":
-        found = [
+        algorithms = [
             a for a in ALGORITHMS[kind]
             if a not in ("ps", "in_network")
             and (kind not in _BY_DIMENSIONS or a in dims or a == "tree"
@@ -346,5 +346,5 @@ def candidates(kind: str, shape: tuple[int, ...], *, direct: bool, algo: str) ->
         per_dimension = [
             [a for a in dims if a != "halving_doubling" or not size & (size - 1)] for size in shape
         ]
-        found += ["*".join(chosen) for chosen in itertools.product(*per_dimension)]
-    return found
+        algorithms += ["*".join(chosen) for chosen in itertools.product(*per_dimension)]
+    return algorithms

@@ -201,12 +201,12 @@ class Explicit:
         given = [
             self.table[pair] for pair, is_listed in zip(pairs, listed, strict=True) if is_listed
         ]
-        own: Paths = (
+        of_listed: Paths = (
             np.array([len(path) for path in given], np.int64),
             np.array([link for path in given for link in path], np.int32),
         )
         rest = np.flatnonzero(~listed)
-        parts = [(np.flatnonzero(listed), own)]
+        parts = [(np.flatnonzero(listed), of_listed)]
         if rest.size:
             parts.append((rest, self.other.paths(src[rest], dst[rest], key[rest])))
         return merge(src.size, parts)

@@ -108,11 +108,11 @@ def cifar10_jpeg(
             and (limit_per_class is None or int(path.stem) < limit_per_class)
         )
 
-    found = sorted(members(entry.name, find(entry) / entry.files[0], wanted))
-    classes = tuple(sorted({path.parts[1] for path, _ in found}))
+    images = sorted(members(entry.name, find(entry) / entry.files[0], wanted))
+    classes = tuple(sorted({path.parts[1] for path, _ in images}))
     number = {label: i for i, label in enumerate(classes)}
-    labels = np.array([number[path.parts[1]] for path, _ in found], dtype=np.int64)
-    files = tuple(content for _, content in found)
+    labels = np.array([number[path.parts[1]] for path, _ in images], dtype=np.int64)
+    files = tuple(content for _, content in images)
     if to_array is None:
         return EncodedImages(entry.name, files, labels, classes)
     return Images(entry.name, _stack(entry, files, to_array), labels, classes)

@@ -33,7 +33,7 @@ from slipstream.live.cache import Cache
 from slipstream.live.queue import Kind, Queue, warm_server
 from slipstream.live.stages import Settings, Stages
 from slipstream.live.states import FAILED, READY, STATES, Analysis, Problem
-from slipstream.live.texts import Texts, parse_workload, says_still, sha256
+from slipstream.live.texts import Texts, parse_workload, sha256, unchanged
 from slipstream.workload import Workload
 from slipstream.workload.lines import project_root
 
@@ -119,7 +119,7 @@ class Analyst:
         """Call `listener`, in a thread of the analyst's, whenever there is something new.
 
         Returns:
-            Call it to hear no more.
+            Call it to be called no more.
         """
         self._listeners.append(listener)
 
@@ -161,7 +161,7 @@ class Analyst:
             current = latest.number == self._number and latest.state != FAILED
             # The watcher may have seen an edit before what is expected of it was said.
             current = current and latest.expected == self._expectation()
-            if current and not again and self._number and says_still(self._texts.seen):
+            if current and not again and self._number and unchanged(self._texts.seen):
                 return self._number
             self._number += 1
             # Ends what runs.
@@ -276,8 +276,8 @@ class Analyst:
             self._settings,
             self._queue,
             self._folder / f"{number}",
-            say=lambda **changes: self._say(number, begun, **changes),
-            know=self._know,
+            update=lambda **changes: self._update(number, begun, **changes),
+            add_files=self._add_files,
             latest=lambda: self._latest,
         )
 
@@ -305,7 +305,7 @@ class Analyst:
     def _fail(self, number: int, begun: float, problem: Problem) -> None:
         # What fails since it was ended for a newer one is no news.
         with contextlib.suppress(CancelledError):
-            self._say(number, begun, state=FAILED, said="", problem=problem, stale=True)
+            self._update(number, begun, state=FAILED, said="", problem=problem, stale=True)
 
     def _record(self, number: int, stages: Stages, cache: Cache | None) -> None:
         """Record the step as the files are now, unless `cache` has a recording of it."""
@@ -314,7 +314,7 @@ class Analyst:
         cached = cache.of_texts_now() if cache is not None else None
         if cached is not None:
             files, analysis = cached
-            self._texts.know(files)
+            self._texts.add(files)
             self._publish(number, replace(analysis, number=number, expected=expected))
             return
         begun_with = Analysis(
@@ -342,7 +342,7 @@ class Analyst:
 
     # What is said of it.
 
-    def _say(self, number: int, begun: float, **changes: Any) -> None:
+    def _update(self, number: int, begun: float, **changes: Any) -> None:
         latest = self._latest
         if "state" in changes:
             after_s = {**latest.after_s, changes["state"]: time.monotonic() - begun}
@@ -370,20 +370,20 @@ class Analyst:
 
     # The user's files.
 
-    def _know(self, files: Sequence[str]) -> None:
-        self._texts.know(files)
+    def _add_files(self, files: Sequence[str]) -> None:
+        self._texts.add(files)
         with self._changed:
             self._latest = replace(self._latest, digest=self._texts.digest)
 
     def _look(self) -> None:
         """The thread that watches files."""
-        seen = self._texts.signs()
+        seen = self._texts.stamps()
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed, _LOOK_S):
                     return
-            now = self._texts.signs()
+            now = self._texts.stamps()
             # Files that became known meanwhile were there before.
-            if any(seen.get(path, sign) != sign for path, sign in now.items()):
+            if any(seen.get(path, stamp) != stamp for path, stamp in now.items()):
                 self.analyse()
             seen = now

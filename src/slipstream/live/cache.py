@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slipstream.live.relined import Moved, moved_lines
 from slipstream.live.states import READY, Analysis
-from slipstream.live.texts import Texts, says_still
+from slipstream.live.texts import Texts, unchanged
 
 _MOST = 6
 
@@ -39,7 +39,7 @@ class Cache:
     def of_texts_now(self) -> tuple[list[str], Analysis] | None:
         """The files that an analysis is of, and the analysis, where they are so now."""
         for digest, entry in self._entries.items():
-            if says_still(entry.seen):
+            if unchanged(entry.seen):
                 self._entries.move_to_end(digest)
                 return list(entry.seen), entry.analysis
         return None

@@ -204,7 +204,7 @@ async def _talk(session: Session, websocket: WebSocket) -> None:
     await websocket.accept()
     queue = session.join()
 
-    async def tell() -> None:
+    async def send() -> None:
         while True:
             await websocket.send_json(await queue.get())
 
@@ -212,7 +212,7 @@ async def _talk(session: Session, websocket: WebSocket) -> None:
         answered = await asyncio.to_thread(session.answer, request)
         queue.put_nowait({"type": "answer", "id": request.get("id"), **answered})
 
-    telling = asyncio.create_task(tell())
+    sending = asyncio.create_task(send())
     answering: set[asyncio.Task[None]] = set()
     try:
         while True:
@@ -225,7 +225,7 @@ async def _talk(session: Session, websocket: WebSocket) -> None:
         # Gone; or it sent what is no JSON, as no page of ours does.
         pass
     finally:
-        session.part(queue)
-        telling.cancel()
+        session.leave(queue)
+        sending.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await telling
+            await sending

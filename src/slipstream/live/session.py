@@ -39,8 +39,9 @@ class Session:
         self._undo: list[dict[str, str]] = []
         # One edit at a time, whoever asks.
         self._editing = threading.Lock()
+        self._published: Analysis | None = None
         self._place: tuple[str, dict[str, Any]] | None = None
-        self._leave = analyst.listen(self._hear)
+        self._stop_listening = analyst.listen(self._publish)
 
     def join(self) -> asyncio.Queue[dict[str, Any]]:
         """A queue of what a new client should be told, beginning with all that is known."""
@@ -51,13 +52,13 @@ class Session:
         self._clients.add(queue)
         return queue
 
-    def part(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
+    def leave(self, queue: asyncio.Queue[dict[str, Any]]) -> None:
         """The client of `queue` is gone."""
         self._clients.discard(queue)
 
     def close(self) -> None:
-        """Hear no more."""
-        self._leave()
+        """Listen no more."""
+        self._stop_listening()
 
     def document(self, number: int, state: str, name: str) -> Path | None:
         """The file `name` of what the page draws of an analysis, while it is kept."""
@@ -70,10 +71,10 @@ class Session:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Do what a client asks for: what comes of it, or the ``error`` in three parts."""
         try:
-            doing = self._deeds.get(str(request.get("do")))
-            if doing is None:
+            action = self._actions.get(str(request.get("do")))
+            if action is None:
                 raise UsageError(f"the page asks for '{request.get('do')}', which nobody knows")
-            return {"result": json_values(doing(self, request))}
+            return {"result": json_values(action(self, request))}
         except SlipstreamError as error:
             return {"error": {"what": error.what, "where": error.where, "remedy": error.remedy}}
         except (KeyError, TypeError, ValueError) as error:
@@ -128,7 +129,7 @@ class Session:
         self.analyst.analyse()
         return digests
 
-    _deeds: ClassVar[Mapping[str, Callable[[Session, Mapping[str, Any]], Any]]] = {
+    _actions: ClassVar[Mapping[str, Callable[[Session, Mapping[str, Any]], Any]]] = {
         "simulate": _simulate,
         "device": lambda self, request: self.analyst.on_device(str(request["device"])),
         "preview": _preview,
@@ -171,8 +172,8 @@ class Session:
 
     # What clients are told.
 
-    def _hear(self, analysis: Analysis) -> None:
-        before, self._told = getattr(self, "_told", None), analysis
+    def _publish(self, analysis: Analysis) -> None:
+        before, self._published = self._published, analysis
         self._loop.call_soon_threadsafe(self._send, self._messages(analysis, before))
 
     def _send(self, messages: list[dict[str, Any]]) -> None:

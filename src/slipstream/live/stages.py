@@ -43,8 +43,8 @@ class Stages:
     Args:
         queue: whose worker process loads the recording and draws it.
         folder: for its recordings.
-        say: told of what is new: changes of the `Analysis`.
-        know: told of the user's files that took part.
+        update: called with what is new: changes of the `Analysis`.
+        add_files: called with the user's files that took part.
         latest: the analysis as far as it is.
     """
 
@@ -54,12 +54,12 @@ class Stages:
         queue: Queue,
         folder: Path,
         *,
-        say: Callable[..., None],
-        know: Callable[[list[str]], None],
+        update: Callable[..., None],
+        add_files: Callable[[list[str]], None],
         latest: Callable[[], Analysis],
     ) -> None:
         self._settings, self._queue, self._folder = settings, queue, folder
-        self._say, self._know, self._latest = say, know, latest
+        self._update, self._add_files, self._latest = update, add_files, latest
 
     def record(self, same_work: Callable[[str], Analysis | None]) -> None:
         """The step, first once, then as often as is asked for.
@@ -74,28 +74,28 @@ class Stages:
         self._folder.mkdir()
         first, whole = self._folder / _FIRST_FILE, self._folder / _WHOLE_FILE
 
-        def tell(state: str, recorded: Mapping[str, Any], **more: Any) -> None:
+        def publish(state: str, recorded: Mapping[str, Any], **more: Any) -> None:
             # What is drawn of it comes after.
-            self._know(recorded["files"])
+            self._add_files(recorded["files"])
             costs = Costs.of_json(recorded["costs"])
             before = same_work(costs.work)
             if before is not None:
                 more |= {"batch": before.batch, "batch_reason": before.batch_reason}
-            self._say(state=state, costs=costs, stale=False, **more)
+            self._update(state=state, costs=costs, stale=False, **more)
 
-        def hear(message: Message) -> None:
+        def receive(message: Message) -> None:
             if "costs" in message:
-                tell(FIRST, message)
+                publish(FIRST, message)
             elif "first" in message:
                 self._draw(first, FIRST)
             elif message.get("say"):
-                self._say(said=str(message["say"]))
+                self._update(said=str(message["say"]))
 
         with workload_child(workload, settings.threads) as (child, keep_in):
             recorded = child.call(
                 "slipstream.live.work:record",
                 timeout_s=settings.timeout_s,
-                on_message=hear,
+                on_message=receive,
                 workload=workload.to_json(),
                 keep_in=str(keep_in),
                 threads=settings.threads,
@@ -104,7 +104,7 @@ class Stages:
                 first=str(first),
                 whole=str(whole),
             )
-        tell(RECORDED, recorded, graph=whole)
+        publish(RECORDED, recorded, graph=whole)
         self._draw(whole, RECORDED)
 
     def reline(self, before: Analysis, moved: Moved) -> None:
@@ -124,7 +124,7 @@ class Stages:
             into=str(graph),
             drawn=str(document),
         )
-        self._say(
+        self._update(
             state=READY, said="", costs=Costs.of_json(costs), stale=False, graph=graph,
             document=document, advice=before.advice, batch=before.batch,
             batch_reason=before.batch_reason,
@@ -138,7 +138,7 @@ class Stages:
             Kind.SIMULATING, _DRAW, about=graph.parent, path=str(graph), folder=str(document),
             techniques=None, store=self._settings.store,
         )  # fmt: skip
-        self._say(graph=graph, document=document)
+        self._update(graph=graph, document=document)
 
     def measure_batches(self) -> None:
         """How time and memory depend on the batch size, where that is not known yet."""
@@ -151,18 +151,18 @@ class Stages:
                 threads=settings.threads,
                 budget=settings.batch_budget_s,
                 timeout_s=settings.timeout_s,
-                say=lambda line: self._say(said=line),
+                say=lambda line: self._update(said=line),
             )
         except SlipstreamError as error:
-            self._say(batch_reason=error.what)
+            self._update(batch_reason=error.what)
             return
-        self._say(batch=model, batch_reason=model.why_not or "")
+        self._update(batch=model, batch_reason=model.why_not or "")
 
     def advise(self) -> None:
         """Simulate techniques, in a process apart: what is asked for meanwhile does not wait."""
         graph = self._latest().graph
         if self._settings.techniques is None or graph is None:
-            self._say(state=READY, said="")
+            self._update(state=READY, said="")
             return
         document = graph.parent / READY
         document.mkdir(exist_ok=True)
@@ -170,13 +170,13 @@ class Stages:
             advice = child.call(
                 _DRAW,
                 timeout_s=WORKER_TIMEOUT_S,
-                on_message=lambda message: self._say(said=str(message.get("say", ""))),
+                on_message=lambda message: self._update(said=str(message.get("say", ""))),
                 path=str(graph),
                 folder=str(document),
                 techniques=list(self._settings.techniques),
                 store=self._settings.store,
             )
-        self._say(state=READY, said="", advice=advice, document=document)
+        self._update(state=READY, said="", advice=advice, document=document)
 
     def _parsed(self) -> Workload:
         """The workload, whose file is looked at: it may have been mended, or broken, meanwhile."""

@@ -1,4 +1,4 @@
-"""The user's files: which belong to a workload, what they said, and whether they say it still."""
+"""The user's files: which belong to a workload, what they said, and whether they are unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from slipstream.errors import SlipstreamError
 from slipstream.workload import Workload
 
-Sign = tuple[int, int, int]
+Stamp = tuple[int, int, int]
 """When a file was written, how long it is, and which file it is."""
 
 
@@ -44,25 +44,25 @@ class Texts:
         """See what they say now."""
         self.seen, self.read = _digests(self.files), _read(self.files)
 
-    def know(self, files: Iterable[str]) -> None:
+    def add(self, files: Iterable[str]) -> None:
         """These ran. Of those that were not known before, what they say now is taken."""
         self.files = tuple(sorted({*files, self._own}))
         new = [path for path in self.files if path not in self.seen]
         self.seen = {path: self.seen.get(path, "") for path in self.files} | _digests(new)
         self.read |= _read(new)
 
-    def signs(self) -> dict[str, Sign]:
+    def stamps(self) -> dict[str, Stamp]:
         """Of each file, what becomes another when it is written; cheap."""
-        signs = {}
+        stamps = {}
         for path in self.files:
             # An editor may take a moment between removing and writing it.
             with contextlib.suppress(OSError):
                 status = Path(path).stat()
-                signs[path] = status.st_mtime_ns, status.st_size, status.st_ino
-        return signs
+                stamps[path] = status.st_mtime_ns, status.st_size, status.st_ino
+        return stamps
 
 
-def says_still(seen: Mapping[str, str]) -> bool:
+def unchanged(seen: Mapping[str, str]) -> bool:
     """Whether these files, by path with the SHA-256 of their texts, are as they were."""
     return bool(seen) and _digests(seen) == dict(seen)
 

@@ -75,8 +75,8 @@ class Diagnoser:
         return self._workloads.get(document.uri, ())
 
     def _problem(self, document: Document, problem: Problem) -> list[types.Diagnostic]:
-        own = self._server.own_watch(document) is not None
-        if problem.path != document.place and (problem.path or not own):
+        is_own = self._server.own_watch(document) is not None
+        if problem.path != document.place and (problem.path or not is_own):
             return []
         message = problem.what + (f"\n{problem.remedy}" if problem.remedy else "")
         return [_error(document, max(problem.line - 1, 0), message)]

@@ -64,7 +64,7 @@ class View:
 
 
 class Watch:
-    """Hears of a workload's analyses and makes what is shown of them, in the analyst's threads.
+    """Listens to a workload's analyses and makes what is shown of them, in the analyst's threads.
 
     Args:
         changed: called, in one of those threads, whenever `view` is another.
@@ -83,14 +83,14 @@ class Watch:
         self._number = -1
         self._recorded = -1
         self._lock = threading.Lock()
-        self._leave = analyst.listen(self._hear)
+        self._stop_listening = analyst.listen(self._update)
 
     def close(self) -> None:
         """End the analyses."""
-        self._leave()
+        self._stop_listening()
         self.analyst.close()
 
-    def _hear(self, analysis: Analysis) -> None:
+    def _update(self, analysis: Analysis) -> None:
         with self._lock:
             before = self.view
             if analysis.number != self._number:
