@@ -32,9 +32,8 @@ from slipstream.cluster.groups import Group, Mesh
 from slipstream.cluster.lower import Queues
 from slipstream.cluster.quantity import Calibration, Quantity
 from slipstream.cluster.regimes import Regime
-from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Task, Tasks
-from slipstream.cluster.timeline import Bottleneck, JobTimeline, Timeline
+from slipstream.cluster.timeline import Bottleneck, JobTimeline, Timeline, simulate
 from slipstream.cluster.topology import Aggregator, Link, LinkKind, Node, NodeKind, Topology
 
 __all__ = [

@@ -94,21 +94,15 @@ def _in_network_ns(
     return cost
 
 
-def _scatter(rounds: float, both_ways: bool) -> _Terms:
+def _ring(rounds: float, both_ways: bool, reduces: bool) -> _Terms:
     def terms(n: Floats, chunks: int) -> tuple[Any, Any, Any]:
         part = (n - 1) / n
+        added = part if reduces else 0.0
         if not both_ways:
-            return rounds * (n - 1), rounds * part, part
+            return rounds * (n - 1), rounds * part, added
         half = np.where(n == 2, 1.0, np.floor(n / 2))
         # Two ranks have one cable between them, which one way round fills already.
-        return rounds * half, rounds * np.where(n == 2, part, part / 2), part
-
-    return terms
-
-
-def _gather(both_ways: bool) -> _Terms:
-    def terms(n: Floats, chunks: int) -> tuple[Any, Any, Any]:
-        return *_scatter(1.0, both_ways)(n, chunks)[:2], 0.0
+        return rounds * half, rounds * np.where(n == 2, part, part / 2), added
 
     return terms
 
@@ -140,19 +134,19 @@ def _binomial(n: Floats, chunks: int) -> tuple[Any, Any, Any]:
 
 
 _TERMS: dict[tuple[str, str], _Terms] = {
-    ("all_reduce", "ring"): _scatter(2.0, False),
-    ("all_reduce", "ring2"): _scatter(2.0, True),
-    ("all_reduce", "line"): _scatter(2.0, False),
+    ("all_reduce", "ring"): _ring(2.0, False, True),
+    ("all_reduce", "ring2"): _ring(2.0, True, True),
+    ("all_reduce", "line"): _ring(2.0, False, True),
     ("all_reduce", "halving_doubling"): _doubling(2.0, True),
     ("all_reduce", "tree"): _tree,
     ("all_reduce", "ps"): lambda n, chunks: (2.0, 2.0, 1.0),
-    ("reduce_scatter", "ring"): _scatter(1.0, False),
-    ("reduce_scatter", "ring2"): _scatter(1.0, True),
-    ("reduce_scatter", "line"): _scatter(1.0, False),
+    ("reduce_scatter", "ring"): _ring(1.0, False, True),
+    ("reduce_scatter", "ring2"): _ring(1.0, True, True),
+    ("reduce_scatter", "line"): _ring(1.0, False, True),
     ("reduce_scatter", "halving_doubling"): _doubling(1.0, True),
-    ("all_gather", "ring"): _gather(False),
-    ("all_gather", "ring2"): _gather(True),
-    ("all_gather", "line"): _gather(False),
+    ("all_gather", "ring"): _ring(1.0, False, False),
+    ("all_gather", "ring2"): _ring(1.0, True, False),
+    ("all_gather", "line"): _ring(1.0, False, False),
     ("all_gather", "halving_doubling"): _doubling(1.0, False),
     ("all_gather", "gloo"): lambda n, chunks: (n - 1, (n - 0.5) / n, 0.0),
     ("broadcast", "tree"): _binomial,

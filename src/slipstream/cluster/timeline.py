@@ -1,4 +1,4 @@
-"""What happened when, on which link, and what held it up."""
+"""Jobs run on a cluster: what happened when, on which link, and what held it up."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from slipstream.cluster.cluster import Cluster
-from slipstream.cluster.lower import Layout, Lowered
+from slipstream.cluster.lower import Layout, Lowered, Queues, lower
 from slipstream.cluster.routing import Int64s
 from slipstream.cluster.tasks import Job
 from slipstream.cluster.topology import Float64s
@@ -31,6 +31,7 @@ class Bottleneck:
     share: float
 
 
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """The result of `simulate`. Times are nanoseconds.
 
@@ -43,16 +44,15 @@ class Timeline:
         provenance: `simulated`.
     """
 
-    provenance = Provenance.SIMULATED
+    cluster: Cluster
+    jobs: tuple[Job, ...]
+    schedule: Schedule
+    _lowered: Lowered
+    provenance: ClassVar[Provenance] = Provenance.SIMULATED
 
-    def __init__(
-        self, cluster: Cluster, jobs: Sequence[Job], lowered: Lowered, schedule: Schedule
-    ) -> None:
-        self.cluster = cluster
-        self.jobs = tuple(jobs)
-        self.schedule = schedule
-        self.makespan_ns = schedule.makespan_ns
-        self._lowered = lowered
+    @property
+    def makespan_ns(self) -> float:
+        return self.schedule.makespan_ns
 
     def job(self, number: int) -> JobTimeline:
         """What became of one job.
@@ -235,3 +235,47 @@ class JobTimeline:
         layout, schedule = self.layout, self._timeline.schedule
         task: Int64s = layout.first + local + layout.size * np.arange(layout.copies)
         return schedule.start_ns[:, task].reshape(-1), schedule.end_ns[:, task].reshape(-1)
+
+
+def simulate(
+    cluster: Cluster,
+    jobs: Job | Sequence[Job],
+    *,
+    fidelity: Literal["fluid", "packet"] = "fluid",
+    queues: Queues | None = None,
+    explain: bool = False,
+) -> Timeline:
+    """What happens when these jobs share the cluster.
+
+    A collective is its algorithm's transfers with a barrier a phase. Every transfer is a fluid:
+    all that are under way share the links max-min fairly, by weight, the more urgent first. With
+    ``fidelity="packet"`` it travels as packets that wait in queues, are dropped or marked there,
+    and are sent by windows: for incast, congestion and the tail of short transfers, which fluids
+    do not have, on small clusters (a packet and link cost about 0.15 microseconds).
+
+    Args:
+        fidelity: of transfers.
+        queues: for packets; by default `Queues()`.
+        explain: keep what held every transfer up, for `Timeline.bottlenecks` and the rates of
+            links in `Timeline.to_perfetto`. Of fluids only.
+
+    Raises:
+        InvalidArgumentError: a rank, group, dependency or number that is not allowed; weights or
+            `explain` with packets.
+        ClusterError: devices that are not joined, or only by a link without capacity.
+        GraphError: tasks that wait for each other.
+    """
+    if fidelity not in ("fluid", "packet"):
+        raise InvalidArgumentError("fidelity", f"'{fidelity}' is not fluid or packet")
+    packets = fidelity == "packet"
+    if packets and explain:
+        raise InvalidArgumentError(
+            "explain", "is asked of packets, which have no one link that holds them up",
+            remedy="fidelity='fluid', or Timeline.queues",
+        )  # fmt: skip
+    if queues is not None and not packets:
+        raise InvalidArgumentError("queues", "are given for fluids", remedy="fidelity='packet'")
+    given = [jobs] if isinstance(jobs, Job) else list(jobs)
+    lowered = lower(cluster, given, (queues or Queues()) if packets else None)
+    schedule = lowered.program.compile().simulate(rate_changes=explain)
+    return Timeline(cluster, tuple(given), schedule, lowered)

@@ -18,8 +18,8 @@ from slipstream.cluster.generators import star, torus
 from slipstream.cluster.groups import Group
 from slipstream.cluster.lower import Queues
 from slipstream.cluster.quantity import Quantity
-from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Tasks
+from slipstream.cluster.timeline import simulate
 from slipstream.cluster.topology import LinkKind
 from slipstream.errors import SlipstreamError
 from slipstream.native import library, why_no_library

@@ -17,8 +17,8 @@ from slipstream.cluster.fitting import Fit, fit
 from slipstream.cluster.generators import star
 from slipstream.cluster.quantity import Quantity
 from slipstream.cluster.samples import Operation, Sample
-from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Tasks
+from slipstream.cluster.timeline import simulate
 from slipstream.cluster.topology import LinkKind
 from slipstream.provenance import Provenance
 from slipstream.ranks import Netlab, why_no_netlab

@@ -18,9 +18,8 @@ from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.generators import leaf_spine, star, torus
 from slipstream.cluster.groups import Group
-from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Tasks
-from slipstream.cluster.timeline import Timeline
+from slipstream.cluster.timeline import Timeline, simulate
 from slipstream.cluster.topology import Float64s, LinkKind, Topology
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most

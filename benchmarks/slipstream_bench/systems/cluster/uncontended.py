@@ -10,8 +10,8 @@ from slipstream.cluster.cluster import Cluster
 from slipstream.cluster.collective import Collective
 from slipstream.cluster.generators import fat_tree, gpu_hosts, leaf_spine, ring, star, torus
 from slipstream.cluster.quantity import Quantity
-from slipstream.cluster.simulation import simulate
 from slipstream.cluster.tasks import Job, Tasks
+from slipstream.cluster.timeline import simulate
 from slipstream.cluster.topology import Aggregator, LinkKind, Topology
 
 
