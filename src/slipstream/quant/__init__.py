@@ -10,9 +10,16 @@
 One room for all who need it: low-bit layers, int8 export, compressed embeddings.
 """
 
-from slipstream.quant.binary import binarize
 from slipstream.quant.calibration import Calibration, Range, calibrate
-from slipstream.quant.codes import code_weights, dequantize, grid_of_weights, quantize
+from slipstream.quant.codes import (
+    binarize,
+    code_weights,
+    dequantize,
+    grid_of_weights,
+    quantize,
+    round_nearest,
+    round_stochastic,
+)
 from slipstream.quant.fake import BinaryWeights, FakeQuantize, fake_quantize
 from slipstream.quant.format import Format, Granularity
 from slipstream.quant.grid import Grid, grid_of_range
@@ -23,7 +30,6 @@ from slipstream.quant.observers import (
     Observer,
     Percentile,
 )
-from slipstream.quant.rounding import round_nearest, round_stochastic
 
 __all__ = [
     "BinaryWeights",

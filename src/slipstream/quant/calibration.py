@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant.format import Format
 from slipstream.quant.grid import Grid, grid_of_range
@@ -14,9 +17,7 @@ from slipstream.tables import Column, Table
 
 _COLUMNS = (
     Column("module"),
-    Column("low", align="right"),
-    Column("high", align="right"),
-    Column("batches", align="right"),
+    *(Column(name, align="right") for name in ("low", "high", "batches")),
 )
 
 
@@ -68,8 +69,6 @@ class Calibration(Mapping[str, Range]):
 
 def has_weight(name: str, module: Any) -> bool:
     """Whether a module is one of those with a matrix of weights: linear or convolution."""
-    from torch import nn
-
     return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
@@ -96,8 +95,6 @@ def calibrate(
         InvalidArgumentError: no batch, no such module, or a NaN, infinity or empty tensor reaches
             one of them; names the module.
     """
-    import torch
-
     watched = [(name, one) for name, one in model.named_modules() if modules(name, one)]
     if not watched:
         raise InvalidArgumentError("modules", "none of the model's modules is chosen")
@@ -116,15 +113,16 @@ def calibrate(
             ) from error  # fmt: skip
         counts[place] = counts.get(place, 0) + 1
 
-    def before(name: str) -> Callable[[Any, Any], None]:
-        return lambda module, args: note(name, args[0] if args else None)
-
-    def after(name: str) -> Callable[[Any, Any, Any], None]:
-        return lambda module, args, output: note(f"{name}:output", output)
-
-    hooks = [one.register_forward_pre_hook(before(name)) for name, one in watched]
-    if outputs:
-        hooks += [one.register_forward_hook(after(name)) for name, one in watched]
+    hooks = []
+    for name, one in watched:
+        # What the loop's variable holds later is another name.
+        hooks.append(one.register_forward_pre_hook(
+            lambda module, args, name=name: note(name, args[0] if args else None)
+        ))  # fmt: skip
+        if outputs:
+            hooks.append(one.register_forward_hook(
+                lambda module, args, output, name=name: note(f"{name}:output", output)
+            ))  # fmt: skip
     modes = {one: one.training for one in model.modules()}
     ran = 0
     try:

@@ -8,20 +8,44 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
+
 from slipstream.errors import InvalidArgumentError
-from slipstream.quant._check import real_numbers
-from slipstream.quant.binary import binarize
 from slipstream.quant.format import Format, Granularity
-from slipstream.quant.grid import Grid, grid_of_range
-from slipstream.quant.rounding import Rounding, rounded
+from slipstream.quant.grid import Grid, grid_of_range, real_numbers
 
 # Ranges that are tried for the smallest error.
 _SHRINKS = 40
 
 
+def round_nearest(values: torch.Tensor) -> torch.Tensor:
+    """The nearest whole number; of two as near, the even one. Same shape and dtype."""
+    return values.round()
+
+
+def round_stochastic(
+    values: torch.Tensor, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """The whole number below or above, so that the mean over draws is the value itself.
+
+    Source: Gupta et al., "Deep Learning with Limited Numerical Precision", ICML 2015.
+
+    Args:
+        values: float tensor of any shape.
+        generator: for draws that can be repeated; default: torch's own.
+    """
+    drawn = torch.rand(values.shape, generator=generator, dtype=values.dtype, device=values.device)
+    below = values.floor()
+    return below + (drawn < values - below)
+
+
 def quantize(
-    values: Any, grid: Grid, *, rounding: Rounding = "nearest", generator: Any = None
-) -> Any:
+    values: Any,
+    grid: Grid,
+    *,
+    rounding: Literal["nearest", "stochastic"] = "nearest",
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
     """The codes of `values`, in the format's dtype (int8 or uint8) and the values' shape.
 
     Numbers beyond the grid's reach get its outermost code.
@@ -35,11 +59,14 @@ def quantize(
         InvalidArgumentError: not a tensor of numbers, empty, NaN or infinity; or the grid is for
             another shape.
     """
+    if rounding not in ("nearest", "stochastic"):
+        raise InvalidArgumentError("rounding", f"'{rounding}' is neither nearest nor stochastic")
     values = real_numbers("values", values)
     scale, zero = grid.spread(tuple(values.shape))
     low, high = grid.format.low, grid.format.high
     # Clamped before the zero point is added: beyond 2^24 float32 has no room for it.
-    steps = rounded(values / scale, rounding, generator)
+    steps = values / scale
+    steps = round_nearest(steps) if rounding == "nearest" else round_stochastic(steps, generator)
     return (steps.clamp(min=low - zero, max=high - zero) + zero).to(grid.format.dtype)
 
 
@@ -54,6 +81,25 @@ def dequantize(codes: Any, grid: Grid) -> Any:
         raise InvalidArgumentError("codes", f"have dtype {codes.dtype}, codes are whole numbers")
     scale, zero = grid.spread(tuple(codes.shape))
     return (codes.float() - zero) * scale
+
+
+def binarize(
+    weight: Any, granularity: Granularity | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`weight` (float, any shape) as signs and scales: int8 of its shape, -1 or 1; float32 scales.
+
+    A weight of zero counts as positive. The mean absolute weight is the scale of least squared
+    error.
+
+    Source: Rastegari et al., "XNOR-Net: ImageNet Classification Using Binary Convolutional Neural
+    Networks", ECCV 2016.
+
+    Raises:
+        InvalidArgumentError: the weight is empty, or holds NaN or infinity.
+    """
+    weight = real_numbers("weight", weight)
+    signs = torch.where(weight >= 0, 1, -1).to(torch.int8)
+    return signs, (granularity or Granularity()).mean_sizes(weight)
 
 
 def code_weights(
@@ -105,8 +151,6 @@ def grid_of_weights(
     Raises:
         InvalidArgumentError: the weight is empty, holds NaN or infinity, or has no such axis.
     """
-    import torch
-
     weight = real_numbers("weight", weight)
     granularity = granularity or Granularity()
     low, high = granularity.extremes(weight)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.quant.binary import mean_size
 from slipstream.quant.format import Granularity
 from slipstream.quant.grid import LEAST_SCALE, Grid
 
@@ -80,7 +79,7 @@ class FakeQuantize(nn.Module):
             # Steps are few and each gathers the gradient of many values.
             shared = values.numel() / max(scale.numel(), 1)
             weight = 1.0 / math.sqrt(shared * max(self.format.high, 1))
-            scale = _apply(_ScaledGradient, scale, weight)
+            scale.register_hook(lambda gradient: gradient * weight)
         return _through(values, self.granularity.spread(scale, shape), low, high)
 
     def extra_repr(self) -> str:
@@ -98,10 +97,9 @@ class BinaryWeights(nn.Module):
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """Float32 of the weight's shape."""
         shape = tuple(weight.shape)
-        scale = self.granularity.spread(mean_size(weight, self.granularity), shape)
-        signs = _apply(_Sign, weight.clamp(-1, 1))
-        rounded: torch.Tensor = signs * scale
-        return rounded
+        scale = self.granularity.spread(self.granularity.mean_sizes(weight), shape)
+        signs = torch.where(weight.detach() >= 0, 1.0, -1.0)
+        return _straight_through(weight.clamp(-1, 1), signs) * scale
 
 
 def _through(values: Any, scale: Any, low: Any, high: Any) -> torch.Tensor:
@@ -111,47 +109,21 @@ def _through(values: Any, scale: Any, low: Any, high: Any) -> torch.Tensor:
     rounding error within reach, the outermost code beyond.
     """
     reached = (values / scale).clamp(min=low, max=high)
-    rounded: torch.Tensor = _apply(_Round, reached) * scale
+    rounded: torch.Tensor = _straight_through(reached, reached.detach().round()) * scale
     return rounded
 
 
-def _apply(function: Any, *arguments: Any) -> torch.Tensor:
-    value: torch.Tensor = function.apply(*arguments)
-    return value
+def _straight_through(values: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    """`rounded`, with the gradient of `values`."""
+    result: torch.Tensor = _StraightThrough.apply(values, rounded)
+    return result
 
 
-class _Round(torch.autograd.Function):
-    """Nearest whole number, ties to even; the gradient as it comes."""
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+        return rounded.view_as(rounded)
 
     @staticmethod
-    def forward(ctx: Any, values: Any) -> Any:
-        return values.round()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0]
-
-
-class _Sign(torch.autograd.Function):
-    """-1 or 1; the gradient as it comes."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Any) -> Any:
-        return torch.where(values >= 0, 1.0, -1.0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0]
-
-
-class _ScaledGradient(torch.autograd.Function):
-    """The value itself; its gradient multiplied by a number."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Any, factor: float) -> Any:
-        ctx.factor = factor
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] * ctx.factor, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+
+import torch
+from torch.nn import functional
 
 from slipstream.errors import InvalidArgumentError
 
@@ -54,10 +57,8 @@ class Format:
         return (1 << (self.bits - self.signed)) - 1
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> torch.dtype:
         """``torch.int8`` or ``torch.uint8``: what holds one code."""
-        import torch
-
         return torch.int8 if self.signed else torch.uint8
 
 
@@ -115,54 +116,41 @@ class Granularity:
             return ()
         if not -len(shape) <= self.axis < len(shape):
             raise InvalidArgumentError("axis", f"{self.axis} is none of the shape {shape}")
-        channels = shape[self.axis]
         if self.block is None:
-            return (channels,)
-        values = 1
-        for length in shape[1:]:
-            values *= length
-        return (channels, -(-values // self.block))
+            return (shape[self.axis],)
+        return (shape[0], -(-math.prod(shape[1:]) // self.block))
 
-    def spread(self, scales: Any, shape: tuple[int, ...]) -> Any:
+    def spread(self, scales: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """`scales` (of `scales_shape`) so that they broadcast against a tensor of `shape`."""
         if self.axis is None:
             return scales
         if self.block is None:
             axis = self.axis % len(shape)
             return scales.reshape([-1 if d == axis else 1 for d in range(len(shape))])
-        values = 1
-        for length in shape[1:]:
-            values *= length
-        each = scales.repeat_interleave(self.block, dim=1)[:, :values]
+        each = scales.repeat_interleave(self.block, dim=1)[:, : math.prod(shape[1:])]
         return each.reshape(shape)
 
-    def extremes(self, tensor: Any) -> tuple[Any, Any]:
+    def extremes(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The least and the greatest value behind each scale, of `scales_shape`."""
-        import torch
+        return self._grouped(tensor, math.inf).amin(-1), self._grouped(tensor, -math.inf).amax(-1)
 
-        shape = self.scales_shape(tuple(tensor.shape))
-        if self.axis is None:
-            return tensor.amin(), tensor.amax()
-        if self.block is None:
-            rows = tensor.movedim(self.axis, 0).reshape(shape[0], -1)
-            return rows.amin(1), rows.amax(1)
-        rows = tensor.reshape(shape[0], -1)
-        # The last block is filled up with its own last value, which changes no extreme.
-        missing = shape[1] * self.block - rows.shape[1]
-        if missing:
-            rows = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1)
-        blocks = rows.reshape(*shape, self.block)
-        return blocks.amin(2), blocks.amax(2)
-
-    def sums(self, tensor: Any) -> Any:
+    def sums(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of the values behind each scale, of `scales_shape`."""
-        import torch
+        return self._grouped(tensor, 0.0).sum(-1)
 
+    def mean_sizes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean absolute value behind each scale, of `scales_shape`."""
+        if self.block is None:
+            return self._grouped(tensor.abs(), 0.0).mean(-1)
+        return self.sums(tensor.abs()) / self.sums(torch.ones_like(tensor))
+
+    def _grouped(self, tensor: torch.Tensor, filler: float) -> torch.Tensor:
+        """The values behind each scale along the last dimension; a short block is filled up."""
         shape = self.scales_shape(tuple(tensor.shape))
         if self.axis is None:
-            return tensor.sum()
+            return tensor.flatten()
         rows = tensor.movedim(self.axis, 0).reshape(shape[0], -1)
         if self.block is None:
-            return rows.sum(1)
-        rows = torch.nn.functional.pad(rows, (0, shape[1] * self.block - rows.shape[1]))
-        return rows.reshape(*shape, self.block).sum(2)
+            return rows
+        missing = shape[1] * self.block - rows.shape[1]
+        return functional.pad(rows, (0, missing), value=filler).reshape(*shape, self.block)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+import torch
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.quant._check import real_numbers
 from slipstream.quant.format import Format, Granularity
 
 # Below it 1 / scale is no float32 any more.
@@ -30,8 +30,8 @@ class Grid:
     """
 
     format: Format
-    scale: Any
-    zero: Any
+    scale: torch.Tensor
+    zero: torch.Tensor
     granularity: Granularity = _WHOLE
 
     def __post_init__(self) -> None:
@@ -57,12 +57,12 @@ class Grid:
         return not bool(self.zero.any())
 
     @property
-    def reach(self) -> tuple[Any, Any]:
+    def reach(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The least and the greatest real number that has a code of its own, per scale."""
         low = (self.format.low - self.zero) * self.scale
         return low, (self.format.high - self.zero) * self.scale
 
-    def spread(self, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    def spread(self, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """Scales and zero points, both float32, so that they broadcast against that shape.
 
         Raises:
@@ -78,9 +78,31 @@ class Grid:
         return spread(self.scale, shape), spread(self.zero.float(), shape)
 
 
+def real_numbers(argument: str, tensor: object) -> torch.Tensor:
+    """`tensor` in float32 and without gradient, if it is not empty and all its numbers are finite.
+
+    Raises:
+        InvalidArgumentError: it is something else; names the argument.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(argument, f"is a {type(tensor).__name__}, not a tensor")
+    if not tensor.is_floating_point():
+        raise InvalidArgumentError(
+            argument, f"has dtype {tensor.dtype}", remedy="give floating-point numbers"
+        )
+    if not tensor.numel():
+        raise InvalidArgumentError(argument, f"is empty: its shape is {tuple(tensor.shape)}")
+    if not bool(tensor.isfinite().all()):
+        kind = "NaN" if bool(tensor.isnan().any()) else "infinity"
+        raise InvalidArgumentError(
+            argument, f"holds {kind}", remedy="find where it comes from before quantising"
+        )
+    return tensor.detach().float()
+
+
 def grid_of_range(
-    low: Any,
-    high: Any,
+    low: torch.Tensor | float,
+    high: torch.Tensor | float,
     format: Format,
     *,
     symmetric: bool = False,
@@ -99,8 +121,6 @@ def grid_of_range(
         InvalidArgumentError: NaN, infinity, an empty range, or negative numbers to be covered by
             an unsigned symmetric format.
     """
-    import torch
-
     low = real_numbers("low", torch.as_tensor(low, dtype=torch.float32))
     high = real_numbers("high", torch.as_tensor(high, dtype=torch.float32))
     if low.shape != high.shape:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+import torch
+
 from slipstream.errors import InvalidArgumentError
-from slipstream.quant._check import real_numbers
 from slipstream.quant.format import Format, Granularity
-from slipstream.quant.grid import grid_of_range
+from slipstream.quant.grid import grid_of_range, real_numbers
 
 _BINS = 4096
 _CANDIDATES = 100
@@ -29,7 +30,7 @@ class Observer(Protocol):
             InvalidArgumentError: it is empty, or holds NaN or infinity.
         """
 
-    def range(self) -> tuple[Any, Any]:
+    def range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The range to cover: two float32 tensors of the scales' shape, ``low <= high``.
 
         Raises:
@@ -52,10 +53,10 @@ class _Extremes:
             low, high = self._joined(low, high)
         self._low, self._high = low, high
 
-    def _joined(self, low: Any, high: Any) -> tuple[Any, Any]:
+    def _joined(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError
 
-    def range(self) -> tuple[Any, Any]:
+    def range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Observer`."""
         return _seen(self._low), self._high
 
@@ -63,9 +64,7 @@ class _Extremes:
 class MinMax(_Extremes):
     """The outermost values ever seen, per tensor, channel or block."""
 
-    def _joined(self, low: Any, high: Any) -> tuple[Any, Any]:
-        import torch
-
+    def _joined(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.minimum(low, self._low), torch.maximum(high, self._high)
 
 
@@ -82,7 +81,7 @@ class MovingAverage(_Extremes):
         super().__init__(granularity)
         self._momentum = momentum
 
-    def _joined(self, low: Any, high: Any) -> tuple[Any, Any]:
+    def _joined(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         low = self._low + self._momentum * (low - self._low)
         return low, self._high + self._momentum * (high - self._high)
 
@@ -102,8 +101,6 @@ class _Histogram:
 
     def observe(self, values: Any) -> None:
         """See `Observer`."""
-        import torch
-
         values = real_numbers("values", values).flatten()
         low, high = (float(one) for one in torch.aminmax(values))
         self._low, self._high = min(self._low, low), max(self._high, high)
@@ -120,8 +117,6 @@ class _Histogram:
         self._counts += torch.histc(values.cpu(), _BINS, -self._reach, self._reach)
 
     def _centres(self) -> Any:
-        import torch
-
         width = 2 * self._reach / _BINS
         return torch.arange(_BINS, dtype=torch.float64) * width + (width / 2 - self._reach)
 
@@ -139,10 +134,8 @@ class Percentile(_Histogram):
         super().__init__()
         self._percent = percent
 
-    def range(self) -> tuple[Any, Any]:
+    def range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Observer`."""
-        import torch
-
         counts = _seen(self._counts)
         outside = float(counts.sum()) * (1 - self._percent / 100) / 2
         below = torch.cumsum(counts, 0)
@@ -170,10 +163,8 @@ class LeastError(_Histogram):
         self._format = format
         self._symmetric = symmetric
 
-    def range(self) -> tuple[Any, Any]:
+    def range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Observer`."""
-        import torch
-
         counts = _seen(self._counts)
         centres = self._centres()
         best, extremes = math.inf, (self._low, self._high)
