@@ -39,12 +39,10 @@ class MemoryTimeline:
         """
         if not 0 <= pool < self.peak_bytes.size:
             raise InvalidArgumentError("pool", f"{pool} is not one of {self.peak_bytes.size}")
-        births, allocated, deaths, freed = self._changes(pool)
+        changes = _changes(self._tensors, pool, self.birth_ns, self.death_ns)
+        births, allocated, deaths, freed = changes
         times = np.unique(np.concatenate([births, deaths]))
-        return times, _level(times, births, allocated, deaths, freed)
-
-    def _changes(self, pool: int) -> tuple[Float64s, Int64s, Float64s, Int64s]:
-        return _changes(self._tensors, pool, self.birth_ns, self.death_ns)
+        return times, _total_until(times, births, allocated) - _total_until(times, deaths, freed)
 
 
 def memory_timeline(
@@ -125,13 +123,6 @@ def _changes(
 def _running_total(times: Float64s, nbytes: Integers) -> tuple[Float64s, Int64s]:
     order = np.argsort(times, kind="stable")
     return times[order], np.cumsum(nbytes[order], dtype=np.int64)
-
-
-def _level(
-    times: Float64s, births: Float64s, allocated: Int64s, deaths: Float64s, freed: Int64s
-) -> Int64s:
-    """Bytes allocated right after everything that happens at each of `times`."""
-    return _total_until(times, births, allocated) - _total_until(times, deaths, freed)
 
 
 def _total_until(times: Float64s, changes: Float64s, totals: Int64s) -> Int64s:

@@ -63,32 +63,46 @@ class _Touched:
     members: list[_Flow] = field(default_factory=list)
 
 
-class Network:
-    """The flows of one simulation."""
+class Transfers:
+    """What both networks know of a program's transfers, and which of them are about to begin.
+
+    Attributes:
+        capacity, nbytes: as in `Flows`.
+        path: the links of each task.
+        rank: of each task's priority among those of transfers, the most urgent first.
+        ranks: how many such priorities there are.
+    """
 
     def __init__(self, program: Program, flows: Flows) -> None:
         self.tasks = program.tasks
         self.capacity = flows.capacity.tolist()
         self.nbytes = flows.nbytes.tolist()
-        self.weight = flows.weight.tolist()
-        self.weighted = any(weight != 1.0 for weight in self.weight)
         hops, offset = flows.path_link.tolist(), flows.path_offset.tolist()
         self.path = [hops[offset[t] : offset[t + 1]] for t in range(self.tasks)]
-        priority = program.priority.tolist()
-        classes = sorted({priority[t] for t in range(self.tasks) if self.nbytes[t] > 0.0})
-        rank_of = {value: rank for rank, value in enumerate(classes)}
-        self.rank = [rank_of.get(value, 0) for value in priority]
+        priorities = sorted(set(program.priority[flows.nbytes > 0.0].tolist()))
+        rank_of = {value: rank for rank, value in enumerate(priorities)}
+        self.rank = [rank_of.get(value, 0) for value in program.priority.tolist()]
+        self.ranks = len(priorities)
+        self.arrived: list[int] = []
+
+    def begin(self, instance: int) -> None:
+        """The instance starts at the time of the next `solve`."""
+        self.arrived.append(instance)
+
+
+class Network(Transfers):
+    """The flows of one simulation."""
+
+    def __init__(self, program: Program, flows: Flows) -> None:
+        super().__init__(program, flows)
+        self.weight = flows.weight.tolist()
+        self.weighted = any(weight != 1.0 for weight in self.weight)
         self.on: list[list[tuple[_Flow, int]]] = [[] for _ in self.capacity]  # (flow, hop)
         self.ends: list[tuple[float, int, int, _Flow]] = []  # (time, instance, version, flow)
-        self.arrived: list[int] = []
-        self.seeds: list[list[_Flow]] = [[] for _ in classes] or [[]]
+        self.seeds: list[list[_Flow]] = [[] for _ in range(self.ranks)] or [[]]
         self.recorded: list[tuple[float, float, int, int]] = []
 
     # ---- flows come and go -------------------------------------------------------------------
-
-    def begin(self, instance: int) -> None:
-        """The instance starts to move its bytes at the time of the next `solve`."""
-        self.arrived.append(instance)
 
     def next_end_ns(self) -> float:
         """When the next flow ends if nothing else happens before; infinite without flows."""

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slipstream.native._network_reference import Transfers
 from slipstream.native.inputs import Flows, Packets
 from slipstream.native.results import QueueCounts
 
@@ -70,32 +71,20 @@ class _Queue:
     nbytes: float = 0.0  # that wait; without the packet being sent
 
 
-class PacketNetwork:
+class PacketNetwork(Transfers):
     """The transfers of one simulation; the same interface as `Network`."""
 
     def __init__(self, program: Program, flows: Flows, packets: Packets) -> None:
-        self.tasks = program.tasks
+        super().__init__(program, flows)
         self.packets = packets
-        self.capacity = flows.capacity.tolist()
-        self.nbytes = flows.nbytes.tolist()
-        hops, offset = flows.path_link.tolist(), flows.path_offset.tolist()
-        self.path = [hops[offset[t] : offset[t + 1]] for t in range(self.tasks)]
-        priority = program.priority.tolist()
-        classes = sorted({priority[t] for t in range(self.tasks) if self.nbytes[t] > 0.0})
-        self.rank = [classes.index(value) if value in classes else 0 for value in priority]
         self.latency_ns = packets.latency_ns.tolist()
         self.room = packets.queue_bytes.tolist()
         self.marks_beyond = packets.mark_bytes.tolist()
-        self.queues = [_Queue([deque() for _ in classes]) for _ in self.capacity]
+        self.queues = [_Queue([deque() for _ in range(self.ranks)]) for _ in self.capacity]
         self.counts = QueueCounts.zeros(len(self.capacity), program.steps * program.tasks)
         self.sequence = itertools.count()
         self.events: list[tuple[float, int, str, int | _Packet | _Sender]] = []
-        self.arrived: list[int] = []
         self.ended: list[int] = []
-
-    def begin(self, instance: int) -> None:
-        """The instance starts to send at the time of the next `solve`."""
-        self.arrived.append(instance)
 
     def solve(self, now_ns: float) -> None:
         """Starts what came."""

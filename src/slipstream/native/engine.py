@@ -210,7 +210,6 @@ class Compiled:
     def __init__(self, program: Program, backend: Literal["native", "python"]) -> None:
         self.program = program
         self.backend = backend
-        self._lock = threading.Lock()
         self._engine: NativeProgram | ReferenceProgram
         if backend == "python":
             self._engine = ReferenceProgram(program)
@@ -220,8 +219,6 @@ class Compiled:
                 raise SlipstreamError(f"the compiled engine is not available: {why_no_library()}")
             self._engine = NativeProgram(loaded, program)
         self.fixed_order = self._engine.fixed_order
-        self._plan: NativePlan | None = None
-        self._baseline: Schedule | None = None
         self._local = threading.local()
 
     def simulate(
@@ -284,7 +281,7 @@ class Compiled:
         new = as_times("duration_ns", duration_ns, ids.size, "edit")
         self._check_distinct(ids)
         if base is None:
-            base = self._own_schedule()
+            base = self._baseline
         elif base.program is not program:
             raise InvalidArgumentError("base", "is a schedule of another program")
         edits = _Edits(base.duration_ns, ids, new)
@@ -295,7 +292,7 @@ class Compiled:
         return Schedule(program, edits, self._simulate_edited(edits))
 
     def _shift_blocks(self, base: Schedule, edits: _Edits) -> _Shifted | None:
-        plan = self._own_plan()
+        plan = self._plan
         exact = (
             base._shift_is_exact
             and _on_grid(edits.new_ns)
@@ -321,17 +318,13 @@ class Compiled:
         finally:
             durations[edits.task_ids] = edits.base_ns[edits.task_ids]
 
-    def _own_plan(self) -> NativePlan:
-        with self._lock:
-            if self._plan is None:
-                self._plan = NativePlan(cast(NativeProgram, self._engine), self.program)
-            return self._plan
+    @functools.cached_property
+    def _plan(self) -> NativePlan:
+        return NativePlan(cast(NativeProgram, self._engine), self.program)
 
-    def _own_schedule(self) -> Schedule:
-        with self._lock:
-            if self._baseline is None:
-                self._baseline = self.simulate()
-            return self._baseline
+    @functools.cached_property
+    def _baseline(self) -> Schedule:
+        return self.simulate()
 
     def _check_distinct(self, ids: Int32s) -> None:
         if ids.size < 2 or bool(np.all(ids[1:] > ids[:-1])):

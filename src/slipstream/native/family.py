@@ -93,7 +93,11 @@ class Family:
         if self.library is None:
             return {}
         if self._kernels is None:
-            self._kernels = self._runnable()
+            count = getattr(self._library, f"slipstream_{self.name}_kernel_count")
+            level_of = getattr(self._library, f"slipstream_{self.name}_level")
+            level_of.restype, level_of.argtypes = TEXT, [INT32]
+            built = {InstructionSet(level_of(number).decode()): number for number in range(count())}
+            self._kernels = {one: built[one] for one in cpu_features().levels if one in built}
         return self._kernels
 
     def kernel(self, level: InstructionSet | None = None) -> int | None:
@@ -131,13 +135,6 @@ class Family:
         except AttributeError:  # it was built before the family was added
             return False
         return True
-
-    def _runnable(self) -> dict[InstructionSet, int]:
-        count = getattr(self._library, f"slipstream_{self.name}_kernel_count")
-        level_of = getattr(self._library, f"slipstream_{self.name}_level")
-        level_of.restype, level_of.argtypes = TEXT, [INT32]
-        built = {InstructionSet(level_of(number).decode()): number for number in range(count())}
-        return {level: built[level] for level in cpu_features().levels if level in built}
 
 
 def array_pointer(array: npt.NDArray[Any] | None) -> int | None:

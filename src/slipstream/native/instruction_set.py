@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import functools
 import os
@@ -77,37 +78,19 @@ class CpuFeatures:
         return [level for level in below if self.runs(level)]
 
 
-_AVX512_ALL = frozenset({"avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"})
+# What each level needs, best first.
 _REQUIRED = {
-    InstructionSet.SCALAR: frozenset[str](),
-    InstructionSet.AVX2: frozenset({"avx2"}),
-    InstructionSet.AVX512BW: frozenset({"avx512", "avx2"}),
-    InstructionSet.AVX512: _AVX512_ALL | {"avx2"},
-    InstructionSet.NEON: frozenset({"neon"}),
-    InstructionSet.NEON_DOTPROD: frozenset({"neon", "dotprod"}),
+    InstructionSet.AVX512: {"avx2", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_vpopcntdq"},
+    InstructionSet.AVX512BW: {"avx2", "avx512"},
+    InstructionSet.AVX2: {"avx2"},
+    InstructionSet.NEON_DOTPROD: {"neon", "dotprod"},
+    InstructionSet.NEON: {"neon"},
+    InstructionSet.SCALAR: set[str](),
 }
-_BEST_FIRST = (
-    InstructionSet.AVX512,
-    InstructionSet.AVX512BW,
-    InstructionSet.AVX2,
-    InstructionSet.NEON_DOTPROD,
-    InstructionSet.NEON,
-    InstructionSet.SCALAR,
-)
+_BEST_FIRST = tuple(_REQUIRED)
 
-# The bits of `slipstream_cpu_features` in engine.h.
-_BITS = (
-    "avx2",
-    "avx512",
-    "avx512_vnni",
-    "avx512_vbmi",
-    "avx512_vpopcntdq",
-    "neon",
-    "dotprod",
-)
-_KNOWN_BIT = 1 << 31
-
-# What each feature is called in the flags of /proc/cpuinfo; all must be there.
+# What each feature is called in the flags of /proc/cpuinfo, where all must be there; in the order
+# of the bits of `slipstream_cpu_features` in engine.h.
 _CPUINFO_FLAGS = {
     "avx2": {"avx2", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
@@ -117,6 +100,7 @@ _CPUINFO_FLAGS = {
     "neon": {"asimd"},
     "dotprod": {"asimddp"},
 }
+_KNOWN_BIT = 1 << 31
 
 
 @functools.cache
@@ -124,11 +108,11 @@ def cpu_features() -> CpuFeatures:
     """The features of this processor, asked once per process."""
     compiled = library()
     if compiled is not None:
-        compiled.slipstream_cpu_features.restype = _uint32()
+        compiled.slipstream_cpu_features.restype = ctypes.c_uint32
         bits = int(compiled.slipstream_cpu_features())
         if bits & _KNOWN_BIT:
-            found = frozenset(name for i, name in enumerate(_BITS) if bits >> i & 1)
-            return CpuFeatures(found, "cpuid")
+            named = enumerate(_CPUINFO_FLAGS)
+            return CpuFeatures(frozenset(name for i, name in named if bits >> i & 1), "cpuid")
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -154,9 +138,3 @@ def _from_platform(system: str, machine: str) -> CpuFeatures:
         # Every Apple processor that runs macOS has both.
         return CpuFeatures(frozenset({"neon", "dotprod"}), "platform")
     return CpuFeatures(frozenset(), "unknown")
-
-
-def _uint32() -> type:
-    import ctypes
-
-    return ctypes.c_uint32

@@ -16,7 +16,7 @@ import torch
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import cpu_features
-from slipstream.native.family import FLOAT, INT32, INT64, POINTER
+from slipstream.native.family import FLOAT, INT32, INT64, POINTER, tensor_pointer
 from slipstream.techniques.lowbit.bindings import INVALID, OK, lowbit_library
 from slipstream.techniques.lowbit.kernels import PackedWeights, matmul
 from slipstream.techniques.lowbit.windows import Convolution
@@ -85,14 +85,9 @@ class Outcome(NamedTuple):
 
 class _Epilogue(ctypes.Structure):
     _fields_ = (
-        ("scale", _ptr),
-        ("bias", _ptr),
-        ("floor", _f32),
-        ("binary", _i32),
-        ("code_scale", _f32),
-        ("code_zero", _i32),
-        ("code_top", _i32),
-    )
+        ("scale", _ptr), ("bias", _ptr), ("floor", _f32), ("binary", _i32),
+        ("code_scale", _f32), ("code_zero", _i32), ("code_top", _i32),
+    )  # fmt: skip
 
 
 class _Result(ctypes.Structure):
@@ -186,14 +181,9 @@ def finish(
     rows = products.shape[0]
     out = _empty((rows, columns), epilogue)
     status = bound.slipstream_finish(
-        _wide(),
-        ctypes.byref(_epilogue(epilogue)),
-        products.data_ptr(),
-        products.stride(0),
-        rows,
-        columns,
-        ctypes.byref(_result(out, added)),
-    )
+        _wide(), ctypes.byref(_epilogue(epilogue)), products.data_ptr(), products.stride(0), rows,
+        columns, ctypes.byref(_result(out, added)),
+    )  # fmt: skip
     _check(status)
     return out
 
@@ -326,11 +316,7 @@ def _empty(shape: tuple[int, ...], epilogue: Epilogue) -> Outcome:
 
 def _result(out: Outcome, added: torch.Tensor | None) -> Any:
     floats, codes = out
-    return _Result(
-        None if added is None else added.data_ptr(),
-        None if floats is None else floats.data_ptr(),
-        None if codes is None else codes.data_ptr(),
-    )
+    return _Result(*map(tensor_pointer, (added, floats, codes)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -344,8 +330,8 @@ def _shape(shape: Convolution, out_size: tuple[int, int] | None = None) -> Any:
 def _epilogue(epilogue: Epilogue) -> Any:
     codes = epilogue.codes
     return _Epilogue(
-        epilogue.scale.data_ptr(),
-        None if epilogue.bias is None else epilogue.bias.data_ptr(),
+        tensor_pointer(epilogue.scale),
+        tensor_pointer(epilogue.bias),
         0.0 if epilogue.relu else -math.inf,
         epilogue.binary,
         0.0 if codes is None else codes.scale,

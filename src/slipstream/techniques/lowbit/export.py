@@ -13,8 +13,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+
 from slipstream.errors import InvalidArgumentError, MissingExtraError
 from slipstream.files import replacing
+from slipstream.techniques.lowbit.dense_rows import bit_rows
+from slipstream.techniques.lowbit.layer import LowBitLayer
+from slipstream.techniques.lowbit.nn import LowBitLinear
 
 _BITS = (2, 4, 8)
 _OPSET = 21
@@ -38,8 +45,6 @@ def to_onnx(model: Any, path: str | Path, *, opset: int = _OPSET) -> Path:
             for; names the module.
         MissingExtraError: the package onnx is not installed.
     """
-    from torch import nn
-
     try:
         import onnx
     except ImportError as error:
@@ -73,11 +78,6 @@ class _Writer:
         self._last = "input"
 
     def add(self, name: str, module: Any) -> None:
-        from torch import nn
-
-        from slipstream.techniques.lowbit.layer import LowBitLayer
-        from slipstream.techniques.lowbit.nn import LowBitLinear
-
         place = f"the module '{name}'" if name else "the model"
         if isinstance(module, LowBitLinear):
             self._lowbit(place, module)
@@ -112,8 +112,6 @@ class _Writer:
         )
 
     def _lowbit(self, place: str, layer: Any) -> None:
-        import numpy as np
-
         if layer.wbits not in _BITS:
             raise InvalidArgumentError(
                 "model",
@@ -143,8 +141,6 @@ class _Writer:
             self._node("Relu")
 
     def _round(self, codes: Any) -> None:
-        import numpy as np
-
         scale = self._constant(np.float32(codes.scale))
         zero = self._constant(np.uint8(codes.zero))
         self._node("QuantizeLinear", scale, zero)
@@ -163,8 +159,6 @@ class _Writer:
         self._last = made
 
     def _constant(self, array: Any) -> str:
-        import numpy as np
-
         name = f"constant_{len(self._constants)}"
         self._constants.append(self._onnx.numpy_helper.from_array(np.asarray(array), name))
         return name
@@ -175,10 +169,6 @@ def _blocks(layer: Any, block: int) -> tuple[Any, Any]:
 
     Codes are raised by half their range, which is the zero point the operator assumes.
     """
-    import torch
-
-    from slipstream.techniques.lowbit.dense_rows import bit_rows
-
     codes = layer.codes().to(torch.int16) + (1 << (layer.wbits - 1))
     n, k = codes.shape
     count = -(-k // block)

@@ -11,9 +11,10 @@ MLSys 2022, and what is faster than it where processors multiply bytes.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import weakref
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from slipstream.techniques.lowbit.bindings import INVALID, OK, lowbit_library
 from slipstream.techniques.lowbit.dense_rows import bit_rows, from_bit_rows
 
 _INT32_TOP = 2**31 - 1
+_NO_MEMORY = "the multiplication needs more memory than there is"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 # What `PackedWeights.to_bytes` begins with: mark, version, weight bits, activation bits, whether
@@ -44,23 +46,6 @@ class PackedWeights:
         nbytes: memory the packed weights take.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_handle",
-        "_linear",
-        "_multiply",
-        "_weights",
-        "activation_bits",
-        "bits",
-        "k",
-        "level",
-        "n",
-        "nbytes",
-        "scheme",
-        "signed",
-        "zero_points",
-    )
-
     def __init__(
         self,
         values: torch.Tensor,
@@ -76,7 +61,9 @@ class PackedWeights:
         self.n, self.k = values.shape
         self.bits, self.activation_bits, self.signed = bits, activation_bits, signed
         self.zero_points = zero_points
-        raised = _raised_zero_points(zero_points, self.n, 2 ** (bits - 1) if signed else 0)
+        raised = torch.full((self.n,), 2 ** (bits - 1) if signed else 0, dtype=torch.int32)
+        if zero_points is not None:
+            raised += zero_points
         bound = lowbit_library()
         if bound is None:
             self._handle, self._multiply, self._linear = 0, None, None
@@ -90,16 +77,9 @@ class PackedWeights:
         self._weights = None
         made = ctypes.c_void_p()
         status = bound.slipstream_lowbit_pack(
-            kernel.index,
-            self.n,
-            self.k,
-            bits,
-            activation_bits,
-            values.data_ptr(),
-            values.stride(0),
-            raised.data_ptr(),
-            ctypes.byref(made),
-        )
+            kernel.index, self.n, self.k, bits, activation_bits, values.data_ptr(),
+            values.stride(0), raised.data_ptr(), ctypes.byref(made),
+        )  # fmt: skip
         if status != OK or made.value is None:
             raise SlipstreamError("packed weights need more memory than there is")
         self._handle = made.value
@@ -149,16 +129,8 @@ class PackedWeights:
 
     def to_bytes(self) -> bytes:
         """The weights as `bits` bits each, rows beginning at bytes: the same for every kernel."""
-        header = _HEADER.pack(
-            _MARK,
-            _VERSION,
-            self.bits,
-            self.activation_bits,
-            self.signed,
-            self.zero_points is not None,
-            self.n,
-            self.k,
-        )
+        widths = self.bits, self.activation_bits, self.signed, self.zero_points is not None
+        header = _HEADER.pack(_MARK, _VERSION, *widths, self.n, self.k)
         values = _raised(self.weights(), 2 ** (self.bits - 1) if self.signed else 0)
         parts = [header, bit_rows(values, self.bits).numpy().tobytes()]
         if self.zero_points is not None:
@@ -168,7 +140,7 @@ class PackedWeights:
     @classmethod
     def from_bytes(
         cls, data: bytes, *, rows: int | None = None, scheme: str = "auto", level: str = "auto"
-    ) -> Self:
+    ) -> PackedWeights:
         """What `to_bytes` wrote, packed for the kernel that is best here.
 
         Raises:
@@ -190,17 +162,10 @@ class PackedWeights:
         zero_points = stored[n * row_bytes :].clone().view(torch.int32) if zeros else None
         if signed:
             values = (values.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
-        packed = pack_weights(
-            values,
-            bits,
-            activation_bits=activation_bits,
-            zero_points=zero_points,
-            rows=rows,
-            scheme=scheme,
-            level=level,
-        )
-        assert isinstance(packed, cls)
-        return packed
+        return pack_weights(
+            values, bits, activation_bits=activation_bits, zero_points=zero_points, rows=rows,
+            scheme=scheme, level=level,
+        )  # fmt: skip
 
 
 def pack_weights(
@@ -304,22 +269,17 @@ def matmul(
     if out is None:
         out = torch.empty((m, packed.n), dtype=torch.int32)
     else:
-        _check_out(out, m, packed.n, torch.int32)
+        _check_out(out, m, packed.n)
     if packed._multiply is None:
         return _torch_matmul(a, packed, activation_zero, out)
     status = packed._multiply(
-        packed._handle,
-        a.data_ptr(),
-        signed,
-        m,
-        lda,
-        activation_zero,
-        out.data_ptr(),
-        out.stride(0),
-        torch.get_num_threads(),
-    )
+        packed._handle, a.data_ptr(), signed, m, lda, activation_zero, out.data_ptr(),
+        out.stride(0), torch.get_num_threads(),
+    )  # fmt: skip
+    if status == INVALID:
+        _check_activations(a, packed.activation_bits)
     if status != OK:
-        _raise(status, a, packed.activation_bits)
+        raise SlipstreamError(_NO_MEMORY)
     return out
 
 
@@ -367,32 +327,20 @@ def linear(
     _check_vector("scale", scale, n)
     if bias is not None:
         _check_vector("bias", bias, n)
-    if not 0.0 < activation_scale < float("inf"):
+    if not 0.0 < activation_scale < math.inf:
         raise InvalidArgumentError("activation_scale", f"{activation_scale} is not positive")
     y = torch.empty((m, n))
     if packed._linear is None:
         _torch_linear(rows, packed, scale, bias, activation_scale, activation_zero, relu, y)
     else:
         status = packed._linear(
-            packed._handle,
-            rows.data_ptr(),
-            m,
-            lda,
-            activation_scale,
-            activation_zero,
-            scale.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            0.0 if relu else -_INFINITY,
-            y.data_ptr(),
-            n,
-            torch.get_num_threads(),
-        )
+            packed._handle, rows.data_ptr(), m, lda, activation_scale, activation_zero,
+            scale.data_ptr(), None if bias is None else bias.data_ptr(),
+            0.0 if relu else -math.inf, y.data_ptr(), n, torch.get_num_threads(),
+        )  # fmt: skip
         if status != OK:
-            raise SlipstreamError("the multiplication needs more memory than there is")
+            raise SlipstreamError(_NO_MEMORY)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)
-
-
-_INFINITY = float("inf")
 
 
 def reference_matmul(
@@ -411,9 +359,7 @@ def _torch_matmul(
     a: torch.Tensor, packed: PackedWeights, activation_zero: int, out: torch.Tensor
 ) -> torch.Tensor:
     assert packed._weights is not None
-    bits, signed = packed.activation_bits, a.dtype is torch.int8
-    lowest = -(2 ** (bits - 1)) if signed else 0
-    _check_range("a", a, lowest, lowest + 2**bits - 1, bits)
+    _check_activations(a, packed.activation_bits)
     out.copy_(torch.mm(a.to(torch.int32) - activation_zero, packed._weights.T))
     return out
 
@@ -430,7 +376,7 @@ def _torch_linear(
 ) -> None:
     strange = torch.isnan(rows).any(1)
     step = torch.tensor(activation_scale, dtype=torch.float32)
-    rounded = torch.nan_to_num(rows / step, posinf=_INFINITY, neginf=-_INFINITY).round()
+    rounded = torch.nan_to_num(rows / step, posinf=math.inf, neginf=-math.inf).round()
     top = 2**packed.activation_bits - 1
     a = rounded.clamp(-activation_zero, top - activation_zero) + activation_zero
     product = matmul(a.to(torch.uint8), packed, activation_zero=activation_zero)
@@ -449,12 +395,6 @@ def _raised(weight: torch.Tensor, by: int) -> torch.Tensor:
     return weight.to(torch.uint8).contiguous()
 
 
-def _raised_zero_points(zero_points: torch.Tensor | None, n: int, by: int) -> torch.Tensor:
-    if zero_points is None:
-        return torch.full((n,), by, dtype=torch.int32)
-    return zero_points + by
-
-
 def _check_bits(name: str, bits: int) -> None:
     if not 1 <= bits <= 8:
         raise InvalidArgumentError(name, f"{bits} is not between 1 and 8")
@@ -464,22 +404,25 @@ def _check_matrix(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ..
     if tensor.dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InvalidArgumentError(name, f"has dtype {tensor.dtype}, not {names}")
-    if not tensor.is_cpu:
-        raise InvalidArgumentError(
-            name, f"is on device '{tensor.device}'; these kernels run on the CPU"
-        )
+    _check_device(name, tensor)
     if tensor.dim() != 2:
         raise InvalidArgumentError(name, f"has {tensor.dim()} dimensions instead of 2")
     if tensor.numel() == 0:
         raise InvalidArgumentError(name, f"is empty: its shape is {tuple(tensor.shape)}")
 
 
+def _check_device(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_cpu:
+        raise InvalidArgumentError(
+            name, f"is on device '{tensor.device}'; these kernels run on the CPU"
+        )
+
+
 def _check_range(name: str, tensor: torch.Tensor, lowest: int, top: int, bits: int) -> None:
     smallest, largest = (int(value) for value in torch.aminmax(tensor))
     if smallest < lowest or largest > top:
         raise InvalidArgumentError(
-            name,
-            f"has values from {smallest} to {largest}; {bits} bits hold {lowest} to {top}",
+            name, f"has values from {smallest} to {largest}; {bits} bits hold {lowest} to {top}"
         )
 
 
@@ -508,8 +451,8 @@ def _check_activation_zero(zero: int, bits: int, signed: bool) -> None:
         )
 
 
-def _check_out(out: torch.Tensor, m: int, n: int, dtype: torch.dtype) -> None:
-    _check_matrix("out", out, (dtype,))
+def _check_out(out: torch.Tensor, m: int, n: int) -> None:
+    _check_matrix("out", out, (torch.int32,))
     if tuple(out.shape) != (m, n):
         raise InvalidArgumentError("out", f"has shape {tuple(out.shape)} instead of {(m, n)}")
     apart = out.stride(0) >= n or m == 1
@@ -522,8 +465,7 @@ def _check_out(out: torch.Tensor, m: int, n: int, dtype: torch.dtype) -> None:
 def _check_floats(x: torch.Tensor, k: int) -> None:
     if x.dtype is not torch.float32:
         raise InvalidArgumentError("x", f"has dtype {x.dtype}, not float32")
-    if not x.is_cpu:
-        raise InvalidArgumentError("x", f"is on device '{x.device}'; these kernels run on the CPU")
+    _check_device("x", x)
     raise InvalidArgumentError("x", f"has shape {tuple(x.shape)}; the last dimension must be {k}")
 
 
@@ -542,8 +484,6 @@ def _check_vector(name: str, vector: torch.Tensor, n: int) -> None:
     )
 
 
-def _raise(status: int, a: torch.Tensor, bits: int) -> None:
-    if status == INVALID:
-        lowest = -(2 ** (bits - 1)) if a.dtype is torch.int8 else 0
-        _check_range("a", a, lowest, lowest + 2**bits - 1, bits)
-    raise SlipstreamError("the multiplication needs more memory than there is")
+def _check_activations(a: torch.Tensor, bits: int) -> None:
+    lowest = -(2 ** (bits - 1)) if a.dtype is torch.int8 else 0
+    _check_range("a", a, lowest, lowest + 2**bits - 1, bits)
