@@ -167,7 +167,7 @@ def test_a_lagged_edge_gates_the_next_step(backend: Backend) -> None:
     result = program.compile(backend).simulate()
     assert result.start_ns.tolist() == [[0, 2, 5], [5, 15, 18], [18, 28, 31]]
     assert result.step_end_ns.tolist() == [15, 28, 41]
-    assert result.step_start_ns.tolist() == [0, 5, 18]
+    assert result.start_ns.min(axis=1).tolist() == [0, 5, 18]
     assert result.lane_busy_ns.tolist() == [15, 30]
 
 
@@ -235,4 +235,3 @@ def test_no_tasks_and_no_lanes_make_an_empty_schedule(backend: Backend) -> None:
     assert result.makespan_ns == 0.0
     assert result.start_ns.shape == (2, 0)
     assert result.lane_busy_ns.shape == (0,)
-    assert result.step_start_ns.tolist() == [0.0, 0.0]

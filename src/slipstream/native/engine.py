@@ -120,14 +120,6 @@ class Schedule:
         return frozen(self._written.end_ns, np.float64)
 
     @functools.cached_property
-    def step_start_ns(self) -> Float64s:
-        """float64 [steps]; earliest start of each step (0 for a step without tasks)."""
-        if self.program.tasks == 0:
-            return np.zeros(self.program.steps)
-        earliest: Float64s = self.start_ns.min(axis=1)
-        return earliest
-
-    @functools.cached_property
     def lane_busy_ns(self) -> Float64s:
         """float64 [lanes]; time each lane runs tasks, over all steps, gaps left out.
 

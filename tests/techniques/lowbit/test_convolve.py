@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
 from typing import Any
@@ -15,14 +16,15 @@ from environments import switch_library_off
 from slipstream.errors import InvalidArgumentError
 from slipstream.quant import Format, Grid
 from slipstream.quant import quantize as quantize_to
+from slipstream.techniques.lowbit import convolve as door
 from slipstream.techniques.lowbit import matmul, pack_weights
+from slipstream.techniques.lowbit.bindings import lowbit_library
 from slipstream.techniques.lowbit.coded import pooled_size
 from slipstream.techniques.lowbit.convolve import (
     Codes,
     Epilogue,
     Outcome,
     Prepared,
-    finish,
     max_pool,
     patches,
     quantise,
@@ -119,6 +121,28 @@ def test_maxima_over_windows_are_equal_to_the_bit(shape: Convolution, up: bool) 
     assert pooled_size(shape, up) == up_size
     made, wanted = max_pool(image, shape, up_size), reference_max_pool(image, shape, up_size)
     assert torch.equal(made, wanted)
+
+
+def finish(
+    products: torch.Tensor, epilogue: Epilogue, added: torch.Tensor | None = None
+) -> Outcome:
+    """What compiled layers make of their products, in a call of its own."""
+    bound = lowbit_library()
+    assert bound is not None
+    columns = epilogue.scale.shape[0]
+    rows = products.shape[0]
+    out = door._empty((rows, columns), epilogue)
+    status = bound.slipstream_finish(
+        door._wide(),
+        ctypes.byref(door._epilogue(epilogue)),
+        products.data_ptr(),
+        products.stride(0),
+        rows,
+        columns,
+        ctypes.byref(door._result(out, added)),
+    )
+    door._check(status)
+    return out
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.booleans(), st.booleans(), st.booleans(),

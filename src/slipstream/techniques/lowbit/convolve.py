@@ -85,9 +85,14 @@ class Outcome(NamedTuple):
 
 class _Epilogue(ctypes.Structure):
     _fields_ = (
-        ("scale", _ptr), ("bias", _ptr), ("floor", _f32), ("binary", _i32),
-        ("code_scale", _f32), ("code_zero", _i32), ("code_top", _i32),
-    )  # fmt: skip
+        ("scale", _ptr),
+        ("bias", _ptr),
+        ("floor", _f32),
+        ("binary", _i32),
+        ("code_scale", _f32),
+        ("code_zero", _i32),
+        ("code_top", _i32),
+    )
 
 
 class _Result(ctypes.Structure):
@@ -166,32 +171,14 @@ def reference_patches(image: torch.Tensor, shape: Convolution, outside: int) -> 
     return by_pixel.reshape(shape.rows, shape.columns).to(torch.uint8).contiguous()
 
 
-def finish(
+def reference_finish(
     products: torch.Tensor, epilogue: Epilogue, added: torch.Tensor | None = None
 ) -> Outcome:
-    """`epilogue` of `products` (int32 [m, n], or [m, n + 1] if binary): matrices [m, n].
+    """`epilogue` of `products` (int32 [m, n], or [m, n + 1] if binary), in PyTorch: [m, n].
 
     Args:
         added: float32 [m, n], contiguous.
     """
-    bound = lowbit_library()
-    if bound is None:
-        return reference_finish(products, epilogue, added)
-    columns = epilogue.scale.shape[0]
-    rows = products.shape[0]
-    out = _empty((rows, columns), epilogue)
-    status = bound.slipstream_finish(
-        _wide(), ctypes.byref(_epilogue(epilogue)), products.data_ptr(), products.stride(0), rows,
-        columns, ctypes.byref(_result(out, added)),
-    )  # fmt: skip
-    _check(status)
-    return out
-
-
-def reference_finish(
-    products: torch.Tensor, epilogue: Epilogue, added: torch.Tensor | None = None
-) -> Outcome:
-    """`finish` in PyTorch."""
     if epilogue.binary:
         products = 2 * products[:, :-1] - products[:, -1:]
     return behind(products.float() * epilogue.scale, epilogue, added, reference_quantise)
@@ -216,7 +203,7 @@ def behind(
 
 
 class Prepared:
-    """A layer from codes to floats or codes: patches, `matmul`, `finish`, for images of one shape.
+    """A layer from codes to floats or codes: patches, product, epilogue, for images of one shape.
 
     Args:
         packed: weights [n, kernel height * width * channels]; with one row of ones more if the

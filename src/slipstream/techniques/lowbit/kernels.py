@@ -77,9 +77,16 @@ class PackedWeights:
         self._weights = None
         made = ctypes.c_void_p()
         status = bound.slipstream_lowbit_pack(
-            kernel.index, self.n, self.k, bits, activation_bits, values.data_ptr(),
-            values.stride(0), raised.data_ptr(), ctypes.byref(made),
-        )  # fmt: skip
+            kernel.index,
+            self.n,
+            self.k,
+            bits,
+            activation_bits,
+            values.data_ptr(),
+            values.stride(0),
+            raised.data_ptr(),
+            ctypes.byref(made),
+        )
         if status != OK or made.value is None:
             raise SlipstreamError("packed weights need more memory than there is")
         self._handle = made.value
@@ -273,9 +280,16 @@ def matmul(
     if packed._multiply is None:
         return _torch_matmul(a, packed, activation_zero, out)
     status = packed._multiply(
-        packed._handle, a.data_ptr(), signed, m, lda, activation_zero, out.data_ptr(),
-        out.stride(0), torch.get_num_threads(),
-    )  # fmt: skip
+        packed._handle,
+        a.data_ptr(),
+        signed,
+        m,
+        lda,
+        activation_zero,
+        out.data_ptr(),
+        out.stride(0),
+        torch.get_num_threads(),
+    )
     if status == INVALID:
         _check_activations(a, packed.activation_bits)
     if status != OK:
@@ -334,10 +348,19 @@ def linear(
         _torch_linear(rows, packed, scale, bias, activation_scale, activation_zero, relu, y)
     else:
         status = packed._linear(
-            packed._handle, rows.data_ptr(), m, lda, activation_scale, activation_zero,
-            scale.data_ptr(), None if bias is None else bias.data_ptr(),
-            0.0 if relu else -math.inf, y.data_ptr(), n, torch.get_num_threads(),
-        )  # fmt: skip
+            packed._handle,
+            rows.data_ptr(),
+            m,
+            lda,
+            activation_scale,
+            activation_zero,
+            scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            0.0 if relu else -math.inf,
+            y.data_ptr(),
+            n,
+            torch.get_num_threads(),
+        )
         if status != OK:
             raise SlipstreamError(_NO_MEMORY)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)

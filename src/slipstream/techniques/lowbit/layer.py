@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from slipstream.techniques.lowbit.convolve import (
 from slipstream.techniques.lowbit.kernels import PackedWeights, matmul, pack_weights
 from slipstream.techniques.lowbit.windows import Convolution
 
+_Module = TypeVar("_Module", bound=nn.Module)
 _VERSION = 2
 # Before it, layers handed codes to one successor only.
 _READ_VERSIONS = (1, 2)
@@ -267,16 +268,12 @@ class LowBitLayer(nn.Module):
         self.after_sum = None if sum_ is None else AfterSum(sum_[0], _codes_or_none(sum_[1]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = type(self).__new__(type(self))
-        memo[id(self)] = made
-        made.__dict__.update(self.__dict__)
+        made = memo[id(self)] = shallow_copy(self, type(self))
         made.__dict__["_prepared"] = {}
         # Packed weights are never written to: copies share them.
         made._buffers = {
             name: None if one is None else one.clone() for name, one in self._buffers.items()
         }
-        for name in ("_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"):
-            made.__dict__[name] = self.__dict__[name].copy()
         return made
 
     def _rows(self, columns: int) -> tuple[int, int]:
@@ -375,6 +372,15 @@ def _numbers(codes: Codes | None) -> list[Any] | None:
 
 def _codes_or_none(numbers: Any) -> Codes | None:
     return None if numbers is None else Codes(*numbers)
+
+
+def shallow_copy(module: nn.Module, kind: type[_Module]) -> _Module:
+    """A module of class `kind` with the very tensors, modules and hooks of another."""
+    made = kind.__new__(kind)
+    made.__dict__.update(module.__dict__)
+    for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+        made.__dict__[name] = module.__dict__[name].copy()
+    return made
 
 
 def why_kept(module: nn.Module) -> str | None:

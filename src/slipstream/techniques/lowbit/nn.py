@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -258,9 +258,7 @@ def padding_of(module: nn.Conv2d) -> tuple[int, int]:
     return pair(module.padding)
 
 
-@functools.lru_cache(maxsize=1024)
-def _shape(image: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Convolution:
-    return Convolution(image, kernel, stride, padding, dilation)
+_shape = functools.lru_cache(maxsize=1024)(Convolution)
 
 
 def _handed(

@@ -31,7 +31,7 @@ from slipstream.quant import (
 from slipstream.surgery import Selection, consecutive_pairs, place
 from slipstream.techniques.lowbit.convolve import Codes
 from slipstream.techniques.lowbit.handover import hand_over
-from slipstream.techniques.lowbit.layer import LowBitLayer, as_rows, why_kept
+from slipstream.techniques.lowbit.layer import LowBitLayer, as_rows, shallow_copy, why_kept
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear, low_bit_class
 
 EDGE_BITS = 8
@@ -141,7 +141,8 @@ def prepare_training(
     chosen = chosen_layers(model, ranges, only, except_)
     for name, weight_bits, input_bits in _with_bits(chosen, ranges, wbits, abits, edge_bits):
         old = model.get_submodule(name)
-        made = _same(old)
+        # With the very parameters of the old one.
+        made: Any = shallow_copy(old, QatLinear if isinstance(old, nn.Linear) else QatConv2d)
         made.take(weight_bits, input_bits, granularity, ranges[name])
         place(model, name, made)
     return chosen
@@ -286,8 +287,10 @@ def fuse(model: nn.Module, run: Callable[[], object]) -> int:
     """
     layers = (LowBitLinear, LowBitConv2d)
     fused = 0
+    layer: Any
+    norm: Any
     for pair in consecutive_pairs(model, run, layers, (nn.BatchNorm1d, nn.BatchNorm2d)):
-        layer, norm = _both(model, pair.first, pair.second)
+        layer, norm = map(model.get_submodule, (pair.first, pair.second))
         if norm.training or norm.running_mean is None or norm._forward_hooks:
             continue
         factor = (norm.running_var + norm.eps).rsqrt()
@@ -300,7 +303,7 @@ def fuse(model: nn.Module, run: Callable[[], object]) -> int:
         _absorb(model, layer, pair.second)
         fused += 1
     for pair in consecutive_pairs(model, run, layers, (nn.ReLU,)):
-        layer, _ = _both(model, pair.first, pair.second)
+        layer = model.get_submodule(pair.first)
         layer.relu = True
         _absorb(model, layer, pair.second)
         fused += 1
@@ -374,16 +377,6 @@ def _with_bits(
     ]  # fmt: skip
 
 
-def _same(old: nn.Module) -> Any:
-    """A `QatLinear` or `QatConv2d` with the very parameters of `old`."""
-    kind = QatLinear if isinstance(old, nn.Linear) else QatConv2d
-    made = kind.__new__(kind)
-    made.__dict__.update(old.__dict__)
-    for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
-        made.__dict__[name] = old.__dict__[name].copy()
-    return made
-
-
 def _converted(old: Any) -> LowBitLayer:
     codes, scale, seen = old.coded()
     kind = low_bit_class(old)
@@ -391,7 +384,3 @@ def _converted(old: Any) -> LowBitLayer:
     made.set_weights(codes, scale, seen, old.bias)
     made.training = old.training
     return made
-
-
-def _both(model: nn.Module, first: str, second: str) -> tuple[Any, Any]:
-    return model.get_submodule(first), model.get_submodule(second)
