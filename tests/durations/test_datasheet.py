@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.durations.datasheet import datasheet_limits, device_named
+from slipstream.durations.roofline import datasheet_limits, device_named
 from slipstream.durations.work import Work
 from slipstream.provenance import Provenance
 

@@ -191,7 +191,7 @@ def test_a_cycle_is_named() -> None:
         {"id": 3, "name": "c", "type": 4, "data_deps": [2]},
         {"id": 4, "name": "d", "type": 4, "data_deps": [3]},
     )
-    with pytest.raises(GraphError, match=r"2 \(b\) -> 3 \(c\) -> 1 \(a\) -> 2 \(b\)") as caught:
+    with pytest.raises(GraphError, match=r"1 \(a\) -> 2 \(b\) -> 3 \(c\) -> 1 \(a\)") as caught:
         from_chakra(data, "round.et")
     assert caught.value.where == "round.et: 3 nodes"
 

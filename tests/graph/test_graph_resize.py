@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.graph import Call, TensorSpec
-from slipstream.graph.resize import Resize
+from slipstream.graph.call import Resize
 
 RELU = "aten::relu(Tensor self) -> Tensor"
 samples = st.integers(1, 512)

@@ -98,9 +98,9 @@ def test_what_is_kept_of_a_graph_is_not_that_of_a_changed_copy() -> None:
 def test_many_durations_are_refused_when_one_cannot_be() -> None:
     edit = Editor(_drawn(0), "by hand")
     with pytest.raises(GraphError, match="task 4 cannot take -1"):
-        edit.set_durations(np.array([3, 4]), [1.0, -1.0], Provenance.USER)
+        edit.set_duration(np.array([3, 4]), [1.0, -1.0], Provenance.USER)
     with pytest.raises(GraphError, match="there is no task 30 among 30"):
-        edit.remove_all(np.array([3, _TASKS]))
+        edit.remove(np.array([3, _TASKS]))
 
 
 def test_many_insertions_stand_where_each_was_put() -> None:

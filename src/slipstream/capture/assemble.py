@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.align import Aligned, align
-from slipstream.capture.baseline import describe_baseline
 from slipstream.capture.collecting import collection_ns, collection_spread
-from slipstream.capture.events import Step
-from slipstream.capture.lines import (
-    Seen,
-    describe_lines,
-    find_chains,
-    line_of_units,
-    makers,
-)
+from slipstream.capture.describe import describe_capture
+from slipstream.capture.events import Aligned, Step, align
+from slipstream.capture.lines import Seen, find_chains, line_of_units, makers
 from slipstream.capture.loading import count_events, lay_out, share_out
-from slipstream.capture.machine import describe_machine
 from slipstream.capture.memory import MemoryRecord, allocations
-from slipstream.capture.modules import ModuleNames, module_classes
-from slipstream.capture.optimizer import describe_optimizer
+from slipstream.capture.modules import ModuleNames
 from slipstream.capture.other_size import OtherSize
 from slipstream.capture.overhead import Calibration, StepTimes, calibrate_apart
 from slipstream.capture.paging import Faulting
@@ -119,7 +109,8 @@ def assemble(
         spread = collection_spread(times.collecting)
         graph = _behind(graph, COLLECTION_TASK, collected, spread, Kind.COLLECTION)
     if faulting is not None:
-        graph = _with_page_faults(graph, faulting.extra_ns(times, threads), faulting.spread)
+        extra_ns = faulting.extra_ns(times, threads)
+        graph = _behind(graph, PAGE_FAULTS, extra_ns, faulting.spread, Kind.HOST)
         # Of the step as it runs, page faults and all.
         medians = {
             "wall_median": float(np.median(faulting.wall_ns)),
@@ -127,10 +118,6 @@ def assemble(
         }
         graph = replace(graph, meta={**graph.meta, "step_ns": {**graph.meta["step_ns"], **medians}})
     return graph
-
-
-def _with_page_faults(graph: Graph, extra_ns: float, spread: float) -> Graph:
-    return _behind(graph, PAGE_FAULTS, extra_ns, spread, Kind.HOST)
 
 
 def _behind(graph: Graph, name: str, total_ns: float, spread: float, kind: Kind) -> Graph:
@@ -200,6 +187,8 @@ def _graph(
     other: OtherSize,
     seen: Seen | None,
 ) -> Graph:
+    import torch
+
     strings = StringTable()
     chains = None
     if seen is not None:
@@ -261,11 +250,18 @@ def _graph(
         lanes=("cpu",),
         samples=built.samples,
         meta={
-            **_meta(built, calibration, times, threads, units, aligned),
-            "inference_mode": names.inference_mode,
-            "baseline": describe_baseline(built, trace, names.autocast),
+            **describe_capture(built, names, trace, chains or (), times.wall_ns, times.cpu_ns),
+            "device": "cpu",
+            "threads": threads,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "contended": times.contended(threads),
+            "steps": len(times.wall_ns),
+            "aligned_steps": len(aligned.length_ns),
+            "unaligned_share": aligned.unaligned,
+            "events_per_step": len(units.events),
+            "profiler_ns_per_event": calibration.per_event_ns,
+            "residual_scale": calibration.scale,
             "shrunk": other.meta,
-            "lines": describe_lines(built, chains or ()),
         },
         shrunk=tuple(others),
     )
@@ -301,47 +297,3 @@ def _parameters(trace: Sequence[Node], units: Units) -> list[int]:
             optimized.update(inputs)
         made.update(node.storages[len(inputs) :])
     return sorted(outside & optimized)
-
-
-def _meta(
-    built: Built,
-    calibration: Calibration,
-    times: StepTimes,
-    threads: int,
-    units: Units,
-    aligned: Aligned,
-) -> dict[str, Any]:
-    import torch
-
-    wall, cpu = np.array(times.wall_ns, float), np.array(times.cpu_ns, float)
-    return {
-        "workload": built.name,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "training": built.training,
-        "device": "cpu",
-        "threads": threads,
-        "machine": describe_machine(),
-        "torch": torch.__version__,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "optimizer": describe_optimizer(built.optimizer),
-        "parameters": 0
-        if built.model is None
-        else sum(p.numel() for p in built.model.parameters()),
-        "modules": module_classes(built.model),
-        "step_ns": {
-            "wall_median": float(np.median(wall)),
-            "wall_minimum": float(wall.min()),
-            "cpu_median": float(np.median(cpu)),
-            "cpu_minimum": float(cpu.min()),
-            "relative_spread": float(
-                (np.percentile(cpu, 75) - np.percentile(cpu, 25)) / 2 / np.median(cpu)
-            ),
-        },
-        "contended": times.contended(threads),
-        "steps": len(times.wall_ns),
-        "aligned_steps": len(aligned.length_ns),
-        "unaligned_share": aligned.unaligned,
-        "events_per_step": len(units.events),
-        "profiler_ns_per_event": calibration.per_event_ns,
-        "residual_scale": calibration.scale,
-    }

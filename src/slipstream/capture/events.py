@@ -1,14 +1,25 @@
-"""The profiler's events of one step as arrays, in the order an execution trace has them."""
+"""The profiler's events of steps as arrays, in an execution trace's order; one's found in others.
+
+Most steps run the same operators. Some run operators that an execution trace leaves out (an error
+ended them, as recomputation in the backward pass does on purpose), and some take another way
+through the model (a branch on data, experts, early exits).
+
+Source of `align`: Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1986: the
+longest common subsequence in time proportional to length times number of differences, which is
+small between two steps of one model.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from slipstream.errors import GraphError
 
 MARKER = "slipstream::step"
 _NOT_OPERATORS = ("[memory]", "[OutOfMemory]")
@@ -84,3 +95,158 @@ def _step(
         open_until.append(ends)
         clamped.append(ends)
     return Step(names, start, np.array(clamped, np.int64), length_ns)
+
+
+_ABSENT = -1
+# A step has all events of the reference when at most this share of others stands among them.
+_MOST_OTHERS = 0.05
+# Whole steps are enough if at least this share of them is whole.
+_MOSTLY_WHOLE = 0.5
+# Steps that have less in common than this do not describe one another.
+_LEAST_COMMON = 0.5
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Times of the reference's e events in several steps; NaN where a step lacks one.
+
+    Attributes:
+        start_ns, end_ns: float64 [steps, e].
+        others: bool [steps, e + 1], whether foreign events stand before each event, and at the
+            end; never in steps that have all events.
+        length_ns: float64 [steps], of the whole steps.
+        unaligned: share of the steps' events without a partner, both ways; 0 when steps agree.
+    """
+
+    start_ns: NDArray[np.float64]
+    end_ns: NDArray[np.float64]
+    others: NDArray[np.bool_]
+    length_ns: NDArray[np.float64]
+    unaligned: float
+
+
+def align(reference: Sequence[str], steps: Sequence[Step]) -> Aligned:
+    """The events of `reference` in those `steps` that have them all, else in all steps.
+
+    Raises:
+        GraphError: the steps have less than half of their events in common.
+    """
+    # Steps hardly differ in their names: each way through the model is compared once.
+    ways = {names: positions(reference, names) for names in {step.names for step in steps}}
+    found = [ways[step.names] for step in steps]
+    whole = [n for n, one in enumerate(found) if is_whole(one, len(steps[n].names))]
+    if len(whole) >= _MOSTLY_WHOLE * len(steps):
+        return _gathered(reference, [steps[n] for n in whole], [found[n] for n in whole], 0.0)
+    common = sum(int((one >= 0).sum()) for one in found)
+    events = (len(steps) * len(reference) + sum(len(step.names) for step in steps)) / 2
+    if common < _LEAST_COMMON * events:
+        raise GraphError(
+            _difference(reference, steps, common / events),
+            remedy="let the step do the same work every time: fixed shapes, no random branch; "
+            "or profile one of its ways at a time",
+        )
+    return _gathered(reference, steps, found, 1.0 - common / events)
+
+
+def is_whole(found: NDArray[np.int64], events: int) -> bool:
+    """Whether a step of so many `events` has all of the reference's, and hardly any others."""
+    return bool((found >= 0).all()) and events <= (1 + _MOST_OTHERS) * len(found)
+
+
+def _gathered(
+    reference: Sequence[str],
+    steps: Sequence[Step],
+    found: Sequence[NDArray[np.int64]],
+    unaligned: float,
+) -> Aligned:
+    start = np.full((len(steps), len(reference)), np.nan)
+    end = start.copy()
+    others = np.zeros((len(steps), len(reference) + 1), bool)
+    for n, (step, one) in enumerate(zip(steps, found, strict=True)):
+        there = one >= 0
+        start[n, there] = step.start_ns[one[there]]
+        end[n, there] = step.end_ns[one[there]]
+        if unaligned:
+            after = np.concatenate([one, [len(step.names)]])
+            others[n] = np.diff(np.concatenate([[-1], after])) != 1
+    return Aligned(start, end, others, np.array([float(s.length_ns) for s in steps]), unaligned)
+
+
+def _difference(reference: Sequence[str], steps: Sequence[Step], common: float) -> str:
+    """Where the steps part, in words."""
+    said = f"the steps have only {100 * common:.0f} % of their operators in common"
+    for step in steps:
+        for position, (ours, theirs) in enumerate(zip(reference, step.names, strict=False)):
+            if ours != theirs:
+                return f"{said}; operator {position} is {ours} in one and {theirs} in another"
+    return said
+
+
+def positions(
+    reference: Sequence[str], other: Sequence[str], most_differences: int = 2000
+) -> NDArray[np.int64]:
+    """For each event of `reference` where it stands in `other`, or -1; ascending where it does.
+
+    What both begin and end with is matched first, then a longest common subsequence of the rest.
+    With more than `most_differences` insertions and deletions the rest counts as absent.
+    """
+    found = np.full(len(reference), _ABSENT, np.int64)
+    shortest = min(len(reference), len(other))
+    head = 0
+    while head < shortest and reference[head] == other[head]:
+        head += 1
+    tail = 0
+    while tail < shortest - head and reference[-1 - tail] == other[-1 - tail]:
+        tail += 1
+    found[:head] = np.arange(head)
+    if tail:
+        found[len(reference) - tail :] = np.arange(len(other) - tail, len(other))
+    names = {name: number for number, name in enumerate({*reference, *other})}
+    a = [names[name] for name in reference[head : len(reference) - tail]]
+    b = [names[name] for name in other[head : len(other) - tail]]
+    for i, j in _common(a, b, most_differences):
+        found[head + i] = head + j
+    return found
+
+
+def _common(a: Sequence[int], b: Sequence[int], most_differences: int) -> list[tuple[int, int]]:
+    """Pairs of equal elements, a longest common subsequence; none beyond `most_differences`."""
+    if not a or not b:
+        return []
+    # By diagonal k = x - y: the furthest x reached with d differences; one table a value of d.
+    furthest = {1: 0}
+    tables: list[dict[int, int]] = []
+    for d in range(min(len(a) + len(b), most_differences) + 1):
+        tables.append(furthest.copy())
+        for k in range(-d, d + 1, 2):
+            x = _enter(furthest, k, d)
+            y = x - k
+            while x < len(a) and y < len(b) and a[x] == b[y]:
+                x, y = x + 1, y + 1
+            furthest[k] = x
+            if x >= len(a) and y >= len(b):
+                return _walk_back(tables, len(a), len(b))
+    return []
+
+
+def _enter(furthest: dict[int, int], k: int, d: int) -> int:
+    """Where diagonal `k` is entered: by an insertion from above, or a deletion from the left."""
+    if k == -d or (k != d and furthest[k - 1] < furthest[k + 1]):
+        return furthest[k + 1]
+    return furthest[k - 1] + 1
+
+
+def _walk_back(tables: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
+    pairs = []
+    for d in range(len(tables) - 1, -1, -1):
+        k = x - y
+        begin = _enter(tables[d], k, d)
+        while x > max(begin, 0) and y > max(begin - k, 0):
+            x, y = x - 1, y - 1
+            pairs.append((x, y))
+        if d == 0:
+            break
+        # The single insertion or deletion that led onto this diagonal.
+        inserted = k == -d or (k != d and tables[d][k - 1] < tables[d][k + 1])
+        x, y = (x, y - 1) if inserted else (x - 1, y)
+    return pairs[::-1]

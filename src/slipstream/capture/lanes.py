@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.align import positions
+from slipstream.capture.events import positions
 from slipstream.errors import GraphError
 from slipstream.graph import Edges, Graph, Kind, KinetoTrace, replace_tasks, replay
 

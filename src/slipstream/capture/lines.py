@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slipstream.capture.align import positions
+from slipstream.capture.events import positions
 from slipstream.capture.modules import ROOT, ModuleNames, module_classes
 from slipstream.capture.trace import Node
 from slipstream.capture.units import LOADING, Units

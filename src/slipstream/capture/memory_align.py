@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.align import is_whole, positions
+from slipstream.capture.events import is_whole, positions
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units
 

@@ -18,14 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.capture.baseline import describe_baseline
+from slipstream.capture.describe import describe_capture
 from slipstream.capture.lanes import PlainSteps, graph_of_steps, partners
 from slipstream.capture.lanes_memory import WatchedStep, with_memory
-from slipstream.capture.lines import describe_lines
-from slipstream.capture.machine import describe_machine
 from slipstream.capture.memory import gradients, held
-from slipstream.capture.modules import ModuleNames, module_classes
-from slipstream.capture.optimizer import describe_optimizer
+from slipstream.capture.modules import ModuleNames
 from slipstream.capture.place import Place
 from slipstream.capture.trace import Node
 from slipstream.graph import Graph, KinetoTrace, StringTable, read_trace, replace_tasks
@@ -209,33 +206,16 @@ def _meta(graph: Graph, built: Built, names: ModuleNames, recording: Recording) 
     import torch
 
     plain = recording.plain
-    wall, cpu = np.array(plain.wall_ns, float), np.array(plain.cpu_ns, float)
     seen = [*recording.traces, *([recording.watched.trace] if recording.watched else [])]
     annotations = [Node(text, -1, -1, None, ()) for one in seen for text in one.columns.texts]
-    lower, middle, upper = np.percentile(wall, [25, 50, 75])
+    found = describe_capture(
+        built, names, annotations, (), plain.wall_ns, plain.cpu_ns, spread_by_wall=True
+    )
+    step_ns = found["step_ns"]
     return {
         **graph.meta,
-        "workload": built.name,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "training": built.training,
+        **found,
         "threads": torch.get_num_threads(),
-        "machine": describe_machine(),
-        "torch": torch.__version__,
-        "optimizer": describe_optimizer(built.optimizer),
-        "parameters": 0
-        if built.model is None
-        else sum(p.numel() for p in built.model.parameters()),
-        "modules": module_classes(built.model),
-        "step_ns": {
-            "wall_median": float(middle),
-            "wall_minimum": float(wall.min()),
-            "cpu_median": float(np.median(cpu)),
-            "cpu_minimum": float(cpu.min()),
-            "unsynchronised": float(plain.unsynchronised_ns),
-            "relative_spread": float((upper - lower) / 2 / middle),
-        },
-        "contended": float(middle) > _CONTENDED * float(wall.min()),
-        "inference_mode": names.inference_mode,
-        "baseline": describe_baseline(built, annotations, names.autocast),
-        "lines": describe_lines(built, ()),
+        "step_ns": {**step_ns, "unsynchronised": float(plain.unsynchronised_ns)},
+        "contended": step_ns["wall_median"] > _CONTENDED * step_ns["wall_minimum"],
     }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slipstream.capture.modules import UPDATE
 
 if TYPE_CHECKING:
-    from slipstream.capture.align import Aligned
+    from slipstream.capture.events import Aligned
     from slipstream.capture.units import Units
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import sqlite3
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -150,17 +151,16 @@ class Durations:
         if was is not None and now is not None and was.nanoseconds:
             spread = math.hypot(was.spread, now.spread)
             return Ratio(now.nanoseconds / was.nanoseconds, spread, now.provenance)
-        was, now = was or self._fitted(old), now or self._fitted(new)
-        if was is not None and now is not None and was.nanoseconds:
-            spread = math.hypot(was.spread, now.spread)
-            return Ratio(now.nanoseconds / was.nanoseconds, spread, Provenance.FITTED)
+        one, other = was or self._fitted(old), now or self._fitted(new)
+        if one is not None and other is not None and one.nanoseconds:
+            spread = math.hypot(one.spread, other.spread)
+            return Ratio(other.nanoseconds / one.nanoseconds, spread, Provenance.FITTED)
         return self._of_limits(old, new)
 
-    def _fitted(self, call: Call) -> Answer | None:
+    def _fitted(self, call: Call) -> Price | None:
         if call.name not in self._neighbours:
             self._neighbours[call.name] = self._measured(call.name)
-        fit = fitted(call, self._neighbours[call.name])
-        return None if fit is None else Answer(fit.nanoseconds, fit.spread, Provenance.FITTED)
+        return fitted(call, self._neighbours[call.name])
 
     def _of_limits(self, old: Call, new: Call) -> Ratio | None:
         was, now = work(old), work(new)
@@ -186,17 +186,22 @@ class Durations:
         """Every call of `operator` measured here, with its duration in ns."""
         if not os.path.exists(self._path):
             return []
-        with errors_in_words(self._path):
-            connection = open_database(self._path, _MIGRATIONS)
-            try:
-                rows = connection.execute(
-                    "SELECT asked, nanoseconds FROM duration WHERE machine = ? AND operator = ? "
-                    "AND threads = ? AND nanoseconds IS NOT NULL",
-                    (self._machine, operator, self.threads),
-                ).fetchall()
-            finally:
-                connection.close()
+        with self._cache() as cache:
+            rows = cache.execute(
+                "SELECT asked, nanoseconds FROM duration WHERE machine = ? AND operator = ? "
+                "AND threads = ? AND nanoseconds IS NOT NULL",
+                (self._machine, operator, self.threads),
+            ).fetchall()
         return [(Call.from_json(json.loads(asked)), float(took)) for asked, took in rows]
+
+    @contextlib.contextmanager
+    def _cache(self) -> Iterator[sqlite3.Connection]:
+        """What is kept between runs, closed afterwards; a `StoreError` where it cannot be used."""
+        with (
+            errors_in_words(self._path),
+            contextlib.closing(open_database(self._path, _MIGRATIONS)) as cache,
+        ):
+            yield cache
 
     def measure(
         self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None
@@ -256,45 +261,33 @@ class Durations:
         # Not Path.exists(), which fails in a folder that may not be looked into.
         if not keys or not os.path.exists(self._path):
             return
-        with errors_in_words(self._path):
-            connection = open_database(self._path, _MIGRATIONS)
-            try:
-                for key in keys:
-                    row = connection.execute(
-                        "SELECT nanoseconds, spread, workspace, made FROM duration "
-                        "WHERE machine = ? AND call = ? AND threads = ?",
-                        (self._machine, _digest(key[0]), key[1]),
-                    ).fetchone()
-                    if row is not None:
-                        self._known[key] = _answer(
-                            row[0], row[1], row[2], json.loads(row[3] or "null")
-                        )
-            finally:
-                connection.close()
+        with self._cache() as cache:
+            for key in keys:
+                row = cache.execute(
+                    "SELECT nanoseconds, spread, workspace, made FROM duration "
+                    "WHERE machine = ? AND call = ? AND threads = ?",
+                    (self._machine, _digest(key[0]), key[1]),
+                ).fetchone()
+                if row is not None:
+                    self._known[key] = _answer(row[0], row[1], row[2], json.loads(row[3] or "null"))
 
     def _save(self, rows: list[tuple[tuple[_Key, Question], dict[str, Any]]]) -> None:
-        with self._without_cache(), errors_in_words(self._path):
-            connection = open_database(self._path, _MIGRATIONS)
-            try:
-                with transaction(connection):
-                    for (key, one), found in rows:
-                        if found.get("waited", 0.0) > _MOST_WAITED:
-                            continue
-                        plain = one.key == one.call.key
-                        connection.execute(
-                            "INSERT OR REPLACE INTO duration "
-                            "(machine, call, threads, nanoseconds, spread, error, operator, asked, "
-                            "workspace, made) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                            (
-                                self._machine, _digest(key[0]), key[1], found.get("nanoseconds"),
-                                found.get("spread"), found.get("error"),
-                                one.call.name if plain else None,
-                                json.dumps(one.call.to_json()) if plain else None,
-                                found.get("workspace"), json.dumps(found.get("made")),
-                            ),
-                        )  # fmt: skip
-            finally:
-                connection.close()
+        with self._without_cache(), self._cache() as cache, transaction(cache):
+            for (key, one), found in rows:
+                if found.get("waited", 0.0) > _MOST_WAITED:
+                    continue
+                plain = one.key == one.call.key
+                cache.execute(
+                    "INSERT OR REPLACE INTO duration "
+                    "(machine, call, threads, nanoseconds, spread, error, operator, asked, "
+                    "workspace, made) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        self._machine, _digest(key[0]), key[1], found.get("nanoseconds"),
+                        found.get("spread"), found.get("error"), one.call.name if plain else None,
+                        json.dumps(one.call.to_json()) if plain else None,
+                        found.get("workspace"), json.dumps(found.get("made")),
+                    ),
+                )  # fmt: skip
         self._neighbours.clear()
         for (key, _), found in rows:
             self._known[key] = _answer(*(found.get(name) for name in _ANSWER))

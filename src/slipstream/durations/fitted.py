@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations.work import Work, work
-from slipstream.graph import Call
+from slipstream.graph import Call, Price
+from slipstream.provenance import Provenance
 
 _LEAST_NEIGHBOURS = 4
 _FARTHEST = 4.0
@@ -20,20 +20,7 @@ _WIDEST = 0.5
 _STEEPEST = 1.3
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A duration read off a curve; `spread` is relative, from how well neighbours tell each other.
-
-    Attributes:
-        neighbours: measured calls the curve goes through.
-    """
-
-    nanoseconds: float
-    spread: float
-    neighbours: int
-
-
-def fitted(call: Call, known: Sequence[tuple[Call, float]]) -> Fit | None:
+def fitted(call: Call, known: Sequence[tuple[Call, float]]) -> Price | None:
     """How long `call` takes, from measured calls of the same operator on the same dtypes.
 
     A power law in the arithmetic (or, where there is none, the bytes) is fitted to the logarithms;
@@ -43,7 +30,7 @@ def fitted(call: Call, known: Sequence[tuple[Call, float]]) -> Fit | None:
         known: calls and their durations in ns; those of other operators or dtypes are ignored.
 
     Returns:
-        None with fewer than four neighbours of different size, outside four times their range,
+        A price whose spread says how well neighbours tell each other; None with fewer than four neighbours of different size, outside four times their range,
         or where they do not tell each other to within 50 %.
     """
     here = work(call)
@@ -71,17 +58,17 @@ def fitted(call: Call, known: Sequence[tuple[Call, float]]) -> Fit | None:
     spread = error * (1 + outside / math.log(2))
     if spread > _WIDEST:
         return None
-    return Fit(math.exp(_line(x, y, at)), spread, len(sizes))
+    return Price(math.exp(_line(x, y, at)), spread, Provenance.FITTED)
 
 
-def _constant(times: Sequence[float]) -> Fit | None:
+def _constant(times: Sequence[float]) -> Price | None:
     if len(times) < _LEAST_NEIGHBOURS:
         return None
     logarithms = np.log(times)
     spread = float(np.std(logarithms, ddof=1))
     if spread > _WIDEST:
         return None
-    return Fit(math.exp(float(np.median(logarithms))), spread, len(times))
+    return Price(math.exp(float(np.median(logarithms))), spread, Provenance.FITTED)
 
 
 def _alike(call: Call, other: Call) -> bool:

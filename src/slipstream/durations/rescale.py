@@ -65,7 +65,7 @@ def rescale(
     code = np.array([PROVENANCES.index(one.provenance) for one in ratios], np.uint8)
     call = np.array([edit.call_number(new) for _, new in changed.pairs], np.int64)
     tasks, pair = changed.tasks, changed.pair
-    edit.set_durations(
+    edit.set_duration(
         tasks,
         graph.tasks.duration_ns[tasks] * factor[pair],
         code[pair],

@@ -2,13 +2,17 @@
 
 Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for
 multicore architectures", Communications of the ACM 52(4), 2009.
+
+The limits of a device that nobody measured are those of its data sheet.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from slipstream.cluster.devices import Device, device_kinds
 from slipstream.durations.wave_scaling import gamma
 from slipstream.durations.work import Work, work
 from slipstream.graph import Call, TensorSpec
@@ -107,3 +111,32 @@ def scaled(took_ns: float, one: Work, here: Limits, there: Limits) -> float | No
     working = max(took_ns - here.call_ns, 0.0)
     calling = min(took_ns, here.call_ns) * there.call_ns / max(here.call_ns, 1e-9)
     return float(calling + working * memory**share * compute ** (1 - share))
+
+
+# How data sheets call what torch calls otherwise.
+_TORCH_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def device_named(name: str) -> Device | None:
+    """The kind of device that a driver calls `name`, as in "NVIDIA A100-SXM4-40GB"; None: unknown.
+
+    Kinds are told by their model number; memory sizes and boards of one model differ.
+    """
+    words = set(re.findall(r"[A-Z]+[0-9]+", name.upper()))
+    for kind, device in device_kinds().items():
+        if kind.partition("-")[0].upper() in words:
+            return device
+    return None
+
+
+def datasheet_limits(device: Device) -> Limits | None:
+    """What `device` can do at most, as its maker says; None where that leaves out the memory."""
+    if device.memory_bytes_per_s is None:
+        return None
+    rates = {
+        _TORCH_DTYPES[dtype]: rate.value
+        for dtype, rate in device.flops.items()
+        if dtype in _TORCH_DTYPES
+    }
+    launch = device.launch_ns.value if device.launch_ns is not None else 0.0
+    return Limits(rates, device.memory_bytes_per_s.value, launch, Provenance.DATASHEET)

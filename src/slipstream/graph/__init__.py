@@ -14,7 +14,6 @@ from slipstream.graph.graph import Graph, need_graph, replace_tasks
 from slipstream.graph.io.chakra import read_chakra, write_chakra
 from slipstream.graph.io.file import load, save
 from slipstream.graph.io.kineto import KinetoTrace, MemoryChange, read_kineto, read_trace
-from slipstream.graph.memory import Allocations, Role
 from slipstream.graph.price import UNKNOWN_SPREAD, Price, Prices, price, price_columns
 from slipstream.graph.replicate import replicate
 from slipstream.graph.scheduling import schedule
@@ -31,10 +30,12 @@ from slipstream.graph.timeline import Timeline, lower, replay
 from slipstream.graph.values import (
     MODULE_RANGE,
     PROVENANCES,
+    Allocations,
     Dependency,
     Edges,
     Edit,
     Kind,
+    Role,
     StepPhase,
     StringTable,
     Tasks,

@@ -17,18 +17,36 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipstream.errors import GraphError
-from slipstream.graph._removal import Heirs, Links
 from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.memory import Allocations, Role
 from slipstream.graph.price import Price
-from slipstream.graph.rewiring import Rewired, aliases_of, checked_operands, rewired
+from slipstream.graph.rewiring import (
+    Edge,
+    Heirs,
+    Links,
+    Rewired,
+    aliases_of,
+    checked_operands,
+    rewired,
+)
 from slipstream.graph.select import Selection, matching
-from slipstream.graph.values import PROVENANCES, Dependency, Edges, Edit, Kind, StringTable, Tasks
+from slipstream.graph.values import (
+    PROVENANCES,
+    Allocations,
+    Dependency,
+    Edges,
+    Edit,
+    Kind,
+    StringTable,
+    Tasks,
+)
 from slipstream.provenance import Provenance
 
 if TYPE_CHECKING:
     from slipstream.graph.graph import Graph
+
+Numbers = int | NDArray[np.int64]
+"""Of one task or allocation, or int64 [k], of several."""
 
 
 class Editor:
@@ -54,59 +72,47 @@ class Editor:
         self._given: dict[int, Sequence[int]] = {}
         # By recorded task: the storages it has in place of the recorded ones.
         self._operands_of: dict[int, list[int]] = {}
-        self._nbytes = graph.memory.nbytes.copy()
-        self._release = graph.memory.release.astype(np.int64)
+        self._memory = {
+            "nbytes": graph.memory.nbytes.copy(), "release": graph.memory.release.astype(np.int64)
+        }  # fmt: skip
         # New allocations: as `Allocations`, with -1 or an index or handle for tasks.
         self._allocated: dict[str, list[int]] = {name: [] for name in Allocations.dtypes}
         self._lanes = list(graph.lanes)
         # (source, target, kind, delay, lag) of new dependencies.
-        self._connected: list[_Edge] = []
+        self._connected: list[Edge] = []
         self._exchanges = list(graph.exchanges)
         self._order = np.arange(len(graph))
         self._reordered = False
 
     def set_duration(
         self,
-        task: int,
-        duration_ns: float,
-        provenance: Provenance,
-        *,
-        spread: float | None = None,
-        call: Call | None = None,
-    ) -> None:
-        """Give `task` another duration, where it comes from, and the call it now makes."""
-        number = None if call is None else self.call_number(call)
-        self.set_durations(_one(task), duration_ns, provenance, spread=spread, call=number)
-
-    def set_price(self, task: int, price: Price, *, call: Call | None = None) -> None:
-        """As `set_duration`, of a price."""
-        self.set_duration(task, price.nanoseconds, price.provenance, spread=price.spread, call=call)
-
-    def set_durations(
-        self,
-        tasks: NDArray[np.int64],
+        tasks: Numbers,
         durations_ns: ArrayLike,
         provenance: Provenance | NDArray[np.uint8],
         *,
         spread: ArrayLike | None = None,
-        call: ArrayLike | None = None,
+        call: Call | ArrayLike | None = None,
     ) -> None:
-        """As `set_duration`, of many tasks at once.
+        """Give tasks another duration, where it comes from, and the call they now make.
 
         Args:
-            tasks: int64 [k].
+            tasks: one, or int64 [k].
             durations_ns, spread: float64 [k], or one for all.
             provenance: uint8 [k], indices in `PROVENANCES`, or one for all.
-            call: int [k], what `call_number` gave.
+            call: one for all, or int [k], what `call_number` gave.
         """
-        self._check(tasks, durations_ns)
+        tasks = self._checked(tasks, durations_ns)
         self._duration_ns[tasks] = durations_ns
         self._provenance[tasks] = _code(provenance)
         if spread is not None:
             self._spread[tasks] = spread
         if call is not None:
-            self._call[tasks] = call
+            self._call[tasks] = self.call_number(call) if isinstance(call, Call) else call
         self._touched[tasks] = True
+
+    def set_price(self, task: int, price: Price, *, call: Call | None = None) -> None:
+        """As `set_duration`, of a price."""
+        self.set_duration(task, price.nanoseconds, price.provenance, spread=price.spread, call=call)
 
     def call_number(self, call: Call) -> int:
         """What stands for `call` in the column of calls; added where this edit has not met it."""
@@ -117,37 +123,27 @@ class Editor:
         return number
 
     def scale(
-        self, task: int, factor: float, provenance: Provenance, *, spread: float | None = None
-    ) -> None:
-        """Multiply the duration of `task`."""
-        self.scale_all(_one(task), factor, provenance, spread=spread)
-
-    def scale_all(
         self,
-        tasks: NDArray[np.int64],
+        tasks: Numbers,
         factor: ArrayLike,
         provenance: Provenance | NDArray[np.uint8],
         *,
         spread: ArrayLike | None = None,
     ) -> None:
-        """As `scale`, of many tasks at once; arguments as of `set_durations`."""
-        self._check(tasks)
+        """Multiply the durations of tasks; arguments as of `set_duration`."""
+        tasks = self._checked(tasks)
         scaled = self._duration_ns[tasks] * np.asarray(factor, np.float64)
-        self.set_durations(tasks, scaled, provenance, spread=spread)
+        self.set_duration(tasks, scaled, provenance, spread=spread)
 
     def set_gap(self, task: int, gap_ns: float) -> None:
         """Let the lane do something untracked for so long after `task`."""
-        self._check(_one(task), gap_ns)
+        self._checked(task, gap_ns)
         self._gap_ns[task] = gap_ns
         self._touched[task] = True
 
-    def remove(self, task: int) -> None:
-        """Take `task` and the gap after it away; what waited for it waits for its own causes."""
-        self.remove_all(_one(task))
-
-    def remove_all(self, tasks: NDArray[np.int64]) -> None:
-        """As `remove`, of many tasks at once: int64 [k]."""
-        self._check(tasks)
+    def remove(self, tasks: Numbers) -> None:
+        """Take tasks and the gaps after them away; what waited for one waits for its causes."""
+        tasks = self._checked(tasks)
         if self._reordered:
             raise GraphError("tasks were reordered in this edit", remedy="apply it, then remove")
         waiting = {task for source, target, *_ in self._connected for task in (source, target)}
@@ -176,7 +172,7 @@ class Editor:
                 tensor, or one that parts an output from the input it lies in or puts a new tensor
                 into one. By `apply`: a task reads what nothing makes any more.
         """
-        self._check(_one(task))
+        self._checked(task)
         number = int(self._call[task])
         if number < 0:
             raise GraphError(f"task {task} makes no known call, whose tensors could lie elsewhere")
@@ -225,9 +221,9 @@ class Editor:
         if len(storages) not in (0, tensors):
             raise GraphError(f"{len(storages)} storages for {tensors} tensors of {name}")
         (handle,) = self.insert_all(
-            _one(task), name, duration_ns, provenance, before=before, gap_ns=gap_ns, spread=spread,
-            call=-1 if call is None else self.call_number(call), kind=kind, sequence=sequence,
-            lane=lane,
+            np.array([task]), name, duration_ns, provenance, before=before, gap_ns=gap_ns,
+            spread=spread, call=-1 if call is None else self.call_number(call), kind=kind,
+            sequence=sequence, lane=lane,
         ).tolist()  # fmt: skip
         if len(storages):
             self._given[handle] = storages
@@ -277,7 +273,7 @@ class Editor:
         Returns:
             int64 [k], their handles.
         """
-        self._check(tasks, durations_ns, gap_ns)
+        self._checked(tasks, durations_ns, gap_ns)
         recorded = self._graph.tasks
         return self._insert(
             tasks,
@@ -344,24 +340,16 @@ class Editor:
         """Add a row to the table of what is communicated; its tasks may be what `insert` gave."""
         self._exchanges.append(row)
 
-    def repeat(self, task: int, where: int, *, before: bool = False) -> int:
-        """Put another run of `task`, as it is now, right after (or before) `where`, in its phase.
+    def repeat(self, tasks: Numbers, where: Numbers, *, before: bool = False) -> NDArray[np.int64]:
+        """Put another run of each of `tasks`, as it is now, right after (or before) `where`.
+
+        Args:
+            tasks, where: as many; a new task has the phase of the one that it is put beside.
 
         Returns:
-            A handle, as `insert`.
+            int64 [k], their handles, as of `insert`.
         """
-        return int(self.repeat_all(_one(task), _one(where), before=before)[0])
-
-    def repeat_all(
-        self, tasks: NDArray[np.int64], where: NDArray[np.int64], *, before: bool = False
-    ) -> NDArray[np.int64]:
-        """As `repeat`, of many tasks at once: int64 [k] each.
-
-        Returns:
-            int64 [k], their handles.
-        """
-        self._check(tasks)
-        self._check(where)
+        tasks, where = self._checked(tasks), self._checked(where)
         recorded = self._graph.tasks
         kept = ("name", "scope", "module", "source", "kind")
         return self._insert(
@@ -415,66 +403,38 @@ class Editor:
         self._touched[order[order != self._order]] = True
         self._order, self._reordered = order, True
 
-    def resize(self, allocation: int, nbytes: int) -> None:
-        """Let `allocation`, an index in the graph's memory or a new one's handle, be as large."""
-        self._check_allocation(allocation)
-        if allocation < len(self._nbytes):
-            self._nbytes[allocation] = _whole(nbytes)
-        else:
-            self._allocated["nbytes"][allocation - len(self._nbytes)] = _whole(nbytes)
+    def resize(self, allocations: Numbers, nbytes: ArrayLike) -> None:
+        """Let allocations, indices in the graph's memory or new ones' handles, be as large."""
+        self._set_memory("nbytes", allocations, _whole(nbytes))
 
-    def resize_all(self, allocations: NDArray[np.int64], nbytes: NDArray[np.int64]) -> None:
-        """As `resize`, of many of the graph's own allocations at once: int64 [k] each."""
-        if (nbytes < 0).any():
-            _whole(int(nbytes.min()))
-        self._nbytes[allocations] = nbytes
-
-    def release_after(self, allocation: int, task: int) -> None:
-        """Free `allocation` after `task` (an index, or what `insert` gave); -1: not in the step."""
-        self._check_allocation(allocation)
-        self._check_references(task)
-        if allocation < len(self._release):
-            self._release[allocation] = task
-        else:
-            self._allocated["release"][allocation - len(self._release)] = task
+    def release_after(self, allocations: Numbers, tasks: ArrayLike) -> None:
+        """Free `allocations` after `tasks` (indices or what `insert` gave; -1: not in the step)."""
+        self._check_references(tasks)
+        self._set_memory("release", allocations, np.asarray(tasks, np.int64))
 
     def allocate(
-        self, nbytes: int, role: Role, producer: int, release: int, storage: int = -1
+        self,
+        nbytes: ArrayLike,
+        role: ArrayLike,
+        producer: ArrayLike,
+        release: ArrayLike,
+        storage: ArrayLike = -1,
     ) -> int:
-        """Let task `producer` allocate memory that is freed after task `release`.
+        """Let task `producer` allocate memory that is freed after task `release`; or [k] of each.
 
         Tasks are indices or what `insert` gave; -1: before the step, or not within it.
 
         Returns:
-            A handle for `resize` and `release_after`.
+            A handle for `resize` and `release_after`; of several the first, the others follow it.
         """
-        self._check_references((producer, release))
-        row = (_whole(nbytes), storage, int(role), producer, release)
-        for column, value in zip(self._allocated.values(), row, strict=True):
-            column.append(value)
-        return len(self._nbytes) + len(self._allocated["nbytes"]) - 1
-
-    def release_all(self, allocations: NDArray[np.int64], tasks: NDArray[np.int64]) -> None:
-        """As `release_after`, of many of the graph's own allocations at once: int64 [k] each."""
-        self._check_references(tasks)
-        self._release[allocations] = tasks
-
-    def allocate_all(
-        self,
-        nbytes: NDArray[np.int64],
-        role: NDArray[np.int64],
-        producer: NDArray[np.int64],
-        release: NDArray[np.int64],
-        storage: NDArray[np.int64],
-    ) -> None:
-        """As `allocate`, of many at once: int64 [k] each."""
-        if (nbytes < 0).any():
-            _whole(int(nbytes.min()))
         self._check_references(producer)
         self._check_references(release)
-        rows = (nbytes, storage, role, producer, release)
-        for column, values in zip(self._allocated.values(), rows, strict=True):
-            column.extend(values.tolist())
+        rows = (_whole(nbytes), storage, role, producer, release)
+        first = len(self._memory["nbytes"]) + len(self._allocated["nbytes"])
+        columns = np.broadcast_arrays(*(np.asarray(row, np.int64) for row in rows))
+        for column, values in zip(self._allocated.values(), columns, strict=True):
+            column.extend(values.reshape(-1).tolist())
+        return first
 
     def apply(self, what: str) -> Graph:
         """The edited copy, with one `Edit` that says `what` was done."""
@@ -554,16 +514,17 @@ class Editor:
         new_index[handles] = np.arange(len(handles))
         return order, new_index
 
-    def _check(self, tasks: NDArray[np.int64], *times_ns: ArrayLike) -> None:
-        """That these are tasks of the graph, and can take so long."""
+    def _checked(self, tasks: Numbers, *times_ns: ArrayLike) -> NDArray[np.int64]:
+        """int64 [k]: these are tasks of the graph, and can take so long."""
+        tasks = np.atleast_1d(np.asarray(tasks, np.int64))
         if (wrong := (tasks < 0) | (tasks >= len(self._order))).any():
             raise GraphError(f"there is no task {tasks[wrong][0]} among {len(self._order)}")
         for each in times_ns:
-            time_ns = np.asarray(each, np.float64)
-            if (wrong := ~np.isfinite(time_ns) | (time_ns < 0)).any():
-                bad = np.flatnonzero(np.broadcast_to(wrong, len(tasks)))[0]
-                took = np.broadcast_to(time_ns, len(tasks))[bad]
-                raise GraphError(f"task {tasks[bad]} cannot take {took} ns")
+            time_ns = np.broadcast_to(np.asarray(each, np.float64), len(tasks))
+            bad = np.flatnonzero(~np.isfinite(time_ns) | (time_ns < 0))
+            if len(bad):
+                raise GraphError(f"task {tasks[bad[0]]} cannot take {time_ns[bad[0]]} ns")
+        return tasks
 
     def _check_references(self, tasks: ArrayLike) -> None:
         """That these are -1, tasks of the graph, or what `insert` gave."""
@@ -571,10 +532,20 @@ class Editor:
         if (wrong := (given < -1) | (given >= count)).any():
             raise GraphError(f"there is no task {given[wrong].flat[0]} among {count}")
 
-    def _check_allocation(self, allocation: int) -> None:
-        count = len(self._nbytes) + len(self._allocated["nbytes"])
-        if not 0 <= allocation < count:
-            raise GraphError(f"there is no allocation {allocation} among {count}")
+    def _set_memory(self, name: str, allocations: Numbers, values: NDArray[np.int64]) -> None:
+        """Write `values` where `allocations` are: among the recorded ones, or the new ones."""
+        column, added = self._memory[name], self._allocated[name]
+        given = np.atleast_1d(np.asarray(allocations, np.int64))
+        count = len(column) + len(added)
+        if (wrong := (given < 0) | (given >= count)).any():
+            raise GraphError(f"there is no allocation {given[wrong][0]} among {count}")
+        values = np.broadcast_to(values, len(given))
+        recorded = given < len(column)
+        column[given[recorded]] = values[recorded]
+        for handle, value in zip(
+            given[~recorded].tolist(), values[~recorded].tolist(), strict=True
+        ):
+            added[handle - len(column)] = value
 
     def _shrunk(self) -> tuple[Call | None, ...]:
         """The recorded calls' other forms; nothing is known of a call that was added."""
@@ -608,9 +579,9 @@ class Editor:
         by what was put in its place.
         """
         recorded = wiring.graph.memory
-        asked = self._release != self._graph.memory.release
-        release = np.where(asked, self._release, recorded.release)
-        columns = recorded.columns() | {"nbytes": self._nbytes, "release": release}
+        asked = self._memory["release"] != self._graph.memory.release
+        release = np.where(asked, self._memory["release"], recorded.release)
+        columns = recorded.columns() | {"nbytes": self._memory["nbytes"], "release": release}
         allocated = Allocations.of(*self._allocated.values())
         kept = Allocations.of(*(column[wiring.needed] for column in columns.values()))
         memory = kept.joined(allocated, wiring.added)
@@ -656,21 +627,17 @@ class Editor:
         return tuple(sorted((row for row in moved if row.task >= 0), key=lambda row: row.task))
 
 
-def _whole(nbytes: int) -> int:
-    if nbytes < 0:
-        raise GraphError(f"an allocation cannot have {nbytes} bytes")
-    return int(nbytes)
-
-
-def _one(task: int) -> NDArray[np.int64]:
-    return np.array([task], np.int64)
+def _whole(nbytes: ArrayLike) -> NDArray[np.int64]:
+    given = np.asarray(nbytes)
+    if (given < 0).any():
+        raise GraphError(f"an allocation cannot have {given.min()} bytes")
+    return given.astype(np.int64)
 
 
 def _code(provenance: Provenance | NDArray[np.uint8]) -> int | NDArray[np.uint8]:
     return PROVENANCES.index(provenance) if isinstance(provenance, Provenance) else provenance
 
 
-_Edge = tuple[int, int, int, float, int]
 # The columns of tasks that are put in: `beside` which recorded one, and `like` which, whose
 # operands they have (-1: none); the others as in `Tasks`.
 _INSERTED: dict[str, Any] = {

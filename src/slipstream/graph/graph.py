@@ -16,16 +16,17 @@ from slipstream.errors import GraphError, InvalidArgumentError
 from slipstream.graph.call import Call
 from slipstream.graph.edit import Editor
 from slipstream.graph.exchange import Exchange
-from slipstream.graph.memory import Allocations
 from slipstream.graph.statistics import Statistics
 from slipstream.graph.values import (
     PROVENANCES,
+    Allocations,
     Dependency,
     Edges,
     Edit,
     Kind,
     StepPhase,
     Tasks,
+    check_range,
     same_bytes,
     stretches,
 )
@@ -171,39 +172,32 @@ class Graph:
     def check(self) -> None:
         """Raise a `GraphError` naming the first thing that cannot be in a graph."""
         n = len(self.tasks)
-        for name, column in self.tasks.columns().items():
-            if column.shape != (n,):
-                raise GraphError(f"the column '{name}' has shape {column.shape}, not ({n},)")
+        self.tasks.check_lengths("the column")
         for name in ("name", "scope", "module", "source"):
-            _in_range(getattr(self.tasks, name), 0, len(self.strings), name)
-        _in_range(self.tasks.call, -1, len(self.calls), "call")
-        _in_range(self.tasks.lane, 0, len(self.lanes), "lane")
-        _in_range(self.tasks.kind, 0, len(Kind), "kind")
-        _in_range(self.tasks.phase, 0, len(StepPhase), "phase")
-        _in_range(self.tasks.provenance, 0, len(PROVENANCES), "provenance")
+            check_range(getattr(self.tasks, name), 0, len(self.strings), name)
+        check_range(self.tasks.call, -1, len(self.calls), "call")
+        check_range(self.tasks.lane, 0, len(self.lanes), "lane")
+        check_range(self.tasks.kind, 0, len(Kind), "kind")
+        check_range(self.tasks.phase, 0, len(StepPhase), "phase")
+        check_range(self.tasks.provenance, 0, len(PROVENANCES), "provenance")
         for name in ("duration_ns", "gap_ns", "spread"):
-            column = getattr(self.tasks, name)
-            bad = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
-            if len(bad):
-                raise GraphError(f"task {bad[0]} has {name} {column[bad[0]]}")
+            _check_times(getattr(self.tasks, name), name, "task")
         edges = self.edges
-        for name in ("source", "target", "kind", "delay_ns", "lag"):
-            shape = getattr(edges, name).shape
-            if shape != (len(edges),):
-                raise GraphError(f"the edges' '{name}' has shape {shape}, not ({len(edges)},)")
+        edges.check_lengths("the edges'")
         for name in ("source", "target"):
-            _in_range(getattr(edges, name), 0, n, f"edge {name}")
-        _in_range(edges.kind, 0, len(Dependency), "edge kind")
-        _in_range(edges.lag, 0, 2, "edge lag")
-        bad = np.flatnonzero(~(np.isfinite(edges.delay_ns) & (edges.delay_ns >= 0)))
-        if len(bad):
-            raise GraphError(f"edge {bad[0]} has delay_ns {edges.delay_ns[bad[0]]}")
+            check_range(getattr(edges, name), 0, n, f"edge {name}")
+        check_range(edges.kind, 0, len(Dependency), "edge kind")
+        check_range(edges.lag, 0, 2, "edge lag")
+        _check_times(edges.delay_ns, "delay_ns", "edge")
         if self.samples < 0:
             raise GraphError(f"a step of {self.samples} samples")
         starts = self.operand_start
-        if starts.shape != (n + 1,) or (n and (np.diff(starts) < 0).any()):
-            raise GraphError("the operand table does not match the tasks")
-        if starts[0] != 0 or starts[-1] != len(self.operands):
+        if (
+            starts.shape != (n + 1,)
+            or (np.diff(starts) < 0).any()
+            or starts[0] != 0
+            or starts[-1] != len(self.operands)
+        ):
             raise GraphError("the operand table does not match the tasks")
         self.memory.check(n)
         self.statistics.check()
@@ -215,10 +209,10 @@ class Graph:
             )
 
 
-def _in_range(column: NDArray[Any], low: int, high: int, name: str) -> None:
-    bad = np.flatnonzero((column < low) | (column >= high))
+def _check_times(column: NDArray[np.float64], name: str, row: str) -> None:
+    bad = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
     if len(bad):
-        raise GraphError(f"row {bad[0]}: {name} {column[bad[0]]} is outside [{low}, {high})")
+        raise GraphError(f"{row} {bad[0]} has {name} {column[bad[0]]}")
 
 
 _Found = TypeVar("_Found")

@@ -44,19 +44,19 @@ class Selection:
 
     def scale(self, factor: float, provenance: Provenance = Provenance.USER) -> Selection:
         """Let each take `factor` times as long."""
-        self.edit.scale_all(self.tasks, factor, provenance)
+        self.edit.scale(self.tasks, factor, provenance)
         return self
 
     def set_duration(
         self, duration_ns: float, provenance: Provenance = Provenance.USER
     ) -> Selection:
         """Let each take so many ns."""
-        self.edit.set_durations(self.tasks, duration_ns, provenance)
+        self.edit.set_duration(self.tasks, duration_ns, provenance)
         return self
 
     def remove(self) -> Selection:
         """Take them out; what waited for one waits for what it waited for."""
-        self.edit.remove_all(self.tasks)
+        self.edit.remove(self.tasks)
         return self
 
 

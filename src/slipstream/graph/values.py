@@ -1,15 +1,20 @@
-"""The columns a graph consists of: tables of equally long arrays, and what their codes mean."""
+"""The columns a graph consists of: tables of equally long arrays, and what their codes mean.
+
+Lifetimes of `Allocations` are task ids, not times: when a task moves, what it allocates moves with
+it, and the simulation of an edited graph gives the memory of the edited step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from slipstream.errors import GraphError
 from slipstream.provenance import Provenance
 
 PROVENANCES = tuple(Provenance)
@@ -92,10 +97,15 @@ class Columns:
     """Base of tables whose columns are arrays of one length; equal where all bytes are.
 
     Attributes:
-        dtypes: of each column, in the order of the table's fields.
+        dtypes: of each column, in the order of the table's fields, as these are annotated.
     """
 
     dtypes: ClassVar[Mapping[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        hints = get_type_hints(cls)
+        # An NDArray[np.int32] is an ndarray of a shape and of a np.dtype[np.int32].
+        cls.dtypes = {name: get_args(get_args(hints[name])[1])[0] for name in cls.__annotations__}
 
     @classmethod
     def of(cls, *columns: ArrayLike) -> Self:
@@ -122,6 +132,12 @@ class Columns:
         """The arrays by name."""
         return {name: getattr(self, name) for name in self.dtypes}
 
+    def check_lengths(self, whose: str) -> None:
+        """Raise a `GraphError` where one column is not as long as the first."""
+        for name, column in self.columns().items():
+            if column.shape != (len(self),):
+                raise GraphError(f"{whose} '{name}' has shape {column.shape}, not ({len(self)},)")
+
     def take(self, order: NDArray[np.int64]) -> Self:
         """The rows at `order`; a row may be taken more than once."""
         runs = stretches(order)
@@ -133,6 +149,13 @@ class Columns:
         return replace(
             self, **{name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
         )
+
+
+def check_range(column: NDArray[Any], low: int, high: int, name: str, row: str = "row") -> None:
+    """Raise a `GraphError` where a number of `column` is not in [low, high)."""
+    bad = np.flatnonzero((column < low) | (column >= high))
+    if len(bad):
+        raise GraphError(f"{row} {bad[0]}: {name} {column[bad[0]]} is outside [{low}, {high})")
 
 
 def same_bytes(one: NDArray[Any], other: NDArray[Any]) -> bool:
@@ -158,13 +181,6 @@ class Tasks(Columns):
         spread: float64 [n], relative half-width of the middle half of the task's durations.
         provenance: uint8 [n], index into `PROVENANCES`, of `duration_ns`.
     """
-
-    dtypes: ClassVar[Mapping[str, Any]] = {
-        "name": np.int32, "scope": np.int32, "module": np.int32, "source": np.int32,
-        "kind": np.uint8, "phase": np.uint8, "lane": np.int32, "rank": np.int32, "call": np.int32,
-        "sequence": np.int64, "duration_ns": np.float64, "gap_ns": np.float64,
-        "spread": np.float64, "provenance": np.uint8,
-    }  # fmt: skip
 
     name: NDArray[np.int32]
     scope: NDArray[np.int32]
@@ -192,11 +208,6 @@ class Edges(Columns):
         delay_ns: float64 [m].
         lag: uint8 [m], 0, or 1 when the target belongs to the next step.
     """
-
-    dtypes: ClassVar[Mapping[str, Any]] = {
-        "source": np.int32, "target": np.int32, "kind": np.uint8, "delay_ns": np.float64,
-        "lag": np.uint8,
-    }  # fmt: skip
 
     source: NDArray[np.int32]
     target: NDArray[np.int32]
@@ -227,3 +238,55 @@ class StringTable:
     def freeze(self) -> tuple[str, ...]:
         """All strings by index."""
         return tuple(self._index)
+
+
+class Role(IntEnum):
+    """What an allocation holds."""
+
+    OTHER = 0
+    PARAMETER = 1
+    BUFFER = 2
+    GRADIENT = 3
+    OPTIMIZER = 4
+    INPUT = 5
+    ACTIVATION = 6
+    TEMPORARY = 7
+
+
+@dataclass(frozen=True, eq=False)
+class Allocations(Columns):
+    """Columns over the m allocations of a step.
+
+    An allocation that one task both makes and frees is that task's workspace: what it needs while
+    it runs, beyond what it leaves behind.
+
+    Attributes:
+        nbytes: int64 [m].
+        storage: int32 [m], the id in `Graph.operands`; -1 unknown.
+        role: uint8 [m], `Role`.
+        producer: int32 [m], the task whose start allocates it; -1: it exists before the step.
+        release: int32 [m], the task after which it is freed; -1: it outlives the step.
+    """
+
+    nbytes: NDArray[np.int64]
+    storage: NDArray[np.int32]
+    role: NDArray[np.uint8]
+    producer: NDArray[np.int32]
+    release: NDArray[np.int32]
+
+    def check(self, tasks: int) -> None:
+        """Raise a `GraphError` naming the first row that cannot belong to a graph of `tasks`."""
+        self.check_lengths("memory's")
+        for name, low, high in (
+            ("nbytes", 0, _LARGEST_BYTES),
+            ("storage", -1, 1 << 31),
+            ("role", 0, len(Role)),
+            ("producer", -1, tasks),
+            ("release", -1, tasks),
+        ):
+            check_range(getattr(self, name), low, high, name, "allocation")
+        if float(self.nbytes.sum(dtype=np.float64)) >= _LARGEST_BYTES:
+            raise GraphError("the allocations add up to more than 2^62 bytes")
+
+
+_LARGEST_BYTES = 1 << 62

@@ -39,7 +39,7 @@ def edit_memory(
 
 @kept
 def _copies(graph: Graph, found: AutocastPlan) -> tuple[_Numbers, _Numbers]:
-    """Columns of `Editor.release_all`, and of `Editor.allocate_all`.
+    """Columns of `Editor.release_after`, and of `Editor.allocate`.
 
     The plan's casts are numbered from ``len(graph)`` on.
     """
@@ -181,17 +181,17 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
     was, result = memory.nbytes[results.allocation], results.result
     nbytes = np.rint(was * np.array(share)[result]).astype(np.int64)
     of_kernel = np.array(measured, np.int64)[result]
-    edit.resize_all(results.allocation, np.where(of_kernel >= 0, of_kernel, nbytes))
+    edit.resize(results.allocation, np.where(of_kernel >= 0, of_kernel, nbytes))
     # Copies of its tensors, in the order its kernel likes, where nothing was measured.
     ratio = np.array([new.moved_bytes / max(old.moved_bytes, 1) for old, new in changed.pairs])
     needs = [-1 if one is None or one.workspace is None else one.workspace for one in answers]
     wanted, own = np.array(needs, np.int64)[changed.pair], results.workspace
     there = own >= 0
     scaled = np.rint(memory.nbytes[own[there]] * ratio[changed.pair[there]]).astype(np.int64)
-    edit.resize_all(own[there], np.where(wanted[there] >= 0, wanted[there], scaled))
+    edit.resize(own[there], np.where(wanted[there] >= 0, wanted[there], scaled))
     new_one = ~there & (wanted > 0)
     tasks, alike = changed.tasks[new_one], np.ones(int(new_one.sum()), np.int64)
-    edit.allocate_all(wanted[new_one], alike * Role.TEMPORARY, tasks, tasks, -alike)
+    edit.allocate(wanted[new_one], alike * Role.TEMPORARY, tasks, tasks, -alike)
 
 
 def _narrowed(old: TensorSpec, new: TensorSpec) -> float:

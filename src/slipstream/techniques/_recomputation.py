@@ -285,18 +285,18 @@ def change_lifetimes(
     """Free and allocate in `edit`, where `handles` stand for the tasks it adds.
 
     Args:
-        released, allocated: columns of `Editor.release_all` and `allocate_all`, in which added
+        released, allocated: columns of `Editor.release_after` and `allocate`, in which added
             tasks are numbered from ``len(graph)`` on.
     """
     number = np.concatenate([np.arange(len(graph)), handles, [-1]]).astype(np.int64)  # -1 stays -1
-    edit.release_all(released[0], number[released[1]])
+    edit.release_after(released[0], number[released[1]])
     nbytes, role, producer, release, storage = allocated
-    edit.allocate_all(nbytes, role, number[producer], number[release], storage)
+    edit.allocate(nbytes, role, number[producer], number[release], storage)
 
 
 @kept
 def _lifetimes(graph: Graph, modules: tuple[str, ...]) -> tuple[_Numbers, _Numbers]:
-    """Columns of `Editor.release_all`, and of `Editor.allocate_all`.
+    """Columns of `Editor.release_after`, and of `Editor.allocate`.
 
     Tasks that run again are numbered from ``len(graph)`` on, block by block.
     """

@@ -1,7 +1,7 @@
 """Another number of samples per step: fixed costs are shared by more of them.
 
 Predicted from one profile, which keeps the form of every call at a second batch size; see
-`slipstream.graph.resize`.
+`slipstream.graph.call`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slipstream.durations import Changed, questions, rescale
 from slipstream.errors import InvalidArgumentError, WorkloadError
 from slipstream.graph import UNKNOWN_SPREAD, Call, Editor, Graph, StepPhase, distinct
-from slipstream.graph.resize import Resize
+from slipstream.graph.call import Resize
 from slipstream.provenance import Provenance
 from slipstream.source import Places, Source, find_batch_size
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
@@ -94,9 +94,9 @@ class BatchSize(Settings):
         for pair, (recorded, call) in enumerate(changed.pairs):
             if durations.ratio(recorded, call) is None:
                 growth = call.moved_bytes / max(recorded.moved_bytes, 1)
-                edit.scale_all(changed.tasks[changed.pair == pair], growth, Provenance.ASSUMED)
+                edit.scale(changed.tasks[changed.pair == pair], growth, Provenance.ASSUMED)
         unknown = _unknown_tasks(graph, calls)
-        edit.scale_all(unknown, factor, Provenance.ASSUMED, spread=UNKNOWN_SPREAD)
+        edit.scale(unknown, factor, Provenance.ASSUMED, spread=UNKNOWN_SPREAD)
         wanted = int(self._of(graph.samples))
         edited = edit.apply(f"{wanted} samples per step: {len(changed)} operators resized")
         shrunk: Any = graph.meta["shrunk"]

@@ -94,7 +94,7 @@ class Checkpointing(Settings):
             )  # fmt: skip
             again = np.flatnonzero(together[blocks.of] & blocks.again)
             where = blocks.resume[blocks.of[again]]
-            handles[places[again]] = edit.repeat_all(blocks.task[again], where, before=True)
+            handles[places[again]] = edit.repeat(blocks.task[again], where, before=True)
         edit_memory(edit, graph, self._modules(graph), handles)
         return edit.apply(f"{count} operators of {len(blocks)} blocks run again in the backward")
 

@@ -44,7 +44,7 @@ class CudnnBenchmark(Settings):
         chosen = _convolutions(graph)
         spread = common_spread(graph, chosen, _SPREAD)
         edit = Editor(graph, str(self))
-        edit.scale_all(chosen, 1.0, Provenance.ASSUMED, spread=spread)
+        edit.scale(chosen, 1.0, Provenance.ASSUMED, spread=spread)
         return edit.apply(
             f"{len(chosen)} kernels of convolutions may be others; which, only a run can tell"
         )

@@ -95,7 +95,7 @@ class DataLoader(Settings):
         loading = _loading(graph)
         edit = Editor(graph, str(self))
         taking = self._taking(graph, loading, context)
-        edit.remove_all(loading)
+        edit.remove(loading)
         edit.insert(
             int(loading[0]), _TAKE, taking.nanoseconds, taking.provenance, before=True,
             spread=taking.spread,

@@ -82,7 +82,7 @@ class FusedOptimizer(Settings):
             spread = math.hypot(old.spread, took.spread)
             took = replace(took.at(before / old.nanoseconds), spread=spread)
         edit = Editor(graph, str(self))
-        edit.remove_all(tasks)
+        edit.remove(tasks)
         update = edit.put(int(tasks[-1]), then, took, name=f"{self.kind} update")
         if len(graph.memory):
             # The fused kernel works in place; foreach holds a temporary for all at once.

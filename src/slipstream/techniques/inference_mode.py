@@ -186,7 +186,7 @@ def _free_early(graph: Graph, edit: Editor) -> int:
     output = Dataflow(graph).operands(len(graph) - 1)[1]
     returned = (end < 0) & (last == len(graph) - 1) & np.isin(storage, output)
     freed = (last != end) & ~returned
-    edit.release_all(own[freed], last[freed])
+    edit.release_after(own[freed], last[freed])
     left = Counter(memory.nbytes[own[freed & (end < 0)]].tolist())
     inherited = (memory.producer < 0) & (memory.release >= 0) & (memory.role == Role.OTHER)
     for a in np.flatnonzero(inherited).tolist():

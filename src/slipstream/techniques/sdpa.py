@@ -96,7 +96,7 @@ class Sdpa(Settings):
                 gap_ns=graph.task(gap_from).gap_ns, storages=storages,
                 sequence=sequence if storages else -1,
             )  # fmt: skip
-            edit.remove_all(np.array(old))
+            edit.remove(np.array(old))
 
         for one in found:
             there, back = ((), ()) if one.storages is None else one.storages
@@ -110,7 +110,7 @@ class Sdpa(Settings):
                 begin, end = one.backward[0], one.backward[-1]
                 put(begin, end, one.backward_call, one.backward, back, number)
             elif one.backward:
-                edit.remove_all(np.array(one.backward))
+                edit.remove(np.array(one.backward))
         removed = sum(len(one.forward) + len(one.backward) for one in found)
         return edit.apply(f"{removed} operators of {len(found)} attentions in one kernel each")
 

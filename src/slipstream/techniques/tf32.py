@@ -64,7 +64,7 @@ class Tf32(Settings):
         # So wide that a 90 % interval reaches from no gain to the most, and a little beyond.
         spread = common_spread(graph, chosen, _BEYOND * math.log(most) / 2 / _Z90)
         edit = Editor(graph, str(self))
-        edit.scale_all(chosen, factor, Provenance.ASSUMED, spread=spread)
+        edit.scale(chosen, factor, Provenance.ASSUMED, spread=spread)
         return edit.apply(
             f"{len(chosen)} float32 matrix products in TensorFloat-32, assumed "
             f"{1 / factor:.2g} times as fast (1 to {most:.1f})"

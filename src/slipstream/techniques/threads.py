@@ -88,11 +88,11 @@ class Threads(Settings):
         noise = float(np.dot(now_ns[timed], spread[calls]))
         common = common_spread(graph, timed, noise / max(float(now_ns[timed].sum()), 1.0))
         edit = Editor(graph, str(self))
-        edit.scale_all(
+        edit.scale(
             timed, ratio[calls], Provenance.MICROBENCHMARK,
             spread=np.maximum(common, spread[calls]),
         )  # fmt: skip
-        edit.set_durations(unknown, now_ns[unknown], Provenance.ASSUMED, spread=UNKNOWN_SPREAD)
+        edit.set_duration(unknown, now_ns[unknown], Provenance.ASSUMED, spread=UNKNOWN_SPREAD)
         return edit.apply(f"{len(timed)} operators on {self._threads} threads")
 
     def apply(self, built: Built) -> None:

@@ -11,8 +11,14 @@ from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
 from slipstream.graph.graph import Graph
-from slipstream.graph.io._kineto_columns import Category, Columns, Floats, Ints
-from slipstream.graph.io._kineto_device import Device, is_communication
+from slipstream.graph.io._kineto_columns import (
+    Category,
+    Columns,
+    Device,
+    Floats,
+    Ints,
+    is_communication,
+)
 from slipstream.graph.io._kineto_links import LinkFinder, Window
 from slipstream.graph.values import PROVENANCES, Dependency, Edges, Kind, StepPhase, Tasks
 from slipstream.provenance import Provenance

@@ -29,8 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
-from slipstream.graph.io._kineto_columns import Category, Columns, Floats, Ints
-from slipstream.graph.io._kineto_device import ROUNDING_NS, Device, is_communication
+from slipstream.graph.io._kineto_columns import (
+    ROUNDING_NS,
+    Category,
+    Columns,
+    Device,
+    Floats,
+    Ints,
+    is_communication,
+)
 from slipstream.graph.io._kineto_host import Segments, flatten, frames
 from slipstream.graph.values import Dependency, StepPhase, StringTable
 

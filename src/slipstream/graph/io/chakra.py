@@ -8,6 +8,7 @@ read back equal. Files of others become graphs with one lane for each of CPU, de
 
 from __future__ import annotations
 
+import graphlib
 import heapq
 import json
 from collections.abc import Iterator, Sequence
@@ -19,17 +20,14 @@ from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
 from slipstream.files import replacing
-from slipstream.graph.call import Call
-from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import Graph
-from slipstream.graph.memory import Allocations
-from slipstream.graph.statistics import Statistics
+from slipstream.graph.io.file import document, parts_of
 from slipstream.graph.timeline import replay
 from slipstream.graph.values import (
     PROVENANCES,
+    Allocations,
     Dependency,
     Edges,
-    Edit,
     Kind,
     StepPhase,
     StringTable,
@@ -148,11 +146,11 @@ def from_chakra(data: bytes, name: str = "trace") -> Graph:
             where=name,
             remedy="name a Chakra trace (GlobalMetadata, then Nodes), uncompressed",
         ) from error
-    document = [item.string_val for item in metadata.attr if item.name == _OURS]
-    if not document:
+    ours = [item.string_val for item in metadata.attr if item.name == _OURS]
+    if not ours:
         return _foreign(nodes, metadata.version, name)
     try:
-        graph = _own(json.loads(document[0]), nodes, name)
+        graph = _own(json.loads(ours[0]), nodes, name)
         graph.check()
     except GraphError as error:
         raise GraphError(error.what, where=error.where or name, remedy=error.remedy) from error
@@ -169,17 +167,9 @@ def _document(graph: Graph) -> dict[str, Any]:
     """What is kept once per file."""
     return {
         "format": _FORMAT,
-        "strings": list(graph.strings),
-        "lanes": list(graph.lanes),
-        "samples": graph.samples,
-        "calls": [call.to_json() for call in graph.calls],
-        "shrunk": [None if call is None else call.to_json() for call in graph.shrunk],
+        **document(graph),
         "parameters": graph.parameters.tolist(),
-        "meta": dict(graph.meta),
-        "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
         "memory": {name: column.tolist() for name, column in graph.memory.columns().items()},
-        "statistics": graph.statistics.to_json(),
-        "exchanges": [row.to_json() for row in graph.exchanges],
     }
 
 
@@ -239,9 +229,9 @@ def _describe(node: Any, graph: Graph, row: dict[str, Any], kind: Kind) -> None:
             node.attr.add(name="comm_type", int64_val=found[0])
 
 
-def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
+def _own(kept: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
     """The graph that was written."""
-    if int(document["format"]) > _FORMAT:
+    if int(kept["format"]) > _FORMAT:
         raise GraphError(
             "a newer slipstream wrote this trace", where=name, remedy="upgrade slipstream"
         )
@@ -277,25 +267,15 @@ def _own(document: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
         raise GraphError("dependencies are missing", where=name, remedy="export it again")
     rows = [edges[number] for number in range(len(edges))]
     # Files written before memory was recorded have none.
-    memory = document.get("memory", {name: [] for name in Allocations.dtypes})
+    memory = kept.get("memory", {name: [] for name in Allocations.dtypes})
     graph = Graph(
         tasks=Tasks(**columns),
         edges=Edges.of(*zip(*rows, strict=True)) if rows else Edges.none(),
-        strings=tuple(str(text) for text in document["strings"]),
-        calls=tuple(Call.from_json(call) for call in document["calls"]),
         operand_start=starts,
         operands=np.array(storages, np.int32),
-        parameters=np.array(document["parameters"], np.int32),
-        lanes=tuple(str(lane) for lane in document["lanes"]),
-        samples=int(document["samples"]),
-        meta=dict(document["meta"]),
-        edits=tuple(Edit(str(a), str(b), int(c)) for a, b, c in document["edits"]),
+        parameters=np.array(kept["parameters"], np.int32),
         memory=Allocations.of(*(memory[name] for name in Allocations.dtypes)),
-        shrunk=tuple(
-            None if call is None else Call.from_json(call) for call in document.get("shrunk", ())
-        ),
-        statistics=Statistics.from_json(document.get("statistics")),
-        exchanges=tuple(Exchange.from_json(row) for row in document.get("exchanges", ())),
+        **parts_of(kept),
     )
     # The node's own name is what others see and may have changed.
     for task, node in enumerate(nodes):
@@ -385,48 +365,32 @@ def _order(nodes: Sequence[Any], name: str) -> list[int]:
         if node.id in index:
             raise GraphError(f"two nodes have the id {node.id}", where=name)
         index[node.id] = at
-    gates: list[list[int]] = [[] for _ in nodes]
-    waits = [0] * len(nodes)
+    waiting: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter()
     for at, node in enumerate(nodes):
-        for dependency in {*node.ctrl_deps, *node.data_deps}:
-            if dependency not in index:
-                raise GraphError(
-                    f"node {node.id} ({node.name}) depends on node {dependency}, "
-                    "which is not there",
-                    where=name,
-                    remedy="export the whole trace",
-                )
-            gates[index[dependency]].append(at)
-            waits[at] += 1
-    ready = [(nodes[at].start_time_micros, nodes[at].id, at) for at in range(len(nodes))]
-    ready = [entry for entry in ready if waits[entry[2]] == 0]
-    heapq.heapify(ready)
+        dependencies = {*node.ctrl_deps, *node.data_deps}
+        if missing := sorted(dependencies.difference(index)):
+            raise GraphError(
+                f"node {node.id} ({node.name}) depends on node {missing[0]}, which is not there",
+                where=name,
+                remedy="export the whole trace",
+            )
+        waiting.add(at, *(index[dependency] for dependency in dependencies))
+    try:
+        waiting.prepare()
+    except graphlib.CycleError as error:
+        # Each node is followed by one that waits for it; the first stands at the end again.
+        raise _cycle([nodes[at] for at in error.args[1][:-1]], name) from None
+    ready: list[tuple[int, int, int]] = []
     order = []
-    while ready:
-        at = heapq.heappop(ready)[2]
-        order.append(at)
-        for later in gates[at]:
-            waits[later] -= 1
-            if waits[later] == 0:
-                heapq.heappush(ready, (nodes[later].start_time_micros, nodes[later].id, later))
-    if len(order) < len(nodes):
-        raise _cycle(nodes, index, waits, name)
+    while waiting.is_active():
+        for at in waiting.get_ready():
+            heapq.heappush(ready, (nodes[at].start_time_micros, nodes[at].id, at))
+        order.append(heapq.heappop(ready)[2])
+        waiting.done(order[-1])
     return order
 
 
-def _cycle(
-    nodes: Sequence[Any], index: dict[int, int], waits: Sequence[int], name: str
-) -> GraphError:
-    """An error that names one cycle: going back among what still waits must come round."""
-    at = next(at for at, count in enumerate(waits) if count)
-    seen: dict[int, int] = {}
-    trail: list[int] = []
-    while at not in seen:
-        seen[at] = len(trail)
-        trail.append(at)
-        dependencies = {*nodes[at].ctrl_deps, *nodes[at].data_deps}
-        at = min(index[d] for d in dependencies if waits[index[d]])
-    cycle = [nodes[i] for i in reversed(trail[seen[at] :])]
+def _cycle(cycle: Sequence[Any], name: str) -> GraphError:
     shown = [f"{node.id} ({node.name})" for node in cycle[:_CYCLE_SHOWN]]
     shown.append(shown[0] if len(cycle) <= _CYCLE_SHOWN else "...")
     return GraphError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,18 @@ from slipstream.files import replacing
 from slipstream.graph.call import Call
 from slipstream.graph.exchange import Exchange
 from slipstream.graph.graph import Graph
-from slipstream.graph.memory import Allocations
 from slipstream.graph.statistics import Statistics
 from slipstream.graph.timeline import lower
-from slipstream.graph.values import Columns, Edges, Edit, Tasks
+from slipstream.graph.values import Allocations, Columns, Edges, Edit, Tasks
 
 SCHEMA = 2
 _ALIGNMENT = 64
 _DATE = (1980, 1, 1, 0, 0, 0)
-_ARRAY_DTYPES: dict[str, Any] = {
-    "operand_start": np.int64, "operands": np.int32, "parameters": np.int32,
-}  # fmt: skip
+_ARRAYS = ("operand_start", "operands", "parameters")
 _FIRST_WITH_MEMORY = 2
 _LOCAL_HEADER_BYTES = 30
 _LARGEST_META_BYTES = 1 << 30
+_AGAIN = "record it again: slipstream profile WORKLOAD -o run.slipgraph"
 
 
 def save(graph: Graph, path: Path) -> None:
@@ -45,21 +44,9 @@ def save(graph: Graph, path: Path) -> None:
     arrays: dict[str, NDArray[Any]] = {}
     for table in ("tasks", "edges"):
         arrays |= _named(table, getattr(graph, table))
-    arrays |= {name: getattr(graph, name) for name in _ARRAY_DTYPES}
+    arrays |= {name: getattr(graph, name) for name in _ARRAYS}
     arrays |= _named("memory", graph.memory)
-    meta = {
-        "format": "slipgraph",
-        "schema": SCHEMA,
-        "strings": list(graph.strings),
-        "calls": [call.to_json() for call in graph.calls],
-        "shrunk": [None if call is None else call.to_json() for call in graph.shrunk],
-        "lanes": list(graph.lanes),
-        "samples": graph.samples,
-        "meta": dict(graph.meta),
-        "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
-        "statistics": graph.statistics.to_json(),
-        "exchanges": [row.to_json() for row in graph.exchanges],
-    }
+    meta = {"format": "slipgraph", "schema": SCHEMA, **document(graph)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
@@ -70,6 +57,42 @@ def save(graph: Graph, path: Path) -> None:
             where=str(path),
             remedy="name another file with -o",
         ) from error
+
+
+def document(graph: Graph) -> dict[str, Any]:
+    """What of a graph is no array, as JSON."""
+    return {
+        "strings": list(graph.strings),
+        "calls": [call.to_json() for call in graph.calls],
+        "shrunk": [None if call is None else call.to_json() for call in graph.shrunk],
+        "lanes": list(graph.lanes),
+        "samples": graph.samples,
+        "meta": dict(graph.meta),
+        "edits": [[edit.technique, edit.what, edit.tasks] for edit in graph.edits],
+        "statistics": graph.statistics.to_json(),
+        "exchanges": [row.to_json() for row in graph.exchanges],
+    }
+
+
+def parts_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the graph that `document` described.
+
+    Raises:
+        KeyError, ValueError, TypeError, AttributeError, RecursionError: it did not.
+    """
+    return {
+        "strings": tuple(_text(text) for text in meta["strings"]),
+        "calls": tuple(Call.from_json(call) for call in meta["calls"]),
+        "lanes": tuple(_text(text) for text in meta["lanes"]),
+        "samples": int(meta["samples"]),
+        "meta": dict(meta["meta"]),
+        "edits": tuple(Edit(_text(a), _text(b), int(c)) for a, b, c in meta["edits"]),
+        "shrunk": tuple(
+            None if call is None else Call.from_json(call) for call in meta.get("shrunk", ())
+        ),
+        "statistics": Statistics.from_json(meta.get("statistics")),
+        "exchanges": tuple(Exchange.from_json(row) for row in meta.get("exchanges", ())),
+    }
 
 
 def _named(table: str, columns: Columns) -> dict[str, NDArray[Any]]:
@@ -99,9 +122,7 @@ def load(path: Path) -> Graph:
     except Exception as error:
         # What zipfile raises for damaged files is a dozen kinds, decompressors' own among them.
         raise GraphError(
-            f"not a whole .slipgraph file: {error}",
-            where=str(path),
-            remedy="record it again: slipstream profile WORKLOAD -o run.slipgraph",
+            f"not a whole .slipgraph file: {error}", where=str(path), remedy=_AGAIN
         ) from error
 
 
@@ -123,11 +144,7 @@ def _write(file: Path, arrays: dict[str, NDArray[Any]], meta: bytes) -> None:
 
 def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
     def broken(what: str) -> GraphError:
-        return GraphError(
-            what,
-            where=str(path),
-            remedy="record it again: slipstream profile WORKLOAD -o run.slipgraph",
-        )
+        return GraphError(what, where=str(path), remedy=_AGAIN)
 
     def array(name: str, dtype: Any) -> NDArray[Any]:
         try:
@@ -163,21 +180,13 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
         graph = Graph(
             tasks=Tasks(**columns("tasks", Tasks)),
             edges=Edges(**columns("edges", Edges)),
-            strings=tuple(_text(text) for text in meta["strings"]),
-            calls=tuple(Call.from_json(call) for call in meta["calls"]),
-            lanes=tuple(_text(text) for text in meta["lanes"]),
-            samples=int(meta["samples"]),
-            meta=dict(meta["meta"]),
-            edits=tuple(Edit(_text(a), _text(b), int(c)) for a, b, c in meta["edits"]),
             memory=Allocations(**columns("memory", Allocations))
             if schema >= _FIRST_WITH_MEMORY
             else Allocations.none(),
-            shrunk=tuple(
-                None if call is None else Call.from_json(call) for call in meta.get("shrunk", ())
-            ),
-            statistics=Statistics.from_json(meta.get("statistics")),
-            exchanges=tuple(Exchange.from_json(row) for row in meta.get("exchanges", ())),
-            **{name: array(name, t) for name, t in _ARRAY_DTYPES.items()},
+            operand_start=array("operand_start", np.int64),
+            operands=array("operands", np.int32),
+            parameters=array("parameters", np.int32),
+            **parts_of(meta),
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise broken(f"meta.json is not as expected: {error!r}") from error

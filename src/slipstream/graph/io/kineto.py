@@ -27,8 +27,7 @@ from slipstream.errors import GraphError
 from slipstream.graph.collection import no_collection
 from slipstream.graph.graph import Graph
 from slipstream.graph.io._kineto_build import build
-from slipstream.graph.io._kineto_columns import CATEGORIES, Category, Columns
-from slipstream.graph.io._kineto_device import Device
+from slipstream.graph.io._kineto_columns import CATEGORIES, Category, Columns, Device
 from slipstream.graph.io._kineto_links import Window
 
 _GZIP = b"\x1f\x8b"

@@ -298,19 +298,12 @@ class _Walk(Causes):
                 if following is None:
                     break
                 step, task = following
-        rows.reverse()
-        columns: list[list[float]] = [list(column) for column in zip(*rows, strict=True)]
-        columns = columns or [[] for _ in range(6)]
+        # Numbers of tasks are whole in float64, too.
+        tasks, starts, ends, via, waited, busy = np.array(rows[::-1], np.float64).reshape(-1, 6).T
         return CriticalPath(
-            self.timeline,
-            np.array(columns[0], np.int64),
-            np.array(columns[1], np.float64),
-            np.array(columns[2], np.float64),
-            np.array(columns[3], np.uint8),
-            np.array(columns[4], np.float64),
-            np.array(columns[5], np.float64),
+            self.timeline, tasks.astype(np.int64), starts, ends, via.astype(np.uint8), waited, busy,
             slack(self.timeline),
-        )
+        )  # fmt: skip
 
     def _row(
         self, step: int, task: int, begin_ns: float

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
 from slipstream.graph.graph import Graph
-from slipstream.graph.memory import Role
 from slipstream.graph.timeline import Timeline
+from slipstream.graph.values import Role
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class FusedDropout(Settings):
                 gap_ns=graph.task(at[-1]).gap_ns, storages=storages,
                 sequence=graph.task(at[0]).sequence,
             )  # fmt: skip
-            edit.remove_all(np.array(at))
+            edit.remove(np.array(at))
 
         for number, site in enumerate(found):
             seed = fresh + number

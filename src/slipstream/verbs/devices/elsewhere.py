@@ -16,8 +16,8 @@ from typing import Any
 
 from slipstream.cluster.devices import Device, device_kinds
 from slipstream.durations import Durations, common_spread, roofline, usable_cores
-from slipstream.durations.datasheet import datasheet_limits, device_named
 from slipstream.durations.levels import LEVELS, Level, level_of, levels_here
+from slipstream.durations.roofline import datasheet_limits, device_named
 from slipstream.durations.work import work
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.graph import Call, Editor, Graph, Kind, need_graph, replay

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slipstream.capture.align import align, positions
-from slipstream.capture.events import Step
+from slipstream.capture.events import Step, align, positions
 from slipstream.errors import GraphError
 
 WORDS = st.lists(st.sampled_from("abcd"), max_size=12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
-from slipstream.capture.machine import describe_machine
+from slipstream.capture.describe import describe_machine
 from slipstream.measure.environment import capture
 from tiny_models import captured
 

@@ -1,0 +1,163 @@
+"""What a graph keeps, as JSON, of the machine, the steps and the workload it was recorded of.
+
+A step may have something already: autocast, torch.compile, replicas that exchange gradients.
+Techniques must know, so as not to offer it twice, nor judge a step by operators they cannot see.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.capture.compiling import compiled_already
+from slipstream.capture.lines import describe_lines
+from slipstream.capture.modules import ModuleNames, module_classes
+from slipstream.capture.trace import Node
+from slipstream.measure.facts_machine import UNREADABLE, facts
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built
+    from slipstream.workload.lines import Chain
+
+_FACTS = (
+    "cpu.model", "cpu.physical", "cpu.logical", "memory.total_mib",
+    "kernel.system", "kernel.release", "machine.container",
+)  # fmt: skip
+# What torch annotates, so that it is also seen in a step that hides its model.
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction")
+_WRAPPERS = {
+    "DistributedDataParallel.forward": "DistributedDataParallel",
+    "FullyShardedDataParallel.forward": "FullyShardedDataParallel",
+    "FSDP::": "FullyShardedDataParallel",
+}
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def describe_capture(
+    built: Built,
+    names: ModuleNames,
+    annotated: Sequence[Node],
+    chains: Sequence[Chain],
+    wall_ns: Sequence[int],
+    cpu_ns: Sequence[int],
+    *,
+    spread_by_wall: bool = False,
+) -> dict[str, Any]:
+    """What a graph keeps of its workload and of the plain steps, whatever they ran on.
+
+    Args:
+        annotated: nodes of the recorded step, see `describe_baseline`.
+        chains: the user's lines behind its tasks, where known.
+        wall_ns, cpu_ns: of each step without a profiler.
+        spread_by_wall: whether the spread of the steps is that of the wall clock.
+    """
+    import torch
+
+    wall, cpu = np.array(wall_ns, float), np.array(cpu_ns, float)
+    lower, middle, upper = np.percentile(wall if spread_by_wall else cpu, [25, 50, 75])
+    return {
+        "workload": built.name,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "training": built.training,
+        "machine": describe_machine(),
+        "torch": torch.__version__,
+        "optimizer": describe_optimizer(built.optimizer),
+        "parameters": 0
+        if built.model is None
+        else sum(p.numel() for p in built.model.parameters()),
+        "modules": module_classes(built.model),
+        "step_ns": {
+            "wall_median": float(np.median(wall)),
+            "wall_minimum": float(wall.min()),
+            "cpu_median": float(np.median(cpu)),
+            "cpu_minimum": float(cpu.min()),
+            "relative_spread": float((upper - lower) / 2 / middle),
+        },
+        "inference_mode": names.inference_mode,
+        "baseline": describe_baseline(built, annotated, names.autocast),
+        "lines": describe_lines(built, chains),
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, memory, kernel and Python, under the names of `Environment.facts`.
+
+    What this machine does not reveal is left out; no name of a host or a user is in it.
+    """
+    known = facts()
+    found = {name: known[name] for name in _FACTS if known[name] not in (None, UNREADABLE)}
+    return found | {"python.version": platform.python_version()}
+
+
+def describe_baseline(built: Built, trace: Sequence[Node], autocast: str) -> dict[str, Any]:
+    """What the recorded step has already, as JSON.
+
+    Args:
+        autocast: the dtype that modules ran with under autocast, see `ModuleNames`.
+
+    Returns:
+        ``amp``: that dtype's name, or empty; ``compiled``: whether parts of the step went through
+        torch.compile; ``distributed``: the wrapper's class and ``ranks``, the number of processes,
+        or ``None``.
+    """
+    names = {node.name for node in trace if node.call is None}
+    compiled = any(name.startswith(_COMPILED) for name in names)
+    if not compiled and built.model is not None:
+        compiled = compiled_already(built.model)
+    return {"amp": autocast, "compiled": compiled, "distributed": _distributed(names)}
+
+
+def _distributed(names: set[str]) -> dict[str, Any] | None:
+    import torch
+
+    for prefix, wrapper in _WRAPPERS.items():
+        if any(name.startswith(prefix) for name in names):
+            ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+            ranks = torch.distributed.get_world_size() if ready else 1
+            return {"wrapper": wrapper, "ranks": ranks}
+    return None
+
+
+def describe_optimizer(optimizer: Any) -> dict[str, Any] | None:
+    """Class, settings and trained tensors of `optimizer` as JSON; None for inference.
+
+    ``tensors`` has one ``[dtype, shape, strides, device]`` per parameter that has a gradient;
+    settings that are not plain values (a learning rate that is a tensor) are left out. ``zeros``
+    has the share of exact zeros in each tensor's gradient, to a tenth: square roots and divisions
+    of zeros take several times as long as others.
+    """
+    if optimizer is None:
+        return None
+    trained = [
+        p
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None or p.requires_grad
+    ]
+    tensors = [
+        [str(p.dtype).removeprefix("torch."), list(p.shape), list(p.stride()), p.device.type]
+        for p in trained
+    ]
+    # The first group's: where groups differ in learning rate or decay they cost the same.
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    settings = {
+        name: list(group[name]) if isinstance(group.get(name), tuple) else group.get(name)
+        for name in optimizer.defaults
+        if isinstance(group.get(name), (*_PLAIN, tuple))
+    }
+    return {
+        "class": type(optimizer).__name__,
+        "settings": settings,
+        "tensors": tensors,
+        "zeros": [_zeros(p.grad) for p in trained],
+    }
+
+
+def _zeros(gradient: Any) -> float:
+    if gradient is None or gradient.is_sparse or not gradient.numel():
+        return 0.0
+    return round(1 - int(gradient.count_nonzero()) / int(gradient.numel()), 1)
