@@ -30,8 +30,9 @@ def fitted(call: Call, known: Sequence[tuple[Call, float]]) -> Price | None:
         known: calls and their durations in ns; those of other operators or dtypes are ignored.
 
     Returns:
-        A price whose spread says how well neighbours tell each other; None with fewer than four neighbours of different size, outside four times their range,
-        or where they do not tell each other to within 50 %.
+        A price whose spread says how well neighbours tell each other; None with fewer than four of
+        different size, outside four times their range, or where they do not tell each other to
+        within 50 %.
     """
     here = work(call)
     if here is None:
