@@ -105,7 +105,7 @@ def test_each_way_through_the_model_is_compared_once(monkeypatch: pytest.MonkeyP
         compared.append(tuple(other))
         return positions(reference, other)
 
-    monkeypatch.setattr("slipstream.capture.align.positions", counted)
+    monkeypatch.setattr("slipstream.capture.events.positions", counted)
     ways = ["abc", "ac"] * 4
     found = align("abc", [step(names) for names in ways])
     assert sorted(compared) == [("a", "b", "c"), ("a", "c")]

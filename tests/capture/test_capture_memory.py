@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.capture import memory
+from slipstream.capture import events, memory
 from slipstream.graph import Graph, Role, StepPhase, replay
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Built, Workload, build_from
@@ -29,7 +29,7 @@ def allocator_peak(built: Built) -> int:
     """What exists before a step, and the most the allocator adds to it during the step."""
     for _ in range(3):
         last = built.step()
-    with memory.memory_profiler() as profiler:
+    with events.profiler(record_shapes=True, profile_memory=True) as profiler:
         # As in a loop, the last result is there while the next one is made.
         last = built.step()
         before = sum(size for size, _ in memory.held(built).values())

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.capture.events import MARKER, Step, steps_of
+from slipstream.capture.events import Step, mark, profiler, steps_of
 from slipstream.errors import WorkloadError
 
 # Compiling happens in the first step, compiling again where something differs in the second.
@@ -185,17 +185,14 @@ class Compiling:
 
     def profiled(self) -> Generator[None, Any, list[Step]]:
         """The events of a few compiled steps."""
-        import torch
-
         self._model._compiled_call_impl = self._safely
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            for number in range(STEPS_PER_TURN + 1):
-                with torch.profiler.record_function(MARKER):
-                    pass
-                if number < STEPS_PER_TURN:
-                    yield
+        with profiler() as watching:
+            mark()
+            for _ in range(STEPS_PER_TURN):
+                yield
+                mark()
         self._model._compiled_call_impl = None
-        return steps_of(profiler.profiler.kineto_results.events())
+        return steps_of(watching.profiler.kineto_results.events())
 
     def breaks(self) -> list[dict[str, str]]:
         """Why and where the graph broke, each once."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,47 @@ MARKER = "slipstream::step"
 _NOT_OPERATORS = ("[memory]", "[OutOfMemory]")
 
 
+def profiler(**options: Any) -> Any:
+    """A profiler of this thread's operators on a CPU."""
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    return torch.profiler.profile(activities=activities, **options)
+
+
 def mark() -> None:
     """Let a profiler that is on see where a step ends and the next one begins."""
     import torch
 
     with torch.profiler.record_function(MARKER):
         pass
+
+
+class Dispatched:
+    """Within it, `self._note` is told of every operator that torch dispatches, once it has run."""
+
+    def __enter__(self) -> Self:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        note = self._note
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                result = func(*args, **(kwargs or {}))
+                note(func, args)
+                return result
+
+        self._mode: Any = Watch()
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._mode.__exit__(None, None, None)
+
+    def _note(self, operator: Any, args: Sequence[Any]) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

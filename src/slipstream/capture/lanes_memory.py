@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.capture.lanes import partners
-from slipstream.capture.memory import NOTHING_SEEN, Held, role_between
+from slipstream.capture.memory import (
+    NOTHING_SEEN,
+    Held,
+    alive_after,
+    role_between,
+    with_workspaces,
+)
 from slipstream.graph import Allocations, Graph, KinetoTrace, MemoryChange, Role
 
 SEVERAL_THREADS = (
@@ -48,8 +54,8 @@ def with_memory(graph: Graph, watched: WatchedStep, device: str) -> Graph:
     inside = [c for c in changes if step.begin_ns <= c.time_ns < step.end_ns]
     if not inside:
         return replace(graph, meta={**graph.meta, "memory_reason": NOTHING_SEEN})
-    earlier = [c for c in changes if c.time_ns < step.begin_ns]
-    before = _alive(earlier, watched.before)
+    earlier = ((c.address, c.nbytes) for c in changes if c.time_ns < step.begin_ns)
+    before = alive_after(earlier, watched.before)
     if device == "cuda":
         # The allocator says how much it has given out: some of it nobody could name.
         given_out = inside[0].total_bytes - inside[0].nbytes
@@ -66,18 +72,6 @@ def with_memory(graph: Graph, watched: WatchedStep, device: str) -> Graph:
     return replace(graph, memory=memory)
 
 
-def _alive(changes: Sequence[MemoryChange], before: Held) -> Held:
-    """What exists after `changes`: what was walked to, and what was allocated and not freed."""
-    alive: dict[int, int] = {}
-    for change in changes:
-        if change.nbytes > 0:
-            alive[change.address] = change.nbytes
-        else:
-            alive.pop(change.address, None)
-    others = {at: (size, Role.OTHER) for at, size in alive.items() if at not in before}
-    return {**before, **others}
-
-
 def _allocations(
     graph: Graph,
     start: NDArray[np.float64],
@@ -87,15 +81,14 @@ def _allocations(
 ) -> Allocations:
     task_of = _tasks_at(graph, start, changes)
     level = sum(size for size, _ in before.values())
-    # By task, the most that was alive during it; tasks without a change are left out.
-    peak: dict[int, int] = {}
+    peak = np.zeros(len(graph), np.int64)
     rows: list[tuple[int, Role, int, int]] = []
     live: dict[int, tuple[int, int, Role]] = {
         at: (size, -1, role) for at, (size, role) in before.items()
     }
     for change, task in zip(changes, task_of.tolist(), strict=True):
         level += change.nbytes
-        peak[task] = max(peak.get(task, 0), level)
+        peak[task] = max(peak[task], level)
         if change.nbytes > 0:
             live[change.address] = (change.nbytes, task, Role.OTHER)
             continue
@@ -106,9 +99,9 @@ def _allocations(
             rows.append((size, _role(graph, producer, task, role, False), producer, task))
     for at, (size, producer, role) in live.items():
         rows.append((size, _role(graph, producer, -1, role, at in gradients), producer, -1))
-    rows += _workspaces(len(graph), rows, peak)
     nbytes, roles, producers, releases = zip(*rows, strict=True)
-    return Allocations.of(nbytes, [-1] * len(rows), roles, producers, releases)
+    allocated = Allocations.of(nbytes, [-1] * len(rows), roles, producers, releases)
+    return with_workspaces(allocated, peak)
 
 
 def _tasks_at(
@@ -125,22 +118,6 @@ def _tasks_at(
         at = int(np.searchsorted(start[tasks], change.time_ns, side="right")) - 1
         found[row] = tasks[max(at, 0)]
     return found
-
-
-def _workspaces(
-    tasks: int, rows: Sequence[tuple[int, Role, int, int]], peak: dict[int, int]
-) -> list[tuple[int, Role, int, int]]:
-    """What tasks need for a while beyond what `rows` say."""
-    change = np.zeros(tasks + 1, np.int64)
-    for nbytes, _, producer, release in rows:
-        change[max(producer, 0)] += nbytes
-        change[release + 1 if release >= 0 else tasks] -= nbytes
-    level = np.cumsum(change)
-    return [
-        (most - int(level[task]), Role.TEMPORARY, task, task)
-        for task, most in sorted(peak.items())
-        if most > level[task]
-    ]
 
 
 def _role(graph: Graph, producer: int, release: int, role: Role, gradient: bool) -> Role:

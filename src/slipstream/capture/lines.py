@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slipstream.capture.events import positions
+from slipstream.capture.events import Dispatched, positions
 from slipstream.capture.modules import ROOT, ModuleNames, module_classes
 from slipstream.capture.trace import Node
 from slipstream.capture.units import LOADING, Units
@@ -38,42 +38,22 @@ class Seen:
     chains: tuple[Chain, ...]
 
 
-class LineWatch:
+class LineWatch(Dispatched):
     """Within it, every operator that reaches a kernel is noted with the user's lines behind it."""
 
     def __init__(self, lines: UserLines) -> None:
         self._lines = lines
         self._names: list[str] = []
         self._chains: list[Chain] = []
-        self._mode: Any = None
 
     @property
     def seen(self) -> Seen:
         """What was noted so far."""
         return Seen(tuple(self._names), tuple(self._chains))
 
-    def __enter__(self) -> LineWatch:
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        note = self._note
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(
-                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
-                note(func)
-                return func(*args, **(kwargs or {}))
-
-        self._mode = Watch()
-        self._mode.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._mode.__exit__(None, None, None)
-
-    def _note(self, function: Any) -> None:
-        schema = getattr(function, "_schema", None)
-        name = schema.name if schema is not None else str(function)
+    def _note(self, operator: Any, args: Sequence[Any]) -> None:
+        schema = getattr(operator, "_schema", None)
+        name = schema.name if schema is not None else str(operator)
         frame = sys._getframe(2)
         chain = self._lines.chain(frame)
         if _in_loader(frame):

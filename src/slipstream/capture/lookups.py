@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.capture.events import Dispatched
 from slipstream.capture.modules import ROOT
 from slipstream.graph import MOST_IDS, TableIds
 
@@ -37,7 +38,7 @@ class _Table:
     bag_sizes: list[Ids] = field(default_factory=list)
 
 
-class Lookups:
+class Lookups(Dispatched):
     """Within it, look-ups of embedding tables are counted.
 
     Args:
@@ -49,27 +50,6 @@ class Lookups:
         for name, parameter in model.named_parameters() if model is not None else ():
             self._names[id(parameter)] = f"{ROOT}.{name}".removesuffix(".weight")
         self._tables: dict[object, _Table] = {}
-        self._mode: Any = None
-
-    def __enter__(self) -> Lookups:
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        note = self._note
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(
-                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
-                result = func(*args, **(kwargs or {}))
-                note(func.overloadpacket.__name__, args)
-                return result
-
-        self._mode = Watch()
-        self._mode.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._mode.__exit__(None, None, None)
 
     def end_step(self) -> None:
         """What was looked up until now belongs to one step."""
@@ -85,15 +65,16 @@ class Lookups:
         """The tables in the order they were first looked up in."""
         return tuple(_summary(table) for table in self._tables.values())
 
-    def _note(self, operator: str, args: Sequence[Any]) -> None:
+    def _note(self, operator: Any, args: Sequence[Any]) -> None:
         import torch
 
-        take = _LOOKUPS.get(operator)
+        name = operator.overloadpacket.__name__
+        take = _LOOKUPS.get(name)
         weight = args[0] if args else None
         if take is None or not isinstance(weight, torch.Tensor) or weight.dim() != 2:
             return
         own = self._names.get(id(weight))
-        if own is None and not operator.startswith(("embedding", "_embedding")):
+        if own is None and not name.startswith(("embedding", "_embedding")):
             return  # any tensor may be indexed; only a parameter is a table then
         found = take(args)
         if found is None:
@@ -102,8 +83,8 @@ class Lookups:
         key = own or weight.untyped_storage().data_ptr()
         if key not in self._tables:
             rows, dimension = weight.shape
-            name = own or f"a table of {rows} x {dimension}"
-            self._tables[key] = _Table(name, rows, dimension, weight.element_size())
+            called = own or f"a table of {rows} x {dimension}"
+            self._tables[key] = _Table(called, rows, dimension, weight.element_size())
         table = self._tables[key]
         # From the end, where plain indexing may count.
         table.now.append(np.where(ids < 0, ids + table.rows, ids))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.events import MARKER, mark
+from slipstream.capture.events import MARKER, mark, profiler
 from slipstream.capture.memory_align import REMEDY, fit, unseen_bytes
 from slipstream.capture.modules import PREFIX
 from slipstream.capture.trace import Node
@@ -107,35 +107,26 @@ def _parameters(built: Built) -> list[Any]:
     return [*(p for module in _modules(built) for p in module.parameters()), *optimized]
 
 
-def memory_profiler() -> Any:
-    """A profiler that sees allocations; `read_memory` reads it."""
-    import torch
-
-    return torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True
-    )
-
-
 def record_memory(built: Built) -> Generator[None, None, tuple[Any, MemoryRecord | None]]:
     """Two steps: the profiler that saw them, and the memory of the second; None if it saw none."""
-    with memory_profiler() as profiler:
+    with profiler(record_shapes=True, profile_memory=True) as watching:
         yield
         before = held(built)
         mark()
         yield
         mark()
         after = gradients(built)
-    return profiler, read_memory(profiler, before, after)
+    return watching, read_memory(watching, before, after)
 
 
-def read_memory(profiler: Any, before: Held, after: frozenset[int]) -> MemoryRecord | None:
+def read_memory(watched: Any, before: Held, after: frozenset[int]) -> MemoryRecord | None:
     """The step between the last two step markers; None when no allocation was seen in it."""
     from torch._C._profiler import _EventType
 
     # Each field is a call into the profiler: none is read twice.
     operators: list[tuple[int, int, str, Any]] = []
     changes: list[tuple[int, int, int]] = []
-    for event in _pre_order(profiler.profiler.kineto_results.experimental_event_tree()):
+    for event in _pre_order(watched.profiler.kineto_results.experimental_event_tree()):
         tag = event.tag
         if tag == _EventType.TorchOp:
             operators.append((event.start_time_ns, event.end_time_ns, event.name, event))
@@ -157,22 +148,14 @@ def read_memory(profiler: Any, before: Held, after: frozenset[int]) -> MemoryRec
     inside = tuple(change for change in changes if begin <= change[0] < end)
     if not inside:
         return None
-    alive: dict[int, int] = {}
-    for time, ptr, size in changes:
-        if time < begin:
-            if size > 0:
-                alive[ptr] = size
-            else:
-                alive.pop(ptr, None)
-    # An address found by the walk keeps its role; what else is alive is the step's own.
-    others = {ptr: (size, Role.OTHER) for ptr, size in alive.items() if ptr not in before}
+    earlier = ((ptr, size) for time, ptr, size in changes if time < begin)
     return MemoryRecord(
         names=tuple(name for _, _, name, _ in own),
         start_ns=np.array([start for start, _, _, _ in own], np.int64),
         end_ns=np.array([min(until, end) for _, until, _, _ in own], np.int64),
         inputs=tuple(tuple(_storages(event.extra_fields.inputs)) for _, _, _, event in own),
         changes=inside,
-        before={**before, **others},
+        before=alive_after(earlier, before),
         gradients=after,
     )
 
@@ -346,17 +329,7 @@ class _Sweep:
             for r in self._rows
             if not r.passing
         ]
-        tasks = len(self._peak)
-        change = np.zeros(tasks + 1, np.int64)
-        for nbytes, _, _, producer, release in rows:
-            change[max(producer, 0)] += nbytes
-            change[release + 1 if release >= 0 else tasks] -= nbytes
-        excess = self._peak - np.cumsum(change)[:tasks]
-        rows += [
-            (int(excess[task]), -1, Role.TEMPORARY, task, task)
-            for task in np.flatnonzero(excess > 0).tolist()
-        ]
-        return Allocations.of(*zip(*rows, strict=True))
+        return with_workspaces(Allocations.of(*zip(*rows, strict=True)), self._peak)
 
     def _role(self, row: _Row, parameters: set[int]) -> Role:
         if row.producer < 0:
@@ -368,6 +341,37 @@ class _Sweep:
         freed = self._phase[row.release] if row.release >= 0 else None
         gradient = row.updated or (freed is None and row.ptr in self._record.gradients)
         return role_between(self._phase[row.producer], freed, gradient)
+
+
+def with_workspaces(allocated: Allocations, peak: NDArray[np.int64]) -> Allocations:
+    """`allocated`, and what tasks need for a while beyond it.
+
+    Args:
+        peak: int64 [tasks], bytes: the most that was alive during each; 0 where that is not known.
+    """
+    change = np.zeros(len(peak) + 1, np.int64)
+    freed = np.where(allocated.release >= 0, allocated.release + 1, len(peak))
+    np.add.at(change, np.maximum(allocated.producer, 0), allocated.nbytes)
+    np.subtract.at(change, freed, allocated.nbytes)
+    excess = peak - np.cumsum(change)[:-1]
+    tasks = np.flatnonzero(excess > 0)
+    columns = (excess[tasks], np.full(len(tasks), -1), [Role.TEMPORARY] * len(tasks), tasks, tasks)
+    return allocated.joined(Allocations.of(*columns))
+
+
+def alive_after(changes: Iterable[tuple[int, int]], before: Held) -> Held:
+    """What exists after `changes` (address, bytes; negative when freed): what `before` has, too.
+
+    An address that the walk has found keeps its role; what else is alive is the step's own.
+    """
+    alive: dict[int, int] = {}
+    for address, nbytes in changes:
+        if nbytes > 0:
+            alive[address] = nbytes
+        else:
+            alive.pop(address, None)
+    others = {at: (size, Role.OTHER) for at, size in alive.items() if at not in before}
+    return {**before, **others}
 
 
 def role_between(allocated: int, freed: int | None, gradient: bool) -> Role:

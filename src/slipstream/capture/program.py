@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.capture.assemble import assemble
 from slipstream.capture.collecting import CollectionClock, CollectionTime
 from slipstream.capture.compiling import compiled_already, nothing
-from slipstream.capture.events import Step, mark, steps_of
+from slipstream.capture.events import Step, mark, profiler, steps_of
 from slipstream.capture.lines import LineWatch
 from slipstream.capture.loading import LoadingClock
 from slipstream.capture.memory import record_memory
@@ -102,18 +102,18 @@ def capture(
         for _ in range(settings.warmup):
             yield
         place = find_device(built)
-        with (place or Place("cpu")).profiler() as profiler:
+        with (place or Place("cpu")).profiler() as watching:
             # The profiler's own first start is slow and allocates.
             yield
         per_step_s = (time.perf_counter() - started) / (settings.warmup + 1)
         elsewhere = Elsewhere(0, 0.0)
         if place is None:
-            elsewhere = find_elsewhere(profiler.profiler.kineto_results.events())
+            elsewhere = find_elsewhere(watching.profiler.kineto_results.events())
             for _ in range(_SECOND_LOOKS if elsewhere.share > MATTERS else 0):
                 # What a busy machine only held up in one step is short in another.
-                with Place("cpu").profiler() as profiler:
+                with Place("cpu").profiler() as watching:
                     yield
-                again = find_elsewhere(profiler.profiler.kineto_results.events())
+                again = find_elsewhere(watching.profiler.kineto_results.events())
                 elsewhere = min(elsewhere, again, key=lambda one: one.share)
             place = Place("cpu") if elsewhere.share > MATTERS else None
         # Of building and warming up; afterwards the workload's own pace of collecting is enough.
@@ -134,8 +134,8 @@ def capture(
             yield from plain.run(1)
             say("recording memory")
             with no_collection():
-                profiler, memory = yield from record_memory(built)
-            profiled = steps_of(profiler.profiler.kineto_results.events())
+                watching, memory = yield from record_memory(built)
+            profiled = steps_of(watching.profiler.kineto_results.events())
         short = per_step_s < _SHORT_S
         most, settling = (_SHORT_STEPS_PER_WINDOW, _SETTLING) if short else (_STEPS_PER_WINDOW, 0)
         while len(profiled) < steps and not _long_enough(started, len(profiled)):
@@ -143,14 +143,14 @@ def capture(
             say(f"step {len(profiled) + 1} of {steps}")
             yield from plain.run(window, settling)
             with no_collection():
-                with _profiler() as profiler:
+                with profiler() as watching:
                     for _ in range(settling):
                         yield
                     mark()
                     for _ in range(window):
                         yield
                         mark()
-                profiled += steps_of(profiler.profiler.kineto_results.events())
+                profiled += steps_of(watching.profiler.kineto_results.events())
         compiled = built.model is None or compiled_already(built.model)
         seen = None
         if built.model is None or not compiled:
@@ -275,11 +275,3 @@ def _show_parameters(model: torch.nn.Module | None) -> None:
     with torch.profiler.record_function(PARAMETERS), torch.no_grad():
         for parameter in model.parameters() if model is not None else ():
             parameter.detach()
-
-
-def _profiler() -> Any:
-    import torch
-
-    return torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=False
-    )

@@ -325,8 +325,3 @@ def is_communication(name: str) -> bool:
     """Whether a task of this name moves data between ranks."""
     lower = name.lower()
     return "nccl" in lower or "rccl" in lower or lower.startswith(("gloo:", "mpi:"))
-
-
-def is_copy(category: int) -> bool:
-    """Whether a device event of this category is a copy or a fill."""
-    return category in (Category.MEMCPY, Category.MEMSET)
