@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.durations import common_spread
-from slipstream.durations.datasheet import device_named
+from slipstream.durations.roofline import device_named
 from slipstream.graph import Editor, Graph
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
