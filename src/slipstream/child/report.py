@@ -52,7 +52,7 @@ def describe_error(error: BaseException) -> Message:
 
 def _remedy(error: BaseException) -> str | None:
     text = str(error)
-    if any(said in text for said in _NO_DEVICE):
+    if any(message in text for message in _NO_DEVICE):
         return (
             "the workload asks for a GPU, and torch sees none here: put model and batch on the "
             "CPU, or profile it where torch.cuda.is_available() is True"
@@ -97,10 +97,7 @@ def revive(error: Message) -> SlipstreamError:
 
 
 def _subclasses(kind: type[SlipstreamError]) -> list[type[SlipstreamError]]:
-    found = [kind]
-    for sub in kind.__subclasses__():
-        found += _subclasses(sub)
-    return found
+    return [kind, *(below for sub in kind.__subclasses__() for below in _subclasses(sub))]
 
 
 def _is_json(value: Any) -> bool:

@@ -27,9 +27,12 @@ from slipstream.measure.arms import (
     ArmEndedError,
     CallableArm,
     Sample,
+    users_code,
 )
 from slipstream.measure.claims import claims, headline
+from slipstream.measure.environment import capture, differences
 from slipstream.measure.gate import Gate, Level
+from slipstream.measure.memory import peak_of_call
 from slipstream.measure.records import (
     AFTERWARDS,
     RUN_DELAY,
@@ -147,7 +150,7 @@ def run(
     """
     plan = plan or Plan()
     _check(arms, settings)
-    environment = environment or _captured()
+    environment = environment or capture()
     running = _Run(
         {arm.name: arm for arm in arms},
         settings,
@@ -184,7 +187,7 @@ def resume(
         StoreError: it is complete, or still running.
     """
     before = store.load(experiment_id)
-    environment = environment or _captured()
+    environment = environment or capture()
     _check_same(before, arms, environment)
     sink = store.sink()
     sink.recording = store.resume(experiment_id)
@@ -227,20 +230,12 @@ def _check_same(before: Experiment, arms: Sequence[Arm], environment: Environmen
         raise InvalidArgumentError("arms", "they are not those of the interrupted experiment")
     if before.environment.env_id == environment.env_id:
         return
-    from slipstream.measure.environment import differences
-
     fields = ", ".join(str(one) for one in differences(before.environment, environment))
     raise InvalidArgumentError(
         "resume",
         f"the environment is another now; it differs in: {fields}",
         remedy="start a new experiment; old and new stay side by side",
     )
-
-
-def _captured() -> Environment:
-    from slipstream.measure.environment import capture
-
-    return capture()
 
 
 @dataclass
@@ -371,9 +366,8 @@ class _Run:
 
         One at least: a machine may stand still for longer than a small budget.
         """
-        budget = self.settings.budget_s
         longest = self.plan.maximum_warmup_s
-        longest = budget / 10 if longest is None else longest
+        longest = self.settings.budget_s / 10 if longest is None else longest
         spent = dict.fromkeys(self.living, 0.0)
         history: dict[str, list[Sample]] = {name: [] for name in self.living}
         inner = dict.fromkeys(self.living, 1)
@@ -525,15 +519,11 @@ class _Run:
 
     def _take_memory(self) -> None:
         """Peak memory of the in-process arms, in rounds of their own after the timed blocks."""
-        from slipstream.measure.arms import users_code
-        from slipstream.measure.memory import peak_of_call
-
-        callables = [arm for arm in self.arms.values() if isinstance(arm, CallableArm)]
+        living = [self.arms[name] for name in self.living]
+        callables = [arm for arm in living if isinstance(arm, CallableArm)]
         for _ in range(_MEMORY_ROUNDS):
             values: dict[tuple[str, Metric], float] = {}
             for arm in callables:
-                if arm.name not in self.living:
-                    continue
                 with users_code(self.plan.timeout_s):
                     # One page at least: a function that needs nothing has a ratio too.
                     peak = max(peak_of_call(arm.function).increase, 4096)

@@ -149,7 +149,6 @@ def block_bootstrap(
     *,
     seed: int = 0,
     method: str = "percentile",
-    resamples: int = RESAMPLES,
 ) -> Interval:
     """Interval of ``statistic(*columns, axis=-1)`` by resampling blocks, all columns together.
 
@@ -170,26 +169,20 @@ def block_bootstrap(
     ratio = columns[0] / columns[-1] if len(columns) > 1 else columns[0]
     correlation = lag1_autocorrelation(ratio)
     rng = np.random.default_rng(seed)
-    if correlation > DEPENDENT:
-        length = _block_length(n, correlation)
-        drawn = _resampled(statistic, columns, resamples, rng, length)
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-        return Interval(point, float(low), float(high), level, "stationary_bootstrap")
-    if method == "BCa":
-        found = _bca(statistic, columns, level, rng, resamples)
-        if found is not None:
-            return Interval(point, *found, level, "bca_bootstrap")
-    drawn = _resampled(statistic, columns, resamples, rng, 1.0)
+    dependent = correlation > DEPENDENT
+    if method == "BCa" and not dependent:
+        ends = _bca(statistic, columns, level, rng)
+        if ends is not None:
+            return Interval(point, *ends, level, "bca_bootstrap")
+    length = _block_length(n, correlation) if dependent else 1.0
+    drawn = _resampled(statistic, columns, rng, length)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(point, float(low), float(high), level, "percentile_bootstrap")
+    estimator = "stationary_bootstrap" if dependent else "percentile_bootstrap"
+    return Interval(point, float(low), float(high), level, estimator)
 
 
 def _bca(
-    statistic: Statistic,
-    columns: Sequence[Floats],
-    level: float,
-    rng: np.random.Generator,
-    resamples: int,
+    statistic: Statistic, columns: Sequence[Floats], level: float, rng: np.random.Generator
 ) -> tuple[float, float] | None:
     import warnings
 
@@ -199,12 +192,12 @@ def _bca(
     with warnings.catch_warnings():
         # Degenerate samples (all blocks equal) warn and give NaN; the caller then falls back.
         warnings.simplefilter("ignore")
-        found = bootstrap(
+        resampled = bootstrap(
             tuple(columns), statistic, paired=True, vectorized=True, axis=-1,
-            confidence_level=level, n_resamples=resamples, method="BCa", rng=rng,
+            confidence_level=level, n_resamples=RESAMPLES, method="BCa", rng=rng,
             batch=max(1, _BATCH_VALUES // n),
         )  # fmt: skip
-    low, high = found.confidence_interval
+    low, high = resampled.confidence_interval
     if not (math.isfinite(low) and math.isfinite(high)):
         return None
     return float(low), float(high)
@@ -218,18 +211,14 @@ def _block_length(n: int, correlation: float) -> float:
 
 
 def _resampled(
-    statistic: Statistic,
-    columns: Sequence[Floats],
-    resamples: int,
-    rng: np.random.Generator,
-    mean_length: float,
+    statistic: Statistic, columns: Sequence[Floats], rng: np.random.Generator, mean_length: float
 ) -> Floats:
-    """`statistic` of `resamples` stationary resamples whose runs have `mean_length` blocks."""
+    """`statistic` of `RESAMPLES` stationary resamples whose runs have `mean_length` blocks."""
     n = len(columns[0])
     batch = max(1, _BATCH_VALUES // n)
-    found = []
-    for start in range(0, resamples, batch):
-        rows = min(batch, resamples - start)
+    values = []
+    for start in range(0, RESAMPLES, batch):
+        rows = min(batch, RESAMPLES - start)
         index = rng.integers(0, n, (rows, n))
         if mean_length > 1:
             # A run goes on with probability 1 - 1/mean_length: take the last fresh start and
@@ -239,8 +228,8 @@ def _resampled(
             steps = np.arange(n)
             origin = np.maximum.accumulate(np.where(fresh, steps, 0), axis=1)
             index = (np.take_along_axis(index, origin, axis=1) + steps - origin) % n
-        found.append(statistic(*(column[index] for column in columns), axis=-1))
-    return np.concatenate(found)
+        values.append(statistic(*(column[index] for column in columns), axis=-1))
+    return np.concatenate(values)
 
 
 def quantile_ratio(

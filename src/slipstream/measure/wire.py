@@ -69,20 +69,19 @@ class Traffic:
         self.step += 1
 
 
-# By the dispatcher's name without underscores: what it is, and which argument is the whole buffer.
-# "out" arguments come first in c10d's signatures, functional ones have only the input.
+# By the dispatcher's name without underscores and "coalesced": what it is, and which argument is
+# the whole buffer. "out" arguments come first in c10d's signatures, functional ones have only the
+# input.
 _WHOLE_BUFFER = {
     "allreduce": ("all_reduce", 0),
-    "allreducecoalesced": ("all_reduce", 0),
     "broadcast": ("broadcast", 0),
     "reduce": ("reduce", 0),
     "allgather": ("all_gather", 0),
     "allgatherbase": ("all_gather", 0),
-    "allgathercoalesced": ("all_gather", 0),
-    "allgatherintotensorcoalesced": ("all_gather", 0),
+    "allgatherintotensor": ("all_gather", 0),
     "reducescatter": ("reduce_scatter", 1),
     "reducescatterbase": ("reduce_scatter", 1),
-    "reducescattertensorcoalesced": ("reduce_scatter", 1),
+    "reducescattertensor": ("reduce_scatter", 1),
     "alltoall": ("all_to_all", 1),
     "alltoallbase": ("all_to_all", 1),
     "gather": ("gather", 1),
@@ -92,14 +91,11 @@ _WHOLE_BUFFER = {
 # Functional collectives: the argument is this rank's input; all_gather's buffer is p times that.
 _FUNCTIONAL = {
     "allreduce": "all_reduce",
-    "allreducecoalesced": "all_reduce",
     "broadcast": "broadcast",
     "allgatherintotensor": "all_gather",
     "allgatherintotensorout": "all_gather",
-    "allgatherintotensorcoalesced": "all_gather",
     "reducescattertensor": "reduce_scatter",
     "reducescattertensorout": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter",
     "alltoallsingle": "all_to_all",
     "isend": "send",
 }
@@ -158,7 +154,7 @@ def count_bytes() -> Iterator[Traffic]:
 
 
 def _count(traffic: Traffic, func: Any, args: tuple[Any, ...]) -> None:
-    name = func._schema.name.split("::")[1].replace("_", "")
+    name = func._schema.name.split("::")[1].replace("_", "").removesuffix("coalesced")
     arguments = {
         spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)
     }
@@ -172,29 +168,23 @@ def _count(traffic: Traffic, func: Any, args: tuple[Any, ...]) -> None:
         if name not in _FUNCTIONAL:
             return
         operation = _FUNCTIONAL[name]
-        ranks, my_rank = _named_group(arguments["group_name"])
+        ranks, my_rank = _group_of(arguments["group_name"])
         buffer = _bytes(args[0]) * (ranks if operation == "all_gather" else 1)
     is_root = arguments.get("root_rank") == my_rank
     sent = sent_by_rank(operation, buffer, ranks, is_root=is_root)
     traffic.collectives.append(Collective(operation, traffic.step, ranks, buffer, sent))
 
 
-def _group_of(boxed: Any) -> tuple[int, int]:
-    """Size of a process group and our rank in it, from what the dispatcher hands over."""
-    import torch.distributed as dist
-
-    group = boxed if isinstance(boxed, dist.ProcessGroup) else dist.ProcessGroup.unbox(boxed)
-    return group.size(), group.rank()
-
-
-def _named_group(name: Any) -> tuple[int, int]:
+def _group_of(group: Any) -> tuple[int, int]:
+    """Size of a process group and our rank in it, from its name or what the dispatcher has."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-    group = resolve(name) if isinstance(name, str) else name
+    if isinstance(group, str):
+        resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+        group = resolve(group)
     if not isinstance(group, dist.ProcessGroup):
-        return _group_of(group)
+        group = dist.ProcessGroup.unbox(group)
     return group.size(), group.rank()
 
 
@@ -262,7 +252,7 @@ def sampled(interface: Interface, every_s: float) -> Iterator[Samples]:
     Args:
         every_s: between two readings; more where no core is free.
     """
-    found, ended = Samples(), threading.Event()
+    samples, ended = Samples(), threading.Event()
 
     def read(*, always: bool = False) -> None:
         before = time.perf_counter()
@@ -270,9 +260,9 @@ def sampled(interface: Interface, every_s: float) -> Iterator[Samples]:
         after = time.perf_counter()
         # Whoever was held up between the two does not know when the counters were so.
         if always or after - before < _HELD_UP_S:
-            found.times_s.append((before + after) / 2)
-            found.sent.append(sent)
-            found.received.append(received)
+            samples.times_s.append((before + after) / 2)
+            samples.sent.append(sent)
+            samples.received.append(received)
 
     def run() -> None:
         while not ended.wait(every_s):
@@ -282,13 +272,13 @@ def sampled(interface: Interface, every_s: float) -> Iterator[Samples]:
     thread = threading.Thread(target=run, daemon=True, name="slipstream-interface")
     thread.start()
     try:
-        yield found
+        yield samples
     finally:
         ended.set()
         thread.join()
         read(always=True)
-        found.sent = [n - found.sent[0] for n in found.sent]
-        found.received = [n - found.received[0] for n in found.received]
+        samples.sent = [n - samples.sent[0] for n in samples.sent]
+        samples.received = [n - samples.received[0] for n in samples.received]
 
 
 def by_phase(

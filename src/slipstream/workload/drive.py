@@ -13,6 +13,7 @@ Everything here runs in a child process (`slipstream.child`), never in a long-li
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -171,8 +172,6 @@ def _leave_process_group() -> None:
 
 
 def _check_arguments(function: Any, workload: Workload, where: str) -> None:
-    import inspect
-
     signature = inspect.signature(function)
     parameters = signature.parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

@@ -145,10 +145,6 @@ def _entry(path: Any, folder_fd: int = -1) -> Iterator[str]:
         yield os.path.join(os.path.realpath(folder), name)
 
 
-def _made(path: Any, mode: Any, folder_fd: int = -1) -> Iterator[str]:
-    yield from _entry(path, folder_fd)
-
-
 def _renamed(old: Any, new: Any, old_fd: int = -1, new_fd: int = -1) -> Iterator[str]:
     for source in _entry(old, old_fd):
         for target in _entry(new, new_fd):
@@ -177,7 +173,7 @@ _EVENTS: dict[str, Callable[..., Iterator[str]]] = {
     "os.truncate": _truncated,
     "os.remove": _entry,
     "os.rmdir": _entry,
-    "os.mkdir": _made,
+    "os.mkdir": lambda path, mode, folder_fd=-1: _entry(path, folder_fd),
     "os.rename": _renamed,
     "os.symlink": _linked,
     "os.link": _linked,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,16 +86,16 @@ class UserLines:
 
     def chain(self, frame: FrameType | None) -> Chain:
         """The user's lines among `frame` and its callers, outermost first."""
-        found: list[Line] = []
+        lines: list[Line] = []
         while frame is not None:
             code = frame.f_code
             file = self._files.get(code.co_filename)
             if file is None:
                 file = self._files[code.co_filename] = self._shown(code.co_filename)
             if file:
-                found.append(Line(file, frame.f_lineno, code.co_qualname))
+                lines.append(Line(file, frame.f_lineno, code.co_qualname))
             frame = frame.f_back
-        return tuple(reversed(found))
+        return tuple(reversed(lines))
 
     def made(self, thing: Any) -> Chain:
         """The user's lines that made a module or optimizer; none where nobody saw it."""
@@ -118,8 +119,6 @@ class UserLines:
 
     def file_of(self, kind: type) -> str:
         """The user's file a class is defined in; empty where it is none of theirs."""
-        import sys
-
         module = sys.modules.get(kind.__module__)
         path = getattr(module, "__file__", None)
         return self._shown(path) if path else ""
@@ -136,8 +135,6 @@ class UserLines:
         return whole.relative_to(self.root).as_posix() if whole.is_relative_to(self.root) else ""
 
     def _watched(self, original: Callable[..., None]) -> Callable[..., None]:
-        import sys
-
         @functools.wraps(original)
         def make(made: Any, *arguments: Any, **named: Any) -> None:
             frame: FrameType | None = sys._getframe(1)
