@@ -47,7 +47,6 @@ class Line:
 
     @classmethod
     def of(cls, wire: Wire) -> Line:
-        """All ranks of the wire."""
         return cls(wire, tuple(range(wire.size)))
 
     @property
@@ -113,7 +112,6 @@ class Scatter:
         self._sent: dict[int, Any] = {}
 
     def send(self) -> None:
-        """Send the others their pieces."""
         line = self._line
         sent = {line.members[p]: self._pieces[p] for p in line.peers}
         self._sent = line.wire.post(sent, {}, self._tag)
@@ -164,7 +162,6 @@ class Gather:
         self._works = list(line.wire.post({}, received, tag).values())
 
     def send(self) -> None:
-        """Send our piece to everybody."""
         line = self._line
         mine = self._pieces[line.place]
         sent = dict.fromkeys([line.members[p] for p in line.peers], mine)

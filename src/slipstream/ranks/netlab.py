@@ -132,7 +132,6 @@ class Netlab:
             self._put_shapes()
 
     def ranks(self) -> list[Host]:
-        """Where ranks run, one on each host; for `slipstream.ranks.launch`."""
         return [Host(self.prefix(host), INTERFACE) for host in range(self.hosts)]
 
     def counters(self) -> list[tuple[int, int]]:

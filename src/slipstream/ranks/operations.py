@@ -92,7 +92,6 @@ def timed(
 
 
 def _computed(operation: Operation, group: Any) -> list[tuple[float, float]]:
-    """As `timed`, of computing."""
     import torch
     import torch.distributed as dist
 

@@ -67,7 +67,6 @@ class Wire:
         return works
 
     def swap(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
-        """`post`, and wait for all."""
         wait(list(self.post(sent, received).values()))
 
     def add_up(self, products: Any) -> Any:

@@ -134,7 +134,6 @@ class DDP(Spreads):
         built.model = DistributedDataParallel(built.model, bucket_cap_mb=cap)
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """See `Spreads.by_hand`."""
         return self.by_hand("", "model = torch.nn.parallel.DistributedDataParallel(model)")
 
 

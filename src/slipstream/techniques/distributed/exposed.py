@@ -166,7 +166,6 @@ class _Arrival:
         self.parameters, self.at_s = parameters, 0.0
 
     def note(self, future: Future) -> torch.Tensor:
-        """Now."""
         self.at_s = time.perf_counter()
         return future.value()
 

@@ -51,7 +51,6 @@ def gradients(graph: Graph) -> list[Gradient]:
 
 
 def nbytes_of(bucket: Sequence[Gradient]) -> int:
-    """Of all its gradients."""
     return sum(one.spec.nbytes for one in bucket)
 
 

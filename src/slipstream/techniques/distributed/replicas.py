@@ -173,7 +173,6 @@ def all_reduces(graph: Graph) -> list[Exchange]:
 
 
 def has_update(graph: Graph) -> bool:
-    """Whether the step has an optimizer."""
     return bool((graph.tasks.phase == StepPhase.OPTIMIZER).any())
 
 

@@ -67,7 +67,6 @@ class _Part:
             view.copy_(change)
 
     def add(self, flat: torch.Tensor) -> None:
-        """Add a buffer's numbers to the parameters."""
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             parameter.add_(view)
 
@@ -147,7 +146,6 @@ class AdasumOptimizer(WrappingOptimizer):
         return loss
 
     def _step(self) -> bool:
-        """Combine what the optimizer changes."""
         flats = [part.flat(list(part.parameters)) for part in self._parts]
         self.optimizer.step()
         for part, flat in zip(self._parts, flats, strict=True):

@@ -113,7 +113,6 @@ class Adasum(Spreads):
         return Collective("all_reduce", nbytes, Group.of(group.members.reshape(-1), shape), "2d")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """See `Spreads.by_hand`."""
         nodes = f", per_node={self.per_node}" if self.per_node > 1 else ""
         return self.by_hand(
             "'gloo'", f"optimizer = ss.distributed.AdasumOptimizer(optimizer{nodes})"

@@ -37,7 +37,6 @@ def row_and_column(wire: Wire, rows: int) -> tuple[Line, Line]:
 
 
 def chunks_of(nbytes: int) -> int:
-    """How many chunks a tensor is cut in."""
     return max(1, min(_MOST_CHUNKS, nbytes // _LEAST_CHUNK_BYTES))
 
 
@@ -99,7 +98,6 @@ class _Chunk:
         self._from_row = Gather(row, across, tag + 3)
 
     def send(self) -> None:
-        """Send the row its pieces."""
         self._in_row.send()
 
     def cross(self) -> None:
@@ -113,12 +111,10 @@ class _Chunk:
         self._from_column.send()
 
     def spread(self) -> None:
-        """Send the row what came from the column."""
         self._from_column.end()
         self._from_row.send()
 
     def end(self) -> None:
-        """Wait for the rest."""
         self._from_row.end()
         self._in_row.end()
         self._in_column.end()

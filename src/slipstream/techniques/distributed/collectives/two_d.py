@@ -89,7 +89,6 @@ class TwoDState:
         self._thread = BucketThread("two-d")
 
     def submit(self, flat: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket over all ranks."""
         size, nbytes = self.ranks.wire.size, flat.numel() * flat.element_size()
         way = _way(self.algorithm, self.cluster, nbytes, size, self.rows)
 

@@ -47,7 +47,6 @@ class ACP(LowRank):
         return [Message("all_reduce", 4 * count)] if count else []
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:
-        """One all-reduce."""
         matrices, _ = self.matrices(bucket.layout)
         residual = memory.residual(bucket.layout)
         left = memory.step % 2 == 0

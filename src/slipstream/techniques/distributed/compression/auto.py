@@ -51,7 +51,6 @@ class Auto:
         return f"auto:{self.candidates},recheck={self.recheck}"
 
     def compressors(self) -> list[Compressor]:
-        """The candidates as settings."""
         found: list[Compressor] = []
         for text in filter(None, self.candidates.split("|")):
             one = parse(text)

@@ -42,20 +42,17 @@ class _Blocks(CompressionTechnique, GatheringCompressor):
         raise NotImplementedError
 
     def payload_bytes(self, layout: Layout) -> int:
-        """Scales and codes."""
         blocks = _blocks(layout, *self._layout())
         return _SCALE_BYTES * len(blocks) + blocks.nbytes
 
     def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
                payload: torch.Tensor) -> None:  # fmt: skip
-        """See `kernels.Blocks.encode`."""
         blocks = _blocks(layout, *self._layout())
         scales, codes = self._parts(payload, blocks)
         blocks.encode(gradient, residual, scales, codes)
 
     def decode(self, payload: torch.Tensor, layout: Layout, out: torch.Tensor, weight: float,
                add: bool) -> None:  # fmt: skip
-        """See `kernels.Blocks.decode`."""
         blocks = _blocks(layout, *self._layout())
         scales, codes = self._parts(payload, blocks)
         blocks.decode(scales, codes, out, weight, add)
@@ -98,7 +95,6 @@ class Sign(_Blocks):
 
     def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
                payload: torch.Tensor) -> None:  # fmt: skip
-        """See `kernels.Blocks.encode`."""
         if not self.feedback:
             # Before, not after: what is taken back of a failed exchange relies on what is left.
             residual.zero_()

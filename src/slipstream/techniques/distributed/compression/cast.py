@@ -39,7 +39,6 @@ class Cast(CompressionTechnique):
         return True
 
     def messages(self, layout: Layout) -> list[Message]:
-        """One all-reduce of half the bytes."""
         return [Message("all_reduce", 2 * layout.numel)]
 
     def quality(self, graph: Graph | None = None) -> Quality:

@@ -130,7 +130,6 @@ class GatheringCompressor(Compressor):
         raise NotImplementedError
 
     def messages(self, layout: Layout) -> list[Message]:
-        """One gather."""
         return [Message("all_gather", HEADER_BYTES + self.payload_bytes(layout))]
 
     def exchange(self, bucket: Bucket, memory: Memory, workers: int, sound: bool) -> Exchange:

@@ -228,7 +228,6 @@ class Compression:
         return [one for one in self._layouts.values() if newest[one.names[0]] is one]
 
     def _finish(self) -> None:
-        """Wait for all buckets of the step; raise what failed."""
         began = time.perf_counter()
         self._thread.wait()
         self.memory.step += 1

@@ -59,12 +59,10 @@ class TopK(CompressionTechnique, GatheringCompressor):
 
     def encode(self, gradient: torch.Tensor, residual: torch.Tensor, layout: Layout,
                payload: torch.Tensor) -> None:  # fmt: skip
-        """See `kernels.top`."""
         kernels.top(gradient, residual, *self._parts(payload))
 
     def decode(self, payload: torch.Tensor, layout: Layout, out: torch.Tensor, weight: float,
                add: bool) -> None:  # fmt: skip
-        """See `kernels.scatter`."""
         if not add:
             out.zero_()
         kernels.scatter(*self._parts(payload), out, weight)

@@ -35,7 +35,6 @@ class Autotune:
     _taken_s: list[float] = field(default_factory=list)
 
     def begin(self) -> None:
-        """A step begins."""
         self._stamps.append(time.perf_counter())
 
     @property
@@ -46,7 +45,6 @@ class Autotune:
 
     @property
     def over(self) -> bool:
-        """Whether all have had theirs."""
         return len(self._taken_s) == len(self.plans)
 
     def next(self) -> None:
@@ -57,7 +55,6 @@ class Autotune:
 
     @property
     def current(self) -> Plan:
-        """Whose turn it is."""
         return self.plans[len(self._taken_s)]
 
     @property

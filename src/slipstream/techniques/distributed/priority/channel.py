@@ -111,7 +111,6 @@ class Channel:
             return [unit for unit in units if not unit.left]
 
     def check(self) -> None:
-        """Raise what has gone wrong."""
         if self._error is not None:
             raise self._error
 
@@ -162,12 +161,10 @@ class Channel:
             return self.slices[heapq.heappop(self._waiting)[1]]
 
     def until_ready(self, one: Slice) -> None:
-        """Wait until a slice is ready here."""
         with self.changed:
             self._until(lambda: one.number in self._ready)
 
     def until_room(self) -> None:
-        """Wait until something may be sent."""
         with self.changed:
             self._until(self._has_room)
 
@@ -279,7 +276,6 @@ class Agreed(Channel):
         self._adding.put((one, half, scatter))
 
     def _start_gather(self, one: Slice) -> None:
-        """Send everybody this rank's sum."""
         gather = Gather(self._line, self._parts(one), 2 * one.number + 1)
         gather.send()
         self._ending.put((one, gather))

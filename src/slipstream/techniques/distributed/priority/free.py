@@ -54,7 +54,6 @@ class Free(Channel):
         self.run(self._send_all, *loops)
 
     def hand_over(self, unit: Unit) -> None:
-        """See `Channel.hand_over`."""
         with self.changed:
             for one in unit.slices:
                 self._ready.add(one.number)
@@ -65,7 +64,6 @@ class Free(Channel):
             self.changed.notify_all()
 
     def begin(self) -> None:
-        """See `Channel.begin`."""
         with self.changed:
             mine = (one for one in self.slices if self._owner(one) == self.ranks.rank)
             self._missing = {one.number: self.ranks.size for one in mine}

@@ -248,7 +248,6 @@ class _Transfer:
 def _stream(
     ranks: ProcessGroup, order: str, elements: int, count: int, ahead: int = AHEAD
 ) -> Iterator[_Transfer]:
-    """A round of slices."""
     parameter = torch.nn.Parameter(torch.zeros(elements * count - 1))
     units = units_of([[parameter]], parameter)
     slices = cut(units, elements)
@@ -270,7 +269,6 @@ def _stream(
 
 @contextlib.contextmanager
 def _reduction(ranks: ProcessGroup, elements: int) -> Iterator[_Transfer]:
-    """An all-reduce of gloo."""
     flat = torch.zeros(elements)
     works: list[Any] = []
 

@@ -199,7 +199,6 @@ class Rounds:
         return not all(all(unit.given) for unit in self.units)
 
     def settle_updates(self) -> None:
-        """Make all updates that are due."""
         if self.due:
             self.synchronize()
 

@@ -94,7 +94,6 @@ class Step:
 
     @property
     def compute_s(self) -> float:
-        """Computation and updates."""
         return sum(s for *_, s in self.segments) + sum(self.update_s)
 
     def shares(self, link: Link, how: str, ahead: int = 1) -> Shares:
@@ -160,7 +159,6 @@ class _Line:
         self._flying = [0.0] * directions
 
     def release(self, unit: int, way: int = 0) -> None:
-        """A unit's gradients are complete."""
         for number in self._numbers.get(unit, ()):
             self._ready.add((number, way))
             self._wait(number, way)
@@ -225,7 +223,6 @@ class _Line:
             self._begin(direction)
 
     def _begin(self, direction: int) -> None:
-        """What is first in a direction begins."""
         if self._sent[direction]:
             number, _ = self._sent[direction][0]
             self._left_s[direction] = self._slices[number][2] * len(self._sent) / 2

@@ -123,7 +123,6 @@ class PrioritySync(Spreads):
         built.model = PriorityDDP(built.model, built.optimizer, slice_elems=self.slice_ or "auto")
 
     def code(self, workload: Workload) -> CodeChange | None:
-        """See `Spreads.by_hand`."""
         given = f", slice_elems={self.slice_}" if self.slice_ else ""
         return self.by_hand(
             "'gloo'", f"model = ss.distributed.PriorityDDP(model, optimizer{given})"

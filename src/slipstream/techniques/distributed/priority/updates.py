@@ -80,7 +80,6 @@ class Updates:
                 parameter.grad = kept
 
     def whole(self) -> None:
-        """The step as it is, with what is in ``parameter.grad``."""
         self._step()
 
     def strangers(self, known: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
