@@ -73,17 +73,14 @@ class WorkerProcesses:
     def __enter__(self) -> WorkerProcesses:
         try:
             for rank, host in enumerate(self._hosts):
-                self._children.append(
-                    Child(
-                        f"rank {rank} of {self.name}",
-                        environment={
-                            **self._environment,
-                            **host.environment(rank, len(self._hosts)),
-                        },
-                        memory_limit_bytes=self._limit,
-                        prefix=host.prefix,
-                    )
+                own = host.environment(rank, len(self._hosts))
+                child = Child(
+                    f"rank {rank} of {self.name}",
+                    environment={**self._environment, **own},
+                    memory_limit_bytes=self._limit,
+                    prefix=host.prefix,
                 )
+                self._children.append(child)
         except BaseException:
             self.close()
             raise
@@ -116,16 +113,15 @@ class WorkerProcesses:
             raise ChildError(f"{self.name} is not running")
         pool = ThreadPoolExecutor(len(self._children), thread_name_prefix="slipstream-ranks")
         try:
-            waiting = {}
+            waiting = []
             for rank, child in enumerate(self._children):
                 child.start_call(function, **of_rank(rank))
-                waiting[pool.submit(child.finish_call, timeout_s=timeout_s)] = rank
+                waiting.append(pool.submit(child.finish_call, timeout_s=timeout_s))
             for done in as_completed(waiting):
                 error = done.exception()
                 if error is not None:
                     raise _cause(error, [one for one in waiting if one is not done])
-            answers = {rank: done.result() for done, rank in waiting.items()}
-            return [answers[rank] for rank in range(len(answers))]
+            return [done.result() for done in waiting]
         except BaseException:
             # Their pipes end with them, and with those the threads that wait for an answer.
             for child in self._children:

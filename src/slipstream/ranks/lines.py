@@ -67,6 +67,27 @@ class Line:
         return way(len(self.members), nbytes, whole=sums and pieces[0].element_size() < 4)
 
 
+def need_algorithm(
+    algorithm: str, ranks: int, known: Sequence[str], halves: str, others: str
+) -> None:
+    """See that there is an algorithm for so many ranks.
+
+    Args:
+        known: the algorithms there are.
+        halves: which of them takes a power of two of ranks.
+        others: what to take instead of that.
+
+    Raises:
+        InvalidArgumentError: there is none of that name, or not for so many ranks.
+    """
+    if algorithm not in known:
+        raise InvalidArgumentError("algorithm", f"'{algorithm}' is none", remedy=" or ".join(known))
+    if algorithm == halves and ranks & (ranks - 1):
+        raise InvalidArgumentError(
+            "algorithm", f"{halves} takes a power of two of ranks, not {ranks}", remedy=others
+        )
+
+
 def shares(numel: int, ranks: int) -> list[int]:
     """Where the share of each rank begins, and where the last ends: [ranks + 1].
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from slipstream.cluster.errors import ClusterError
 from slipstream.errors import InvalidArgumentError
@@ -74,14 +73,12 @@ class Netlab:
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= _MOST_HOSTS:
             raise InvalidArgumentError("hosts", f"{self.hosts} is not from 1 to {_MOST_HOSTS}")
-        if not 1e3 <= self.bytes_per_s < 1e12:
-            raise InvalidArgumentError("bytes_per_s", f"{self.bytes_per_s} cannot be shaped")
+        for name in ("bytes_per_s", "between_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None and not 1e3 <= rate < 1e12:
+                raise InvalidArgumentError(name, f"{rate} cannot be shaped")
         if self.racks < 1 or self.hosts % self.racks:
             raise InvalidArgumentError("racks", f"{self.hosts} hosts do not fill {self.racks}")
-        if self.between_bytes_per_s is not None and not 1e3 <= self.between_bytes_per_s < 1e12:
-            raise InvalidArgumentError(
-                "between_bytes_per_s", f"{self.between_bytes_per_s} cannot be shaped"
-            )
 
     def __enter__(self) -> Netlab:
         reason = why_no_netlab()
@@ -96,12 +93,7 @@ class Netlab:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
     def close(self) -> None:

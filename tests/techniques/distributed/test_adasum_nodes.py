@@ -14,7 +14,7 @@ from slipstream.errors import CommunicationError, InvalidArgumentError
 from slipstream.ranks.wire import Wire
 from slipstream.technique import parse
 from slipstream.techniques.distributed import AdasumOptimizer, adasum_all_reduce, adasum_of
-from slipstream.techniques.distributed.adasum.exchange import check, check_nodes, exchange
+from slipstream.techniques.distributed.adasum.exchange import check, check_algorithm, exchange
 from slipstream.techniques.distributed.adasum.technique import Adasum
 from small_steps import SLOW, context, graph_of
 
@@ -89,7 +89,7 @@ def test_an_optimizer_combines_nodes_and_a_gradient_that_is_not_finite_makes_all
 def test_what_cannot_be_is_named() -> None:
     for per_node, size, algorithm in ((0, 4, "auto"), (3, 4, "auto"), (2, 4, "rvh")):
         with pytest.raises(InvalidArgumentError, match=r"per_node|algorithm"):
-            check_nodes(per_node, size, algorithm)
+            check_algorithm(algorithm, size, per_node)
     with pytest.raises(InvalidArgumentError, match="adasum:per_node"):
         Adasum(4, per_node=3)
 

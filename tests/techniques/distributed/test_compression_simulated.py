@@ -21,7 +21,7 @@ from slipstream.techniques.distributed import (
     SimulatedWorkers,
     TopK,
 )
-from slipstream.techniques.distributed.adasum.exchange import check_nodes
+from slipstream.techniques.distributed.adasum.exchange import check_algorithm
 from slipstream.techniques.distributed.collectives.two_d import need_rows
 from slipstream.techniques.distributed.compression.hook import settings_of
 
@@ -281,4 +281,4 @@ def test_rows_and_nodes_are_whole_numbers() -> None:
     with pytest.raises(InvalidArgumentError, match="rows: '2' is not a whole number"):
         need_rows("2", 2)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="per_node: '2' is not a whole number"):
-        check_nodes("2", 2, "auto")  # type: ignore[arg-type]
+        check_algorithm("auto", 2, "2")  # type: ignore[arg-type]

@@ -31,8 +31,8 @@ from slipstream.graph import (
 from slipstream.provenance import Provenance
 from slipstream.technique import CodeChange, Context, Traits
 from slipstream.techniques.distributed.gradients import (
-    FIRST_BUCKET_BYTES,
-    buckets,
+    DEFAULT_MIB,
+    ddp_buckets,
     gradients,
     last_backward,
     nbytes_of,
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from slipstream.workload import Built, Workload
 
 _COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
-_MIB = 1 << 20
-_DEFAULT_MIB = 25.0
 # Bytes a second of a copy that nobody timed.
 _ASSUMED_COPY = 5e9
 
@@ -62,7 +60,7 @@ class DDP(Spreads):
     """
 
     workers: int = 2
-    bucket_mb: float = _DEFAULT_MIB
+    bucket_mb: float = DEFAULT_MIB
     algo: str = "auto"
     jitter: float = 0.0
 
@@ -90,9 +88,7 @@ class DDP(Spreads):
         cluster = self.need_cluster(context)
         group = self.group(cluster)
         edit = Editor(graph, str(self))
-        most = int(self.bucket_mb * _MIB)
-        first = FIRST_BUCKET_BYTES if self.bucket_mb == _DEFAULT_MIB else most
-        made = buckets(gradients(graph), first, most)
+        made = ddp_buckets(gradients(graph), self.bucket_mb)
         end = last_backward(graph)
         filled = [
             [put_copy(edit, context, one.spec, one.task, "into bucket") for one in bucket]
@@ -130,7 +126,7 @@ class DDP(Spreads):
 
         self.need_joined()
         self.need_part(built.model, "the model")
-        cap = None if self.bucket_mb == _DEFAULT_MIB else self.bucket_mb
+        cap = None if self.bucket_mb == DEFAULT_MIB else self.bucket_mb
         built.model = DistributedDataParallel(built.model, bucket_cap_mb=cap)
 
     def code(self, workload: Workload) -> CodeChange | None:

@@ -11,6 +11,8 @@ from slipstream.graph import Graph, StepPhase, TensorSpec
 
 FIRST_BUCKET_BYTES = 1 << 20
 """DistributedDataParallel's default for the first bucket, so that communication starts early."""
+DEFAULT_MIB = 25.0
+"""Its default for all others."""
 BUCKET_BYTES = 25 << 20
 _ACCUMULATE = "AccumulateGrad"
 # What AccumulateGrad does with a new gradient: keep it, copy it, or add it to the one there is.
@@ -79,6 +81,12 @@ def why_no_gradients(graph: Graph) -> str | None:
     if not gradients(graph):
         return "the recording does not say when gradients are ready; record it again"
     return None
+
+
+def ddp_buckets(found: Sequence[Gradient], cap_mib: float) -> list[list[Gradient]]:
+    """`buckets` of DDP's ``bucket_cap_mb``; the default has a smaller first bucket besides."""
+    most = int(cap_mib * (1 << 20))
+    return buckets(found, FIRST_BUCKET_BYTES if cap_mib == DEFAULT_MIB else most, most)
 
 
 def buckets(

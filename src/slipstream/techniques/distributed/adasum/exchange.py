@@ -33,7 +33,15 @@ import torch.distributed as dist
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.lines import Line, Scatter, cut, gather, room_for, shares
+from slipstream.ranks.lines import (
+    Line,
+    Scatter,
+    cut,
+    gather,
+    need_algorithm,
+    room_for,
+    shares,
+)
 from slipstream.ranks.wire import DTYPES, Wire
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import weights
@@ -47,12 +55,14 @@ _READ = (torch.float32, torch.float64)
 _WIDENED = 1 << 14
 
 
-def check(flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size: int) -> Any:
+def check(
+    flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size: int, per_node: int = 1
+) -> Any:
     """Where layers start in `flat`, and where it ends, int64 [layers + 1].
 
     Raises:
         InvalidArgumentError: `flat` cannot be exchanged, `layers` do not fit it, or the algorithm
-            is none, or not for so many ranks.
+            is none, or not for so many ranks and nodes.
     """
     if flat.layout != torch.strided or flat.dtype not in DTYPES:
         raise InvalidArgumentError(
@@ -61,7 +71,7 @@ def check(flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size
         )  # fmt: skip
     if flat.device.type != "cpu" or not flat.is_contiguous():
         raise InvalidArgumentError("tensor", "it is not contiguous on a processor")
-    check_algorithm(algorithm, size)
+    check_algorithm(algorithm, size, per_node)
     starts = np.array([0] if layers is None else layers, np.int64)
     ordered = starts.ndim == 1 and len(starts) and starts[0] == 0 and (np.diff(starts) >= 0).all()
     if not ordered or starts[-1] > flat.numel():
@@ -72,20 +82,13 @@ def check(flat: torch.Tensor, layers: Sequence[int] | None, algorithm: str, size
     return np.append(starts, flat.numel())
 
 
-def check_algorithm(algorithm: str, size: int) -> None:
-    """Raise an `InvalidArgumentError` where there is none of that name for so many ranks."""
-    if algorithm not in ALGORITHMS:
-        raise InvalidArgumentError(
-            "algorithm", f"'{algorithm}' is none", remedy=" or ".join(ALGORITHMS)
-        )
-    if algorithm == "rvh" and size & (size - 1):
-        raise InvalidArgumentError(
-            "algorithm", f"rvh takes a power of two of ranks, not {size}", remedy="gram, or auto"
-        )
+def check_algorithm(algorithm: str, size: int, per_node: int = 1) -> None:
+    """See that there is an algorithm for `size` ranks, and that these fill nodes of `per_node`.
 
-
-def check_nodes(per_node: int, size: int, algorithm: str) -> None:
-    """Raise an `InvalidArgumentError` where `size` ranks do not fill nodes of so many."""
+    Raises:
+        InvalidArgumentError: there is none, or they do not.
+    """
+    need_algorithm(algorithm, size, ALGORITHMS, "rvh", "gram, or auto")
     per_node = whole_number("per_node", per_node, None)
     if per_node < 1 or size % per_node:
         raise InvalidArgumentError(
@@ -106,7 +109,7 @@ def exchange(
     Args:
         flat: [n], contiguous on a processor, of `DTYPES`.
         starts: of layers, int64 [layers + 1], from 0 to n; the same on all ranks.
-        per_node: neighbours in rank that are averaged first; see `check_nodes`.
+        per_node: neighbours in rank that are averaged first; see `check_algorithm`.
 
     Returns:
         False, on all ranks, where somebody's numbers are not finite; what is in `flat` then is of

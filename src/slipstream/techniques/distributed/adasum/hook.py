@@ -22,12 +22,7 @@ from slipstream.ranks.group import (
     need_processes,
     process_group,
 )
-from slipstream.techniques.distributed.adasum.exchange import (
-    check,
-    check_algorithm,
-    check_nodes,
-    exchange,
-)
+from slipstream.techniques.distributed.adasum.exchange import check, check_algorithm, exchange
 
 
 class AdasumState:
@@ -53,8 +48,7 @@ class AdasumState:
     ) -> None:  # fmt: skip
         need_processes("Adasum")
         size = dist.get_world_size(group)
-        check_algorithm(algorithm, size)
-        check_nodes(per_node, size, algorithm)
+        check_algorithm(algorithm, size, per_node)
         self.algorithm, self.per_node = algorithm, per_node
         self.ranks = ProcessGroup(group, timeout_s, patience_s, "adasum_hook")
         self.wire = self.ranks.wire
@@ -106,8 +100,7 @@ def adasum_all_reduce(
     """
     ranks = process_group(group)
     wire = ranks.wire
-    starts = check(tensor, layers, algorithm, wire.size)
-    check_nodes(per_node, wire.size, algorithm)
+    starts = check(tensor, layers, algorithm, wire.size, per_node)
     layout = zlib.crc32(np.ascontiguousarray(starts[:-1]).tobytes())
     ranks.alike("adasum_all_reduce", tensor, f"{algorithm} {per_node} {layout}")
     flat = tensor.detach().view(-1)

@@ -1,4 +1,6 @@
-"""The door to the compiled kernels (native/src/adasum) and to their numpy reference.
+"""The compiled kernels (native/src/adasum), and the same in numpy, to the bit.
+
+Scalar products are 16 partial sums, each in order, added up pairwise.
 
 Rows are contiguous float32 or float64 tensors on a processor, all of the same length: one worker's
 numbers each. `starts`, int64 [layers + 1], says where each layer's piece begins in them.
@@ -35,7 +37,17 @@ def products(rows: Sequence[torch.Tensor], starts: Any, level: InstructionSet | 
     found = np.zeros((len(starts) - 1, len(rows), len(rows)))
     kernel = _FAMILY.kernel(level)
     if kernel is None:
-        return _reference_products([row.numpy() for row in rows], starts, found)
+        for layer, (begin, end) in enumerate(itertools.pairwise(starts)):
+            padding = (0, -(end - begin) % LANES)
+            pieces = [np.pad(row[begin:end].double().numpy(), padding) for row in rows]
+            for i, j in itertools.combinations_with_replacement(range(len(pieces)), 2):
+                sums = np.zeros(LANES)
+                for line in (pieces[i] * pieces[j]).reshape(-1, LANES):
+                    sums += line
+                while len(sums) > 1:
+                    sums = sums[0::2] + sums[1::2]
+                found[layer, i, j] = found[layer, j, i] = sums[0]
+        return found
     starts = np.ascontiguousarray(starts, np.int64)
     _FAMILY.call(
         "adasum_products", kernel, _DTYPES[rows[0].dtype], _pointers(rows), len(rows),
@@ -51,7 +63,12 @@ def combine(
     """out = sum over workers of weights [layers, workers] times rows; `out` may be a row."""
     kernel = _FAMILY.kernel(level)
     if kernel is None:
-        _reference_combine([row.numpy() for row in rows], starts, weights, out.numpy())
+        for layer, (begin, end) in enumerate(itertools.pairwise(starts)):
+            factors = np.asarray(weights[layer]).astype(out.numpy().dtype)
+            total = factors[0] * rows[0][begin:end].numpy()
+            for factor, row in zip(factors[1:], rows[1:], strict=True):
+                total = total + factor * row[begin:end].numpy()
+            out.numpy()[begin:end] = total
         return
     starts = np.ascontiguousarray(starts, np.int64)
     weights = np.ascontiguousarray(weights, np.float64)
@@ -63,28 +80,3 @@ def combine(
 
 def _pointers(rows: Sequence[torch.Tensor]) -> Any:
     return (POINTER * len(rows))(*(row.data_ptr() for row in rows))
-
-
-def _reference_products(rows: Sequence[Any], starts: Any, found: Any) -> Any:
-    """As the kernels, to the bit: 16 partial sums, each in order, added up pairwise."""
-    for layer, (begin, end) in enumerate(itertools.pairwise(starts)):
-        padding = (0, -(end - begin) % LANES)
-        pieces = [np.pad(row[begin:end].astype(np.float64), padding) for row in rows]
-        for i, one in enumerate(pieces):
-            for j in range(i, len(pieces)):
-                sums = np.zeros(LANES)
-                for line in (one * pieces[j]).reshape(-1, LANES):
-                    sums += line
-                while len(sums) > 1:
-                    sums = sums[0::2] + sums[1::2]
-                found[layer, i, j] = found[layer, j, i] = sums[0]
-    return found
-
-
-def _reference_combine(rows: Sequence[Any], starts: Any, weights: Any, out: Any) -> None:
-    for layer, (begin, end) in enumerate(itertools.pairwise(starts)):
-        factors = np.asarray(weights[layer]).astype(out.dtype)
-        total = factors[0] * rows[0][begin:end]
-        for factor, row in zip(factors[1:], rows[1:], strict=True):
-            total = total + factor * row[begin:end]
-        out[begin:end] = total

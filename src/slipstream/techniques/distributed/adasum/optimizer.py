@@ -24,7 +24,7 @@ from slipstream.ranks.group import (
     need_processes,
     process_group,
 )
-from slipstream.techniques.distributed.adasum.exchange import check_algorithm, check_nodes, exchange
+from slipstream.techniques.distributed.adasum.exchange import check_algorithm, exchange
 from slipstream.techniques.distributed.optimizers import (
     WrappingOptimizer,
     fingerprint,
@@ -117,8 +117,7 @@ class AdasumOptimizer(WrappingOptimizer):
         need_optimizer(optimizer)
         need_processes("AdasumOptimizer")
         size = dist.get_world_size(group)
-        check_algorithm(algorithm, size)
-        check_nodes(per_node, size, algorithm)
+        check_algorithm(algorithm, size, per_node)
         super().__init__(optimizer)
         self.algorithm, self.per_node, self.per_layer = algorithm, per_node, per_layer
         self.skipped = 0

@@ -7,9 +7,16 @@ from typing import Any
 
 import torch
 
-from slipstream.errors import InvalidArgumentError
-from slipstream.ranks.group import ProcessGroup, process_group
-from slipstream.ranks.lines import ALGORITHMS, Line, cut, gather, scatter, shares
+from slipstream.ranks.group import process_group
+from slipstream.ranks.lines import (
+    ALGORITHMS,
+    Line,
+    cut,
+    gather,
+    need_algorithm,
+    scatter,
+    shares,
+)
 from slipstream.ranks.wire import need_dense
 
 
@@ -40,7 +47,7 @@ def reduce_scatter(
     """
     need_dense(tensor)
     ranks = process_group(group)
-    need_algorithm(algorithm, ranks)
+    need_algorithm(algorithm, ranks.size, ALGORITHMS, "halving", "direct, ring or auto")
     ranks.alike("reduce_scatter", tensor, f"{mean} {algorithm}")
     wire = ranks.wire
     flat = tensor.detach().contiguous().view(-1)
@@ -63,7 +70,7 @@ def all_gather(share: torch.Tensor, *, group: Any = None, algorithm: str = "auto
     """
     need_dense(share, "share")
     ranks = process_group(group)
-    need_algorithm(algorithm, ranks)
+    need_algorithm(algorithm, ranks.size, ALGORITHMS, "halving", "direct, ring or auto")
     rows = ranks.say("all_gather", share, algorithm)
     starts = [0, *itertools.accumulate(row[-1] for row in rows)]
     flat = torch.empty(starts[-1], dtype=share.dtype)
@@ -71,17 +78,3 @@ def all_gather(share: torch.Tensor, *, group: Any = None, algorithm: str = "auto
     pieces[ranks.wire.rank].copy_(share.detach().reshape(-1))
     ranks.run("all_gather", lambda: gather(Line.of(ranks.wire), pieces, algorithm))
     return flat
-
-
-def need_algorithm(algorithm: str, ranks: ProcessGroup) -> None:
-    """Raise an `InvalidArgumentError` where there is none of that name for so many ranks."""
-    size = ranks.wire.size
-    if algorithm not in ALGORITHMS:
-        raise InvalidArgumentError(
-            "algorithm", f"'{algorithm}' is none", remedy=" or ".join(ALGORITHMS)
-        )
-    if algorithm == "halving" and size & (size - 1):
-        raise InvalidArgumentError(
-            "algorithm", f"halving takes a power of two of ranks, not {size}",
-            remedy="direct, ring or auto",
-        )  # fmt: skip

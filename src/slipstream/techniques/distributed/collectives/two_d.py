@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,14 +92,9 @@ class TwoDState:
     def submit(self, flat: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         size, nbytes = self.ranks.wire.size, flat.numel() * flat.element_size()
         way = _way(self.algorithm, self.cluster, nbytes, size, self.rows)
-
-        def work() -> None:
-            self.ranks.run(
-                "a bucket of gradients",
-                lambda: reduce_flat(flat, self.ranks, self.rows, way, size),
-            )
-
-        return self._thread.submit(flat, work, last)
+        work = partial(reduce_flat, flat, self.ranks, self.rows, way, size)
+        named = partial(self.ranks.run, "a bucket of gradients", work)
+        return self._thread.submit(flat, named, last)
 
 
 def two_d_hook(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with types

@@ -169,7 +169,7 @@ class Compression:
 
     def _plainly(self, flat: torch.Tensor) -> Callable[[str], object]:
         plain = Bucket(flat, Layout((), (), (), flat.numel()))
-        return lambda where: self._run(dense(plain, self.ranks.size), where)
+        return lambda where: self.ranks.exchange(dense(plain, self.ranks.size), where)
 
     def _exchange(
         self, flat: torch.Tensor, layout: Layout, gradients: Sequence[torch.Tensor]
@@ -187,13 +187,10 @@ class Compression:
         ours = Bucket(flat, layout, idle)
 
         def exchange(where: str) -> None:
-            if not self._run(mean(compressor, ours, self.memory, size), where):
+            if not self.ranks.exchange(mean(compressor, ours, self.memory, size), where):
                 self.dense_buckets += 1
 
         return exchange
-
-    def _run(self, exchange: Any, where: str) -> bool:
-        return self.ranks.exchange(exchange, where)
 
     def _compressor(self) -> Compressor | None:
         """What this step's buckets are compressed with; None for as they are."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 
 class _Watch(TorchFunctionMode):
@@ -29,16 +30,10 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.unread:
-            self._look((*args, *kwargs.values()))
-        return func(*args, **kwargs)
-
-    def _look(self, values: Any) -> None:
-        for one in values:
-            if isinstance(one, list | tuple):
-                self._look(one)
-            elif id(one) in self.unread:
+        for one in tree_leaves((args, kwargs)) if self.unread else ():
+            if id(one) in self.unread:
                 self.first.append((self.unread.pop(id(one)), self.inside[-1]))
+        return func(*args, **kwargs)
 
 
 @contextmanager

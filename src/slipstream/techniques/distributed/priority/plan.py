@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from slipstream.graph import TensorSpec
 from slipstream.ranks.group import ProcessGroup
-from slipstream.techniques.distributed.gradients import FIRST_BUCKET_BYTES, Gradient, buckets
+from slipstream.techniques.distributed.gradients import DEFAULT_MIB, Gradient, ddp_buckets
 from slipstream.techniques.distributed.priority.channel import (
     Agreed,
     Channel,
@@ -47,8 +47,7 @@ DEEP = 8
 """The same where all cores compute: threads that pass slices on wait for one of them."""
 _AHEADS = (AHEAD, DEEP)
 TRIED = (12_500, 25_000, PAPERS, 100_000, 200_000)
-DEFAULT_MB = 25.0
-_BUCKETS_MB = (DEFAULT_MB, 4.0, 1.0, 0.25)
+_BUCKETS_MB = (DEFAULT_MIB, 4.0, 1.0, 0.25)
 CLEAR = 0.98
 """Of DistributedDataParallel's time; what takes more is no reason to leave it."""
 _ALIKE = 1.01
@@ -83,7 +82,7 @@ class Plan:
     slice_elems: int = PAPERS
     ahead: int = AHEAD
     credit_bytes: int = 0
-    bucket_mb: float = DEFAULT_MB
+    bucket_mb: float = DEFAULT_MIB
     static: tuple[int, ...] = ()
     predicted_s: dict[str, float] = field(default_factory=dict)
     measured_s: dict[str, float] = field(default_factory=dict)
@@ -169,7 +168,7 @@ def choose(asked: Asked, step: Step, link: Link, units: Sequence[Unit]) -> list[
         found.update({f"{DDP}:{mb:g}": s for mb, s in caps.items()})
         # The largest bucket of those that are as good.
         cap = max(mb for mb, s in caps.items() if s <= _ALIKE * min(caps.values()))
-        theirs = [Plan(DDP, bucket_mb=mb) for mb in dict.fromkeys((cap, DEFAULT_MB))]
+        theirs = [Plan(DDP, bucket_mb=mb) for mb in dict.fromkeys((cap, DEFAULT_MIB))]
         made = [] if least > CLEAR * min(caps.values()) else made[:_MOST]
     else:
         made = made[:1]
@@ -185,22 +184,15 @@ def _aheads(asked: Asked, busy: float) -> list[int]:
 
 def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[tuple[int, float]]]:
     """Parameters, as (unit, bytes), in the buckets of DistributedDataParallel."""
-    found = [
-        Gradient(unit, _spec(parameter), "")
-        for unit in step.released
-        for parameter in units[unit].parameters
-    ]
-    most = int(cap_mb * 2**20)
-    first = FIRST_BUCKET_BYTES if cap_mb == DEFAULT_MB else most
+    found = []
+    for unit in step.released:
+        for one in units[unit].parameters:
+            dtype = str(one.dtype).removeprefix("torch.")
+            found.append(Gradient(unit, TensorSpec(dtype, tuple(one.shape), one.stride()), ""))
     return [
         [(one.task, float(one.spec.nbytes)) for one in bucket]
-        for bucket in buckets(found, first, most)
+        for bucket in ddp_buckets(found, cap_mb)
     ]
-
-
-def _spec(parameter: torch.Tensor) -> TensorSpec:
-    dtype = str(parameter.dtype).removeprefix("torch.")
-    return TensorSpec(dtype, tuple(parameter.shape), parameter.stride())
 
 
 def measure_link(ranks: ProcessGroup, orders: Sequence[str], busy: bool) -> Link:

@@ -28,6 +28,7 @@ from slipstream.ranks.group import (
     need_processes,
 )
 from slipstream.techniques.distributed.exposed import ExposedTimes, watch_buckets
+from slipstream.techniques.distributed.gradients import DEFAULT_MIB
 from slipstream.techniques.distributed.optimizers import EXCHANGES, need_optimizer
 from slipstream.techniques.distributed.priority import learning, plan
 from slipstream.techniques.distributed.priority.autotune import Autotune
@@ -355,7 +356,7 @@ class PriorityDDP(nn.Module):
         if self._autotune is None:
             self._let_go()
         if not stays:
-            cap = None if chosen.bucket_mb == plan.DEFAULT_MB else chosen.bucket_mb
+            cap = None if chosen.bucket_mb == DEFAULT_MIB else chosen.bucket_mb
             self._ddp.append(replicated(self.module, self._ranks, self._parent, cap, self._unused))
             self.tell_exposed(self._rounds.exposed)
 

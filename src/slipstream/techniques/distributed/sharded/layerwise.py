@@ -53,16 +53,22 @@ class Layerwise(torch.optim.Optimizer):
         ).view(-1, 2)
         norms = self.sum_squares(both).sqrt().tolist()
         for (group, p), direction, (weight, other) in zip(layers, directions, norms, strict=True):
-            self._update(p, group, direction, weight, other)
+            # Written so that a norm that is not a number makes the rate so, too.
+            adapts = group["adapt"] and not (weight == 0.0 or other == 0.0)
+            rate = self._rate(group, weight, other) if adapts else 1.0
+            self._update(p, group, direction, group["lr"] * rate)
         return loss
 
     def _direction(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         raise NotImplementedError
 
+    def _rate(self, group: dict[str, Any], weight: float, other: float) -> float:
+        """Of a layer, from the norms of its weights and its direction."""
+        raise NotImplementedError
+
     def _update(
-        self, p: torch.Tensor, group: dict[str, Any], direction: torch.Tensor, weight: float,
-        other: float,
-    ) -> None:  # fmt: skip
+        self, p: torch.Tensor, group: dict[str, Any], direction: torch.Tensor, lr: float
+    ) -> None:
         raise NotImplementedError
 
 
@@ -104,20 +110,21 @@ class Lars(Layerwise):
         assert p.grad is not None
         return p.grad
 
+    def _rate(self, group: dict[str, Any], weight: float, other: float) -> float:
+        rate: float = (
+            group["trust"] * weight / (other + group["weight_decay"] * weight + group["eps"])
+        )
+        return rate
+
     def _update(
-        self, p: torch.Tensor, group: dict[str, Any], direction: torch.Tensor, weight: float,
-        other: float,
-    ) -> None:  # fmt: skip
-        decay, rate = group["weight_decay"], 1.0
-        # Written so that a norm that is not a number makes the rate so, too.
-        if group["adapt"] and not (weight == 0.0 or other == 0.0):
-            rate = group["trust"] * weight / (other + decay * weight + group["eps"])
+        self, p: torch.Tensor, group: dict[str, Any], direction: torch.Tensor, lr: float
+    ) -> None:
         velocity = self.state[p].get("momentum_buffer")
         if velocity is None:
             velocity = self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        velocity.mul_(group["momentum"]).add_(direction, alpha=group["lr"] * rate)
-        if decay:
-            velocity.add_(p, alpha=group["lr"] * rate * decay)
+        velocity.mul_(group["momentum"]).add_(direction, alpha=lr)
+        if group["weight_decay"]:
+            velocity.add_(p, alpha=lr * group["weight_decay"])
         p.sub_(velocity)
 
 
@@ -167,14 +174,13 @@ class Lamb(Layerwise):
             direction.add_(p, alpha=group["weight_decay"])
         return direction
 
+    def _rate(self, group: dict[str, Any], weight: float, other: float) -> float:
+        return weight / other
+
     def _update(
-        self, p: torch.Tensor, group: dict[str, Any], direction: torch.Tensor, weight: float,
-        other: float,
-    ) -> None:  # fmt: skip
-        rate = 1.0
-        if group["adapt"] and not (weight == 0.0 or other == 0.0):
-            rate = weight / other
-        p.sub_(direction, alpha=group["lr"] * rate)
+        self, p: torch.Tensor, group: dict[str, Any], direction: torch.Tensor, lr: float
+    ) -> None:
+        p.sub_(direction, alpha=lr)
 
 
 def squares(tensor: torch.Tensor) -> torch.Tensor:
