@@ -7,9 +7,11 @@ autograd's numbers.
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,16 +91,14 @@ def find_attention(graph: Graph) -> list[Attention]:
 class _Finder:
     """Follows the data from one softmax."""
 
+    _mask: TensorSpec | None = None
+    _mask_storage: int | None = None
+    _keep: Call | None = None
+    _refusal: str | None = None
+
     def __init__(self, graph: Graph, flow: Dataflow, learned: set[int], softmax: int) -> None:
-        self._graph = graph
-        self._flow = flow
-        self._learned = learned
-        self._softmax = softmax
-        self._chain = [softmax]
-        self._mask: TensorSpec | None = None
-        self._mask_storage: int | None = None
-        self._keep: Call | None = None
-        self._refusal: str | None = None
+        self._graph, self._flow, self._learned = graph, flow, learned
+        self._softmax, self._chain = softmax, [softmax]
 
     def find(self) -> Attention | None:
         """The attention, or None where this softmax is something else."""
@@ -111,8 +111,7 @@ class _Finder:
         query, key = left, _swapped(right)
         forward = {*self._chain, *first, *second, *self._dead_ends()}
         forward |= self._transpose_of(min(first), scores, right)
-        specs = [_with_heads(spec) for spec in (query, key, value)]
-        query, key, value = specs
+        query, key, value = map(_with_heads, (query, key, value))
         if value.shape[-1] != query.shape[-1]:
             self._refuse("values are of another width than keys, which no fused kernel takes")
         output = _like(query)
@@ -211,7 +210,8 @@ class _Finder:
         """The product with the values; notes dropout and other readers of the weights."""
         task, graph = self._softmax, self._graph
         readers = self._readers(task)
-        drops = [t for t in readers if "dropout" in _name_and_scope(graph, t)]
+        views = map(graph.task, readers)
+        drops = [one.number for one in views if "dropout" in f"{one.name} {one.scope}"]
         if drops:
             self._refuse("it drops out weights, which the fused kernel of a CPU does not")
             # The first ones make the random mask, the last one applies it.
@@ -305,22 +305,11 @@ class _Finder:
         number belongs to the last operator that has it.
         """
         tasks = self._graph.tasks
-        owner = {
-            int(tasks.sequence[t]): t
-            for t in range(len(tasks))
-            if tasks.phase[t] == StepPhase.FORWARD and tasks.sequence[t] >= 0
-        }
-        numbers = {number for number, t in owner.items() if t in forward}
-        return tuple(
-            t
-            for t in range(len(tasks))
-            if tasks.phase[t] == StepPhase.BACKWARD and int(tasks.sequence[t]) in numbers
-        )
-
-
-def _name_and_scope(graph: Graph, task: int) -> str:
-    view = graph.task(task)
-    return f"{view.name} {view.scope}"
+        ahead = np.flatnonzero((tasks.phase == StepPhase.FORWARD) & (tasks.sequence >= 0))
+        owner = dict(zip(tasks.sequence[ahead].tolist(), ahead.tolist(), strict=True))
+        numbers = [number for number, t in owner.items() if t in forward]
+        back = (tasks.phase == StepPhase.BACKWARD) & np.isin(tasks.sequence, numbers)
+        return tuple(np.flatnonzero(back).tolist())
 
 
 def _learned(graph: Graph, flow: Dataflow) -> set[int]:
@@ -342,9 +331,8 @@ def _is_masked(value: object) -> bool:
 
 
 def _swapped(spec: TensorSpec) -> TensorSpec:
-    shape, strides = list(spec.shape), list(spec.strides)
-    shape[-2:], strides[-2:] = shape[:-3:-1], strides[:-3:-1]
-    return TensorSpec(spec.dtype, tuple(shape), tuple(strides), spec.device)
+    shape, strides = ((*one[:-2], *one[:-3:-1]) for one in (spec.shape, spec.strides))
+    return replace(spec, shape=shape, strides=strides)
 
 
 def _with_heads(spec: TensorSpec) -> TensorSpec:
@@ -352,25 +340,19 @@ def _with_heads(spec: TensorSpec) -> TensorSpec:
     if len(spec.shape) != 3:
         return spec
     (b, s, e), (sb, ss, se) = spec.shape, spec.strides
-    return TensorSpec(spec.dtype, (b, 1, s, e), (sb, sb, ss, se), spec.device)
+    return replace(spec, shape=(b, 1, s, e), strides=(sb, sb, ss, se))
 
 
 def _dense(shape: Iterable[int]) -> tuple[int, ...]:
-    strides, size = [], 1
-    for extent in reversed(tuple(shape)):
-        strides.append(size)
-        size *= extent
-    return tuple(reversed(strides))
+    sizes = itertools.accumulate(reversed(tuple(shape)), operator.mul, initial=1)
+    return tuple(sizes)[-2::-1]
 
 
 def _like(spec: TensorSpec) -> TensorSpec:
     """What ``empty_like`` gives: dense, dimensions in the order they lie in memory."""
     order = sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
-    dense = _dense(spec.shape[i] for i in order)
-    strides = [0] * len(order)
-    for i, stride in zip(order, dense, strict=True):
-        strides[i] = stride
-    return TensorSpec(spec.dtype, spec.shape, tuple(strides), spec.device)
+    strides = dict(zip(order, _dense(spec.shape[i] for i in order), strict=True))
+    return replace(spec, strides=tuple(strides[i] for i in range(len(order))))
 
 
 def _broadcast(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> TensorSpec:
@@ -386,7 +368,7 @@ def _broadcast(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> TensorSp
         strides = (*strides[:place], strides[0], *strides[place:])
     else:
         shape, strides = (1, *shape), (0, *strides)
-    return TensorSpec(mask.dtype, shape, strides, mask.device)
+    return replace(mask, shape=shape, strides=strides)
 
 
 def _gradient(

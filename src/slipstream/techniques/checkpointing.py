@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from slipstream.durations.recomputation import CHECKPOINT
 from slipstream.errors import WorkloadError
 from slipstream.graph import Call, Editor, Graph, Kind, StepPhase, price, price_columns
 from slipstream.source import Places, Source, checkpoint_blocks
+from slipstream.surgery.selection import EVERYTHING, Selection
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
 from slipstream.techniques._recomputation import Blocks, edit_memory, find_blocks
@@ -143,21 +143,14 @@ class Checkpointing(Settings):
 
     def _choose(self, classes: Mapping[str, str]) -> list[str]:
         """Names of the outermost modules to checkpoint, by their classes."""
-        if self.only is None:
-            wanted = _repeated(classes)
-        else:
-            wanted = {name for name in classes if _matches(name, self.only)}
-        if self.except_ is not None:
-            wanted = {name for name in wanted if not _matches(name, self.except_)}
+        selection = Selection(EVERYTHING if self.only is None else self.only, self.except_ or "")
+        parts = _repeated(classes) if self.only is None else set(classes) - {_ROOT}
+        wanted = {name for name in parts if name.removeprefix(f"{_ROOT}.") in selection}
         return [
             name
             for name in classes
             if name in wanted and not any(name.startswith(f"{one}.") for one in wanted)
         ]
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name != _ROOT and fnmatchcase(name.removeprefix(f"{_ROOT}."), pattern)
 
 
 def _repeated(classes: Mapping[str, str]) -> set[str]:

@@ -120,18 +120,15 @@ class ConvBnFold(Settings):
             )
         self._selection.need_some(self.name, [pair.second for pair in pairs])
         pairs = [pair for pair in pairs if pair.second in self._selection]
-        undo = []
+        names = [name for pair in pairs for name in (pair.first, pair.second)]
+        recorded = {name: model.get_submodule(name) for name in names}
         for pair in pairs:
-            layer, norm = model.get_submodule(pair.first), model.get_submodule(pair.second)
-            undo.append((pair, layer, norm))
-            place(model, pair.first, _folded(layer, norm))
+            place(model, pair.first, _folded(recorded[pair.first], recorded[pair.second]))
             place(model, pair.second, nn.Identity())
-        after = outputs_of(model, built.step)
-        wrong = difference(before, after)
+        wrong = difference(before, outputs_of(model, built.step))
         if wrong is not None:
-            for pair, layer, norm in reversed(undo):
-                place(model, pair.second, norm)
-                place(model, pair.first, layer)
+            for name, module in recorded.items():
+                place(model, name, module)
             raise WorkloadError(
                 f"folded, the model computes something else: {wrong}",
                 where=", ".join(pair.second for pair in pairs[:3]),

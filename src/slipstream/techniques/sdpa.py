@@ -198,10 +198,8 @@ def _sites(model: Any, run: Callable[[], object]) -> list[Site]:
     found: list[Site] = []
     fused: list[Site] = []
 
-    def look() -> None:
-        found.extend(callers(model, run, ("softmax",), (nn.MultiheadAttention,)))
-
-    outputs_of(model, look)
+    kinds = (nn.MultiheadAttention,)
+    outputs_of(model, lambda: found.extend(callers(model, run, ("softmax",), kinds)))
     if not found:
         outputs_of(model, lambda: fused.extend(callers(model, run, (_FUNCTION,))))
         raise WorkloadError(f"sdpa does not apply: {_ALREADY if fused else _NONE}")
@@ -219,19 +217,17 @@ def _by_rewriting(sites: Sequence[Site]) -> Callable[[], None]:
     changed: list[Any] = []
     reasons: list[str] = []
     for site in sites:
-        if "forward" in vars(site.module):
-            reasons.append(f"{site.name or 'the model'}: its forward was replaced already")
-            continue
         try:
-            if isinstance(site.module, nn.MultiheadAttention):
-                forward = _without_weights(site)
-            else:
-                forward = with_attention(site.module, site.arguments)
+            if "forward" in vars(site.module):
+                raise NotRewrittenError("its forward was replaced already")
+            lean = isinstance(site.module, nn.MultiheadAttention)
+            forward = (
+                _without_weights(site) if lean else with_attention(site.module, site.arguments)
+            )
+            site.module.forward = forward
+            changed.append(site.module)
         except NotRewrittenError as reason:
             reasons.append(f"{site.name or 'the model'}: {reason}")
-            continue
-        site.module.forward = forward
-        changed.append(site.module)
     if not changed:
         raise WorkloadError(
             "no module's attention could be rewritten",

@@ -133,8 +133,8 @@ def _ratio(
 ) -> tuple[float, float] | None:
     """New duration of a call over the old, and its relative spread; None when one is not known."""
     call = graph.calls[number]
-    old = durations.lookup(Question(call, _now(graph), wall=True))
-    new = durations.lookup(Question(call, threads, wall=True))
+    counts = (_now(graph), threads)
+    old, new = (durations.lookup(Question(call, count, wall=True)) for count in counts)
     if old is None or new is None or not old.nanoseconds:
         return None
     return new.nanoseconds / old.nanoseconds, math.hypot(old.spread, new.spread)
