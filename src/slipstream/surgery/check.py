@@ -22,13 +22,10 @@ def outputs_of(model: Any, run: Callable[[], object]) -> list[Any]:
         kept = _plain(output)
         found.append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), kept))
 
-    hook = model.register_forward_hook(keep)
-    try:
-        with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            run()
-    finally:
-        hook.remove()
+    undisturbed = torch.random.fork_rng(devices=[])
+    with model.register_forward_hook(keep), _evaluating(model), torch.no_grad(), undisturbed:
+        torch.manual_seed(0)
+        run()
     return found
 
 

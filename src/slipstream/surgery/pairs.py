@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,14 +83,12 @@ def consecutive_pairs(
             uses.pop(id(output), None)
             taken.pop(id(output), None)
 
-    hooks = [m.register_forward_pre_hook(before, with_kwargs=True) for m in watched]
-    hooks += [m.register_forward_hook(after) for m in watched]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in watched:
+            hooks.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(after))
         with Uses():
             run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return [
         Pair(names[id(made_by[output])], names[module])
         for output, module in taken.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,14 +63,12 @@ def callers(
         open_.pop()
 
     watched = [m for m in model.modules() if type(m) in kinds or not _of_library(m)]
-    hooks = [m.register_forward_pre_hook(before, with_kwargs=True) for m in watched]
-    hooks += [m.register_forward_hook(after, always_call=True) for m in watched]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in watched:
+            hooks.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(after, always_call=True))
         with Watch():
             run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return list(found.values())
 
 

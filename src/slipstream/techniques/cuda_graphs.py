@@ -196,14 +196,11 @@ def _ends(graph: Graph, task: int, launched: Sequence[int]) -> bool:
         return True
     if graph.task(task).name == _LAUNCH:
         return True
+    views = map(graph.task, launched)
     return any(
-        tasks.kind[one] == Kind.COMMUNICATION or _leaves_device(graph.task(one).name)
-        for one in launched
+        one.kind == Kind.COMMUNICATION or one.name.startswith(("Memcpy HtoD", "Memcpy DtoH"))
+        for one in views
     )
-
-
-def _leaves_device(name: str) -> bool:
-    return name.startswith(("Memcpy HtoD", "Memcpy DtoH"))
 
 
 def _inputs(built: Built) -> tuple[Any, ...]:

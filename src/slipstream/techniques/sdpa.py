@@ -87,13 +87,12 @@ class Sdpa(Settings):
         in_step = pace(graph, replaced, context.durations)
 
         def put(
-            task: int, gap_from: int, call: Call, old: Sequence[int],
-            storages: Sequence[int], sequence: int,
-        ) -> None:  # fmt: skip
+            at: int, call: Call, old: Sequence[int], storages: Sequence[int], sequence: int
+        ) -> None:
             before_ns = float(graph.tasks.duration_ns[list(old)].sum())
             edit.put(
-                task, call, price(context.durations, call, before_ns, pace=in_step), before=True,
-                gap_ns=graph.task(gap_from).gap_ns, storages=storages,
+                at, call, price(context.durations, call, before_ns, pace=in_step), before=True,
+                gap_ns=graph.task(old[-1]).gap_ns, storages=storages,
                 sequence=sequence if storages else -1,
             )  # fmt: skip
             edit.remove(np.array(old))
@@ -104,11 +103,9 @@ class Sdpa(Settings):
                 answer = context.durations.lookup(one.keep)
                 if answer is not None:
                     edit.put(one.forward[-1], one.keep, answer.at(in_step), before=True)
-            last, number = one.forward[-1], one.sequence
-            put(last, last, one.call, one.forward, there, number)
+            put(one.forward[-1], one.call, one.forward, there, one.sequence)
             if one.backward and one.backward_call is not None:
-                begin, end = one.backward[0], one.backward[-1]
-                put(begin, end, one.backward_call, one.backward, back, number)
+                put(one.backward[0], one.backward_call, one.backward, back, one.sequence)
             elif one.backward:
                 edit.remove(np.array(one.backward))
         removed = sum(len(one.forward) + len(one.backward) for one in found)
