@@ -57,6 +57,16 @@ class Bar:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def measured(self) -> str:
+        """The value with its unit; a dash where there is none."""
+        return "-" if self.value is None else f"{self.value:.4g} {self.unit}"
+
+    @property
+    def when(self) -> str:
+        """Now, or when and at which commit it was recorded."""
+        return self.source if self.source == "now" else f"{self.date} {self.commit[:7]}"
+
+    @property
     def standing(self) -> Standing:
         """Whether it holds; ``at the bar`` where its own noise leaves that open."""
         if self.holds is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import SlipstreamError, UnknownNameError
+from slipstream.tables import Field, Table
 from slipstream_bench import records
 from slipstream_bench.records import Origin
 from slipstream_bench.rows import Bar, Bench, BenchOptions, not_judged
@@ -30,6 +32,42 @@ def benches() -> dict[str, Any]:
 def purposes() -> dict[str, str]:
     """What each bench is for: the first line of its module, which is read and not imported."""
     return {name: _purpose(str(point.value)) for name, point in benches().items()}
+
+
+def listing() -> Table:
+    """Every bench and what it measures."""
+    known = purposes()
+    fields: tuple[Field[tuple[str, str]], ...] = (
+        Field.of("bench", lambda row: row[0]),
+        Field.of("measures", lambda row: row[1]),
+    )
+    notes = [
+        "slipstream bench NAME takes at most three minutes; all of them: slipstream bench all, at "
+        f"most {3 * len(known)} minutes",
+        "with --full it is everything, which takes far longer and goes on where it was stopped",
+    ]
+    return Table.of(known.items(), fields, "slipstream's own bars", notes)
+
+
+_FIELDS: tuple[Field[Bar], ...] = (
+    Field.of("bar", lambda bar: bar.bar),
+    Field.number("measured", lambda bar: bar.measured),
+    Field.number("target", lambda bar: bar.target),
+    Field.of("", lambda bar: "FALLS SHORT" if bar.standing == "falls short" else bar.standing),
+    Field.number("n", lambda bar: bar.n, optional=True),
+    Field.of("when", lambda bar: bar.when, optional=True),
+    Field.of("detail", lambda bar: bar.detail, optional=True),
+)
+
+
+def table(name: str, bars: Sequence[Bar]) -> Table:
+    """The rows of one bench, and how many hold."""
+    counts = Counter(bar.standing for bar in bars)
+    note = (
+        f"{counts['holds']} hold, {counts['at the bar']} are at the bar within their noise, "
+        f"{counts['falls short']} fall short, {counts['not judged']} not judged"
+    )
+    return Table.of(bars, _FIELDS, f"bench {name}", [note])
 
 
 def _purpose(entry: str) -> str:

@@ -215,20 +215,21 @@ def _report_disk(error: OSError) -> int:
     with contextlib.suppress(OSError):
         # What is left in its buffer would fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    print(f"error: it cannot be written: {error.strerror}", file=sys.stderr)
-    if error.filename is not None:
-        print(f"  where: {os.fsdecode(error.filename)}", file=sys.stderr)
-    print("  try: free some disk space; TMPDIR says where temporary files go", file=sys.stderr)
-    _show_traceback(error)
-    return 1
+    told = SlipstreamError(
+        f"it cannot be written: {error.strerror}",
+        where=None if error.filename is None else os.fsdecode(error.filename),
+        remedy="free some disk space; TMPDIR says where temporary files go",
+    )
+    return _report(told, error)
 
 
 def _report_defect(error: Exception) -> int:
     """A mistake of ours: say so, and keep the traceback for those who ask."""
-    print(f"error: slipstream itself failed: {type(error).__name__}: {error}", file=sys.stderr)
-    print("  try: the same with --debug first, and report what it prints", file=sys.stderr)
-    _show_traceback(error)
-    return 1
+    told = SlipstreamError(
+        f"slipstream itself failed: {type(error).__name__}: {error}",
+        remedy="the same with --debug first, and report what it prints",
+    )
+    return _report(told, error)
 
 
 def _report_usage(error: typer.TyperException, arguments: list[str]) -> int:
@@ -247,8 +248,7 @@ def _report_usage(error: typer.TyperException, arguments: list[str]) -> int:
     elif type(error).__name__ == "NoSuchOption" and script:
         option = getattr(error, "option_name", "OPTION")
         remedy += f"; or, where {option} is the script's own: {command} {script} -- {option} ..."
-    print(f"error: {said}", file=sys.stderr)
-    print(f"  try: {remedy}", file=sys.stderr)
+    print(f"error: {SlipstreamError(said, remedy=remedy)}", file=sys.stderr)
     return error.exit_code
 
 
@@ -259,15 +259,11 @@ def _verb_for(workload: str) -> str | None:
     return "profile" if workload.partition(":")[0].endswith(".py") else None
 
 
-def _report(error: SlipstreamError) -> int:
+def _report(error: SlipstreamError, cause: Exception | None = None) -> int:
     print(f"error: {error}", file=sys.stderr)
-    _show_traceback(error)
-    return error.exit_code
-
-
-def _show_traceback(error: Exception) -> None:
-    """For those who asked with --debug; the notes of an error hold the traceback in the child."""
+    # The notes of an error hold the traceback in the child.
     if os.environ.get("SLIPSTREAM_DEBUG"):
         import traceback
 
-        traceback.print_exception(error)
+        traceback.print_exception(cause or error)
+    return error.exit_code

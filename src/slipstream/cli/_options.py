@@ -15,6 +15,7 @@ from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
     from slipstream.cluster import Cluster
+    from slipstream.verbs.request import Request as Request
 
 Target = Annotated[
     str,

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph
     from slipstream.verbs.outlooks import Outlook
-    from slipstream.verbs.request import Request
     from slipstream.workload import Workload
 
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
 def command(
-    request: Request,
+    request: options.Request,
     goal: Annotated[
         list[str] | None,
         typer.Option(
@@ -83,7 +82,7 @@ def command(
 
 
 def _on_cluster(
-    request: Request, cluster: Cluster, workers: int, *, store: Path | None, as_json: bool
+    request: options.Request, cluster: Cluster, workers: int, *, store: Path | None, as_json: bool
 ) -> None:
     from slipstream.verbs.history import history
     from slipstream.verbs.spreading import spread
@@ -106,7 +105,7 @@ def _first_look(graph: Graph) -> Callable[[Sequence[Outlook]], None]:
     return show
 
 
-def _script(graph: Graph, request: Request) -> Workload | None:
+def _script(graph: Graph, request: options.Request) -> Workload | None:
     """The plain script that was recorded, where it is one and is there."""
     from slipstream.verbs.request import request_of
     from slipstream.workload import Workload

@@ -18,12 +18,11 @@ from slipstream.tables import console_for
 if TYPE_CHECKING:
     from slipstream.source import Written
     from slipstream.verbs.applying import Applied
-    from slipstream.verbs.request import Request
 
 
 @options.asks(options.Runnable, threads=0, timeout="5min")
 def command(
-    request: Request,
+    request: options.Request,
     technique: options.Techniques = None,
     write: Annotated[
         bool, typer.Option("--write", help="Edit your file so; the old one is kept beside it.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,13 +11,10 @@ from slipstream.cli import _options as options
 from slipstream.cli._output import emit, need_place, progress
 from slipstream.errors import InvalidArgumentError
 
-if TYPE_CHECKING:
-    from slipstream.verbs.request import Request
-
 
 @options.asks(options.Runnable, threads=0, timeout="5min")
 def command(
-    request: Request,
+    request: options.Request,
     limit: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory of the process, as 8GiB; else what there is."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +10,6 @@ from slipstream.cli._options import Json
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from slipstream.tables import Table
-    from slipstream_bench.rows import Bar
 
 
 _ALL = "all"
@@ -56,22 +52,20 @@ def command(
     if not name:
         if quick or full or only:
             raise UsageError("no bench is named", remedy=f"all, or some of {', '.join(known)}")
-        emit(
-            _listing(known), [{"bench": n, "purpose": p} for n, p in known.items()], as_json=as_json
-        )
+        payload = [{"bench": name, "purpose": purpose} for name, purpose in known.items()]
+        emit(benches.listing(), payload, as_json=as_json)
         return
     names = list(known) if name == [_ALL] else name
-    tables, payload = [], []
+    tables, rows = [], []
     for one in names:
         bars = []
         with progress(f"bench {one}") as say:
             for bar in benches.bench(one, full=full, only=only, progress=say):
                 bars.append(bar)
-                value = "-" if bar.value is None else f"{bar.value:.4g} {bar.unit}"
-                say(f"{bar.bar}: {value} (target {bar.target})")
-        tables.append(_table(one, bars))
-        payload += [{"bench": one, **asdict(bar), "standing": bar.standing} for bar in bars]
-    emit(tables, payload, as_json=as_json)
+                say(f"{bar.bar}: {bar.measured} (target {bar.target})")
+        tables.append(benches.table(one, bars))
+        rows += [{"bench": one, **asdict(bar), "standing": bar.standing} for bar in bars]
+    emit(tables, rows, as_json=as_json)
 
 
 def more_help() -> tuple[str, list[tuple[str, str]]]:
@@ -98,53 +92,3 @@ def _benches() -> ModuleType:
             remedy="in a clone of slipstream: make install, or pip install -e benchmarks",
         ) from error
     return running
-
-
-def _listing(known: dict[str, str]) -> Table:
-    from slipstream.tables import Column, Table
-
-    return Table(
-        [Column("bench"), Column("measures")],
-        list(known.items()),
-        title="slipstream's own bars",
-        notes=[
-            "slipstream bench NAME takes at most three minutes; all of them: slipstream bench "
-            f"{_ALL}, at most {3 * len(known)} minutes",
-            "with --full it is everything, which takes far longer and goes on where it was stopped",
-        ],
-    )
-
-
-def _table(name: str, bars: list[Bar]) -> Table:
-    from slipstream.tables import Column, Table
-
-    rows = [
-        (
-            bar.bar,
-            "-" if bar.value is None else f"{bar.value:.4g} {bar.unit}",
-            bar.target,
-            "FALLS SHORT" if bar.standing == "falls short" else bar.standing,
-            bar.n,
-            bar.source if bar.source == "now" else f"{bar.date} {bar.commit[:7]}",
-            bar.detail,
-        )
-        for bar in bars
-    ]
-    counts = Counter(bar.standing for bar in bars)
-    return Table(
-        [
-            Column("bar"),
-            Column("measured", "right"),
-            Column("target", "right"),
-            Column(""),
-            Column("n", "right", optional=True),
-            Column("when", optional=True),
-            Column("detail", optional=True),
-        ],
-        rows,
-        title=f"bench {name}",
-        notes=[
-            f"{counts['holds']} hold, {counts['at the bar']} are at the bar within their noise, "
-            f"{counts['falls short']} fall short, {counts['not judged']} not judged"
-        ],
-    )

@@ -8,47 +8,42 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from slipstream.cli._options import Json
+
 if TYPE_CHECKING:
     from slipstream.data import Dataset, Entry, Verification
 
 app = typer.Typer(no_args_is_help=True, help="The data sets the package knows: list, show, verify.")
 
-_JSON = typer.Option(False, "--json", help="Machine-readable result on stdout.")
-
 
 @app.command("ls")
 def list_sets(
     here: bool = typer.Option(False, "--here", help="Only sets that are on this machine."),
-    as_json: bool = _JSON,
+    as_json: Json = False,
 ) -> None:
     """List every known data set, and whether it is on this machine."""
     from slipstream.cli._output import emit
     from slipstream.data import available, manifest
-    from slipstream.tables import Column, Table
+    from slipstream.tables import Field, Table
 
     present = set(available())
     entries = [entry for entry in manifest() if entry.name in present or not here]
-    table = Table(
-        columns=[
-            Column("name"),
-            Column("here"),
-            Column("what it is"),
-            Column("licence", optional=True),
-            Column("from", optional=True),
-        ],
-        rows=[
-            (e.name, "yes" if e.name in present else "no", e.about, e.licence, e.place)
-            for e in entries
-        ],
-        notes=[f"{len(present)} of {len(manifest())} are here; how to get one: data show NAME"],
+    fields: tuple[Field[Entry], ...] = (
+        Field.of("name", lambda one: one.name),
+        Field.of("here", lambda one: "yes" if one.name in present else "no"),
+        Field.of("what it is", lambda one: one.about),
+        Field.of("licence", lambda one: one.licence, optional=True),
+        Field.of("from", lambda one: one.place, optional=True),
     )
+    note = f"{len(present)} of {len(manifest())} are here; how to get one: data show NAME"
+    table = Table.of(entries, fields, notes=[note])
     payload = [dataclasses.asdict(e) | {"here": e.name in present} for e in entries]
     emit(table, payload, as_json=as_json)
 
 
 @app.command()
 def show(
-    name: str = typer.Argument(help="A name from `slipstream data ls`."), as_json: bool = _JSON
+    name: str = typer.Argument(help="A name from `slipstream data ls`."), as_json: Json = False
 ) -> None:
     """Describe one data set: licence, source, shapes, checksum."""
     from slipstream.cli._output import emit
@@ -97,13 +92,13 @@ def show(
 @app.command()
 def verify(
     name: str | None = typer.Argument(None, help="One set; without it, all that are here."),
-    as_json: bool = _JSON,
+    as_json: Json = False,
 ) -> None:
     """Compare files with their recorded checksums; leaves with 1 where one differs."""
     from slipstream.cli._output import emit, progress
     from slipstream.data import available
     from slipstream.data import verify as verify_set
-    from slipstream.tables import Column, Table
+    from slipstream.tables import Field, Table
 
     found: list[Verification] = []
     with progress("checking") as say:
@@ -111,12 +106,14 @@ def verify(
             say(one)
             found.append(verify_set(one))
     words = {True: "as recorded", False: "DIFFERS", None: "nothing on record"}
-    table = Table(
-        columns=[Column("name"), Column("files", "right"), Column("result"), Column("detail")],
-        rows=[(one.name, one.files, words[one.ok], _detail(one)) for one in found],
+    fields: tuple[Field[Verification], ...] = (
+        Field.of("name", lambda one: one.name),
+        Field.number("files", lambda one: one.files),
+        Field.of("result", lambda one: words[one.ok]),
+        Field.of("detail", _detail),
     )
     payload = [dataclasses.asdict(one) | {"ok": one.ok} for one in found]
-    emit(table, payload, as_json=as_json)
+    emit(Table.of(found, fields), payload, as_json=as_json)
     if any(one.ok is False for one in found):
         raise typer.Exit(1)
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from slipstream.cli._options import Json
+from slipstream.cli._output import emit, progress
+from slipstream.tables import Column, Table
 
 
 def command(
@@ -38,9 +40,7 @@ def command(
 
         slipstream dedup corpus.jsonl --threshold 0.5 --json
     """
-    from slipstream.cli._output import emit, progress
     from slipstream.sparse import dedup
-    from slipstream.tables import Column, Table
 
     with progress("dedup") as say:
         found = dedup(
@@ -60,12 +60,13 @@ def command(
         "shingle": shingle,
         "group": found.group.tolist(),
     }
-    columns = [
-        Column("documents", "right"), Column("kept", "right"), Column("same shingles", "right"),
-        Column("near-duplicate pairs", "right"),
-    ]  # fmt: skip
     notes = [f"alike: Jaccard similarity >= {threshold:g} of {shingle}-word shingles, exact"]
     if output is not None:
         notes.append(f"kept lines are in {output}")
-    rows = [(f"{found.documents:,}", f"{kept:,}", f"{found.identical:,}", f"{found.pairs:,}")]
-    emit(Table(columns, rows, notes=notes), payload, as_json=as_json)
+    counts = {
+        "documents": found.documents, "kept": kept, "same shingles": found.identical,
+        "near-duplicate pairs": found.pairs,
+    }  # fmt: skip
+    row = [f"{count:,}" for count in counts.values()]
+    table = Table([Column(name, "right") for name in counts], [row], notes=notes)
+    emit(table, payload, as_json=as_json)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from slipstream.cli import _options as options
 from slipstream.cli._output import Say, emit_result, note, progress
 
-if TYPE_CHECKING:
-    from slipstream.verbs.request import Request
-
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
 def command(
-    request: Request,
+    request: options.Request,
     device: Annotated[
         list[str] | None,
         typer.Option(

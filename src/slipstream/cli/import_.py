@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from slipstream.cli._options import Json
+from slipstream.cli._output import emit, note, progress
 from slipstream.errors import UsageError
+from slipstream.tables import Column, Table
+from slipstream.units import format_duration
 
 if TYPE_CHECKING:
     from slipstream.graph import Graph
@@ -45,10 +48,7 @@ def command(
 
         slipstream import rank0.pt.trace.json.gz -o run.slipgraph
     """
-    from slipstream.cli._output import emit, note, progress
     from slipstream.graph import read_chakra, read_kineto, replay, save
-    from slipstream.tables import Column, Table
-    from slipstream.units import format_duration
 
     chosen = _step(step)
     target = output or trace.with_name(trace.name.split(".")[0] + ".slipgraph")
@@ -58,16 +58,12 @@ def command(
         step_ns = replay(graph).step_ns
         save(graph, target)
     payload = _payload(graph, step_ns, target)
-    emit(
-        Table(
-            [Column("file"), Column("step"), Column("tasks", "right"), Column("lanes", "right"),
-             Column("edges", "right"), Column("kernels", "right"), Column("time", "right")],
-            [(target, payload["step"], len(graph), len(graph.lanes), len(graph.edges),
-              payload["kernels"], format_duration(step_ns))],
-        ),
-        payload,
-        as_json=as_json,
-    )  # fmt: skip
+    row = {
+        "file": target, "step": payload["step"], "tasks": len(graph), "lanes": len(graph.lanes),
+        "edges": len(graph.edges), "kernels": payload["kernels"], "time": format_duration(step_ns),
+    }  # fmt: skip
+    columns = [Column(name, "left" if name in ("file", "step") else "right") for name in row]
+    emit(Table(columns, [tuple(row.values())]), payload, as_json=as_json)
     for line in _doubts(graph, step_ns):
         note(line)
 
@@ -83,21 +79,19 @@ def _step(text: str | None) -> int | Literal["all"] | None:
 
 
 def _payload(graph: Graph, step_ns: float, target: Path) -> dict[str, Any]:
-    meta = graph.meta
+    counted = (
+        "kernels", "kernels_linked", "edges_dropped", "waits_unresolved", "untimed_tasks",
+    )  # fmt: skip
     return {
         "file": str(target),
-        "origin": meta.get("origin"),
-        "step": meta.get("step", "all"),
+        "origin": graph.meta.get("origin"),
+        "step": graph.meta.get("step", "all"),
         "tasks": len(graph),
         "edges": len(graph.edges),
         "lanes": list(graph.lanes),
-        "kernels": meta.get("kernels", 0),
-        "kernels_linked": meta.get("kernels_linked", 0),
         "step_ns": step_ns,
-        "recorded_ns": meta.get("recorded_ns"),
-        "edges_dropped": meta.get("edges_dropped", 0),
-        "waits_unresolved": meta.get("waits_unresolved", 0),
-        "untimed_tasks": meta.get("untimed_tasks", 0),
+        "recorded_ns": graph.meta.get("recorded_ns"),
+        **{name: graph.meta.get(name, 0) for name in counted},
     }
 
 
@@ -107,8 +101,6 @@ _NOT_STEADY = 0.02
 
 def _doubts(graph: Graph, step_ns: float) -> list[str]:
     """What a reader of the graph's numbers should know."""
-    from slipstream.units import format_duration
-
     meta, lines = graph.meta, []
     if meta.get("untimed_tasks"):
         lines.append(f"{meta['untimed_tasks']} tasks have no duration in the trace and take 0 ns")

@@ -16,12 +16,11 @@ from slipstream.units import format_duration
 
 if TYPE_CHECKING:
     from slipstream.live.analysis import Analysis
-    from slipstream.verbs.request import Request
 
 
 @options.asks(options.Runnable, threads=0, steps=24, timeout="1min")
 def command(
-    request: Request,
+    request: options.Request,
     port: Annotated[
         int | None,
         typer.Option(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from slipstream.cli._options import Json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,7 +17,6 @@ app = typer.Typer(
 
 _Hosts = Annotated[int, typer.Option("--hosts", help="How many hosts, on one switch.")]
 _Rate = Annotated[str, typer.Option("--rate", help="Of every cable, as 200mbit or 1gbit.")]
-_Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
 
 
 @app.command()
@@ -26,7 +24,7 @@ def run(
     command: Annotated[list[str], typer.Argument(help="What every host runs, after --.")],
     hosts: _Hosts = 2,
     rate: _Rate = "1gbit",
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Make a lab, run a command on every host, count bytes, take the lab down.
 
@@ -35,14 +33,30 @@ def run(
 
         slipstream netlab run --hosts 4 --rate 200mbit -- python train.py
     """
+    from slipstream.cli._output import emit
     from slipstream.ranks import Netlab
-    from slipstream.units import parse_bandwidth
+    from slipstream.tables import Field, Table
+    from slipstream.units import format_bytes, parse_bandwidth
 
     with Netlab(hosts, parse_bandwidth(rate, "rate")) as lab:
         before = lab.counters()
         codes = lab.run(command)
         after = lab.counters()
-    _show(hosts, codes, before, after, as_json)
+    ran = [
+        {
+            "host": host, "exit_code": codes[host], "sent_bytes": after[host][1] - before[host][1],
+            "received_bytes": after[host][0] - before[host][0],
+        }
+        for host in range(hosts)
+    ]  # fmt: skip
+    fields: tuple[Field[dict[str, int]], ...] = (
+        Field.number("host", lambda one: one["host"]),
+        Field.number("exit code", lambda one: one["exit_code"]),
+        Field.number("sent", lambda one: format_bytes(one["sent_bytes"])),
+        Field.number("received", lambda one: format_bytes(one["received_bytes"])),
+    )
+    notes = ["bytes through the host's cable, headers included"]
+    emit(Table.of(ran, fields, notes=notes), ran, as_json=as_json)
     if any(codes):
         raise typer.Exit(1)
 
@@ -104,26 +118,3 @@ def _alive(state: Path) -> bool:
     except (OSError, ValueError):
         return False
     return b"netlab" in command
-
-
-def _show(
-    hosts: int, codes: Sequence[int], before: Sequence[Any], after: Sequence[Any], as_json: bool
-) -> None:
-    from slipstream.cli._output import emit
-    from slipstream.tables import Column, Table
-    from slipstream.units import format_bytes
-
-    received = [a[0] - b[0] for a, b in zip(after, before, strict=True)]
-    sent = [a[1] - b[1] for a, b in zip(after, before, strict=True)]
-    table = Table(
-        [Column("host", "right"), Column("exit code", "right"), Column("sent", "right"),
-         Column("received", "right")],
-        [(h, codes[h], format_bytes(sent[h]), format_bytes(received[h])) for h in range(hosts)],
-        notes=["bytes through the host's cable, headers included"],
-    )  # fmt: skip
-    emit(
-        table,
-        [{"host": h, "exit_code": codes[h], "sent_bytes": sent[h], "received_bytes": received[h]}
-         for h in range(hosts)],
-        as_json=as_json,
-    )  # fmt: skip

@@ -13,13 +13,12 @@ from slipstream.cli._output import emit, note, progress
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
-    from slipstream.verbs.request import Request
     from slipstream.verbs.results import Prediction
 
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
 def command(
-    request: Request,
+    request: options.Request,
     technique: options.Techniques = None,
     cluster: options.OnCluster = None,
     cluster_sizes: options.ClusterSizes = None,

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from slipstream.cli import _options as options
 from slipstream.cli._output import emit, need_place, note, progress
 
-if TYPE_CHECKING:
-    from slipstream.verbs.request import Request
-
 
 @options.asks(options.Runnable, threads=0, steps=24, timeout="5min")
 def command(
-    request: Request,
+    request: options.Request,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE.slipgraph", help="Where to keep it.")
     ] = Path("run.slipgraph"),

@@ -15,12 +15,11 @@ from slipstream.errors import InvalidArgumentError, UsageError
 
 if TYPE_CHECKING:
     from slipstream.verbs.proving.exposed import Exposed
-    from slipstream.verbs.request import Request
 
 
 @options.asks(options.Runnable, threads=0, steps=24, timeout="5min")
 def command(
-    request: Request,
+    request: options.Request,
     technique: options.Techniques = None,
     budget: Annotated[
         str,

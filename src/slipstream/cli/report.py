@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,13 +13,10 @@ from slipstream.errors import UsageError
 from slipstream.tables import Column, Table
 from slipstream.units import format_bytes
 
-if TYPE_CHECKING:
-    from slipstream.verbs.request import Request
-
 
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
 def command(
-    request: Request,
+    request: options.Request,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -76,7 +73,7 @@ def command(
     emit(table, payload, as_json=as_json)
 
 
-def _beside(request: Request) -> Path:
+def _beside(request: options.Request) -> Path:
     """Where the report goes when nobody says: beside the recording, or into the current folder."""
     if request.recorded:
         return Path(request.target).with_suffix(".html")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from slipstream.cli import _options as options
 from slipstream.cli._output import emit_result, note, progress
-
-if TYPE_CHECKING:
-    from slipstream.verbs.request import Request
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,7 +25,7 @@ def scale() -> None:
 @app.command()
 @options.asks(options.Target, bare=True)
 def curve(
-    request: Request,
+    request: options.Request,
     cluster: Annotated[
         str,
         typer.Option(metavar="CLUSTER", help="A preset, a file or a short form."),

@@ -177,7 +177,6 @@ def spread(
         InvalidArgumentError: more workers than the cluster has devices, or fewer than 2.
     """
     count = workers or cluster.devices
-    durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
     combinations = [technique.on_workers(one, count) for one in _combinations()]
     predictions = predict(
         graph, combinations, durations=durations, cluster=cluster, widen=widen, say=say

@@ -364,18 +364,11 @@ def run_once(
     """What a few steps of `samples` need, 0 for as many as the workload has.
 
     Args:
-        loads: see `_loaders`.
+        loads: see `_run`.
         watch: whether to see what tensors take, for which a profiler needs memory of its own.
     """
-    _die_first()
-    loaders = _loaders(workload, loads)
 
-    def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
-        import torch
-
-        if threads:
-            torch.set_num_threads(threads)
-        _check_loaded(built, loads)
+    def steps(built: Built, loader: int) -> Generator[None, Any, dict[str, Any]]:
         if samples:
             built.resize(samples)
         place = find_device(built)
@@ -387,7 +380,6 @@ def run_once(
         step_ns = clock() - began
         process, mapped = _process_bytes(place)
         most, updating = (yield from _tensor_bytes(built, place)) if watch else (0, 0)
-        loader = loaders.size if loaders else 0
         return {
             "sample": {
                 "step_ns": step_ns, "spread": math.inf, "tensor_bytes": most,
@@ -396,7 +388,7 @@ def run_once(
             "facts": {**_facts(built, place), "loader": loader, "mapped_bytes": mapped},
         }  # fmt: skip
 
-    return run_program(workload, keep_in, program)
+    return _run(workload, keep_in, threads, loads, steps)
 
 
 def take_turns(
@@ -413,17 +405,10 @@ def take_turns(
     faults differs from size to size and from launch to launch, and lies on no line.
 
     Args:
-        loads: see `_loaders`.
+        loads: see `_run`.
     """
-    _die_first()
-    _loaders(workload, loads)
 
-    def program(built: Built) -> Generator[None, Any, list[list[float]]]:
-        import torch
-
-        if threads:
-            torch.set_num_threads(threads)
-        _check_loaded(built, loads)
+    def turns(built: Built, loader: int) -> Generator[None, Any, list[list[float]]]:
         heap.keep_pages()
         yield
         least = {size: Least() for size in sizes or [0]}
@@ -439,37 +424,44 @@ def take_turns(
                     one.turn((yield from _turn(segments)))
         return [[size, one.step_ns, one.spread] for size, one in least.items()]
 
-    return run_program(workload, keep_in, program)
+    return _run(workload, keep_in, threads, loads, turns)
 
 
-def _die_first() -> None:
-    """Where the machine's memory ends before our limit, let the kernel end this process, no other.
-
-    Source: Documentation/filesystems/proc.rst, oom_score_adj.
-    """
-    with contextlib.suppress(OSError):
-        _OOM_SCORE.write_text(_FIRST_TO_DIE)
-
-
-def _loaders(workload: dict[str, Any], loads: list[int]) -> Loaders | None:
-    """What sees to the loaders of a script; None for a function, whose batch is made at once.
+def _run(
+    workload: dict[str, Any],
+    keep_in: str,
+    threads: int,
+    loads: list[int],
+    steps: Callable[[Built, int], Generator[None, Any, Any]],
+) -> Any:
+    """Run `steps`, given what was built and the batch size of a script's loader (0 without one).
 
     Args:
-        loads: its loader's batch size, what that shall be, and the samples of a step then; empty
-            to leave it.
+        loads: that size, what it shall be, and the samples of a step then; empty to leave it.
     """
-    if workload_of(workload).function is not None:
-        return None
-    found = Loaders(*loads[:2])
-    found.install()
-    return found
+    # Where the machine's memory ends before our limit, let the kernel end this process, no other.
+    # Source: Documentation/filesystems/proc.rst, oom_score_adj.
+    with contextlib.suppress(OSError):
+        _OOM_SCORE.write_text(_FIRST_TO_DIE)
+    loaders = None
+    # A function's batch is made at once.
+    if workload_of(workload).function is None:
+        loaders = Loaders(*loads[:2])
+        loaders.install()
 
+    def program(built: Built) -> Generator[None, Any, Any]:
+        import torch
 
-def _check_loaded(built: Built, loads: list[int]) -> None:
-    if loads and built.samples != loads[2]:
-        raise _TooFewError(
-            f"the script's data does not make a step of {loads[2]} samples: it gave {built.samples}"
-        )
+        if threads:
+            torch.set_num_threads(threads)
+        if loads and built.samples != loads[2]:
+            raise _TooFewError(
+                f"the script's data does not make a step of {loads[2]} samples: "
+                f"it gave {built.samples}"
+            )
+        return (yield from steps(built, loaders.size if loaders else 0))
+
+    return run_program(workload, keep_in, program)
 
 
 def _enough(least: dict[int, Least], passed_s: float, budget_s: float) -> bool:
