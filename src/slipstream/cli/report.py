@@ -49,7 +49,9 @@ def command(
     """
     from slipstream.report import write_report
 
-    target = output or _beside(request)
+    # When nobody says: beside the recording, or into the current folder.
+    beside = Path(request.target).with_suffix(".html") if request.recorded else Path("report.html")
+    target = output or beside
     need_place(target, ".html", ".htm")
     if technique and not what_if:
         raise UsageError(
@@ -71,10 +73,3 @@ def command(
     )
     payload = {"file": str(target), "tasks": len(graph), "bytes": size, "shared": share}
     emit(table, payload, as_json=as_json)
-
-
-def _beside(request: options.Request) -> Path:
-    """Where the report goes when nobody says: beside the recording, or into the current folder."""
-    if request.recorded:
-        return Path(request.target).with_suffix(".html")
-    return Path("report.html")

@@ -37,7 +37,7 @@ class Paths:
         found = [
             self._add(
                 (
-                    *_phase(phase),
+                    *([("phase", StepPhase(phase).name.lower())] if phase else []),
                     *_modules(graph.strings[module], classes),
                     *_operators(graph.strings[scope]),
                 )
@@ -60,10 +60,6 @@ class Paths:
                 self._index[key] = len(self._nodes)
             parent = self._index[key]
         return parent
-
-
-def _phase(phase: int) -> list[_Level]:
-    return [("phase", StepPhase(phase).name.lower())] if phase else []
 
 
 def _modules(name: str, classes: Mapping[str, Any]) -> list[_Level]:

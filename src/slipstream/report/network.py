@@ -72,7 +72,7 @@ def _draw_panel(
         y = middle - rate * y_scale
         drawing.line(_LEFT, y, end, y, dashes="4 3")
     y = middle - (line * y_scale if line else _HALF)
-    label = _megabits(line or _HALF / y_scale)
+    label = f"{8 * (line or _HALF / y_scale) / 1e6:.3g} Mbit/s"
     drawing.text(_LEFT - 6, y + 4, label, anchor="end", faint=True)
     drawing.line(_LEFT, middle, end, middle)
     labelled = -float(_APART)
@@ -97,7 +97,3 @@ def _most(side: Exposed) -> float:
         if now > before
     ]
     return max(rates, default=0.0)
-
-
-def _megabits(rate: float) -> str:
-    return f"{8 * rate / 1e6:.3g} Mbit/s"

@@ -203,7 +203,8 @@ def advise(
     front = frozenset(p.technique for p in ranked if not _beaten(p, ranked))
     # A technique is always shown, a combination only when nothing beats it.
     ranked = [p for p in ranked if p.technique in front or len(p.techniques) == 1]
-    step_ns, peak_bytes = _as_it_is(singles)
+    step_ns = singles[0].baseline_ns if singles else 0.0
+    peak_bytes = max((p.memory[0] for p in singles), default=0)
     needed = tuple(goal for goal in goals if not goal.met(step_ns, peak_bytes))
     meeting = [p for p in ranked if all(goal.met_by(p) for goal in goals)]
     best = _best([p for p in meeting if p.technique in front], needed=bool(needed))
@@ -213,12 +214,6 @@ def advise(
         (*ranked, *refused(singles)), front, best, tuple(goals), needed,
         unmet if unmet or meeting else needed,
     )  # fmt: skip
-
-
-def _as_it_is(predictions: Sequence[Prediction]) -> tuple[float, int]:
-    """Step time and peak memory of the recorded step."""
-    peak = max((p.memory[0] for p in predictions), default=0)
-    return (predictions[0].baseline_ns if predictions else 0.0), peak
 
 
 def single_techniques() -> list[Technique]:

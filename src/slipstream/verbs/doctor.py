@@ -398,10 +398,6 @@ def _program(package: str, *programs: str) -> Answer:
     return Answer(False, "not on the path", f"install {package}")
 
 
-def _python() -> Answer:
-    return Answer(sys.version_info >= (3, 11), platform.python_version())
-
-
 # By group: name, what it is good for, and how it is tried.
 _PROBES: dict[str, list[tuple[str, str, Callable[[], Answer]]]] = {
     "machine": [
@@ -410,7 +406,10 @@ _PROBES: dict[str, list[tuple[str, str, Callable[[], Answer]]]] = {
         ("timer", "", _timer),
     ],
     "software": [
-        ("Python", "", _python),
+        (
+            "Python", "",
+            lambda: Answer(sys.version_info >= (3, 11), platform.python_version()),
+        ),
         ("torch", "", _torch),
         (
             "compiled library", "fast simulation (Python gives the same results, slower)", _native

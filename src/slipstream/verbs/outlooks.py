@@ -147,10 +147,10 @@ def first_look(
         # Where no task waits for an answer, or some follow from a model of their own, the gain
         # is made in another way than by these calls.
         if unknown.any() and np.isin(kind, (_ASSUMED, _MEASURED, _TIMED)).all():
-            most = prediction.baseline_ns / _per_sample(
-                prediction,
-                _at_least(after, unknown, one.minimum_share(graph)),
-            )
+            before, samples = prediction.samples
+            per_sample = before / samples if before and samples else 1.0
+            shortest_ns = _at_least(after, unknown, one.minimum_share(graph))
+            most = prediction.baseline_ns / (shortest_ns * per_sample)
             if firm:
                 low = max(prediction.low, 1 / most)
                 prediction = replace(prediction, low=low, high=max(prediction.high, low))
@@ -184,8 +184,3 @@ def _at_least(after: Graph, unknown: NDArray[np.bool_], share: float) -> float:
     """Length of the step in which the tasks `unknown` take this share of their time, in ns."""
     durations = after.tasks.duration_ns * np.where(unknown, share, 1.0)
     return max(replay(replace(after, tasks=replace(after.tasks, duration_ns=durations))).step_ns, 1)
-
-
-def _per_sample(prediction: Predicted, step_ns: float) -> float:
-    before, after = prediction.samples
-    return step_ns * (before / after if before and after else 1.0)

@@ -24,7 +24,7 @@ from slipstream.units import format_duration, format_percent
 from slipstream.verbs._chatter import without_chatter
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs.children import say as tell
-from slipstream.workload import Workload, drive
+from slipstream.workload import Workload, run_steps
 
 _LEAST_FREE_BYTES = 1 << 20
 # Operators that a summary names.
@@ -74,7 +74,7 @@ def profile(
         # Its heap is the caller's own, too.
         here = replace(settings, own_process=False)
         with without_chatter():
-            return drive(workload, capture(here, say), _never, keep_in=Path())
+            return run_steps(workload.build(), capture(here, say))
     # As it was before the run: what changes meanwhile may not be what ran.
     source = describe_source(workload.path)
     with tempfile.TemporaryDirectory(prefix="slipstream-graph-") as folder:
@@ -221,10 +221,6 @@ def summary_json(graph: Graph, output: Path) -> dict[str, Any]:
             for phase, name, count, ns in _by_operator(graph)
         ],
     }
-
-
-def _never(graph: Graph) -> Any:
-    raise WorkloadError("a workload of live objects does not end its process")
 
 
 def _explained(error: GraphError) -> SlipstreamError:

@@ -242,10 +242,6 @@ def _memory_change(p: Prediction) -> str:
     return f"{format_bytes(after)}, " + (f"{percent:+d} %" if percent else "0 %")
 
 
-def _memories(p: Prediction) -> str:
-    return " to ".join(map(format_bytes, p.memory)) if all(p.memory) else "-"
-
-
 TECHNIQUE: Field[Prediction] = Field.of("technique", lambda p: p.technique)
 SPEEDUP: Field[Prediction] = Field.number("speed-up", lambda p: f"{p.speedup:.2f}x")
 INTERVAL: Field[Prediction] = Field.number("90 % interval", _reach)
@@ -265,7 +261,10 @@ DRAWN: tuple[Field[Prediction], ...] = (
     Field.of(
         "step", lambda p: f"{format_duration(p.baseline_ns)} to {format_duration(p.step_ns)}"
     ),
-    Field.of("memory", _memories), NUMBERS, VERDICT,
+    Field.of(
+        "memory", lambda p: " to ".join(map(format_bytes, p.memory)) if all(p.memory) else "-"
+    ),
+    NUMBERS, VERDICT,
 )  # fmt: skip
 """Fields of predictions where an interval can be drawn."""
 
@@ -320,7 +319,11 @@ def recorded_step(graph: Graph, predictions: Sequence[Prediction]) -> str:
 
 def wide_by_page_faults(graph: Graph, predictions: Sequence[Prediction]) -> str:
     """Why intervals are wide, and what to do, where page faults are most of the reason."""
-    wide = [p for p in applying(predictions) if p.low * _WIDE < p.high and _faults(p)]
+    wide = [
+        p
+        for p in applying(predictions)
+        if p.low * _WIDE < p.high and (p.graph is None or page_fault_tasks(p.graph))
+    ]
     if not wide:
         return ""
     share = page_fault_error_ns(graph) / wide[0].baseline_ns
@@ -333,11 +336,6 @@ def wide_by_page_faults(graph: Graph, predictions: Sequence[Prediction]) -> str:
         "this step from launch to launch; take `allocator` first, alone or as "
         "--technique TECHNIQUE+allocator, which keeps the pages and is predicted closely"
     )
-
-
-def _faults(p: Predicted) -> bool:
-    """Whether the step as it would be has page faults, as far as is known."""
-    return p.graph is None or bool(page_fault_tasks(p.graph))
 
 
 def measured_note(name: str, measured: Measured) -> str:

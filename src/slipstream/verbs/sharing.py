@@ -278,10 +278,6 @@ def _phases(*phases: StepPhase) -> Callable[[Graph], Graph]:
     return without
 
 
-def _waits(graph: Graph) -> Graph:
-    return _free(graph, graph.tasks.kind == Kind.WAIT)
-
-
 def _free(graph: Graph, chosen: NDArray[np.bool_]) -> Graph:
     """`graph` with the chosen tasks, and the gaps behind them, taking no time."""
     tasks = graph.tasks
@@ -300,10 +296,6 @@ def _latencies(graph: Graph) -> NDArray[np.float64]:
     return latency
 
 
-def _without_latency(graph: Graph) -> Graph:
-    return replace_tasks(graph, duration_ns=graph.tasks.duration_ns - _latencies(graph))
-
-
 def _without_bytes(graph: Graph) -> Graph:
     talks = graph.tasks.kind == Kind.COMMUNICATION
     now = graph.tasks.duration_ns
@@ -314,6 +306,8 @@ _WALLS: dict[str, Callable[[Graph], Graph]] = {
     "compute": _phases(StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OTHER),
     "update": _phases(StepPhase.OPTIMIZER),
     "bandwidth": _without_bytes,
-    "latency": _without_latency,
-    "slowest worker": _waits,
+    "latency": lambda graph: replace_tasks(
+        graph, duration_ns=graph.tasks.duration_ns - _latencies(graph)
+    ),
+    "slowest worker": lambda graph: _free(graph, graph.tasks.kind == Kind.WAIT),
 }

@@ -37,11 +37,11 @@ class Segments:
         if model is not None and not compiled_already(model):
             for module in model.modules():
                 if next(module.children(), None) is None:
-                    self._handles.append(module.register_forward_pre_hook(self._before))
+                    self._handles.append(module.register_forward_pre_hook(self._mark))
                     self._handles.append(module.register_forward_hook(self._after))
         optimizer = self._built.optimizer
         if hasattr(optimizer, "register_step_pre_hook"):
-            self._handles.append(optimizer.register_step_pre_hook(self._updating))
+            self._handles.append(optimizer.register_step_pre_hook(self._mark))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -58,19 +58,14 @@ class Segments:
         self._marks.append(self._clock())
         return np.diff(np.array(self._marks, np.int64)).astype(np.int64)
 
-    def _mark(self, gradient: Any) -> None:
-        self._marks.append(self._clock())
-
-    def _before(self, module: Any, inputs: Any) -> None:
+    def _mark(self, *told: Any) -> None:
+        """A part ends: whatever torch tells its hooks."""
         self._marks.append(self._clock())
 
     def _after(self, module: Any, inputs: Any, output: Any) -> None:
-        self._marks.append(self._clock())
+        self._mark()
         if getattr(output, "requires_grad", False):
             output.register_hook(self._mark)
-
-    def _updating(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._marks.append(self._clock())
 
 
 class Least:

@@ -158,7 +158,7 @@ def predict_device(
         ChildError: the micro-benchmark died.
     """
     need_graph(graph)
-    source = durations or _cache
+    source = durations or (lambda threads, level: Durations(threads, level=level))
     if (count := _THREADS.fullmatch(device.strip())) is not None:
         return _more_threads(graph, int(count[1]), source, say)
     before = replay(graph)
@@ -196,10 +196,6 @@ def devices_for(graph: Graph) -> list[str]:
     now = int(graph.meta.get("threads", 1))
     here += [f"threads:{count}" for count in counts if count != now]
     return here + [name for name in kinds if "fp32" in device_kinds()[name].flops]
-
-
-def _cache(threads: int, level: Level | None) -> Durations:
-    return Durations(threads, level=level)
 
 
 def _level(name: str) -> Level | None:

@@ -33,7 +33,8 @@ class Wait:
         return max(self.predicted_ns or 0.0, self.measured_ns or 0.0)
 
     def __str__(self) -> str:
-        return _beside(self.predicted_ns, self.measured_ns)
+        both = (self.predicted_ns, self.measured_ns)
+        return ", ".join("-" if ns is None else format_duration(ns) if ns else "0" for ns in both)
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,3 @@ def _none(told: float | None) -> float | None:
 def _sum(values: Sequence[float | None]) -> float | None:
     told = [value for value in values if value is not None]
     return sum(told) if len(told) == len(values) else None
-
-
-def _beside(*both: float | None) -> str:
-    return ", ".join("-" if ns is None else format_duration(ns) if ns else "0" for ns in both)

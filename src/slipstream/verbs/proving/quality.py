@@ -119,14 +119,11 @@ def _trials(
         steps = steps or done[0].steps
         passed = time.monotonic() - began
         another = passed / len(done)
-        if len(done) >= _FEWEST_SEEDS and (passed + another > budget_s or _seedless(done)):
+        # A workload that sets its own seed says nothing new with one more.
+        seedless = len(done) > 1 and done[0].same_as(done[1])
+        if len(done) >= _FEWEST_SEEDS and (passed + another > budget_s or seedless):
             break
     return done
-
-
-def _seedless(trials: Sequence[Trial]) -> bool:
-    """Whether the workload sets its own seed, so that one more says nothing new."""
-    return len(trials) > 1 and trials[0].same_as(trials[1])
 
 
 # What follows runs in the child.

@@ -96,7 +96,9 @@ class RanksArm(Arm):
         samples = sum(one["samples"] for one in built)
         self._share = built[0]["samples_before"] / samples if samples else 1.0 / self.ranks
         with self.hosts.unshaped():
-            self._ask(_TO_SETTLE + self._start_steps(), 1, timeout_s)
+            # And the steps that techniques take otherwise than all later ones.
+            first = max((one.settle_steps() for one in self._workload.techniques), default=0)
+            self._ask(_TO_SETTLE + first, 1, timeout_s)
         self.notes = (f"{self.name}: {self.hosts.notes[0]}", *self.hosts.notes[1:])
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
@@ -105,9 +107,9 @@ class RanksArm(Arm):
         answers = self._ask(1, steps, timeout_s)
         wall_ns = max(one["wall"] for one in answers) / steps
         self._step_s = wall_ns / 1e9
-        return {
-            "wall": wall_ns * self._share, STEP: wall_ns, SENT: self._sent(answers) / (steps + 1),
-        }  # fmt: skip
+        # By the busiest rank; where one interface counts them all, by the mean one.
+        sent = max(one["sent"] for one in answers) / min(self.hosts.sharing, self.ranks)
+        return {"wall": wall_ns * self._share, STEP: wall_ns, SENT: sent / (steps + 1)}
 
     def trials(self, seeds: Sequence[int], steps: int, timeout_s: float) -> list[Trial]:
         """The first steps from each seed; a step's loss is the mean of all ranks'.
@@ -191,10 +193,6 @@ class RanksArm(Arm):
             **more,
         }  # fmt: skip
 
-    def _start_steps(self) -> int:
-        """Steps that techniques take otherwise than all later ones."""
-        return max((one.settle_steps() for one in self._workload.techniques), default=0)
-
     def _ask(self, warm: int, steps: int, timeout_s: float | None) -> list[Any]:
         asked = {"warm": warm, "steps": steps}
         answers = self._call("some_steps", timeout_s, lambda rank: asked)
@@ -209,11 +207,6 @@ class RanksArm(Arm):
                 "rank 0",
                 remedy="is everything that trains in the model, and nothing drawn by a rank alone?",
             )
-
-    def _sent(self, answers: Sequence[Mapping[str, Any]]) -> float:
-        """By the busiest rank; where one interface counts them all, by the mean one."""
-        sent = max(one["sent"] for one in answers)
-        return float(sent / min(self.hosts.sharing, self.ranks))
 
 
 @contextlib.contextmanager

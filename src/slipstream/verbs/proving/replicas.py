@@ -106,7 +106,8 @@ def ranks_table(sides: Sequence[RanksSide]) -> Table:
         Field.of("ranks", lambda side: side.technique),
         Field.number("step: predicted, measured", lambda side: _beside(
             side.predicted_step_ns, side.step_ns, format_duration)),
-        Field.number(f"time / {sides[0].technique}", _reach),
+        Field.number(f"time / {sides[0].technique}", lambda side: (
+            f"{side.ratio[0]:.3f} {format_reach(*side.ratio)}" if side.ratio else "-")),
         Field.number("sent by a rank", lambda side: _beside(
             side.predicted_sent_bytes, side.sent_bytes, format_bytes)),
         Field.of("replicas", lambda side: side.replicas),
@@ -118,10 +119,6 @@ def ranks_table(sides: Sequence[RanksSide]) -> Table:
         "loss is the mean of all ranks' own batches",
     ]
     return Table.of(sides, fields, "ranks", notes)
-
-
-def _reach(side: RanksSide) -> str:
-    return "-" if side.ratio is None else f"{side.ratio[0]:.3f} {format_reach(*side.ratio)}"
 
 
 def _losses(side: RanksSide) -> str:

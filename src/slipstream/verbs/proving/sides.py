@@ -177,7 +177,8 @@ def prove(
             arms,
             metrics=("wall", "cpu", "peak_memory"),
             primary="wall" if moving else None,
-            primary_because=_moves(moving),
+            primary_because=f"{' and '.join(moving)} move{'s' * (len(moving) == 1)} work to other "
+            "cores, which only wall time shows",
             target=target,
             budget=budget,
             timeout=timeout_s,
@@ -192,11 +193,6 @@ def prove(
             store=store,
             progress=progress,
         )
-
-
-def _moves(names: Sequence[str]) -> str:
-    move = "moves" if len(names) == 1 else "move"
-    return f"{' and '.join(names)} {move} work to other cores, which only wall time shows"
 
 
 def default_quality_budget(budget: str | float) -> float:
