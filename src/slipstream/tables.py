@@ -120,11 +120,9 @@ class Field(Column, Generic[T]):
     cell: Callable[[T], object] = str
 
     @classmethod
-    def of(
-        cls, name: str, cell: Callable[[T], object], align: Align = "left", optional: bool = False
-    ) -> Field[T]:
+    def of(cls, name: str, cell: Callable[[T], object], optional: bool = False) -> Field[T]:
         """A field, its cell before what is seldom said."""
-        return cls(name, align, optional, cell)
+        return cls(name, "left", optional, cell)
 
     @classmethod
     def number(cls, name: str, cell: Callable[[T], object], optional: bool = False) -> Field[T]:

@@ -18,7 +18,7 @@ from statistics import median
 from slipstream.errors import SlipstreamError
 from slipstream.verbs.batch.model import model_of
 from slipstream.verbs.batch.samples import BatchSample, DoesNotFitError, Sampler
-from slipstream.verbs.batch.search import batch_model, factors, more_sizes, whole
+from slipstream.verbs.batch.search import FACTORS, batch_model, more_sizes, whole
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, room_bytes
 from slipstream.workload import Workload
 from slipstream_bench import models
@@ -104,7 +104,7 @@ def _measure(model: str, options: BenchOptions) -> list[_Cell]:
         facts = sampler.facts
         assert facts is not None
         own = facts.samples
-        given = sorted({whole(own * factor, facts.quantum) for factor in factors()})
+        given = sorted({whole(own * factor, facts.quantum) for factor in FACTORS})
         spare = more_sizes(given, facts.quantum)
         asked = {times: round(own * times) for times in _ASKED}
         sizes = sorted({*given, *spare, *asked.values()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +65,7 @@ def command(
     from slipstream.verbs.advising import advise
     from slipstream.verbs.goals import parse_goal
     from slipstream.verbs.history import history
+    from slipstream.verbs.outlooks import first_look_table
 
     where = options.cluster_of(cluster, cluster_sizes)
     if where is not None:
@@ -73,7 +74,13 @@ def command(
     goals = [parse_goal(text) for text in goal or ()]
     with progress("advising") as say, history(store) as past:
         graph = request.graph(say, options.statistics_of(record), note)
-        show = (lambda outlooks: None) if as_json else _first_look(graph)
+
+        def show(outlooks: Sequence[Outlook]) -> None:
+            """The first table, on stderr, above whatever progress is shown."""
+            if not as_json:
+                first_look_table(graph, outlooks).print(sys.stderr)
+                print(file=sys.stderr, flush=True)
+
         advice = advise(
             graph, goals=goals, combinations=combinations, widen=past.widen, say=say, show=show
         )
@@ -92,17 +99,6 @@ def _on_cluster(
         spreading = spread(graph, cluster, workers, widen=past.widen, say=say)
         past.keep(spreading.predictions, str(graph.meta.get("workload", request.target)))
     emit_result(spreading, *spreading.tables(graph, cluster, past.note), as_json=as_json)
-
-
-def _first_look(graph: Graph) -> Callable[[Sequence[Outlook]], None]:
-    """A function that prints the first table on stderr, above whatever progress is shown."""
-    from slipstream.verbs.outlooks import first_look_table
-
-    def show(outlooks: Sequence[Outlook]) -> None:
-        first_look_table(graph, outlooks).print(sys.stderr)
-        print(file=sys.stderr, flush=True)
-
-    return show
 
 
 def _script(graph: Graph, request: options.Request) -> Workload | None:

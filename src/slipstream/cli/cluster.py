@@ -229,11 +229,10 @@ def _queues(room: str | None, mark: str | None) -> Queues | None:
     return Queues(parse_bytes(room, "queue"), parse_bytes(mark, "mark"))
 
 
-_JOB = (
-    "devices", "compute", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
-    "algo", "iterations", "arrival", "priority", "weight", "name",
-)  # fmt: skip
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+_JOB = (
+    "devices", "compute", *_KINDS, "algo", "iterations", "arrival", "priority", "weight", "name",
+)  # fmt: skip
 
 
 def _job(cluster: Cluster, text: str) -> Job:

@@ -27,6 +27,8 @@ _FEWEST, _MOST_SIZES = 3, 6
 _BLOCK = 8
 # Where fixed costs show.
 _BELOW = 0.6
+FACTORS = (_BELOW, *_FACTORS)
+"""The sizes that are measured first, in batches as they are."""
 # How many times the largest measured size the limit lies away for its own look to be worth it.
 _FAR = 1.5
 # Of the largest batch that a limit is expected to allow: memory is looked at there, too.
@@ -256,11 +258,6 @@ def whole(samples: float, quantum: int) -> int:
     """
     grain = quantum * (_BLOCK if samples >= 2 * _BLOCK * quantum else 1)
     return max(math.floor(samples / grain + 0.5), 1) * grain
-
-
-def factors() -> tuple[float, ...]:
-    """The sizes that are measured first, in batches as they are."""
-    return (_BELOW, *_FACTORS)
 
 
 def more_sizes(sizes: Sequence[int], quantum: int) -> list[int]:
