@@ -14,6 +14,7 @@ from slipstream.units import (
     format_detectable,
     format_duration,
     format_percent,
+    format_ratio,
     format_reach,
     parse_bandwidth,
     parse_bytes,
@@ -118,9 +119,11 @@ def test_durations_as_people_read_them(nanoseconds: float, text: str) -> None:
 def test_the_other_formats() -> None:
     assert format_bytes(1536) == "1.50 KiB"
     assert format_bytes(17) == "17 B"
+    assert format_ratio(1.3125) == "1.312x"
+    assert format_ratio(12.34) == "12.3x"
     assert format_percent(0.0312) == "3.1 %"
     assert format_percent(0.0312, signed=True) == "+3.1 %"
-    assert format_percent(math.inf) == format_bytes(math.nan) == "-"
+    assert format_percent(math.inf) == format_ratio(math.nan) == format_bytes(math.nan) == "-"
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,13 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_ratio(ratio: float) -> str:
+    """A speed-up or size ratio: ``"1.31x"``."""
+    if not math.isfinite(ratio):
+        return "-"
+    return f"{ratio:.3f}x" if abs(ratio) < 2 else f"{_significant(ratio)}x"
+
+
 def format_percent(fraction: float, *, signed: bool = False) -> str:
     """``0.0312`` as ``"3.1 %"``."""
     if not math.isfinite(fraction):

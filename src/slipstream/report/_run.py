@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from slipstream.graph import PROVENANCES, Graph, Timeline, lanes
@@ -58,13 +59,7 @@ def run_facts(
         "settings": _settings(graph),
         "machine": _machine(_recorded_on(graph) or environment.facts),
         "notes": _notes(graph, environment.facts),
-        "lanes": [
-            {
-                "name": lane.name, "tasks": lane.tasks, "busy_ns": lane.busy_ns,
-                "gap_ns": lane.gap_ns, "idle_ns": lane.idle_ns,
-            }
-            for lane in lanes(baseline)
-        ],
+        "lanes": [asdict(lane) for lane in lanes(baseline)],
         "edits": [f"{edit.technique}: {edit.what}" for edit in graph.edits],
     }  # fmt: skip
 

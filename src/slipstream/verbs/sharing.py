@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,20 +100,9 @@ class Shared:
 
     def to_json(self, step_ns: float) -> dict[str, Any]:
         """As results are printed; times in nanoseconds, sizes in bytes."""
-        return {
-            "cluster": self.cluster,
-            "workers": self.workers,
-            "exposed_ns": self.exposed_ns,
-            "hidden_ns": self.hidden_ns,
-            "sent_bytes_per_worker": self.sent_bytes,
-            "bottleneck": self.bottleneck,
-            "walls": [{"name": wall.name, "saved_ns": wall.saved_ns} for wall in self.walls],
-            "next_wall": self.next_wall,
-            "dollars_per_hour": self.dollars_per_hour,
-            "dollars_per_step": self.dollars(step_ns),
-            "fits": self.fits,
-            "exposed_by_layer": dict(self.exposed_by_layer),
-        }
+        found = asdict(self)
+        found["sent_bytes_per_worker"] = found.pop("sent_bytes")
+        return {**found, "dollars_per_step": self.dollars(step_ns)}
 
 
 def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
