@@ -10,7 +10,7 @@ import pytest
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import GradientNoise, Statistics
 from slipstream.techniques.distributed import adasum_benefit
-from slipstream.techniques.distributed.adasum.benefit import benefit, expected_products
+from slipstream.techniques.distributed.adasum.rule import benefit, expected_products
 from slipstream.techniques.distributed.adasum.technique import Adasum
 from small_steps import graph_of
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from scipy.stats import spearmanr
 
-from slipstream.techniques.distributed.adasum.benefit import benefit
+from slipstream.techniques.distributed.adasum.rule import benefit
 from slipstream_bench.rows import Bar, BenchOptions, at_least, not_judged
 from slipstream_bench.systems.adasum.study import Study
 from slipstream_bench.systems.adasum.tasks import MISSING, fashion, of_equal_steps

@@ -35,14 +35,17 @@ from slipstream.techniques.distributed.compression import (
 
 if TYPE_CHECKING:
     from slipstream.ranks.lines import shares
-    from slipstream.techniques.distributed.adasum.benefit import adasum_benefit
     from slipstream.techniques.distributed.adasum.hook import (
         AdasumState,
         adasum_all_reduce,
         adasum_hook,
     )
     from slipstream.techniques.distributed.adasum.optimizer import AdasumOptimizer, average_buffers
-    from slipstream.techniques.distributed.adasum.rule import adasum_of, orthogonality
+    from slipstream.techniques.distributed.adasum.rule import (
+        adasum_benefit,
+        adasum_of,
+        orthogonality,
+    )
     from slipstream.techniques.distributed.collectives.scatter import all_gather, reduce_scatter
     from slipstream.techniques.distributed.collectives.two_d import (
         TwoDState,
@@ -67,7 +70,7 @@ _LATE = {
     "SimulatedWorkers": "compression.simulated",
     "TwoDState": "collectives.two_d",
     "adasum_all_reduce": "adasum.hook",
-    "adasum_benefit": "adasum.benefit",
+    "adasum_benefit": "adasum.rule",
     "adasum_hook": "adasum.hook",
     "adasum_of": "adasum.rule",
     "all_gather": "collectives.scatter",

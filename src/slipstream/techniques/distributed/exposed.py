@@ -196,10 +196,10 @@ class Layers:
             yield
             return
         self._called = []
-        hooks = [
-            module.register_forward_pre_hook(self._caller(name))
-            for name, module in self._model.named_modules()
-        ]
+        hooks: list[Any] = []
+        for name, module in self._model.named_modules():
+            hook: Any = module.register_forward_pre_hook
+            hooks.append(hook(lambda *_, name=name: self._called.append(name)))
         try:
             yield
         finally:
@@ -216,12 +216,6 @@ class Layers:
             share = one.nbytes / whole if whole else 1.0 / len(parameters)
             found[layer] = found.get(layer, 0.0) + share
         return found
-
-    def _caller(self, name: str) -> Callable[[nn.Module, Any], None]:
-        def note(module: nn.Module, inputs: Any) -> None:
-            self._called.append(name)
-
-        return note
 
     def _look(self) -> None:
         names = [name for name, _ in self._model.named_modules()]

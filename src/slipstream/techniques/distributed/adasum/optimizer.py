@@ -188,7 +188,8 @@ class AdasumOptimizer(WrappingOptimizer):
         if found is not None:
             return not bool(found.item())
         gradients = [p.grad for p in self._all() if p.grad is not None]
-        return all(bool(_values(gradient).isfinite().all()) for gradient in gradients)
+        values = [one._values() if one.is_sparse else one for one in gradients]
+        return all(bool(one.isfinite().all()) for one in values)
 
     def _stateless(self) -> bool:
         """Whether an update is the gradient times the learning rate, in every group."""
@@ -265,7 +266,3 @@ def average_buffers(module: torch.nn.Module, group: Any = None) -> None:
     )
     for buffer in buffers:
         buffer.div_(ranks.wire.size)
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient._values() if gradient.is_sparse else gradient

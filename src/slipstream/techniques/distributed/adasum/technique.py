@@ -13,7 +13,7 @@ from slipstream.durations import Question
 from slipstream.errors import InvalidArgumentError
 from slipstream.graph import Editor, Graph, Role, StepPhase, insert_exchange
 from slipstream.technique import CodeChange, Context, Quality, QualityKind
-from slipstream.techniques.distributed.adasum.benefit import adasum_benefit
+from slipstream.techniques.distributed.adasum.rule import adasum_benefit
 from slipstream.techniques.distributed.ddp import copying, put_copy
 from slipstream.techniques.distributed.gradients import gradients, nbytes_of
 from slipstream.techniques.distributed.replicas import Spreads

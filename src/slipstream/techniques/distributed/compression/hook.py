@@ -216,13 +216,10 @@ class Compression:
             )
         return self._layouts[key]
 
-    def layouts_in_use(self) -> list[Layout]:
-        """Buckets since they were last rebuilt, in the order in which they are exchanged."""
-        newest: dict[str, Layout] = {}
-        for layout in self._layouts.values():
-            for name in layout.names:
-                newest[name] = layout
-        return [one for one in self._layouts.values() if newest[one.names[0]] is one]
+    def _names_in_use(self) -> list[tuple[str, ...]]:
+        """Of each bucket since they were last rebuilt, in the order in which they are exchanged."""
+        newest = {name: one for one in self._layouts.values() for name in one.names}
+        return [one.names for one in self._layouts.values() if newest[one.names[0]] is one]
 
     def _finish(self) -> None:
         began = time.perf_counter()
@@ -235,7 +232,7 @@ class Compression:
         """Of this rank: save it beside the model, one file per rank."""
         # Loaded, and no step since: DDP's own are not yet what they will be.
         resumed = self._resumed
-        names = [one.names for one in self.layouts_in_use()] if resumed is None else resumed.names
+        names = self._names_in_use() if resumed is None else resumed.names
         return {
             "format": _FORMAT, "settings": str(self.settings), "rank": self.ranks.rank,
             "ranks": self.ranks.size, **self.memory.state_dict(),

@@ -92,7 +92,9 @@ class ShardedUpdate(WrappingOptimizer):
             optimizer.sum_squares = self._sum_over_ranks
         self._reduced, self._finite = False, True
         self._exposed: ExposedTimes | None = None
-        self._hook_on(model)
+        self._thread = BucketThread("sharded-update")
+        if model is not None:
+            put_hook(model, self._on_bucket)
 
     # ---- gradients ---------------------------------------------------------------------------
 
@@ -139,11 +141,6 @@ class ShardedUpdate(WrappingOptimizer):
         for gradient, one in zip(gradients, alike, strict=True):
             if one is not gradient:
                 gradient.copy_(one)
-
-    def _hook_on(self, model: DistributedDataParallel | None) -> None:
-        self._thread = BucketThread("sharded-update")
-        if model is not None:
-            put_hook(model, self._on_bucket)
 
     def _on_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         if self._reduced:
