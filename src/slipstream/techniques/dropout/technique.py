@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from slipstream.source import Places, Source
 from slipstream.surgery import Selection, module_of
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-
-if TYPE_CHECKING:
-    from slipstream.workload import Built, Workload
+from slipstream.workload import Built, Workload
 
 _SCOPE = ("aten::dropout", "aten::dropout_")
 _MULTIPLY = ("aten::mul", "aten::mul_")
@@ -55,6 +53,10 @@ class FusedDropout(Settings):
 
     name: ClassVar[str] = "dropout"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.SAME_DISTRIBUTION,
+        "elements are dropped with the same probability, by other random numbers",
+    )
 
     def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
         """None, or why no dropout of the step can be exchanged."""
@@ -119,11 +121,7 @@ class FusedDropout(Settings):
 
         from slipstream.techniques.dropout.nn import Dropout
 
-        if built.model is None:
-            raise WorkloadError(
-                "dropout needs the model, and this workload's step hides it",
-                remedy="return (model, batch, loss, optimizer)",
-            )
+        built.need_model(self.name)
         found = {n: one for n, one in built.model.named_modules() if type(one) is nn.Dropout}
         if not found:
             raise WorkloadError(
@@ -134,13 +132,6 @@ class FusedDropout(Settings):
         for name, module in found.items():
             if name in self._selection:
                 module.__class__ = Dropout
-
-    def quality(self, graph: Graph | None = None) -> Quality:
-        """Other random numbers of the same distribution."""
-        return Quality(
-            QualityKind.SAME_DISTRIBUTION,
-            "elements are dropped with the same probability, by other random numbers",
-        )
 
     def code(self, workload: Workload) -> CodeChange | None:
         """``slipstream.nn.Dropout`` where the file makes an ``nn.Dropout``."""

@@ -110,11 +110,7 @@ class TableExchange(Settings, ABC):
         """
         from slipstream.techniques.embedding.facts import facts_of
 
-        if built.model is None:
-            raise WorkloadError(
-                f"{self.name} needs the model, and this workload's step hides it",
-                remedy="return (model, batch, loss, optimizer)",
-            )
+        built.need_model(self.name)
         if type(built.optimizer).__name__ == "SparseAdam":
             raise WorkloadError(
                 "SparseAdam takes sparse gradients only, and those of smaller tables are dense",

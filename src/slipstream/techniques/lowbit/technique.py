@@ -198,11 +198,7 @@ class LowBit(Settings):
             prepare_training,
         )
 
-        if built.model is None:
-            raise WorkloadError(
-                "lowbit needs the model, and this workload's step hides it",
-                remedy="return (model, batch)",
-            )
+        built.need_model(self.name, remedy="return (model, batch)")
         if built.training and not self.train:
             raise WorkloadError(f"lowbit: {_TRAINS}", remedy=f"lowbit:{self.bits},train=yes")
         try:
