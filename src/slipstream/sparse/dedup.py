@@ -144,11 +144,7 @@ def dedup(
 
 
 def _check_output(corpus: Path, output: Path) -> None:
-    """Before the work, not after it.
-
-    Raises:
-        SlipstreamError: the corpus can be read only once, or `output` is no file to write.
-    """
+    """Raise SlipstreamError before the work if lines cannot be read again or `output` written."""
     if output.is_dir():
         raise SlipstreamError("is a folder, not a file", where=str(output))
     if corpus.exists() and not corpus.is_file() and not corpus.is_dir():

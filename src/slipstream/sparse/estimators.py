@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -91,9 +90,8 @@ class _Neighbours(BaseEstimator):
         """
         _check_mode(mode)
         distance, row = self.kneighbors(X, n_neighbors)
-        starts = np.arange(len(row) + 1) * row.shape[1]
-        data = distance.ravel() if mode == "distance" else np.ones(row.size)
-        return sp.csr_matrix((data, row.ravel(), starts), shape=(len(row), self.n_samples_fit_))
+        lengths = np.full(len(row), row.shape[1])
+        return self._graph(lengths, row.ravel(), distance.ravel(), mode)
 
     def radius_neighbors(
         self,
@@ -130,12 +128,14 @@ class _Neighbours(BaseEstimator):
         """`radius_neighbors` as CSR [m, n]; see `kneighbors_graph`."""
         _check_mode(mode)
         distances, rows = self.radius_neighbors(X, radius, sort_results=sort_results)
-        starts = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
         row: Int64s = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)
-        data: npt.NDArray[Any] = (
-            np.concatenate([*distances, np.empty(0)]) if mode == "distance" else np.ones(len(row))
-        )
-        return sp.csr_matrix((data, row, starts), shape=(len(rows), self.n_samples_fit_))
+        lengths = np.array([len(one) for one in rows], np.int64)
+        return self._graph(lengths, row, np.concatenate([*distances, np.empty(0)]), mode)
+
+    def _graph(self, lengths: Int64s, row: Int64s, distance: Any, mode: str) -> sp.csr_matrix:
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        data = distance if mode == "distance" else np.ones(len(row))
+        return sp.csr_matrix((data, row, starts), shape=(len(lengths), self.n_samples_fit_))
 
     def _queries(self, X: Any) -> Any:
         return None if X is None else self._checked(X, reset=False)

@@ -217,10 +217,7 @@ def _is_number(given: object) -> bool:
 
 
 def check_domain(name: str, rows: Rows, argument: str) -> None:
-    """
-    Raises:
-        InvalidArgumentError: `name` has no meaning for negative values, and there are some.
-    """
+    """Raise InvalidArgumentError for negative values, if `name` has no meaning for them."""
     if name in NON_NEGATIVE and rows.nnz and rows.data.min() < 0:
         at = int(rows.data.argmin())
         row = int(np.searchsorted(rows.indptr, at, side="right")) - 1

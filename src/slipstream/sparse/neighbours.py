@@ -56,10 +56,7 @@ def knn_graph(
 
 
 def check_distance(metric: object) -> None:
-    """
-    Raises:
-        InvalidArgumentError: the metric is a similarity, whose least values are the farthest.
-    """
+    """Raise InvalidArgumentError for a similarity, whose least values are the farthest."""
     if isinstance(metric, str) and metric_name(metric) == "inner_product":
         raise InvalidArgumentError(
             "metric",

@@ -344,11 +344,9 @@ def _working_type(plan: Plan, left: Rows, right: Rows) -> np.dtype[Any]:
 
 
 def _check_vanishing(plan: Plan, high: float) -> None:
-    """See that differences matter that are small beside the largest value, `high`.
+    """Raise InvalidArgumentError if powers of differences that matter beside `high` are 0.
 
-    Raises:
-        InvalidArgumentError: powers of such differences are 0 in float64, and so would be
-            distances.
+    So would be distances, in float64; `high` is the largest value.
     """
     if plan.root is Root.PLAIN or plan.name in NON_NEGATIVE:
         return

@@ -130,11 +130,7 @@ class SemiringSearch(ByRow):
 def _called(
     function: Callable[[Float64s], Any] | None, name: str, given: Float64s
 ) -> Float64s | None:
-    """What the user's function makes of `given`, checked.
-
-    Raises:
-        InvalidArgumentError: it does not return one number for each.
-    """
+    """What the user's function makes of `given`; InvalidArgumentError if not a number for each."""
     if function is None:
         return None
     values = np.asarray(function(given))

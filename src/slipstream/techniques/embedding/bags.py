@@ -113,21 +113,13 @@ def reduced(rows: torch.Tensor, bags: Bags, mode: str, padding_idx: int | None) 
 
 
 def check_mode(mode: str) -> None:
-    """See that bags can be reduced so.
-
-    Raises:
-        InvalidArgumentError: they cannot.
-    """
+    """Raise InvalidArgumentError unless bags can be reduced so."""
     if mode not in MODES:
         raise InvalidArgumentError("mode", f"'{mode}' is not possible", remedy=", ".join(MODES))
 
 
 def padding_row(padding_idx: int | None, rows: int) -> int | None:
-    """`padding_idx` counted from the front.
-
-    Raises:
-        InvalidArgumentError: it is no row of the table.
-    """
+    """`padding_idx` counted from the front; InvalidArgumentError if it is no row of the table."""
     if padding_idx is None:
         return None
     padding_idx = whole_number("padding_idx", padding_idx, None)
@@ -137,11 +129,7 @@ def padding_row(padding_idx: int | None, rows: int) -> int | None:
 
 
 def expect_tensor(name: str, given: object) -> None:
-    """See that an argument is a tensor.
-
-    Raises:
-        InvalidArgumentError: it is a list, an array of NumPy's, ...
-    """
+    """Raise InvalidArgumentError for a list, an array of NumPy's, ... in place of a tensor."""
     if not isinstance(given, torch.Tensor):
         raise InvalidArgumentError(
             name, f"is a {type(given).__name__}, not a tensor", remedy=f"torch.as_tensor({name})"

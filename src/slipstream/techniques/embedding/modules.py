@@ -188,7 +188,7 @@ class CompressedModule(Exportable, CompressedEmbedding):
 
     def for_export(self) -> nn.Module:
         """Its rows, and bags of one size of them."""
-        return _ExportedBags(self.exported_rows(), self.mode, self.padding_idx)
+        return ExportedBags(self.exported_rows(), self.mode, self.padding_idx)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
@@ -355,7 +355,7 @@ def lines_of(nbytes: float) -> float:
     return (nbytes - 1) / _LINE_BYTES + 1
 
 
-class _ExportedBags(nn.Module):
+class ExportedBags(nn.Module):
     """A module over rows, in operators that are exported well: bags of one size."""
 
     def __init__(self, rows: nn.Module, mode: str | None, padding_idx: int | None) -> None:

@@ -197,7 +197,12 @@ class Plan:
         columns = (
             Column("table"), Column("kept as"), Column("bytes", "right"), Column("lost", "right"),
         )  # fmt: skip
-        return Table(columns, rows, title=self._title(), notes=tuple(map(_said, self.alternatives)))
+        method = self.method if self.exchanged else Dense.name
+        title = (
+            f"{format_bytes(self.dense_bytes)} of tables in {format_bytes(self.nbytes)} "
+            f"({self.ratio:.1f}x less): {method}, errors {self.basis.value}"
+        )
+        return Table(columns, rows, title=title, notes=tuple(map(_said, self.alternatives)))
 
     def __str__(self) -> str:
         return self.table().to_markdown()
@@ -246,14 +251,6 @@ class Plan:
             raise InvalidArgumentError(
                 "path", f"is no plan of embedding tables: {error}", where=str(path)
             ) from error
-
-    def _title(self) -> str:
-        stay = not self.exchanged
-        method = Dense.name if stay else self.method
-        return (
-            f"{format_bytes(self.dense_bytes)} of tables in {format_bytes(self.nbytes)} "
-            f"({self.ratio:.1f}x less): {method}, errors {self.basis.value}"
-        )
 
 
 def plan(

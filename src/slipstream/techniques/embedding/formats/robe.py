@@ -33,6 +33,7 @@ from slipstream.techniques.embedding.modules import (
     ById,
     CompressedModule,
     Exportable,
+    ExportedBags,
     Rows,
     called_as,
     lines_of,
@@ -284,19 +285,15 @@ class _ExportedTables(nn.Module):
     def __init__(self, collection: ROBEEmbeddingCollection) -> None:
         super().__init__()
         self.tables: Any = nn.ModuleList(
-            _ExportedBlocks(collection.pool, collection.table(name)[1])
+            ExportedBags(
+                _ExportedBlocks(collection.pool, collection.table(name)[1]), collection.mode, None
+            )
             for name in collection.tables
         )
-        self.mean = collection.mode == "mean"
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        apart = input.long().reshape(len(self.tables), -1, input.shape[1])
-        bags = []
-        for number, table in enumerate(self.tables):
-            rows = table.look_up(apart[number].reshape(-1))
-            rows = rows.reshape(-1, input.shape[1], rows.shape[-1])
-            bags.append(rows.mean(1) if self.mean else rows.sum(1))
-        return torch.cat(bags, 1)
+        apart = input.reshape(len(self.tables), -1, input.shape[1])
+        return torch.cat([table(apart[number]) for number, table in enumerate(self.tables)], 1)
 
 
 class Robe(TableFormat):

@@ -96,11 +96,7 @@ def check_form(
 
 
 def check_weights(weights: torch.Tensor) -> None:
-    """See that weights of ids are finite.
-
-    Raises:
-        InvalidArgumentError: one is NaN or infinite; says which.
-    """
+    """Raise InvalidArgumentError for a weight that is NaN or infinite; says which."""
     finite = torch.isfinite(weights)
     if not bool(finite.all()):
         place = int(finite.to(torch.int8).argmin())

@@ -85,11 +85,7 @@ def _call(
 
 
 def check_ids(ids: torch.Tensor, offsets: torch.Tensor | None, rows: int, bags: int) -> None:
-    """See that every id is one of `rows` and that offsets rise from 0.
-
-    Raises:
-        InvalidArgumentError: ``input`` or ``offsets``, which and where.
-    """
+    """Raise InvalidArgumentError unless ids are of `rows` and offsets rise from 0: says where."""
     bags_door.check(ids, offsets, torch.tensor([rows]), bags)
 
 
@@ -198,11 +194,7 @@ def _check_gradient(cores: Sequence[torch.Tensor], grad: torch.Tensor, how: Sequ
 
 
 def check(cores: Sequence[torch.Tensor], *how: Any) -> None:
-    """See that arguments of ``slipstream::tt`` are what they must be, ids and offsets too.
-
-    Raises:
-        InvalidArgumentError: names the argument and what is wrong with it.
-    """
+    """Raise InvalidArgumentError for a wrong argument of ``slipstream::tt``: names it."""
     _check(cores, how)
     _check_ids(how)
 
