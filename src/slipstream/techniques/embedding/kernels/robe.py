@@ -206,3 +206,4 @@ define(
 
 robe = torch.ops.slipstream.robe.default
 robe_gradient = torch.ops.slipstream.robe.gradient
+robe_weights = torch.ops.slipstream.robe.weights
