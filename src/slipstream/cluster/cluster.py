@@ -203,7 +203,7 @@ class Cluster:
         seen = np.flatnonzero(np.bincount(rows.reshape(-1), minlength=len(names) * (high + 1)))
         options: list[list[Estimate]] = []
         for row in seen.tolist():
-            wanted = Collective(kind, 0.0, self._first(row % (high + 1)), names[row // (high + 1)])
+            wanted = Collective(kind, 0.0, _first(row % (high + 1)), names[row // (high + 1)])
             group = self.group_of(wanted)
             options.append(
                 [self._estimate(wanted, group, a) for a in self.algorithms(wanted, group)]
@@ -258,15 +258,6 @@ class Cluster:
     def _estimates(self) -> dict[tuple[object, ...], Estimate]:
         return {}
 
-    @functools.cached_property
-    def _firsts(self) -> dict[int, Group]:
-        return {}
-
-    def _first(self, ranks: int) -> Group:
-        if ranks not in self._firsts:
-            self._firsts[ranks] = Group.of(np.arange(ranks))
-        return self._firsts[ranks]
-
     def _estimate(self, collective: Collective, group: Group, algo: str) -> Estimate:
         key = (
             collective.kind, algo, group.key, group.shape, collective.chunks, collective.servers,
@@ -305,6 +296,12 @@ class Cluster:
     def with_network(self, topology: Topology) -> Cluster:
         """The same with another topology."""
         return replace(self, topology=topology)
+
+
+@functools.lru_cache(1024)
+def _first(ranks: int) -> Group:
+    """The first devices of any cluster."""
+    return Group.of(np.arange(ranks))
 
 
 def _line(line: tuple[float, float], nbytes: float) -> float:

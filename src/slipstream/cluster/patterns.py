@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -139,12 +139,10 @@ def _scatter_gather(kind: str, shape: tuple[int, ...], algorithms: tuple[str, ..
     one_phase = algorithms[next((d for d, size in enumerate(shape) if size > 1), 0)]
     if one_phase in ("ring", "ring2", "line"):
         # In the slowest dimension a ring goes round twice without a barrier between.
-        merged[middle - 1 : middle + 1] = [_twice(scatter[-1])]
+        once = scatter[-1]
+        twice = replace(once, share=2 * once.share, steps=2 * once.steps)
+        merged[middle - 1 : middle + 1] = [twice]
     return merged
-
-
-def _twice(phase: Phase) -> Phase:
-    return Phase(phase.src, phase.dst, 2 * phase.share, 2 * phase.steps, phase.reduced)
 
 
 # ---- trees ------------------------------------------------------------------------------------

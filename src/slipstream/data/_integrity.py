@@ -16,7 +16,6 @@ from slipstream.data.catalogue import Entry, entry
 from slipstream.data.errors import CorruptDataError
 
 MANIFEST = "MANIFEST.json"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -174,8 +173,5 @@ def _read_manifest(path: Path) -> list[RecordedFile]:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

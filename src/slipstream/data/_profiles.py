@@ -58,10 +58,15 @@ def profiles(entry: Entry) -> LayerProfile:
     return LayerProfile(entry.name, "NVIDIA A100", tuple(layers), step_ms)
 
 
-def _runs(entry: Entry, line: str, path: Path) -> TrainingRuns:
-    match = _RUNS.fullmatch(line)
+def _match(pattern: re.Pattern[str], entry: Entry, line: str, path: Path) -> re.Match[str]:
+    match = pattern.fullmatch(line)
     if match is None:
         raise CorruptDataError(entry.name, f"unexpected line: {line[:60]}", where=str(path))
+    return match
+
+
+def _runs(entry: Entry, line: str, path: Path) -> TrainingRuns:
+    match = _match(_RUNS, entry, line, path)
     return TrainingRuns(
         match["system"], match["benchmark"], int(match["runs"]), float(match["fastest"]),
         float(match["median"]), float(match["slowest"]), float(match["mean"]), int(match["batch"]),
@@ -70,10 +75,8 @@ def _runs(entry: Entry, line: str, path: Path) -> TrainingRuns:
 
 
 def _steps(entry: Entry, line: str, path: Path) -> TrainingSteps:
-    match = _STEPS.fullmatch(line)
+    match = _match(_STEPS, entry, line, path)
     try:
-        if match is None:
-            raise ValueError("no key and values")
         # A Python literal, which literal_eval reads without running anything.
         values = ast.literal_eval(match["values"])
         step_ms = values.get("step_ms")
@@ -90,9 +93,7 @@ def _steps(entry: Entry, line: str, path: Path) -> TrainingSteps:
 
 
 def _layer(entry: Entry, line: str, path: Path) -> ProfiledLayer:
-    match = _LAYER.fullmatch(line)
-    if match is None:
-        raise CorruptDataError(entry.name, f"unexpected line: {line[:60]}", where=str(path))
+    match = _match(_LAYER, entry, line, path)
     try:
         settings = json.loads(match["settings"])
     except ValueError as error:

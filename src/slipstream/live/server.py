@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 import threading
@@ -113,20 +114,14 @@ def listen(port: int | None) -> socket.socket:
     """
     wanted = [port] if port is not None else [*range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED), 0]
     for number in wanted:
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((HOST, number))
-            listening.listen(128)
+            return socket.create_server((HOST, number), backlog=128)
         except OSError as error:
-            listening.close()
             if number == wanted[-1]:
                 raise SlipstreamError(
-                    f"port {number} cannot be listened on: {error.strerror}",
+                    f"port {number} cannot be listened on: {os.strerror(error.errno or 0)}",
                     remedy="another one with --port, or none: a free one is found",
                 ) from error
-        else:
-            return listening
     raise AssertionError
 
 

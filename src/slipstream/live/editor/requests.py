@@ -8,14 +8,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lsprotocol import types
 from pygls.uris import to_fs_path
 
 from slipstream.live.editor import answers, commands
 from slipstream.live.editor.server import EditorServer, MakeAnalyst
+from slipstream.live.editor.text import Document
 
 _SWITCH_S = 0.0005
 
@@ -34,45 +36,11 @@ def make_server(make_analyst: MakeAnalyst, target: str | None = None) -> EditorS
         if isinstance(target, str) and target:
             ls.target = _beside(target, params)
 
-    @server.feature(types.INITIALIZED)
-    def initialized(ls: EditorServer, params: types.InitializedParams) -> None:
-        ls.started()
-
-    @server.feature(types.SHUTDOWN)
-    def shutdown(ls: EditorServer, params: None) -> None:
-        ls.close()
-
-    @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
-    def did_open(ls: EditorServer, params: types.DidOpenTextDocumentParams) -> None:
-        ls.typed(ls.documents.open(params.text_document))
-
-    @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
-    def did_change(ls: EditorServer, params: types.DidChangeTextDocumentParams) -> None:
-        ls.typed(ls.documents[params.text_document.uri])
-
-    @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
-    def did_save(ls: EditorServer, params: types.DidSaveTextDocumentParams) -> None:
-        ls.saved(ls.documents[params.text_document.uri])
-
-    @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
-    def did_close(ls: EditorServer, params: types.DidCloseTextDocumentParams) -> None:
-        ls.closed(params.text_document.uri)
-
-    @server.feature(types.TEXT_DOCUMENT_CODE_LENS)
-    def code_lens(ls: EditorServer, params: types.CodeLensParams) -> list[types.CodeLens]:
-        document = ls.documents[params.text_document.uri]
-        return answers.lenses(ls, document)
-
     @server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
     def inlay_hint(ls: EditorServer, params: types.InlayHintParams) -> list[types.InlayHint]:
-        document = ls.documents[params.text_document.uri]
+        document = _document(ls, params)
         first, last = params.range.start.line, params.range.end.line
         return [one for one in answers.hints(ls, document) if first <= one.position.line <= last]
-
-    @server.feature(types.TEXT_DOCUMENT_HOVER)
-    def hover(ls: EditorServer, params: types.HoverParams) -> types.Hover | None:
-        document = ls.documents[params.text_document.uri]
-        return answers.hover(ls, document, params.position.line)
 
     @server.feature(
         types.TEXT_DOCUMENT_CODE_ACTION,
@@ -81,13 +49,36 @@ def make_server(make_analyst: MakeAnalyst, target: str | None = None) -> EditorS
         ),
     )
     def code_action(ls: EditorServer, params: types.CodeActionParams) -> list[types.CodeAction]:
-        document = ls.documents[params.text_document.uri]
+        document = _document(ls, params)
         first, last = params.range.start.line, params.range.end.line
         return answers.actions(ls, document, first, last)
 
+    for feature, answer in _ANSWERS.items():
+        server.feature(feature)(answer)
     for name, command in commands.COMMANDS.items():
         server.command(name)(command)
     return server
+
+
+_ANSWERS: Mapping[str, Callable[[EditorServer, Any], Any]] = {
+    types.INITIALIZED: lambda ls, _: ls.started(),
+    types.SHUTDOWN: lambda ls, _: ls.close(),
+    types.TEXT_DOCUMENT_DID_OPEN: lambda ls, params: ls.typed(
+        ls.documents.open(params.text_document)
+    ),
+    types.TEXT_DOCUMENT_DID_CHANGE: lambda ls, params: ls.typed(_document(ls, params)),
+    types.TEXT_DOCUMENT_DID_SAVE: lambda ls, params: ls.saved(_document(ls, params)),
+    types.TEXT_DOCUMENT_DID_CLOSE: lambda ls, params: ls.closed(params.text_document.uri),
+    types.TEXT_DOCUMENT_CODE_LENS: lambda ls, params: answers.lenses(ls, _document(ls, params)),
+    types.TEXT_DOCUMENT_HOVER: lambda ls, params: answers.hover(
+        ls, _document(ls, params), params.position.line
+    ),
+}
+"""Requests and notifications whose parameters need no more than their document."""
+
+
+def _document(ls: EditorServer, params: Any) -> Document:
+    return ls.documents[params.text_document.uri]
 
 
 def _beside(target: str, params: types.InitializeParams) -> str:
