@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +22,6 @@ def lines_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, A
     """Tables and JSON: the `top` dearest lines where they stand in their files; times in ns."""
     found = attribute(timeline)
     shown = sorted(found.lines[:top], key=lambda line: (line.file, line.number))
-    texts = _Texts(timeline.graph)
     payload = {
         "step_ns": found.step_ns,
         "peak_bytes": found.peak_bytes,
@@ -36,7 +36,7 @@ def lines_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, A
         "page_faults": _numbers(found.page_faults),
         "untracked": _numbers(found.untracked),
     }  # fmt: skip
-    return [_table(timeline, found, shown, texts)], payload
+    return [_table(timeline, found, shown)], payload
 
 
 def _numbers(cost: Cost) -> dict[str, Any]:
@@ -48,8 +48,9 @@ def _numbers(cost: Cost) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _table(timeline: Timeline, found: Attribution, shown: list[LineCost], texts: _Texts) -> Table:
-    rows = [(line.name, line.cost, texts.line(line.file, line.number)) for line in shown]
+def _table(timeline: Timeline, found: Attribution, shown: list[LineCost]) -> Table:
+    graph = timeline.graph
+    rows = [(line.name, line.cost, _text(graph, line)) for line in shown]
     left = found.lines[len(shown) :]
     if left:
         rest = sum((line.cost for line in left), start=Cost())
@@ -71,12 +72,14 @@ def _table(timeline: Timeline, found: Attribution, shown: list[LineCost], texts:
         Field.of("source", lambda row: row[2], optional=True),
     )
     peak = f", {format_bytes(found.peak_bytes)} at most" if found.peak_bytes else ""
-    title = f"{named(timeline.graph)}: {format_duration(found.step_ns)} per step{peak}"
+    title = f"{named(graph)}: {format_duration(found.step_ns)} per step{peak}"
     notes = [
         "The rows add up to the step and to its peak of memory. A line has what its operators "
         "add to the step, the Python before them, and what they hold at the peak; the backward "
         "pass of an operator belongs to the line that ran it forward.",
-        *texts.notes(),
+        f"{changed} has changed since: the texts may stand beside other lines."
+        if (changed := has_changed(graph))
+        else "",
     ]
     return Table.of(rows, fields, title, notes)
 
@@ -85,31 +88,10 @@ def _time(ns: float) -> str:
     return format_duration(ns) if ns else ""
 
 
-class _Texts:
-    """The lines of the files as they are now."""
-
-    def __init__(self, graph: Graph) -> None:
-        recorded = graph.meta.get("source")
-        file = str(recorded.get("file", "")) if isinstance(recorded, Mapping) else ""
-        self._root = project_root(Path(file)) if file else None
-        self._changed = has_changed(graph)
-        self._files: dict[str, list[str]] = {}
-
-    def line(self, file: str, number: int) -> str:
-        """Its text; empty where there is none to be read."""
-        if self._root is None:
-            return ""
-        if file not in self._files:
-            try:
-                text = (self._root / file).read_text("utf-8", errors="replace")
-            except OSError:
-                text = ""
-            self._files[file] = text.splitlines()
-        lines = self._files[file]
-        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
-
-    def notes(self) -> list[str]:
-        """What to know of the texts shown."""
-        if self._changed is None:
-            return []
-        return [f"{self._changed} has changed since: the texts may stand beside other lines."]
+def _text(graph: Graph, line: LineCost) -> str:
+    """The line as it stands in its file now; empty where there is none to be read."""
+    recorded = graph.meta.get("source")
+    file = str(recorded.get("file", "")) if isinstance(recorded, Mapping) else ""
+    if not file:
+        return ""
+    return linecache.getline(str(project_root(Path(file)) / line.file), line.number).strip()

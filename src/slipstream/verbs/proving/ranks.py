@@ -98,13 +98,13 @@ class RanksArm(Arm):
         with self.hosts.unshaped():
             # And the steps that techniques take otherwise than all later ones.
             first = max((one.settle_steps() for one in self._workload.techniques), default=0)
-            self._ask(_TO_SETTLE + first, 1, timeout_s)
+            self._ask("some_steps", timeout_s, warm=_TO_SETTLE + first, steps=1)
         self.notes = (f"{self.name}: {self.hosts.notes[0]}", *self.hosts.notes[1:])
 
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
         """A step's time, as far as it is of the samples of a step without techniques; bytes."""
         steps = 1 if self._step_s > _SHORT_S else _STEPS
-        answers = self._ask(1, steps, timeout_s)
+        answers = self._ask("some_steps", timeout_s, warm=1, steps=steps)
         wall_ns = max(one["wall"] for one in answers) / steps
         self._step_s = wall_ns / 1e9
         # By the busiest rank; where one interface counts them all, by the mean one.
@@ -142,9 +142,7 @@ class RanksArm(Arm):
         step_s = max(self._step_s, 1e-4)
         steps = max(_FEWEST_WATCHED, min(_MOST_WATCHED, round(_WATCHED_S / step_s)))
         every_s = min(max(step_s / _READINGS, _OFTEN_S), _SELDOM_S)
-        asked = {"steps": steps, "every_s": every_s}
-        answers = self._call("watched_steps", timeout_s, lambda rank: asked)
-        self._check_replicas(answers)
+        answers = self._ask("watched_steps", timeout_s, steps=steps, every_s=every_s)
         of_ranks = [one["layers_s"] for one in answers]
         mean = None
         if None not in of_ranks:
@@ -193,9 +191,8 @@ class RanksArm(Arm):
             **more,
         }  # fmt: skip
 
-    def _ask(self, warm: int, steps: int, timeout_s: float | None) -> list[Any]:
-        asked = {"warm": warm, "steps": steps}
-        answers = self._call("some_steps", timeout_s, lambda rank: asked)
+    def _ask(self, function: str, timeout_s: float | None, **asked: Any) -> list[Any]:
+        answers = self._call(function, timeout_s, lambda rank: asked)
         self._check_replicas(answers)
         return answers
 
