@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from slipstream.cluster import Group
 from slipstream.errors import InvalidArgumentError, UsageError, WorkloadError
 from slipstream.graph import Exchange, Graph, StepPhase
 from slipstream.technique import (
@@ -22,7 +23,7 @@ from slipstream.technique import (
 from slipstream.techniques.distributed.gradients import why_no_gradients
 
 if TYPE_CHECKING:
-    from slipstream.cluster import Cluster, Group
+    from slipstream.cluster import Cluster
     from slipstream.workload import Built, Workload
 
 _LARGEST = 1 << 20
@@ -76,9 +77,20 @@ class Spreads(_Distributed):
             )  # fmt: skip
 
     def group(self, cluster: Cluster) -> Group:
-        """The workers' devices; an `InvalidArgumentError` where there are too few."""
+        """The cluster's first devices, in its dimensions where these are all.
+
+        Raises:
+            InvalidArgumentError: there are too few.
+        """
         need_devices([self], cluster)  # type: ignore[list-item]
-        return group_of(cluster, self.workers)
+        whole, workers = cluster.all(), self.workers
+        if workers == cluster.devices:
+            return whole
+        if len(whole.shape) > 1 and workers % whole.shape[-1] == 0 and workers > whole.shape[-1]:
+            # Whole hosts, or whole rows of a grid: collectives can still go by dimensions.
+            rows = workers // whole.shape[-1]
+            return Group.of(whole.members.reshape(-1)[:workers], (rows, whole.shape[-1]))
+        return Group.of(np.arange(workers))
 
     def need_joined(self) -> None:
         """Raise a `WorkloadError` unless this process is one of `workers` that have joined."""
@@ -179,17 +191,3 @@ def has_update(graph: Graph) -> bool:
 def speaks_gloo(cluster: Cluster) -> bool:
     """Whether the cluster was measured with what our own collectives run on, messages of gloo."""
     return cluster.calibration is not None and "gloo" in cluster.calibration.libraries
-
-
-def group_of(cluster: Cluster, workers: int) -> Group:
-    """The first devices of the cluster; in its dimensions where these are all."""
-    from slipstream.cluster import Group
-
-    whole = cluster.all()
-    if workers == cluster.devices:
-        return whole
-    if len(whole.shape) > 1 and workers % whole.shape[-1] == 0 and workers > whole.shape[-1]:
-        # Whole hosts, or whole rows of a grid: collectives can still go by dimensions.
-        rows = workers // whole.shape[-1]
-        return Group.of(whole.members.reshape(-1)[:workers], (rows, whole.shape[-1]))
-    return Group.of(np.arange(workers))

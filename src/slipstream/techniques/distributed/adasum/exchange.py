@@ -42,7 +42,7 @@ from slipstream.ranks.lines import (
     room_for,
     shares,
 )
-from slipstream.ranks.wire import DTYPES, Wire
+from slipstream.ranks.wire import Wire, need_dense
 from slipstream.techniques.distributed.adasum import kernels
 from slipstream.techniques.distributed.adasum.rule import weights
 
@@ -64,12 +64,7 @@ def check(
         InvalidArgumentError: `flat` cannot be exchanged, `layers` do not fit it, or the algorithm
             is none, or not for so many ranks and nodes.
     """
-    if flat.layout != torch.strided or flat.dtype not in DTYPES:
-        raise InvalidArgumentError(
-            "tensor", f"it is {flat.dtype}, {flat.layout}",
-            remedy="dense float32, float64, float16 or bfloat16",
-        )  # fmt: skip
-    if flat.device.type != "cpu" or not flat.is_contiguous():
+    if not need_dense(flat).is_contiguous():
         raise InvalidArgumentError("tensor", "it is not contiguous on a processor")
     check_algorithm(algorithm, size, per_node)
     starts = np.array([0] if layers is None else layers, np.int64)

@@ -26,16 +26,6 @@ _LEAST_CHUNK_BYTES = 256 << 10
 _SHARE_AFTER, _SPREAD_AFTER = 2, 4
 
 
-def row_and_column(wire: Wire, rows: int) -> tuple[Line, Line]:
-    """The row and the column of this rank; ranks are numbered row by row."""
-    columns = wire.size // rows
-    row, column = divmod(wire.rank, columns)
-    return (
-        Line(wire, tuple(range(row * columns, (row + 1) * columns))),
-        Line(wire, tuple(range(column, wire.size, columns))),
-    )
-
-
 def chunks_of(nbytes: int) -> int:
     return max(1, min(_MOST_CHUNKS, nbytes // _LEAST_CHUNK_BYTES))
 
@@ -50,7 +40,11 @@ def all_reduce(
         rows: of the grid; it divides the ranks.
         chunks: how many; None: by `chunks_of`.
     """
-    row, column = row_and_column(wire, rows)
+    # Ranks are numbered row by row.
+    columns = wire.size // rows
+    first = wire.rank // columns * columns
+    row = Line(wire, tuple(range(first, first + columns)))
+    column = Line(wire, tuple(range(wire.rank % columns, wire.size, columns)))
     count = chunks_of(flat.numel() * flat.element_size()) if chunks is None else chunks
     parts = cut(flat, shares(flat.numel(), count))
     sizes = [size for part in parts for size in _rooms(row, column, part)]
