@@ -27,6 +27,7 @@ from slipstream.graph import (
     StepPhase,
     StringTable,
     TensorSpec,
+    price,
 )
 from slipstream.graph.values import PROVENANCES
 from slipstream.provenance import Provenance
@@ -92,16 +93,16 @@ class Accumulation(Settings):
         adding = [part for each in passes[1:] for part in (each, [-1])]
         order = np.concatenate([begin, before, passes[0], *adding, after])
         specs = Counter(updated_tensors(graph))
-        answers = {spec: context.durations.lookup(_added(spec)) for spec in specs}
-        known = {spec: one.nanoseconds for spec, one in answers.items() if one is not None}
-        each_ns = sum(nanoseconds * specs[spec] for spec, nanoseconds in known.items())
+        prices = {spec: price(context.durations, _added(spec), 0.0) for spec in specs}
+        each_ns = sum(prices[spec].nanoseconds * count for spec, count in specs.items())
+        assumed = any(one.provenance is Provenance.ASSUMED for one in prices.values())
         strings, put_in = StringTable(graph.strings), order < 0
         added = {
             "name": strings.add("accumulate gradients"), "scope": 0, "module": 0, "source": 0,
             "kind": 1, "phase": int(StepPhase.BACKWARD), "lane": 0, "rank": 0, "call": -1,
             "sequence": -1, "duration_ns": each_ns, "gap_ns": 0.0, "spread": 0.1,
             "provenance": PROVENANCES.index(
-                Provenance.MICROBENCHMARK if len(known) == len(answers) else Provenance.ASSUMED
+                Provenance.ASSUMED if assumed else Provenance.MICROBENCHMARK
             ),
         }  # fmt: skip
         edited = tasks.take(np.maximum(order, 0))
