@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.capture.gradient_noise import Gradients
+from slipstream.capture.spectra import Gradients
 from slipstream.graph import GradientNoise
 
 

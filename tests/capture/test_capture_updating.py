@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from slipstream.capture import program
+from slipstream.capture.clocks import UpdateClock, UpdateTime
 from slipstream.capture.overhead import StepTimes, calibrate, calibrate_apart
-from slipstream.capture.updating import UpdateClock, UpdateTime
 from slipstream.graph import StepPhase
 from slipstream.verbs.profiling import profile
 from tiny_models import workload

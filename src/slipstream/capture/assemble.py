@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.collecting import collection_ns, collection_spread
+from slipstream.capture.clocks import collection_ns, collection_spread
 from slipstream.capture.describe import describe_capture
 from slipstream.capture.events import Aligned, Step, align
 from slipstream.capture.lines import Seen, find_chains, line_of_units, makers
-from slipstream.capture.loading import count_events, lay_out, share_out
 from slipstream.capture.memory import MemoryRecord, allocations
 from slipstream.capture.modules import ModuleNames
 from slipstream.capture.other_size import OtherSize
-from slipstream.capture.overhead import Calibration, StepTimes, calibrate_apart
+from slipstream.capture.overhead import (
+    Calibration,
+    StepTimes,
+    calibrate_apart,
+    count_events,
+    find_update,
+    lay_out,
+    share_out,
+)
 from slipstream.capture.paging import Faulting
 from slipstream.capture.trace import Node
 from slipstream.capture.units import Units, find_units
-from slipstream.capture.updating import find_update
 from slipstream.errors import GraphError
 from slipstream.graph import (
     PROVENANCES,

@@ -4,17 +4,34 @@ Each recorded event costs its parent some time. The cost c per event is fitted s
 what remains equals the quiet step measured without a profiler in the same run; a single factor
 for the whole step would misplace it, since small operators suffer most. What c cannot explain
 (the sum of per-task minima lies below the minimum of whole steps) is a common factor.
+
+The profiler costs an update of many small operators less for each event than a backward pass, where
+autograd writes records of its own. One cost for both would take too much off the one and too little
+off the other, by a tenth of an update's time in a step that only dispatches; so the update is
+calibrated by itself.
+
+What passes in a ``DataLoader``'s ``__next__`` is mostly no operator of PyTorch (decoding, NumPy,
+collating in Python): a gap like any other. Torch annotates it; the annotation becomes a task of its
+own whose duration is what the operators inside leave of it. They follow it without gaps, in place
+of lying inside. A task this long never runs undisturbed on a busy machine, so that the least of its
+recorded times says little: how long loading takes is measured in steps without a profiler
+(`clocks.LoadingClock`); what is recorded only shares that out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.capture.collecting import CollectionTime
-from slipstream.capture.updating import UpdateTime
+from slipstream.capture.clocks import CollectionTime, LoadingTime, UpdateTime
+from slipstream.capture.modules import UPDATE
+
+if TYPE_CHECKING:
+    from slipstream.capture.events import Aligned
+    from slipstream.capture.units import Units
 
 # Above what recording one event costs on a slow machine; a larger excess is contention, which
 # spreads over all tasks.
@@ -22,16 +39,7 @@ _LARGEST_EVENT_COST_NS = 1500.0
 # From this ratio of times on, a step was held up by something else than its own work.
 _CONTENDED = 1.15
 
-
-@dataclass(frozen=True)
-class LoadingTime:
-    """What getting a batch took: CPU time, and waiting for anything but a core; ns."""
-
-    cpu_ns: int
-    waiting_ns: int
-
-    def __sub__(self, earlier: LoadingTime) -> LoadingTime:
-        return LoadingTime(self.cpu_ns - earlier.cpu_ns, self.waiting_ns - earlier.waiting_ns)
+_Times = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -164,3 +172,86 @@ def calibrate_apart(
         cost += count * found.per_event_ns
         left += total_ns / found.scale if found.scale else 0.0
     return Calibration(duration, gap, cost / max(events, 1.0), quiet_ns / left if left else 1.0)
+
+
+@dataclass(frozen=True)
+class UpdateSpan:
+    """Where the update lies among u units.
+
+    Attributes:
+        units: bool [u], those within it.
+        gaps: bool [u + 1], gaps between two of them.
+        around_ns: what of it lies before its first unit and after its last.
+    """
+
+    units: NDArray[np.bool_]
+    gaps: NDArray[np.bool_]
+    around_ns: float
+
+
+def find_update(units: Units, aligned: Aligned) -> UpdateSpan | None:
+    """The one update of the recorded step; None where there is none, or more, or steps differ."""
+    begins = [i for i, name in enumerate(units.events) if name.startswith(UPDATE)]
+    if len(begins) != 1 or aligned.unaligned:
+        return None
+    start, end = aligned.start_ns, aligned.end_ns
+    (update,) = begins
+    # Of the last step alone: which events lie inside is the same in all.
+    first, last = start[-1, update], end[-1, update]
+    inside = (start[-1, units.first] >= first) & (end[-1, units.first] <= last)
+    inside &= units.first > update
+    found = np.flatnonzero(inside)
+    if len(found) < 2 or len(found) != found[-1] - found[0] + 1:
+        return None
+    gaps = np.zeros(len(inside) + 1, np.bool_)
+    # Gap i lies before unit i.
+    gaps[found[1:]] = True
+    before = start[:, units.first[found[0]]] - start[:, update]
+    after = end[:, update] - end[:, units.first[found[-1]]]
+    return UpdateSpan(inside, gaps, float(before.min() + after.min()))
+
+
+def lay_out(units: Units, start: NDArray[np.float64], end: NDArray[np.float64]) -> _Times:
+    """Begins and ends of the units, float64 [steps, u], those inside of a loading behind it."""
+    start, end = start.copy(), end.copy()
+    for loading, inside in _loadings(units):
+        lengths = end[:, inside] - start[:, inside]
+        own_end = end[:, loading] - lengths.sum(axis=1)
+        end[:, loading] = own_end
+        end[:, inside] = own_end[:, None] + np.cumsum(lengths, axis=1)
+        start[:, inside] = end[:, inside] - lengths
+    return start, end
+
+
+def count_events(units: Units) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Events recorded inside each unit, int64 [u], and in each gap, int64 [u + 1].
+
+    A unit's own record is written outside of it: that cost belongs to the gap before it, and of an
+    operator inside of a loading to the loading.
+    """
+    inner, first, last = units.last - units.first, units.first.copy(), units.last.copy()
+    for loading, inside in _loadings(units):
+        inner[loading] -= inner[inside].sum()
+        first[inside] = last[inside] = last[loading]
+    between = np.append(first, len(units.events) - 1) - np.concatenate([[-1], last])
+    return inner, between
+
+
+def share_out(durations: NDArray[np.float64], total_ns: float) -> NDArray[np.float64]:
+    """float64 [u] that add up to `total_ns`, in the proportion of the least recorded durations.
+
+    Args:
+        durations: float64 [steps, u], of all units that load data; NaN where one did not run.
+    """
+    least = np.nanmin(durations, axis=0)
+    shares: NDArray[np.float64] = least * (total_ns / max(float(least.sum()), 1.0))
+    return shares
+
+
+def _loadings(units: Units) -> list[tuple[int, NDArray[np.int64]]]:
+    """Each unit that is a loading, and the units inside of it."""
+    found = np.flatnonzero(units.loading == np.arange(len(units.loading)))
+    return [
+        (loading, np.flatnonzero(units.loading == loading)[1:].astype(np.int64))
+        for loading in found.tolist()
+    ]

@@ -18,22 +18,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.capture.assemble import assemble
-from slipstream.capture.collecting import CollectionClock, CollectionTime
+from slipstream.capture.clocks import (
+    CollectionClock,
+    CollectionTime,
+    LoadingClock,
+    LoadingTime,
+    UpdateClock,
+    UpdateTime,
+)
 from slipstream.capture.compiling import compiled_already, nothing
 from slipstream.capture.events import Step, mark, profiler, steps_of
 from slipstream.capture.lines import LineWatch
-from slipstream.capture.loading import LoadingClock
 from slipstream.capture.memory import record_memory
 from slipstream.capture.modules import ModuleNames
 from slipstream.capture.other_size import OtherSize, record_other_size
-from slipstream.capture.overhead import LoadingTime, StepTimes
+from slipstream.capture.overhead import StepTimes
 from slipstream.capture.paging import keep_pages
 from slipstream.capture.parallel import capture_lanes
 from slipstream.capture.place import MATTERS, Elsewhere, Place, find_device, find_elsewhere
 from slipstream.capture.regions import record_regions
 from slipstream.capture.statistics import OF_VALUES, record_statistics
 from slipstream.capture.trace import PARAMETERS, read_trace, recorded, take_parameters
-from slipstream.capture.updating import UpdateClock, UpdateTime
 from slipstream.graph import Graph, Statistics
 from slipstream.graph.collection import no_collection
 from slipstream.measure.arms import RunDelay, delay_between
@@ -231,12 +236,12 @@ class _PlainSteps:
                 yield
             began = delay.read()
             for _ in range(count):
-                loaded, _, _ = loader.time, update.take(), collector.take()
+                loader.take(), update.take(), collector.take()
                 wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
                 yield
                 cpus.append(time.thread_time_ns() - cpu)
                 walls.append(time.perf_counter_ns() - wall)
-                loading.append(loader.time - loaded)
+                loading.append(loader.take())
                 updating.append(update.take())
                 collecting.append(collector.take())
             queued = delay_between(began, delay.read()) or 0

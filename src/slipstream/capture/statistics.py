@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from slipstream.capture.compiling import compiled_already
-from slipstream.capture.gradient_noise import Gradients
 from slipstream.capture.lookups import Lookups
-from slipstream.capture.spectra import matrices, spectrum
+from slipstream.capture.spectra import Gradients, matrices, spectrum
 from slipstream.capture.zeros import Zeros
 from slipstream.graph import Spectrum, Statistics
 

@@ -150,63 +150,46 @@ def replace_exchange(
     if row.ready < 0 or row.awaited < 0:
         raise GraphError(f"exchange {row.task} cannot be replaced: it is not known what awaits it")
     edit.remove(row.task)
+    lane = edit.lane(thread) if thread else -1
+
+    def in_turn(works: Sequence[Work], ready: int) -> int:
+        """The last of `works` on the thread, each once the one before it is done."""
+        for work in works:
+            handle = _put(edit, row.task, work, lane=lane)
+            edit.connect(ready, handle)
+            ready = handle
+        return ready
+
+    def transfer(ready: int, awaited: int) -> int:
+        """The last of the transfers, for which `awaited` waits; each follows the one before it."""
+        for number, collective in enumerate(transfers):
+            last = number == len(transfers) - 1
+            ready = insert_exchange(
+                edit,
+                cluster,
+                collective,
+                beside=row.task,
+                ready=ready,
+                awaited=awaited if last else -1,
+                lag=row.lag if last and awaited >= 0 else 0,
+                tensors=row.tensors if last else (),
+                modules=row.modules if last else (),
+                name=f"{name}{collective.kind}",
+                duration_ns=duration_ns,
+            )
+        return ready
+
     if thread:
-        lane = edit.lane(thread)
-        _on_thread(edit, row, cluster, encode, transfers, decode, name, lane, duration_ns)
+        ready = transfer(in_turn(encode, row.ready), -1 if decode else row.awaited)
+        if decode:
+            edit.connect(in_turn(decode, ready), row.awaited, lag=row.lag)
         return
     ready = row.ready
     for work in encode:
         ready = _put(edit, row.ready, work)
     # The first decoding waits for the last transfer, the rest follow on their lane.
-    first = row.awaited
-    for number, work in enumerate(decode):
-        handle = _put(edit, row.awaited, work, before=True)
-        first = handle if number == 0 else first
-    _transfer(edit, row, cluster, transfers, ready, first, name, duration_ns)
-
-
-def _on_thread(
-    edit: Editor, row: Exchange, cluster: Cluster, encode: Sequence[Work],
-    transfers: Sequence[Collective], decode: Sequence[Work], name: str, lane: int,
-    duration_ns: float | None,
-) -> None:  # fmt: skip
-    """Encode, transfer and decode on a lane of their own."""
-    ready = row.ready
-    for work in encode:
-        handle = _put(edit, row.task, work, lane=lane)
-        edit.connect(ready, handle)
-        ready = handle
-    awaited = -1 if decode else row.awaited
-    ready = _transfer(edit, row, cluster, transfers, ready, awaited, name, duration_ns)
-    for work in decode:
-        handle = _put(edit, row.task, work, lane=lane)
-        edit.connect(ready, handle)
-        ready = handle
-    if decode:
-        edit.connect(ready, row.awaited, lag=row.lag)
-
-
-def _transfer(
-    edit: Editor, row: Exchange, cluster: Cluster, transfers: Sequence[Collective], ready: int,
-    awaited: int, name: str, duration_ns: float | None,
-) -> int:  # fmt: skip
-    """One transfer after the other, from `ready` on; the last one, for which `awaited` waits."""
-    for number, collective in enumerate(transfers):
-        last = number == len(transfers) - 1
-        ready = insert_exchange(
-            edit,
-            cluster,
-            collective,
-            beside=row.task,
-            ready=ready,
-            awaited=awaited if last else -1,
-            lag=row.lag if last and awaited >= 0 else 0,
-            tensors=row.tensors if last else (),
-            modules=row.modules if last else (),
-            name=f"{name}{collective.kind}",
-            duration_ns=duration_ns,
-        )
-    return ready
+    decoded = [_put(edit, row.awaited, work, before=True) for work in decode]
+    transfer(ready, decoded[0] if decoded else row.awaited)
 
 
 def with_overlap(graph: Graph, cluster: Cluster) -> Graph:

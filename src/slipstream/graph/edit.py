@@ -614,16 +614,7 @@ class Editor:
 
     def _renumbered(self, new_index: NDArray[np.int64]) -> tuple[Exchange, ...]:
         """The exchanges whose task is still there, in its order."""
-        numbers = np.append(new_index, -1)
-        moved = [
-            replace(
-                row,
-                task=int(numbers[row.task]),
-                ready=int(numbers[row.ready]),
-                awaited=int(numbers[row.awaited]),
-            )
-            for row in self._exchanges
-        ]
+        moved = [row.renumbered(lambda task: int(new_index[task])) for row in self._exchanges]
         return tuple(sorted((row for row in moved if row.task >= 0), key=lambda row: row.task))
 
 

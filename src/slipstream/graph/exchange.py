@@ -6,8 +6,8 @@ the tasks that edits read and rewrite: see `slipstream.graph.communicate`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +98,13 @@ class Exchange:
             float(value["latency_ns"]), float(value["sent_bytes"]), str(value["bottleneck"]),
             int(value["lag"]), _modules(value),
         )  # fmt: skip
+
+    def renumbered(self, number: Callable[[int], int]) -> Exchange:
+        """The exchange where tasks have other numbers; -1 stays -1."""
+        task, ready, awaited = (
+            number(one) if one >= 0 else -1 for one in (self.task, self.ready, self.awaited)
+        )
+        return replace(self, task=task, ready=ready, awaited=awaited)
 
     def check(self, tasks: int) -> None:
         """Raise a `GraphError` where it cannot belong to a graph of `tasks`."""

@@ -61,12 +61,7 @@ def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -
     operands = np.tile(graph.operands, ranks)
     starts = graph.operand_start[:-1] + (np.arange(ranks) * len(graph.operands))[:, None]
     rows = [
-        replace(
-            row,
-            task=row.task + at,
-            ready=row.ready + at if row.ready >= 0 else -1,
-            awaited=row.awaited + at if row.awaited >= 0 else -1,
-        )
+        row.renumbered(at.__add__)
         for at in range(0, n * ranks, max(n, 1))
         for row in graph.exchanges
     ]

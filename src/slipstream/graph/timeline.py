@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,17 +122,8 @@ class _Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self._name)
 
-    @overload
-    def __getitem__(self, task: int) -> str: ...
-
-    @overload
-    def __getitem__(self, task: slice) -> list[str]: ...
-
-    def __getitem__(self, task: int | slice) -> str | list[str]:
-        if isinstance(task, slice):
-            return [self._strings[name] for name in self._name[task]]
-        name: str = self._strings[self._name[task]]
-        return name
+    def __getitem__(self, task: Any) -> Any:
+        return self._strings[self._name[task]]
 
 
 def lower(graph: Graph, steps: int = _STEPS) -> native.Program:

@@ -63,36 +63,16 @@ class _Assembly:
         # Ids so far: segments, device events, tails of cut segments, one begin per host lane.
         k = len(halves)
         total = h + d + k + len(host_lanes)
-        start = np.concatenate(
-            [segments.start, device.start, tail_start, np.full(len(host_lanes), -np.inf)]
-        )
-        ready = np.concatenate(
-            [
-                self.found.ready,
-                device.start,
-                tail_ready,
-                np.full(len(host_lanes), self.found.window.begin_ns),
-            ]
-        )
-        end = np.concatenate(
-            [
-                segments.end,
-                device.end,
-                tail_end,
-                np.full(len(host_lanes), self.found.window.begin_ns),
-            ]
-        )
+        begin = np.full(len(host_lanes), self.found.window.begin_ns)
+        before = np.full(len(host_lanes), -np.inf)
+        start = np.concatenate([segments.start, device.start, tail_start, before])
+        ready = np.concatenate([self.found.ready, device.start, tail_ready, begin])
+        end = np.concatenate([segments.end, device.end, tail_end, begin])
         of_host = np.searchsorted(host_lanes, segments.lane).astype(np.int32)
         of_device = np.full(len(device.lanes), -1, np.int32)
         of_device[used] = len(host_lanes) + np.arange(len(used))
-        lane = np.concatenate(
-            [
-                of_host,
-                of_device[device.lane],
-                of_host[halves],
-                np.arange(len(host_lanes), dtype=np.int32),
-            ]
-        ).astype(np.int32)
+        begun = np.arange(len(host_lanes), dtype=np.int32)
+        lane = np.concatenate([of_host, of_device[device.lane], of_host[halves], begun])
         exists = np.ones(total, np.bool_)
         exists[h : h + d] = self.found.taken
         # Program order within a lane where times tie: segments as they come, tails behind theirs.

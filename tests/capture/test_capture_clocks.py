@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.capture import assemble, collecting
-from slipstream.capture.collecting import (
+from slipstream.capture import assemble, clocks
+from slipstream.capture.clocks import (
     CollectionClock,
     CollectionTime,
+    LoadingClock,
     collection_ns,
     collection_spread,
 )
-from slipstream.capture.loading import LoadingClock
 from slipstream.capture.overhead import StepTimes
 from slipstream.graph import Kind, StepPhase, replay
 from slipstream.workload import build_from
@@ -28,7 +28,7 @@ def known_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every collection takes 7 ns by the wall clock and 5 of CPU time; none comes unasked."""
     wall, cpu = iter(range(0, 10**6, 7)), iter(range(0, 10**6, 5))
     clock = SimpleNamespace(perf_counter_ns=lambda: next(wall), thread_time_ns=lambda: next(cpu))
-    monkeypatch.setattr(collecting, "time", clock)
+    monkeypatch.setattr(clocks, "time", clock)
     gc.disable()
     yield
     gc.enable()
