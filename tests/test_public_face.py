@@ -26,6 +26,7 @@ RENAMED: dict[str, str | None] = {
     "slipstream.graph.standstill_by_module": "slipstream.graph.exposed_by_module",
     "slipstream.graph.standstills": "slipstream.graph.exposed_stretches",
     "slipstream.cluster.why_no_netlab": "slipstream.ranks.why_no_netlab",
+    "slipstream.workload.kept_files": "slipstream.workload.file_backups",
 }
 # Keys of --json that were renamed.
 RENAMED_KEYS: dict[str, str] = {}

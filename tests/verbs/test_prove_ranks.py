@@ -28,7 +28,7 @@ from slipstream.ranks.hosts import Hosts, hosts_of
 from slipstream.verbs.proving.rank_process import Join, digest
 from slipstream.verbs.proving.ranks import SENT, STEP, RanksArm, check_ranks, ranks_of
 from slipstream.verbs.proving.sides import prove
-from slipstream.workload import Built, Workload, kept_files
+from slipstream.workload import Built, Workload, file_backups
 
 # `what` goes wrong on rank 1 in its second step.
 _TRAIN = """\
@@ -145,7 +145,7 @@ def test_ranks_are_measured_beside_one_process(train: Path) -> None:
 @pytest.mark.parametrize("techniques", ["ddp:2", "accumulation:3+ddp:2"])
 def test_losses_are_the_mean_of_what_the_ranks_batches_give(train: Path, techniques: str) -> None:
     """The same batch three times has the mean gradient of once; replicas stay equal."""
-    with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+    with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
         side = team(workload(train), techniques, where, keep_in)
         try:
             (trial,) = side.trials([3], 4, LIMIT_S)
@@ -186,7 +186,7 @@ def test_a_rank_that_fails_is_named_and_nothing_stays(
     train: Path, what: str, error: type[Exception], said: str
 ) -> None:
     before = psutil.Process().children(recursive=True)
-    with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+    with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
         side = team(workload(train, what=what), "ddp:2", where, keep_in)
         with pytest.raises(error) as caught:
             side.trials([0], 3, LIMIT_S)
@@ -206,7 +206,7 @@ def test_ctrl_c_while_ranks_work_leaves_none(train: Path, monkeypatch: pytest.Mo
     def interrupt(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
 
-    with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+    with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
         side = team(workload(train), "ddp:2", where, keep_in)
         side.open(LIMIT_S)
         monkeypatch.setattr(launch, "as_completed", interrupt)
@@ -229,7 +229,7 @@ def test_ranks_tell_what_they_wait_for_and_what_their_link_carries(
 ) -> None:
     (tmp_path / "tangled.py").write_text(_TANGLED)
     recipe = Workload.parse(f"{tmp_path / 'tangled.py'}:make")
-    with hosts_of(Cluster.load(CLUSTER), 2) as where, kept_files() as keep_in:
+    with hosts_of(Cluster.load(CLUSTER), 2) as where, file_backups() as keep_in:
         side = team(recipe, text, where, keep_in)
         try:
             side.open(LIMIT_S)
@@ -262,7 +262,7 @@ def test_ranks_on_shaped_links_count_their_own_bytes(
     require("netlab", why_no_netlab() is None, str(why_no_netlab()))
     with (
         hosts_of(Cluster.load("workers=2,link=100mbit"), 2) as where,
-        kept_files() as keep_in,
+        file_backups() as keep_in,
     ):
         assert where.shaped
         assert where.private

@@ -102,7 +102,7 @@ def drive_forked(fork: Fork, tmp_path: Path) -> Callable[..., Outcome]:
         arguments: dict[str, Any] | None = None,
         script_arguments: tuple[str, ...] = (),
     ) -> Outcome:
-        from slipstream.workload import Workload, drive, kept_files
+        from slipstream.workload import Workload, drive, file_backups
 
         folder = tmp_path / "user"
         folder.mkdir(exist_ok=True)
@@ -116,7 +116,7 @@ def drive_forked(fork: Fork, tmp_path: Path) -> Callable[..., Outcome]:
             channel().send({"result": result})
             os._exit(0)
 
-        with kept_files(watched=False) as keep_in:
+        with file_backups(watched=False) as keep_in:
             return fork(lambda: drive(workload, program, leave, keep_in=keep_in))
 
     return run

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from slipstream.errors import WorkloadError
-from slipstream.workload import kept
+from slipstream.workload import backup
+from slipstream.workload.backup import back_up, file_backups, restore_files
 from slipstream.workload.guard import FileGuard
-from slipstream.workload.kept import keep, kept_files, restore_files
 
 Fork = Callable[..., Any]
 Entries = dict[str, object]
@@ -128,7 +128,7 @@ CODE = {
 @pytest.mark.parametrize("code", CODE.values(), ids=CODE.keys())
 def test_everything_is_as_before(fork: Fork, project: Path, code: str) -> None:
     before = snapshot(project)
-    with kept_files(watched=False) as keep_in:
+    with file_backups(watched=False) as keep_in:
         outcome = code_runs(fork, project, code, keep_in)
         assert outcome.result == "ran" or "half way" in outcome.what
     assert snapshot(project) == before
@@ -146,7 +146,7 @@ def test_a_database_that_was_there_is_as_before(fork: Fork, project: Path) -> No
         "import sqlite3\n"
         "with sqlite3.connect('runs.db') as c: c.execute('insert into t values (1)')"
     )
-    with kept_files(watched=False) as keep_in:
+    with file_backups(watched=False) as keep_in:
         assert code_runs(fork, project, code, keep_in).result == "ran"
         assert snapshot(project) != before
     assert snapshot(project) == before
@@ -158,7 +158,7 @@ def test_a_project_that_is_reached_through_a_link_is_guarded_too(
     (tmp_path / "link").symlink_to(project)
     before = snapshot(project)
     code = f"open({str(tmp_path / 'link' / 'checkpoint.pt')!r}, 'w')"
-    with kept_files(watched=False) as keep_in:
+    with file_backups(watched=False) as keep_in:
         code_runs(fork, project, code, keep_in)
     assert snapshot(project) == before
 
@@ -166,14 +166,14 @@ def test_a_project_that_is_reached_through_a_link_is_guarded_too(
 def test_a_file_that_did_not_change_is_not_written_again(fork: Fork, project: Path) -> None:
     os.link(project / "checkpoint.pt", project / "second name")
     inode = (project / "checkpoint.pt").stat().st_ino
-    with kept_files(watched=False) as keep_in:
+    with file_backups(watched=False) as keep_in:
         code_runs(fork, project, "open('checkpoint.pt', 'a')", keep_in)
     assert (project / "checkpoint.pt").stat().st_ino == inode
 
 
 def test_other_names_of_a_file_are_restored_with_it(fork: Fork, project: Path) -> None:
     os.link(project / "checkpoint.pt", project / "second name")
-    with kept_files(watched=False) as keep_in:
+    with file_backups(watched=False) as keep_in:
         code_runs(fork, project, "open('checkpoint.pt', 'w')", keep_in)
     assert (project / "second name").read_bytes() == b"a model that took a week"
 
@@ -185,7 +185,7 @@ def test_caches_in_the_home_folder_are_left_alone(
     (home / ".cache").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     code = "import os; open(os.path.expanduser('~/.cache/downloaded'), 'w').write('much')"
-    with kept_files(watched=False) as keep_in:
+    with file_backups(watched=False) as keep_in:
         code_runs(fork, project, code, keep_in)
     assert (home / ".cache" / "downloaded").read_text() == "much"
 
@@ -194,7 +194,7 @@ def test_who_comes_first_to_a_path_decides_what_was_there(project: Path, tmp_pat
     path = project / "checkpoint.pt"
     before = snapshot(project)
     for number in range(3):
-        keep(tmp_path, str(path))
+        back_up(tmp_path, str(path))
         path.write_text(f"arm {number}")
     restore_files(tmp_path)
     assert snapshot(project) == before
@@ -205,7 +205,7 @@ def test_new_folders_can_be_left_for_those_who_still_write_there(
 ) -> None:
     code = "import os; os.mkdir('new'); open('new/a', 'w'); open('checkpoint.pt', 'w')"
     before = snapshot(project)
-    with kept_files(watched=False) as keep_in:
+    with file_backups(watched=False) as keep_in:
         code_runs(fork, project, code, keep_in)
         restore_files(keep_in, leave_folders=True)
         assert snapshot(project) == {**before, "new": "a folder"}
@@ -216,9 +216,9 @@ def test_what_cannot_be_set_aside_is_not_overwritten(
     fork: Fork, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = type(shutil.disk_usage("/"))(10, 10, 0)
-    monkeypatch.setattr(kept.shutil, "disk_usage", lambda path: full)
+    monkeypatch.setattr(backup.shutil, "disk_usage", lambda path: full)
     before = snapshot(project)
-    with kept_files(watched=False) as keep_in:
+    with file_backups(watched=False) as keep_in:
         outcome = code_runs(fork, project, "open('checkpoint.pt', 'w')", keep_in)
     assert "about to overwrite" in outcome.what
     assert "disk space" in outcome.error["remedy"]
@@ -233,10 +233,10 @@ def test_what_cannot_be_put_back_is_named_and_its_copy_stays(
 
     path = project / "checkpoint.pt"
     with ExitStack() as stack:
-        keep_in = stack.enter_context(kept_files(watched=False))
-        keep(keep_in, str(path))
+        keep_in = stack.enter_context(file_backups(watched=False))
+        back_up(keep_in, str(path))
         path.write_text("new")
-        monkeypatch.setattr(kept.shutil, "copyfile", refuse)
+        monkeypatch.setattr(backup.shutil, "copyfile", refuse)
         with pytest.raises(WorkloadError, match="could not be put back") as caught:
             stack.close()
     assert str(path) in caught.value.what
@@ -248,15 +248,15 @@ def test_what_cannot_be_put_back_is_named_and_its_copy_stays(
 
 _OWNER = """
 import os, signal, subprocess, sys
-from slipstream.workload.kept import announce_writer, keep, kept_files
+from slipstream.workload.backup import announce_writer, back_up, file_backups
 path = os.path.abspath('checkpoint.pt')
-with kept_files() as keep_in:
+with file_backups() as keep_in:
     writer = subprocess.Popen([sys.executable, '-c', '''
 import os, sys, time
 from pathlib import Path
-from slipstream.workload.kept import announce_writer, keep
+from slipstream.workload.backup import announce_writer, back_up
 announce_writer(Path(sys.argv[1]))
-keep(Path(sys.argv[1]), sys.argv[2])
+back_up(Path(sys.argv[1]), sys.argv[2])
 while True:
     open(sys.argv[2], 'w').write('half')
     print('written', flush=True)
@@ -310,6 +310,6 @@ def test_a_ctrl_c_as_soon_as_the_folder_is_there_leaves_none(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "mkdir", interrupted)
-    with pytest.raises(KeyboardInterrupt), kept_files(watched=False):
+    with pytest.raises(KeyboardInterrupt), file_backups(watched=False):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from slipstream import technique
 from slipstream.child import Child, Message, channel, end_descendants, leave
 from slipstream.durations.durations import one_pool
 from slipstream.measure.facts_machine import memory_limit
-from slipstream.workload import Built, Workload, drive, kept_files
+from slipstream.workload import Built, Workload, drive, file_backups
 
 DEFAULT_TIMEOUT_S = 300.0
 _MEMORY_SHARE = 0.95
@@ -26,7 +26,7 @@ def workload_child(workload: Workload, threads: int) -> Iterator[tuple[Child, Pa
     """
     with (
         # A script writes what it likes; a function that builds a model hardly ever does.
-        kept_files(watched=workload.function is None) as keep_in,
+        file_backups(watched=workload.function is None) as keep_in,
         Child(
             workload.name,
             environment=one_pool(threads),

@@ -1,8 +1,8 @@
 """The recipe of what the user runs: where it is, its arguments, the techniques on top."""
 
+from slipstream.workload.backup import file_backups, restore_files
 from slipstream.workload.built import Applicable, Built, build_from, in_order
 from slipstream.workload.drive import Program, drive, run_steps
-from slipstream.workload.kept import kept_files, restore_files
 from slipstream.workload.recipe import Workload
 
 __all__ = [
@@ -12,8 +12,8 @@ __all__ = [
     "Workload",
     "build_from",
     "drive",
+    "file_backups",
     "in_order",
-    "kept_files",
     "restore_files",
     "run_steps",
 ]

@@ -47,7 +47,7 @@ def drive(
         program: yields once for every step it wants; its return value is the result.
         leave: for a plain script: called with the result in place of returning, because the
             script's own code must not go on; it ends the process.
-        keep_in: the parent's folder of `kept_files`: what the user's code overwrites is kept there.
+        keep_in: the parent's folder of `file_backups`, for what the user's code overwrites.
 
     Raises:
         WorkloadError: the user's code cannot be imported, returns the wrong thing, or ends before

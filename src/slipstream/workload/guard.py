@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from slipstream.workload.kept import announce_writer, keep
+from slipstream.workload.backup import announce_writer, back_up
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 _PSEUDO = ("/dev/", "/proc/", "/sys/")
@@ -33,7 +33,7 @@ _BESIDE_DATABASE = ("", "-wal", "-journal", "-shm")
 class FileGuard:
     """Within it, what Python code of this process overwrites, renames or removes is kept first.
 
-    `slipstream.workload.kept.restore_files` makes everything as it was, and removes what is new:
+    `slipstream.workload.backup.restore_files` makes everything as it was, and removes what is new:
     a checkpoint that a profiled run left behind would be resumed from by the next one. Watched
     are the script's folder, the current one, and the rest of the disk but for temporary files,
     installed packages, and caches (folders in the home folder whose name begins with a dot).
@@ -108,7 +108,7 @@ class FileGuard:
         busy = getattr(self._thread, "busy", False)
         self._thread.busy = True
         try:
-            keep(self._keep_in, path)
+            back_up(self._keep_in, path)
         finally:
             self._thread.busy = busy
         self._seen.add(path)

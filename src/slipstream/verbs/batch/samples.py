@@ -29,7 +29,7 @@ from slipstream.measure.memory import read_status_bytes
 from slipstream.units import format_bytes
 from slipstream.verbs.batch.segments import Least, Segments
 from slipstream.verbs.children import run_program, workload_of
-from slipstream.workload import Built, Workload, kept_files
+from slipstream.workload import Built, Workload, file_backups
 from slipstream.workload.loaders import Loaders
 from slipstream.workload.script import ScriptEndedError
 
@@ -278,7 +278,7 @@ class Sampler:
         """
         workload = self._sized(shown)
         called = f"{_HOME}:{function}"
-        with kept_files(watched=workload.function is None) as keep_in:
+        with file_backups(watched=workload.function is None) as keep_in:
             arguments |= {
                 "workload": workload.to_json(), "keep_in": str(keep_in),
                 "threads": self._threads, "loads": self._loads(shown),

@@ -28,7 +28,7 @@ from slipstream.verbs.children import (
 )
 from slipstream.verbs.proving.quality import check_quality
 from slipstream.verbs.proving.ranks import RanksArm, rank_hosts
-from slipstream.workload import Built, Workload, kept_files, restore_files
+from slipstream.workload import Built, Workload, file_backups, restore_files
 from slipstream.workload.script import ScriptEndedError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def prove(
     with (
         rank_hosts(workload, combinations, cluster) as (hosts, spread),
         # One folder for all arms: whichever writes first keeps what was there before any of them.
-        kept_files(watched=workload.function is None) as keep_in,
+        file_backups(watched=workload.function is None) as keep_in,
         contextlib.ExitStack() as ended,
     ):
         arms: list[Arm] = [WorkloadArm(BASELINE, workload, threads, keep_in)]

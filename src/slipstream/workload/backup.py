@@ -1,9 +1,9 @@
 """What the user's code is about to overwrite is set aside, and put back when the code is gone.
 
-A kept folder has one small JSON file for every path that was touched: what was there before. The
-first process to touch a path decides, so that several may share one folder. Putting back happens
-in the parent (`kept_files`), however the child ended; should the parent itself be killed, a second
-process that waits for nothing else does it (`watch`).
+A folder of backups has one small JSON file for every path that was touched: what was there before.
+The first process to touch a path decides, so that several may share one folder. Putting back
+happens in the parent (`file_backups`), however the child ended; should the parent itself be killed,
+a second process that waits for nothing else does it (`watch`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Was(StrEnum):
     NOTHING = "nothing"
 
 
-def keep(keep_in: Path, path: str) -> None:
+def back_up(keep_in: Path, path: str) -> None:
     """Set aside what is at the absolute `path` now, unless that was done before.
 
     Raises:
@@ -55,20 +55,20 @@ def keep(keep_in: Path, path: str) -> None:
     was = _what_is_at(path)
     if was is None:
         return
-    own = f"{name}.{os.getpid()}"
+    copy = f"{name}.{os.getpid()}"
     entry: dict[str, Any] = {"path": path, "was": str(was)}
     if was is Was.LINK:
         entry["target"] = os.readlink(path)
     if was is Was.FILE:
-        entry["copy"] = own
-        _copy(path, keep_in / own)
-    temporary = keep_in / f"{own}.tmp"
+        entry["copy"] = copy
+        _copy(path, keep_in / copy)
+    temporary = keep_in / f"{copy}.tmp"
     temporary.write_text(json.dumps(entry), encoding="ascii")
     try:
         # A link appears whole or not at all, and only once: who comes second keeps nothing.
         os.link(temporary, record)
     except FileExistsError:
-        (keep_in / own).unlink(missing_ok=True)
+        (keep_in / copy).unlink(missing_ok=True)
     finally:
         temporary.unlink()
 
@@ -108,7 +108,8 @@ def restore_files(keep_in: Path, *, leave_folders: bool = False) -> list[Path]:
     Raises:
         WorkloadError: something could not be put back; says where its copy is.
     """
-    entries = sorted(map(_read, keep_in.glob("*.json")), key=lambda entry: str(entry["path"]))
+    entries = [json.loads(record.read_text("ascii")) for record in keep_in.glob("*.json")]
+    entries.sort(key=lambda entry: str(entry["path"]))
     failures = []
     # Deepest first, so that new folders are empty when their turn comes.
     for entry in reversed(entries):
@@ -122,19 +123,14 @@ def restore_files(keep_in: Path, *, leave_folders: bool = False) -> list[Path]:
         try:
             _put_back(keep_in, entry)
         except OSError as error:
-            kept_as = f", its copy is {keep_in / entry['copy']}" if "copy" in entry else ""
-            failures.append(f"'{entry['path']}': {error.strerror or error}{kept_as}")
+            copy = f", its copy is {keep_in / entry['copy']}" if "copy" in entry else ""
+            failures.append(f"'{entry['path']}': {error.strerror or error}{copy}")
     if failures:
         raise WorkloadError(
             "what the code overwrote could not be put back: " + "; ".join(failures),
             remedy="copy it back by hand",
         )
     return [Path(entry["path"]) for entry in there_before]
-
-
-def _read(record: Path) -> dict[str, Any]:
-    entry: dict[str, Any] = json.loads(record.read_text(encoding="ascii"))
-    return entry
 
 
 def _remove(path: str) -> None:
@@ -173,7 +169,7 @@ def _put_back(keep_in: Path, entry: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def kept_files(*, watched: bool = True) -> Iterator[Path]:
+def file_backups(*, watched: bool = True) -> Iterator[Path]:
     """An empty folder for what a child sets aside; at the end it is put back, whatever happened.
 
     Inside must be the child's whole life: it may not write any more when this ends.
@@ -182,7 +178,7 @@ def kept_files(*, watched: bool = True) -> Iterator[Path]:
         watched: also put back when this very process is killed; for code that is likely to write.
     """
     # Named before it is made: a Ctrl-C right after that must find somebody who removes it.
-    folder = Path(tempfile.gettempdir(), f"slipstream-kept-{secrets.token_hex(8)}")
+    folder = Path(tempfile.gettempdir(), f"slipstream-backup-{secrets.token_hex(8)}")
     watcher: _Watcher | None = None
     try:
         os.mkdir(folder, 0o700)
@@ -214,7 +210,7 @@ class _Watcher:
 
     def __init__(self, folder: Path) -> None:
         read_fd, self._write_fd = os.pipe()
-        code = f"from slipstream.workload.kept import watch; watch({read_fd}, {str(folder)!r})"
+        code = f"from slipstream.workload.backup import watch; watch({read_fd}, {str(folder)!r})"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
