@@ -12,7 +12,7 @@ import pytest
 
 import slipstream
 from slipstream.cli.bench import command, more_help
-from slipstream.errors import SlipstreamError, UnknownNameError
+from slipstream.errors import SlipstreamError, UnknownNameError, UsageError
 from slipstream_bench import records, running
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
 
@@ -152,6 +152,11 @@ def test_where_benches_are_not_installed_the_command_says_what_to_install(
         command(["engine"])
     assert "pip install -e benchmarks" in str(caught.value.remedy)
     assert "pip install -e benchmarks" in str(more_help())
+
+
+def test_a_text_that_no_bar_has_is_refused() -> None:
+    with pytest.raises(UsageError, match="no bar of counting has 'eleven' in its name"):
+        command(["counting"], only="eleven")
 
 
 def test_of_the_package_the_command_alone_knows_the_benches() -> None:

@@ -65,6 +65,11 @@ def command(
                 say(f"{bar.bar}: {bar.measured} (target {bar.target})")
         tables.append(benches.table(one, bars))
         rows += [{"bench": one, **asdict(bar), "standing": bar.standing} for bar in bars]
+    if only and not rows:
+        raise UsageError(
+            f"no bar of {', '.join(names)} has '{only}' in its name",
+            remedy="leave out --only to see which bars there are",
+        )
     emit(tables, rows, as_json=as_json)
 
 
