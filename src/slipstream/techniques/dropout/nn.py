@@ -116,11 +116,9 @@ def _in_memory_order(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Ten
 
 
 def _drop(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
-    if torch.is_grad_enabled() and x.requires_grad:
-        dropped: torch.Tensor = _Linear.apply(x, seed, p)
-        return dropped
-    result: torch.Tensor = door.dropout(x, seed, p)
-    return result
+    differentiable = torch.is_grad_enabled() and x.requires_grad
+    dropped: torch.Tensor = (_Linear.apply if differentiable else door.dropout)(x, seed, p)
+    return dropped
 
 
 class _Linear(torch.autograd.Function):

@@ -236,6 +236,8 @@ def _sites(graph: Graph) -> list[_Site]:
         call = graph.task(last).call
         if _name(graph, last) not in _MULTIPLY or call is None or not call.inputs:
             continue
+        # What was drawn is whether an element is kept; 1 - 0.9 should read 0.1.
+        p = round(1.0 - float(graph.task(draw).known_call.arguments[1]), 12)
         back = _backward(graph, last, noise)
         operands = graph.storages(last).tolist()
         gradients = (-1, -1)
@@ -246,7 +248,7 @@ def _sites(graph: Graph) -> list[_Site]:
             _Site(
                 forward=tuple(range(first, last + 1)),
                 backward=back,
-                p=_probability(graph, draw),
+                p=p,
                 x=call.inputs[0],
                 input=operands[0],
                 output=operands[-1],
@@ -260,11 +262,6 @@ def _sites(graph: Graph) -> list[_Site]:
 
 def _name(graph: Graph, task: int) -> str:
     return graph.task(task).name
-
-
-def _probability(graph: Graph, draw: int) -> float:
-    # What was drawn is whether an element is kept; 1 - 0.9 should read 0.1.
-    return round(1.0 - float(graph.task(draw).known_call.arguments[1]), 12)
 
 
 def _belongs(graph: Graph, inside: Sequence[bool], task: int, draw: int) -> bool:
