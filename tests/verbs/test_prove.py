@@ -19,6 +19,7 @@ from slipstream.verbs.first_steps import trial_of
 from slipstream.verbs.proving import sides
 from slipstream.verbs.proving.quality import check_quality, one_trial
 from slipstream.verbs.proving.sides import default_quality_budget, prove
+from slipstream.verbs.proving.summary import summary_table, tensor_memory
 from slipstream.workload import Built, Workload
 from tiny_models import parts
 
@@ -203,7 +204,12 @@ def test_times_are_of_as_many_samples_on_both_sides(forked_children: None, tmp_p
     assert found.ratio("batch_size:x32").ratio < 0.5
     said = " ".join(found.table().notes)
     assert "batch_size:x32 makes 256 samples a step; its times are of 8, as a step has" in said
-    assert "peak_memory is of the whole process" in said
+    memory = tensor_memory(found.experiment)["batch_size:x32"]
+    assert memory.measured > memory.baseline > 0
+    assert memory.predicted is None
+    summary = summary_table(found)
+    assert [row[0] for row in summary.rows] == ["batch_size:x32"]
+    assert len(summary.notes) <= 6  # five sentences, and where the rest is
 
 
 def test_the_reason_for_wall_time_is_the_technique_s(tmp_path: Path) -> None:

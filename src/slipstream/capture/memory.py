@@ -160,6 +160,30 @@ def read_memory(watched: Any, before: Held, after: frozenset[int]) -> MemoryReco
     )
 
 
+def peak_bytes(record: MemoryRecord) -> int:
+    """The most that was alive at once in the step, with what operators read that nobody made."""
+    alive = {address: nbytes for address, (nbytes, _) in record.before.items()}
+    steps: list[tuple[int, int, tuple[tuple[int, int], ...]]] = [
+        (time, 0, inputs)
+        for time, inputs in zip(record.start_ns.tolist(), record.inputs, strict=True)
+    ]
+    steps += [(time, change, ((address, abs(change)),)) for time, address, change in record.changes]
+    level = peak = sum(alive.values())
+    unseen = 0
+    for _, change, storages in sorted(steps, key=lambda step: step[0]):
+        for address, nbytes in storages:
+            if change < 0:
+                level -= alive.pop(address, 0)
+            elif change > 0:
+                alive[address] = nbytes
+                level += nbytes
+            elif address and address not in alive:
+                alive[address] = nbytes
+                unseen += nbytes  # there all the time
+        peak = max(peak, level)
+    return peak + unseen
+
+
 def _pre_order(roots: Sequence[Any]) -> Iterator[Any]:
     stack = list(reversed(roots))
     while stack:

@@ -59,6 +59,13 @@ def command(
             help="Draw what the links of real ranks carry over time, each way, into an SVG file.",
         ),
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details",
+            help="Every clock and metric, each side's sentences, real ranks, layers and links.",
+        ),
+    ] = False,
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
@@ -142,7 +149,7 @@ def command(
     proof = Proof(comparison, before)
     if svg is not None:
         _draw(svg, recipe.name, proof.exposed)
-    emit_result(proof, *proof.tables(), as_json=as_json)
+    emit_result(proof, *(proof.tables() if details else [proof.summary()]), as_json=as_json)
 
 
 def _draw(path: Path, workload: str, exposed: Sequence[Exposed]) -> None:

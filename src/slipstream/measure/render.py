@@ -237,7 +237,7 @@ def rows_payload(
         "rows": [asdict(row) for row in rows],
         "claims": [asdict(claim) for claim in claims],
         "quality": [asdict(one) | {"says": one.sentence} for one in quality_rows(experiment)],
-        "notes": list(_event_notes(experiment)),
+        "notes": list(event_notes(experiment)),
         "warnings": [
             asdict(event)
             for event in experiment.events
@@ -405,9 +405,11 @@ def _cells(row: ComparisonRow, marked: bool) -> list[object]:
         f"{row.arm}: {row.metric}",
         format_value(row.baseline_value, row.unit),
         format_value(row.value, row.unit),
-        _interval(row.ratio, row.low, row.high),
+        format_interval(row.ratio, row.low, row.high),
         _verdict(row),
-        "-" if predicted is None else _interval(predicted.ratio, predicted.low, predicted.high),
+        "-"
+        if predicted is None
+        else format_interval(predicted.ratio, predicted.low, predicted.high),
         error,
         "-" if row.detectable is None else format_detectable(row.detectable),
         row.blocks,
@@ -460,7 +462,8 @@ def _fine(ratio: float) -> str:
     return f"{ratio:.4f}" if 0.001 < abs(ratio) < 10 else _number(ratio)
 
 
-def _interval(middle: float, low: float, high: float) -> str:
+def format_interval(middle: float, low: float, high: float) -> str:
+    """A ratio with its interval, as everywhere: ``0.884 [0.876, 0.892]``."""
     return f"{_number(middle)} {format_reach(middle, low, high, _number)}"
 
 
@@ -490,7 +493,7 @@ def _gate(states: Mapping[str, int]) -> str:
     return ", ".join(f"{state} {count}/{total}" for state, count in states.items())
 
 
-def _event_notes(experiment: Experiment) -> tuple[str, ...]:
+def event_notes(experiment: Experiment) -> tuple[str, ...]:
     """What the arms and the runner had to say about the numbers, each line once."""
     return tuple(dict.fromkeys(e.detail["what"] for e in experiment.events if e.kind == "note"))
 
@@ -501,6 +504,15 @@ def _guard_says(row: ComparisonRow) -> str:
     if row.low < 1 - _GUARD_TELLS or row.high > 1 + _GUARD_TELLS:
         return _TOO_WIDE
     return "holds 1"
+
+
+def guard_sentence(row: ComparisonRow) -> str:
+    """What the baseline against itself came to; for a row of which `is_guard` holds."""
+    return (
+        f"{row.baseline} against itself, {row.metric}: "
+        f"{format_interval(row.ratio, row.low, row.high)} at {format_percent(row.level)}, "
+        f"{row.blocks} blocks: {_guard_says(row)}"
+    )
 
 
 def _clock(row: ComparisonRow) -> str:
@@ -520,7 +532,7 @@ def _notes(
         "detectable: the smallest difference this run could have told from none; "
         "\u2013: cannot be told yet."
     ]
-    notes += [f"{line}." for line in _event_notes(experiment)]
+    notes += [f"{line}." for line in event_notes(experiment)]
     notes += dict.fromkeys(
         f"{row.arm}: {row.metric} carries the claim ({row.reason})."
         if row.carries
@@ -529,12 +541,7 @@ def _notes(
         if row.reason
     )
     notes += [one.sentence for one in quality_rows(experiment)]
-    notes += [
-        f"A/A guard: {settings.baseline} against itself, {row.metric}: "
-        f"{_interval(row.ratio, row.low, row.high)} at {format_percent(row.level)}, "
-        f"{row.blocks} blocks: {_guard_says(row)}."
-        for row in guards
-    ]
+    notes += [f"A/A guard: {guard_sentence(row)}." for row in guards]
     gate = gate_states(experiment)
     if gate.keys() - {"green"}:
         notes.append(f"The machine was not idle; its gate, by block: {_gate(gate)}.")

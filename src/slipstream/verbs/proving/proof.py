@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from slipstream.tables import Table
 from slipstream.units import format_reach
 from slipstream.verbs.proving.exposed import Exposed, exposed_sides, exposed_table, link_table
 from slipstream.verbs.proving.replicas import RanksSide, ranks_sides, ranks_table, workers_of
+from slipstream.verbs.proving.summary import TensorMemory, summary_table, tensor_memory
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,34 @@ class Proof:
         """What their steps stand still for, and what their links carry."""
         return exposed_sides(self.comparison)
 
+    @cached_property
+    def tensors(self) -> dict[str, TensorMemory]:
+        """By technique: the most that tensors of a step take, measured beside predicted."""
+        return tensor_memory(self.comparison.experiment)
+
+    def summary(self) -> Table:
+        """A line a technique."""
+        return summary_table(self.comparison, self.before or ())
+
     def tables(self) -> list[Table]:
-        """The comparison, and those of real ranks."""
+        """The comparison in full, and those of real ranks."""
         table = self.comparison.table()
-        notes = (*table.notes, *map(shown_before, self.before or ()))
+        notes = (*table.notes, *self._memory_notes(), *map(shown_before, self.before or ()))
         tables = [replace(table, notes=notes)]
         if self.ranks:
             tables.append(ranks_table(self.ranks))
         if self.ranks and self.exposed:
             tables += [exposed_table(self.exposed), link_table(self.exposed)]
         return tables
+
+    def _memory_notes(self) -> list[str]:
+        if not self.tensors:
+            return []
+        return [
+            "peak_memory is of the whole process, without what it had before the workload; "
+            "predictions of memory are of the step's tensors alone.",
+            *(one.sentence for one in self.tensors.values()),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as results are printed."""
@@ -65,6 +84,11 @@ class Proof:
                     "within": score.within,
                 }
                 for score in self.before
+            ]
+        if self.tensors:
+            payload["tensors"] = [
+                asdict(one) | {"ratio": one.ratio, "error": one.error}
+                for one in self.tensors.values()
             ]
         if self.ranks:
             payload |= {"ranks": self.ranks, "exposed": self.exposed}

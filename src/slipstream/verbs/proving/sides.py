@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream import technique
+from slipstream.capture.memory import peak_bytes, record_memory
 from slipstream.capture.place import find_device
 from slipstream.child import channel
 from slipstream.durations.durations import one_pool
@@ -28,6 +29,7 @@ from slipstream.verbs.children import (
 )
 from slipstream.verbs.proving.quality import check_quality
 from slipstream.verbs.proving.ranks import RanksArm, rank_hosts
+from slipstream.verbs.proving.summary import TENSOR_PEAK
 from slipstream.workload import Built, Workload, file_backups, restore_files
 from slipstream.workload.script import ScriptEndedError
 
@@ -40,10 +42,9 @@ BASELINE = "as it is"
 _QUALITY_SHARE = 0.1
 _QUALITY_S = 3.0
 _SHORT_S = 0.1
-_MEMORY_NOTE = (
-    "peak_memory is of the whole process, without what it had before the workload; predictions "
-    "of memory are of the step's tensors alone"
-)
+# Steps longer than this are not run twice more to learn how much memory their tensors take.
+_WATCHED_S = 20.0
+_ONE_STEP = "slipstream.verbs.proving.sides:one_step"
 
 
 class WorkloadArm(WorkerArm):
@@ -53,7 +54,7 @@ class WorkloadArm(WorkerArm):
         super().__init__(
             name,
             "slipstream.verbs.proving.sides:serve_steps",
-            "slipstream.verbs.proving.sides:one_step",
+            _ONE_STEP,
             arguments={
                 "workload": workload.to_json(), "keep_in": str(keep_in), "threads": threads,
             },
@@ -69,7 +70,7 @@ class WorkloadArm(WorkerArm):
         with _ends():
             super().open(timeout_s)
         samples, before = self.built["samples"], self.built["samples_before"]
-        notes = [_MEMORY_NOTE] if self.built["memory"] else []
+        notes = []
         if samples != before:
             notes.append(
                 f"{self.name} makes {samples} samples a step; its times are of {before}, as a step "
@@ -81,6 +82,14 @@ class WorkloadArm(WorkerArm):
         """One step; a script that came to its end has no more."""
         with _ends():
             return super().sample(inner, timeout_s)
+
+    def afterwards(self, timeout_s: float | None) -> dict[str, Any]:
+        """The most that tensors of a step take, as predictions mean it; none of a script's end."""
+        if self._child is None:
+            return {}
+        with contextlib.suppress(ScriptEndedError):
+            return dict(self._child.call(_ONE_STEP, timeout_s=timeout_s, tensors=True))
+        return {}
 
 
 @contextmanager
@@ -257,7 +266,10 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
             }
         )
         step_s = math.inf
-        for _ in calls():
+        for message in calls():
+            if message["arguments"].get("tensors"):
+                talk.send({"result": (yield from _tensors(built, step_s))})
+                continue
             if step_s < _SHORT_S:
                 # Since our last turn another arm filled the caches; in a real run the step before
                 # this one would have. It is cheap for short steps, and does not matter for long.
@@ -278,6 +290,14 @@ def serve_steps(workload: dict[str, Any], keep_in: str, threads: int) -> Any:
             talk.send({"result": sample})
 
     return run_program(workload, keep_in, program)
+
+
+def _tensors(built: Built, step_s: float) -> Generator[None, Any, dict[str, int]]:
+    """What `WorkloadArm.afterwards` tells."""
+    if step_s > _WATCHED_S:
+        return {}
+    _, memory = yield from record_memory(built)
+    return {} if memory is None else {TENSOR_PEAK: peak_bytes(memory)}
 
 
 def one_step() -> Any:
