@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
-    from slipstream.techniques import distributed, embedding, lowbit
+    from slipstream.techniques import distributed, embedding, lowbit, lowrank
     from slipstream.verbs.advising import advise
     from slipstream.verbs.applying import Applied, apply
     from slipstream.verbs.batch.model import BatchModel
@@ -52,6 +52,7 @@ _ROOMS = {
     "distributed": "slipstream.techniques.distributed",
     "embedding": "slipstream.techniques.embedding",
     "lowbit": "slipstream.techniques.lowbit",
+    "lowrank": "slipstream.techniques.lowrank",
     "measure": "slipstream.measure",
     "nn": "slipstream.nn",
     "quant": "slipstream.quant",
@@ -78,6 +79,7 @@ __all__ = [
     "embedding",
     "load",
     "lowbit",
+    "lowrank",
     "measure",
     "nn",
     "predict",

@@ -103,6 +103,8 @@ class Built:
         rank, ranks: which of how many processes this is that take the step together; they are
             joined in torch's default process group before the first technique of the stage
             "distribution" is applied, and have the parameters of rank 0.
+        planned_steps: how many optimizer steps the training will take at most, for what changes on
+            the way; 0 where a step is taken by itself.
         settle: waits until nothing of the steps so far is under way; what communicates beyond the
             end of a step puts its own here.
     """
@@ -121,6 +123,7 @@ class Built:
     lines: UserLines = field(default_factory=UserLines)
     rank: int = 0
     ranks: int = 1
+    planned_steps: int = 0
     settle: Callable[[], object] = _nothing
 
     @property

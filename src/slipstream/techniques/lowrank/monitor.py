@@ -1,0 +1,86 @@
+"""Which rank a layer needs, read from how its weights' spectrum settles while it trains dense.
+
+The *stable rank* ``sum of squared singular values / the largest squared`` is a smooth stand-in for
+the rank; scaled so that the weights a layer began with count as full rank, it says how much of that
+is left. Once the ranks of all layers hardly move, the dense phase has done its work.
+
+Source: Wang, Agarwal, U-chupala, Tanaka, Xing and Papailiopoulos, "Cuttlefish: Low-Rank Model
+Training without All the Tuning", MLSys 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.techniques.lowrank.factors import stable_rank
+from slipstream.techniques.lowrank.layers import candidates, why_dense
+
+_SMOOTH = 0.5
+
+
+class RankMonitor:
+    """Ranks of a model's layers over its training, and whether they have settled.
+
+    Args:
+        model: as it begins to train.
+        names: of the layers to watch; all plain linear layers and convolutions by default.
+        window: looks over which ranks must stand still.
+        slope: mean change of a rank from look to look, relative to the full rank, that still
+            counts as standing still.
+    """
+
+    def __init__(
+        self, model: nn.Module, names: Iterable[str] | None = None, *, window: int = 4,
+        slope: float = 0.01,
+    ) -> None:  # fmt: skip
+        every: dict[str, Any] = {
+            name: module
+            for name, module in candidates(model)
+            if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d))
+            and why_dense(model, module) is None
+        }
+        self._layers = every if names is None else {n: every[n] for n in names if n in every}
+        self.window, self.slope = window, slope
+        self._vectors: dict[str, Tensor] = {}
+        self._scale: dict[str, float] = {}
+        self.history: dict[str, list[float]] = {name: [] for name in self._layers}
+        for name, layer in self._layers.items():
+            weight = layer.weight.detach().flatten(1)
+            stable, self._vectors[name] = stable_rank(weight)
+            self._scale[name] = min(weight.shape) / stable if stable else 1.0
+
+    @torch.no_grad()
+    def look(self) -> dict[str, int]:
+        """The ranks now, which become part of the history."""
+        for name, layer in self._layers.items():
+            weight = layer.weight.detach().flatten(1)
+            stable, self._vectors[name] = stable_rank(weight, self._vectors[name])
+            rank = min(self._scale[name] * stable, float(min(weight.shape)))
+            past = self.history[name]
+            past.append(_SMOOTH * past[-1] + (1 - _SMOOTH) * rank if past else rank)
+        return self.ranks
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """By layer, of the last look; full before the first."""
+        return {
+            name: max(1, math.ceil(past[-1])) if past else min(layer.weight.flatten(1).shape)
+            for (name, past), layer in zip(self.history.items(), self._layers.values(), strict=True)
+        }
+
+    @property
+    def settled(self) -> bool:
+        """Whether the ranks of all layers stood still over the last looks."""
+        for name, layer in self._layers.items():
+            past = self.history[name][-self.window - 1 :]
+            full = min(layer.weight.flatten(1).shape)
+            if len(past) <= self.window:
+                return False
+            if abs(past[-1] - past[0]) / self.window > self.slope * full:
+                return False
+        return bool(self._layers)

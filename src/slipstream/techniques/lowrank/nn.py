@@ -1,0 +1,459 @@
+"""Layers whose weights are products of two thin matrices, with nothing between the factors.
+
+`LowRankLinear` and `LowRankConv1d`/`2d` are sequences of two ordinary layers, so that whatever
+works on layers (quantisation, folding, export) works on them. The k x k convolution to `rank`
+channels carries stride, padding and dilation; the 1 x 1 convolution behind it carries the bias.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.lowrank.factors import truncated
+
+
+class _Pair(nn.Sequential):
+    """Two layers in the place of one: `first` to `rank` channels, `second` from there."""
+
+    first: Any
+    second: Any
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__(OrderedDict(first=first, second=second))
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Of the second layer."""
+        found: Tensor | None = self.second.bias
+        return found
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight they stand for, multiplied anew at every look."""
+        raise NotImplementedError
+
+    def merged(self) -> nn.Module:
+        """The dense layer they stand for."""
+        raise NotImplementedError
+
+
+class LowRankLinear(_Pair):
+    """``y = B (A x) + bias``: [..., n] -> [..., m] through `rank` numbers.
+
+    Source: Wang, Agarwal and Papailiopoulos, "Pufferfish: Communication-efficient Models At No
+    Extra Cost", MLSys 2021.
+    """
+
+    def __init__(self, in_features: int, out_features: int, rank: int, bias: bool = True) -> None:
+        super().__init__(
+            nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias)
+        )
+        dense = nn.Linear(in_features, out_features, bias=False)
+        _fill(self, *_split(dense.weight, rank))
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, rank: int, randomised: bool = False
+           ) -> LowRankLinear:  # fmt: skip
+        """The nearest to a dense layer with this `weight` [m, n]; `bias` is taken as it is."""
+        rows, columns = weight.shape
+        with torch.device("meta"):
+            made = cls.__new__(cls)
+            _Pair.__init__(
+                made, nn.Linear(columns, rank, bias=False), nn.Linear(rank, rows, bias=False)
+            )
+        found = truncated(weight, rank, randomised=randomised)
+        _fill(made, found.a, found.b)
+        made.second.bias = bias
+        return made
+
+    @property
+    def in_features(self) -> int:
+        """n."""
+        return int(self.first.in_features)
+
+    @property
+    def out_features(self) -> int:
+        """m."""
+        return int(self.second.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """[m, n]."""
+        product: Tensor = self.second.weight @ self.first.weight
+        return product
+
+    def merged(self) -> nn.Linear:
+        """The dense layer."""
+        weight = self.weight.detach()
+        with torch.device("meta"):
+            dense = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        dense.weight = nn.Parameter(weight)
+        dense.bias = self.bias  # type: ignore[assignment]
+        return dense.train(self.training)
+
+
+class _LowRankConv(_Pair):
+    """A convolution of k x k to `rank` channels for each group, then one of 1 x 1.
+
+    Arguments as of torch's own, with `rank` before the keywords.
+    """
+
+    kind: ClassVar[type[Any]]
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Any, rank: int,
+        stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, bias: bool = True,
+        padding_mode: str = "zeros",
+    ) -> None:  # fmt: skip
+        dense = self.kind(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode,
+        )  # fmt: skip
+        super().__init__(*self._layers(dense, rank))
+        self._fill_from(dense.weight, rank, False)
+        self.second.bias = dense.bias
+
+    @classmethod
+    def of(cls, dense: Any, rank: int, randomised: bool = False) -> _LowRankConv:
+        """The nearest to a dense convolution, whose bias is taken as it is."""
+        made = cls.__new__(cls)
+        _Pair.__init__(made, *cls._layers(dense, rank))
+        made._fill_from(dense.weight, rank, randomised)
+        made.second.bias = dense.bias
+        return made
+
+    @classmethod
+    def _layers(cls, dense: Any, rank: int) -> tuple[nn.Module, nn.Module]:
+        with torch.device("meta"):
+            between = dense.groups * rank
+            first = cls.kind(
+                dense.in_channels, between, dense.kernel_size, dense.stride, dense.padding,
+                dense.dilation, dense.groups, False, dense.padding_mode,
+            )  # fmt: skip
+            second = cls.kind(between, dense.out_channels, 1, groups=dense.groups, bias=False)
+        return first, second
+
+    def _fill_from(self, weight: Tensor, rank: int, randomised: bool) -> None:
+        """Group by group: [m / groups, n / groups * k] each."""
+        groups = self.first.groups
+        found = [
+            truncated(one.flatten(1), rank, randomised=randomised)
+            for one in weight.detach().chunk(groups)
+        ]
+        a = torch.cat([one.a for one in found]).view(groups * rank, *weight.shape[1:])
+        b = torch.cat([one.b for one in found])
+        _fill(self, a, b.view(*b.shape, *[1] * (weight.dim() - 2)))
+
+    @property
+    def weight(self) -> Tensor:
+        """[m, n / groups, *k], of the dense convolution."""
+        first, second = self.first.weight, self.second.weight
+        groups = self.first.groups
+        a = first.view(groups, -1, math.prod(first.shape[1:]))
+        b = second.view(groups, -1, second.shape[1])
+        return torch.bmm(b, a).view(second.shape[0], *first.shape[1:])
+
+    def merged(self) -> nn.Module:
+        """The dense convolution."""
+        one = self.first
+        with torch.device("meta"):
+            dense = self.kind(
+                one.in_channels, self.second.out_channels, one.kernel_size, one.stride,
+                one.padding, one.dilation, one.groups, False, one.padding_mode,
+            )  # fmt: skip
+        dense.weight = nn.Parameter(self.weight.detach())
+        dense.bias = self.bias
+        trained: nn.Module = dense.train(self.training)
+        return trained
+
+
+class LowRankConv1d(_LowRankConv):
+    """In the place of ``nn.Conv1d``."""
+
+    kind = nn.Conv1d
+
+
+class LowRankConv2d(_LowRankConv):
+    """In the place of ``nn.Conv2d``."""
+
+    kind = nn.Conv2d
+
+
+class LowRankLSTM(nn.Module):
+    """In the place of ``nn.LSTM``: each of the 4 + 4 gates' matrices is a product of its own.
+
+    4 d r + 12 h r numbers a layer of width h on inputs of d. Inputs and states are as torch's, with
+    packed sequences; those are run with the products, which are dense.
+
+    Attributes:
+        ranks: of input and recurrent matrices, by layer.
+    """
+
+    def __init__(self, dense: nn.LSTM, wanted: float | int, randomised: bool = False) -> None:
+        """
+        Raises:
+            InvalidArgumentError: it projects its states, or such a rank cannot be.
+        """
+        from slipstream.techniques.lowrank.factors import rank_for
+
+        super().__init__()
+        if dense.proj_size:
+            raise InvalidArgumentError("proj_size", "an LSTM that projects its states stays dense")
+        self.input_size, self.hidden_size = dense.input_size, dense.hidden_size
+        self.num_layers, self.bidirectional = dense.num_layers, dense.bidirectional
+        self.batch_first, self.dropout, self.bias = dense.batch_first, dense.dropout, dense.bias
+        self.ranks: list[tuple[int, int]] = []
+        for name in self._suffixes():
+            parts = {}
+            for side in ("ih", "hh"):
+                gates = getattr(dense, f"weight_{side}_{name}").detach().chunk(4)
+                rank = rank_for(wanted, *gates[0].shape)
+                found = [truncated(gate, rank, randomised=randomised) for gate in gates]
+                parts[side] = rank
+                self.register_parameter(
+                    f"a_{side}_{name}", nn.Parameter(torch.stack([one.a for one in found]))
+                )
+                self.register_parameter(
+                    f"b_{side}_{name}", nn.Parameter(torch.stack([one.b for one in found]))
+                )
+                bias = getattr(dense, f"bias_{side}_{name}") if self.bias else None
+                self.register_parameter(f"bias_{side}_{name}", bias)
+            self.ranks.append((parts["ih"], parts["hh"]))
+        self.train(dense.training)
+
+    def _suffixes(self) -> list[str]:
+        ways = ("", "_reverse") if self.bidirectional else ("",)
+        return [f"l{layer}{way}" for layer in range(self.num_layers) for way in ways]
+
+    def merged(self) -> nn.LSTM:
+        """The dense LSTM it stands for."""
+        with torch.device("meta"):
+            dense = nn.LSTM(
+                self.input_size, self.hidden_size, self.num_layers, self.bias, self.batch_first,
+                self.dropout, self.bidirectional,
+            )  # fmt: skip
+        for name in self._suffixes():
+            for side in ("ih", "hh"):
+                setattr(dense, f"weight_{side}_{name}", nn.Parameter(self._product(side, name)))
+                if self.bias:
+                    setattr(dense, f"bias_{side}_{name}", getattr(self, f"bias_{side}_{name}"))
+        return dense.train(self.training)
+
+    def _product(self, side: str, name: str) -> Tensor:
+        """[4 h, d or h]."""
+        return torch.bmm(
+            getattr(self, f"b_{side}_{name}"), getattr(self, f"a_{side}_{name}")
+        ).flatten(0, 1).detach()  # fmt: skip
+
+    def forward(self, given: Any, state: Any = None) -> Any:
+        """As ``nn.LSTM``: (output, (h, c))."""
+        if isinstance(given, PackedSequence):
+            return self._packed(given, state)
+        batched = given.dim() == 3
+        x = given if batched else given.unsqueeze(1)
+        x = x.transpose(0, 1) if self.batch_first and batched else x
+        ways = 2 if self.bidirectional else 1
+        if state is None:
+            zeros = x.new_zeros(self.num_layers * ways, x.shape[1], self.hidden_size)
+            hidden, cell = zeros, zeros
+        else:
+            hidden, cell = (one if batched else one.unsqueeze(1) for one in state)
+        last_h, last_c = [], []
+        for layer in range(self.num_layers):
+            outputs = []
+            for way in range(ways):
+                at = layer * ways + way
+                name = f"l{layer}" + "_reverse" * way
+                y, h, c = self._one_way(x.flip(0) if way else x, hidden[at], cell[at], name)
+                outputs.append(y.flip(0) if way else y)
+                last_h.append(h)
+                last_c.append(c)
+            x = torch.cat(outputs, -1) if ways > 1 else outputs[0]
+            if self.dropout and layer < self.num_layers - 1:
+                x = functional.dropout(x, self.dropout, self.training)
+        h, c = torch.stack(last_h), torch.stack(last_c)
+        if not batched:
+            return x.squeeze(1), (h.squeeze(1), c.squeeze(1))
+        return (x.transpose(0, 1) if self.batch_first else x), (h, c)
+
+    def _one_way(self, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """One layer in one direction: x [time, batch, d], h and c [batch, hidden]."""
+        a_in, b_in = getattr(self, f"a_ih_{name}"), getattr(self, f"b_ih_{name}")
+        a, b = getattr(self, f"a_hh_{name}"), getattr(self, f"b_hh_{name}")
+        time, batch, _ = x.shape
+        # All times at once: [4, time * batch, hidden].
+        thin = functional.linear(x.reshape(time * batch, -1), a_in.flatten(0, 1))
+        thin = thin.view(time * batch, 4, -1).transpose(0, 1)
+        gates = torch.bmm(thin, b_in.transpose(1, 2))
+        if self.bias:
+            bias = getattr(self, f"bias_ih_{name}") + getattr(self, f"bias_hh_{name}")
+            gates = gates + bias.view(4, 1, -1)
+        steps = gates.view(4, time, batch, -1).unbind(1)
+        flat, across = a.flatten(0, 1), b.transpose(1, 2)
+        outputs = []
+        for step in steps:
+            thin = functional.linear(h, flat).view(batch, 4, -1).transpose(0, 1)
+            i, f, g, o = torch.baddbmm(step, thin, across).unbind(0)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            outputs.append(h)
+        return torch.stack(outputs), h, c
+
+    def _packed(self, given: PackedSequence, state: Any) -> Any:
+        parameters: dict[str, Tensor] = {}
+        for name in self._suffixes():
+            for side in ("ih", "hh"):
+                a, b = getattr(self, f"a_{side}_{name}"), getattr(self, f"b_{side}_{name}")
+                parameters[f"weight_{side}_{name}"] = torch.bmm(b, a).flatten(0, 1)
+                if self.bias:
+                    parameters[f"bias_{side}_{name}"] = getattr(self, f"bias_{side}_{name}")
+        with torch.device("meta"):
+            dense = nn.LSTM(
+                self.input_size, self.hidden_size, self.num_layers, self.bias, self.batch_first,
+                self.dropout, self.bidirectional,
+            )  # fmt: skip
+        return torch.func.functional_call(dense.train(self.training), parameters, (given, state))
+
+
+class LowRankAttention(nn.Module):
+    """In the place of ``nn.MultiheadAttention``: its four projections are products.
+
+    8 p d r numbers for p heads of d; called as torch's own.
+    """
+
+    # What torch's encoder layers ask before they take a path that would read dense weights.
+    in_proj_bias = None
+    in_proj_weight = None
+    q: LowRankLinear
+    k: LowRankLinear
+    v: LowRankLinear
+
+    def __init__(
+        self, dense: nn.MultiheadAttention, wanted: float | int, randomised: bool = False
+    ) -> None:
+        """
+        Raises:
+            InvalidArgumentError: it adds keys of its own, or such a rank cannot be.
+        """
+        from slipstream.techniques.lowrank.factors import rank_for
+
+        super().__init__()
+        if dense.bias_k is not None or dense.add_zero_attn:
+            raise InvalidArgumentError("bias_k", "attention that adds keys of its own stays dense")
+        self.embed_dim, self.num_heads = dense.embed_dim, dense.num_heads
+        self.kdim, self.vdim = dense.kdim, dense.vdim
+        self.batch_first, self.dropout = dense.batch_first, dense.dropout
+        self._qkv_same_embed_dim = dense._qkv_same_embed_dim
+        if dense._qkv_same_embed_dim:
+            weights = dense.in_proj_weight.detach().chunk(3)
+        else:
+            weights = (dense.q_proj_weight, dense.k_proj_weight, dense.v_proj_weight)
+        bias = dense.in_proj_bias
+        biases: Any = (None,) * 3 if bias is None else [b.clone() for b in bias.detach().chunk(3)]
+        for name, weight, own in zip("qkv", weights, biases, strict=True):
+            layer = LowRankLinear.of(
+                weight, None if own is None else nn.Parameter(own), rank_for(wanted, *weight.shape),
+                randomised,
+            )  # fmt: skip
+            self.add_module(name, layer)
+        out = dense.out_proj
+        self.out_proj = LowRankLinear.of(
+            out.weight, out.bias, rank_for(wanted, *out.weight.shape), randomised
+        )
+        self.train(dense.training)
+
+    def merged(self) -> nn.MultiheadAttention:
+        """The dense attention it stands for."""
+        dense = nn.MultiheadAttention(
+            self.embed_dim, self.num_heads, self.dropout, self.q.bias is not None,
+            kdim=self.kdim, vdim=self.vdim, batch_first=self.batch_first,
+        )  # fmt: skip
+        parts = (self.q, self.k, self.v)
+        weights = [one.weight.detach() for one in parts]
+        dense.to(weights[0].dtype)
+        if dense._qkv_same_embed_dim:
+            dense.in_proj_weight = nn.Parameter(torch.cat(weights))
+        else:
+            for name, weight in zip("qkv", weights, strict=True):
+                setattr(dense, f"{name}_proj_weight", nn.Parameter(weight))
+        if self.q.bias is not None:
+            biases = [one.bias for one in parts if one.bias is not None]
+            dense.in_proj_bias = nn.Parameter(torch.cat(biases).detach())
+        dense.out_proj.weight = nn.Parameter(self.out_proj.weight.detach())
+        dense.out_proj.bias = self.out_proj.bias  # type: ignore[assignment]
+        return dense.train(self.training)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True, is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """As ``nn.MultiheadAttention``: (output, weights or None); masks mark what is left out."""
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (one.unsqueeze(0) for one in (query, key, value))
+        elif not self.batch_first:
+            query, key, value = (one.transpose(0, 1) for one in (query, key, value))
+        if not batched and key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.unsqueeze(0)
+        n, length, _ = query.shape
+        q, k, v = (
+            layer(one).view(n, one.shape[1], self.num_heads, -1).transpose(1, 2)
+            for layer, one in ((self.q, query), (self.k, key), (self.v, value))
+        )
+        mask = self._mask(attn_mask, key_padding_mask, n, q.dtype)
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+            weights = torch.softmax(scores if mask is None else scores + mask, -1)
+            weights = functional.dropout(weights, dropout)
+            mixed = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v, mask, dropout)
+        output: Tensor = self.out_proj(mixed.transpose(1, 2).reshape(n, length, -1))
+        if not batched:
+            return output.squeeze(0), None if weights is None else weights.squeeze(0)
+        return (output if self.batch_first else output.transpose(0, 1)), weights
+
+    def _mask(
+        self, attn_mask: Tensor | None, padding: Tensor | None, n: int, dtype: torch.dtype
+    ) -> Tensor | None:
+        """Both masks as one that is added to scores [n, heads, length, keys]."""
+
+        def added(mask: Tensor) -> Tensor:
+            if mask.dtype is not torch.bool:
+                return mask.to(dtype)
+            return torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, -math.inf)
+
+        found: Tensor | None = None
+        if attn_mask is not None:
+            found = added(attn_mask)
+            if found.dim() == 3:
+                found = found.view(n, self.num_heads, *found.shape[1:])
+        if padding is not None:
+            keys = added(padding).view(n, 1, 1, -1)
+            found = keys if found is None else found + keys
+        return found
+
+
+LOW_RANK = (LowRankLinear, LowRankConv1d, LowRankConv2d, LowRankLSTM, LowRankAttention)
+"""Every layer of this kind."""
+
+
+def _split(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    found = truncated(weight, rank)
+    return found.a, found.b
+
+
+def _fill(pair: _Pair, a: Tensor, b: Tensor) -> None:
+    pair.first.weight, pair.second.weight = nn.Parameter(a), nn.Parameter(b)

@@ -1,0 +1,262 @@
+"""lowrank: weights as products of two thin matrices for most of the training.
+
+Fewer bytes of gradients, fewer operations, less optimizer state and a smaller model, with ordinary
+all-reduce. Source: Wang, Agarwal and Papailiopoulos, "Pufferfish: Communication-efficient Models At
+No Extra Cost", MLSys 2021; the automatic mode: Wang et al., "Cuttlefish", MLSys 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Call, Editor, Graph, StepPhase
+from slipstream.surgery import Selection
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.techniques._baseline import already_compiled
+from slipstream.techniques.lowrank.recorded import Site, as_products, asked, edited, rank_of, sites
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+# Looks of the automatic mode at ranks, over the steps that are planned.
+_LOOKS = 40
+
+
+@dataclass(frozen=True)
+class LowRank(Settings):
+    """Layers of `ratio` times their full rank, but the first and the last.
+
+    Attributes:
+        ratio: share of the full rank, over 0 to 1.
+        rank: the same rank for all layers, in place of `ratio`.
+        warmup: share of the training that is dense before; a step by itself is taken as after it.
+        auto: choose ranks by layer, and the moment of the switch, from how weights' spectra settle.
+        ends: whether the first and the last layer become products, too.
+        only, except_: patterns of modules' qualified names.
+    """
+
+    ratio: float = 0.25
+    rank: int | None = None
+    warmup: float = 0.0
+    auto: bool = False
+    ends: bool = False
+    only: str = "*"
+    except_: str = ""
+
+    name: ClassVar[str] = "lowrank"
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.MODEL,
+        conflicts=frozenset({"lowbit"}),
+        variants=("lowrank:0.25", "lowrank:0.125"),
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise InvalidArgumentError(
+                "lowrank:ratio", f"{self.ratio:g} is no share of the full rank", remedy="0 < r <= 1"
+            )
+        if self.rank is not None and self.rank < 1:
+            raise InvalidArgumentError("lowrank:rank", f"{self.rank} is less than 1")
+        if not 0 <= self.warmup < 1:
+            raise InvalidArgumentError(
+                "lowrank:warmup", f"{self.warmup:g} is no share of the training",
+                remedy="as lowrank:0.25,warmup=0.2",
+            )  # fmt: skip
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no layer has fewer numbers as a product."""
+        if (reason := already_compiled(graph)) is not None:
+            return reason
+        if not (graph.tasks.phase == StepPhase.BACKWARD).any():
+            return "the step does not train, and a product of thin matrices has to be trained"
+        every = sites(graph)
+        if not every:
+            return "the step has no linear layer, convolution or LSTM"
+        if (reason := self._selection.why_none(one.module for one in every)) is not None:
+            return reason
+        try:
+            if not self._chosen(graph):
+                return (
+                    f"none of its {len(every)} layers has fewer numbers as a product of this rank, "
+                    "but for the first and the last, which stay dense"
+                )
+        except InvalidArgumentError as error:
+            return f"{error.what} ({error.where})"
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Operators as they are and as they would be."""
+        return asked(graph, self._chosen(graph))
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """Two operators for one, smaller updates, gradients and memory."""
+        chosen = self._chosen(graph)
+        edit = Editor(graph, str(self))
+        edited(edit, graph, chosen, context)
+        before = sum(spec.numel for one in chosen for spec in one.weights.values())
+        after = sum(one.numbers(storage) for one in chosen for storage in one.weights)
+        return edit.apply(
+            f"{len(chosen)} weights of {before:,} numbers as products of {after:,}"
+            + " once it is warm" * bool(self.warmup or self.auto)
+        )
+
+    def apply(self, built: Built) -> None:
+        """Exchange the layers now, or once the dense share of the planned steps is over.
+
+        Raises:
+            WorkloadError: the step hides its model or does not train, or no layer can be exchanged.
+        """
+        built.need_model(self.name)
+        if not built.training:
+            raise WorkloadError("lowrank is for training", remedy="(model, batch, loss, optimizer)")
+        try:
+            self._check(built.model)
+            if built.planned_steps and (self.warmup or self.auto):
+                _Schedule(self, built)
+            else:
+                self.factorize(built)
+        except InvalidArgumentError as error:
+            raise WorkloadError(
+                f"lowrank: {error.what}", where=error.where, remedy=error.remedy
+            ) from error
+
+    def factorize(self, built: Built, ranks: dict[str, int] | None = None) -> None:
+        """Exchange the layers of what was built, whatever is around its model.
+
+        Args:
+            ranks: by layer; those of the settings where None.
+        """
+        from slipstream.techniques.lowrank.layers import factorize, switch
+
+        wanted: Any = ranks or (self.ratio if self.rank is None else self.rank)
+
+        def change(model: Any) -> None:
+            factorize(
+                model, wanted, optimizer=built.optimizer, keep="none" if self.ends else "ends",
+                only=self.only, except_=self.except_,
+            )  # fmt: skip
+
+        built.model = switch(built.model, change)
+
+    def _check(self, model: Any) -> None:
+        """See that names and ranks are right before the dense phase, not after it.
+
+        Raises:
+            WorkloadError: no layer has such a name.
+            InvalidArgumentError: a layer on the meta device, or a rank above its full one.
+        """
+        from slipstream.techniques.lowrank.layers import candidates, ranks_of
+
+        every = candidates(model)
+        self._selection.need_some(self.name, [name for name, _ in every])
+        for name, layer in every:
+            if self.rank is not None and name in self._selection:
+                try:
+                    ranks_of(layer, self.rank)
+                except InvalidArgumentError as error:
+                    raise InvalidArgumentError(
+                        "lowrank:rank", str(error), where=f"layer {name}"
+                    ) from error
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Another model."""
+        return Quality(
+            QualityKind.NEEDS_TRAINING,
+            "Wang et al. 2021: within 0.3 points of the dense model's accuracy at a quarter of the "
+            "rank, with the first and last layers dense and after a dense warm-up; lost without",
+            "" if self.warmup or self.auto else "warmup=0.2 begins dense",
+        )
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """The exchange before the model is returned."""
+        rank = self.ratio if self.rank is None else self.rank
+        settings = ', keep="none"' * self.ends
+        for key, value in (("only", self.only), ("except_", self.except_)):
+            if value != getattr(type(self), key):
+                settings += f', {key}="{value}"'
+        lines = (
+            "import slipstream", f"slipstream.lowrank.factorize({{model}}, {rank}{settings})"
+        )  # fmt: skip
+        return CodeChange.of(
+            workload,
+            lambda where: where.after_model(*lines),
+            by_hand="\n".join(lines).format(model="model"),
+            note="to begin dense, call it once a fifth of the training is done, with "
+            "optimizer=optimizer; in DistributedDataParallel through slipstream.lowrank.switch",
+        )
+
+    @property
+    def _selection(self) -> Selection:
+        return Selection(self.only, self.except_)
+
+    def _chosen(self, graph: Graph) -> list[Site]:
+        """Sites that become products, with what becomes of their tasks.
+
+        Raises:
+            InvalidArgumentError: the rank is more than a layer's full one.
+        """
+        every = sites(graph)
+        ends = {one.module for one in (every[0], every[-1])} if len(every) > 2 else {
+            every[-1].module
+        } if every else set()  # fmt: skip
+        chosen = []
+        for site in every:
+            if not self.ends and (site.module in ends or site.shortcut):
+                continue
+            if site.module not in self._selection:
+                continue
+            site.ranks = rank_of(site, self.ratio, self.rank)
+            if sum(map(site.numbers, site.weights)) >= sum(
+                spec.numel for spec in site.weights.values()
+            ):
+                continue
+            as_products(graph, site)
+            chosen.append(site)
+        return chosen
+
+
+class _Schedule:
+    """Counts the optimizer's steps of a training and switches when the dense phase is over."""
+
+    def __init__(self, technique: LowRank, built: Built) -> None:
+        from slipstream.techniques.lowrank.monitor import RankMonitor
+
+        self._technique, self._built = technique, built
+        self._taken = 0
+        share = technique.warmup or 0.5
+        self._latest = max(1, int(share * built.planned_steps))
+        self._every = max(1, built.planned_steps // _LOOKS)
+        self._monitor = RankMonitor(built.model) if technique.auto else None
+        self._hook = built.optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, *ignored: object) -> None:
+        self._taken += 1
+        monitor = self._monitor
+        settled = False
+        if monitor is not None and self._taken % self._every == 0:
+            monitor.look()
+            settled = monitor.settled
+        if self._taken < self._latest and not settled:
+            return
+        self._hook.remove()
+        ranks = None if monitor is None else _worthwhile(monitor.ranks, self._built.model)
+        self._technique.factorize(self._built, ranks)
+
+
+def _worthwhile(ranks: dict[str, int], model: Any) -> dict[str, int] | None:
+    """Those of the automatic ranks at which a layer shrinks; None where none does."""
+    from slipstream.techniques.lowrank.layers import candidates, matrices
+
+    every = candidates(model)
+    layers = dict(every[1:-1])
+    found = {}
+    for name, rank in ranks.items():
+        if name not in layers:
+            continue
+        rows, columns = matrices(layers[name])[0]
+        if rank * (rows + columns) < rows * columns:
+            found[name] = rank
+    return found or None

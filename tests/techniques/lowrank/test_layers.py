@@ -1,0 +1,231 @@
+"""Layers as products of thin matrices: what they compute, how large they are, what they refuse."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
+from slipstream.techniques.lowrank import RankMonitor, factorize, merge, plan, switch, truncated
+from slipstream.techniques.lowrank.factors import stable_rank
+from slipstream_bench.systems.lowrank.models import PUBLISHED, ResNet18, resnet18_ranks, trained
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(13, 7), (5, 13)),
+    "no bias": (lambda: nn.Linear(7, 13, bias=False), (5, 7)),
+    "conv": (lambda: nn.Conv2d(6, 8, 3, stride=2, padding=1, dilation=2, groups=2), (2, 6, 17, 17)),
+    "conv1d": (
+        lambda: nn.Conv1d(4, 6, 3, padding="same", padding_mode="circular"), (2, 4, 11)
+    ),
+    "lstm": (lambda: nn.LSTM(5, 6, 2, bidirectional=True, batch_first=True), (3, 4, 5)),
+    "unbatched": (lambda: nn.LSTM(5, 6, bias=False), (4, 5)),
+    "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), (3, 4, 8)),
+    "other keys": (lambda: nn.MultiheadAttention(8, 2, kdim=8, vdim=8, bias=False), (3, 4, 8)),
+}  # fmt: skip
+
+
+def run(layer: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    made = layer(x, x, x) if hasattr(layer, "num_heads") else layer(x)
+    if isinstance(made, tuple) and isinstance(made[1], tuple):
+        return [made[0], *made[1]]
+    return list(made) if isinstance(made, tuple) else [made]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_full_rank_is_the_identity_also_merged(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    dense, x = make().to(dtype), torch.randn(shape, dtype=dtype)
+    model: Any = nn.Sequential(copy.deepcopy(dense))
+    factorize(model, 1.0, must_shrink=False, keep="none")
+    assert type(model[0]) is not type(dense)
+    for form in ("product", "merged"):
+        for ours, theirs in zip(run(model[0], x), run(dense, x), strict=True):
+            assert float(((ours - theirs).norm() / theirs.norm()).detach()) <= TOLERANCE[dtype], (
+                form
+            )
+        merge(model)
+    assert type(model[0]) is type(dense)
+
+
+def test_attention_is_masked_as_torchs() -> None:
+    torch.manual_seed(0)
+    dense: Any = nn.MultiheadAttention(8, 2, batch_first=True)
+    model: Any = nn.Sequential(copy.deepcopy(dense))
+    factorize(model, 1.0, must_shrink=False, keep="none")
+    x, padding = torch.randn(3, 4, 8), torch.zeros(3, 4, dtype=torch.bool)
+    padding[:, 3] = True
+    causal = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
+    for settings in ({}, {"need_weights": False}, {"average_attn_weights": False}):
+        masks = {"key_padding_mask": padding, "attn_mask": causal, **settings}
+        ours, theirs = model[0](x, x, x, **masks), dense(x, x, x, **masks)
+        torch.testing.assert_close(ours[0], theirs[0])
+        torch.testing.assert_close(ours[1], theirs[1])
+
+
+def test_an_encoder_takes_no_path_that_would_read_dense_weights() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    dense = copy.deepcopy(model)
+    factorize(model, 1.0, must_shrink=False, keep="none")
+    x = torch.randn(3, 4, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), dense.eval()(x))
+
+
+def test_packed_sequences_are_those_of_the_dense_lstm() -> None:
+    torch.manual_seed(0)
+    dense = nn.LSTM(5, 6, batch_first=True)
+    model: Any = nn.Sequential(copy.deepcopy(dense))
+    factorize(model, 1.0, must_shrink=False, keep="none")
+    packed = pack_padded_sequence(torch.randn(2, 4, 5), torch.tensor([4, 2]), batch_first=True)
+    ours, theirs = (pad_packed_sequence(one(packed)[0])[0] for one in (model[0], dense))
+    torch.testing.assert_close(ours, theirs)
+    ours.sum().backward()
+    assert model[0].a_hh_l0.grad is not None
+
+
+@pytest.mark.parametrize("randomised", [False, True])
+def test_what_is_lost_is_the_singular_values_that_are_dropped(randomised: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(60, 90, dtype=torch.float64) * torch.logspace(0, -2, 90)
+    values = torch.linalg.svdvals(weight).square()
+    found = truncated(weight, 20, randomised=randomised)
+    lost = float((weight - found.b @ found.a).square().sum() / values.sum())
+    assert found.lost == pytest.approx(lost, abs=1e-9)
+    least = float(values[20:].sum() / values.sum())
+    assert lost == pytest.approx(least, rel=0.04 if randomised else 1e-5)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str) -> None:
+    make, ranks, before, after, *_ = PUBLISHED[name]
+    with torch.device("meta"):
+        model = make()
+    report = plan(model, ranks(model))
+    assert trained(model) == before
+    assert before - (report.parameters_before - report.parameters) == after
+
+
+def test_what_is_planned_is_what_becomes() -> None:
+    model = ResNet18()
+    report = factorize(model, resnet18_ranks(model), randomised=True)
+    assert trained(model) == report.parameters == 3_336_138
+    assert "█" in str(report.table().rows[5][1])
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, one that is normalised, and one with a parametrisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.other.weight = self.one.weight
+        self.odd = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+        self.plain, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+def test_what_cannot_be_is_an_error_with_its_layer_or_stays_with_its_reason() -> None:
+    model = Tied()
+    wrong: dict[str, Any] = {
+        "shared": {"one": 2}, "ParametrizedLinear is no plain": {"odd": 2},
+        "9 is not from 1 to 8": {"plain": 9}, "0 is not from 1 to 8": {"plain": 0},
+        "0.0 is no share": {"plain": 0.0},
+    }  # fmt: skip
+    for words, ranks in wrong.items():
+        with pytest.raises(InvalidArgumentError, match=words) as raised:
+            factorize(model, ranks)
+        assert f"layer {next(iter(ranks))}" in str(raised.value)
+    with pytest.raises(UnknownNameError, match="plain"):
+        factorize(model, {"plane": 2})
+    with pytest.raises(WorkloadError, match="only=x"):
+        factorize(model, 2, only="x*")
+    with torch.device("meta"):
+        nothing = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    with pytest.raises(InvalidArgumentError, match=r"meta device.*\n.*layer 1"):
+        factorize(nothing, 2)
+    with pytest.raises(InvalidArgumentError, match="no fewer numbers"):
+        factorize(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), 2)
+    report = factorize(model, 2)
+    assert [one.name for one in report.changed] == ["plain"]
+    assert "shared" in {one.name: one.reason for one in report.layers}["other"]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_moments_go_through_the_factors(kind: str) -> None:
+    """At full rank, with square orthogonal factors, the dense moment is found again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 6))
+    optimizer: Any = (
+        torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        if kind == "sgd"
+        else torch.optim.Adam(model.parameters(), 0.01)
+    )
+    model(torch.randn(4, 6)).square().sum().backward()
+    optimizer.step()
+    dense: Any = model[1].weight
+    key = "momentum_buffer" if kind == "sgd" else "exp_avg"
+    moment = optimizer.state[dense][key].clone()
+    factorize(model, {"1": 6}, optimizer=optimizer, must_shrink=False)
+    layer: Any = model[1]
+    a, b = layer.first.weight, layer.second.weight
+    torch.testing.assert_close(optimizer.state[a][key], b.detach().T @ moment)
+    torch.testing.assert_close(optimizer.state[b][key], moment @ a.detach().T)
+    trained_now = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert trained_now == {id(p) for p in model.parameters()}
+    model(torch.randn(4, 6)).square().sum().backward()
+    optimizer.step()
+
+
+def test_a_convolutions_moments_have_the_factors_shapes() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(2):
+        model(torch.randn(4, 4, 3, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if len(optimizer.state) == 4:
+            factorize(model, {"0": 2}, optimizer=optimizer)
+    assert all(
+        state["exp_avg"].shape == parameter.shape for parameter, state in optimizer.state.items()
+    )
+
+
+def test_a_compiled_model_runs_what_it_was_changed_to() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+    compiled: Any = torch.compile(model, backend="eager")
+    x = torch.randn(2, 16)
+    before = compiled(x)
+    again = switch(compiled, lambda inner: factorize(inner, 4))
+    assert not torch.equal(again(x), before)
+    torch.testing.assert_close(again(x), model(x))
+
+
+def test_the_stable_rank_is_that_of_the_singular_values() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(30, 50)
+    values = torch.linalg.svdvals(weight).square()
+    assert stable_rank(weight)[0] == pytest.approx(float(values.sum() / values[0]), rel=0.02)
+
+
+def test_ranks_begin_full_and_settle_where_weights_stand_still() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    monitor = RankMonitor(model, window=3)
+    assert monitor.look() == {"0": 32, "2": 32}
+    with torch.no_grad():
+        model[0].weight += 4 * torch.outer(torch.randn(32), torch.randn(32))
+    for _ in range(8):
+        assert not monitor.settled or len(monitor.history["0"]) > 4
+        monitor.look()
+    assert monitor.settled
+    assert monitor.ranks["0"] < 8 < monitor.ranks["2"]

@@ -1,0 +1,169 @@
+"""The technique `lowrank`: in the graph, in the model, in the optimizer, in a training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Role
+from slipstream.technique import parse
+from slipstream.techniques.distributed.gradients import gradients, nbytes_of
+from slipstream.techniques.lowrank import LowRank, LowRankLinear
+from slipstream.workload import Workload, build_from
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recorded import build, cannot_be_timed, graph_of, inference
+
+from known_durations import asked_first, timed_by_bytes
+
+
+def images() -> Any:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1, groups=2), nn.Flatten(),
+        nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 4),
+    )  # fmt: skip
+    batch = (torch.randn(4, 3, 8, 8), torch.randint(0, 4, (4,)))
+    return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+class Sequences(nn.Module):
+    """Attention, an LSTM, and linear layers on three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.lstm = nn.LSTM(16, 16, batch_first=True)
+        self.wide, self.out = nn.Linear(16, 24), nn.Linear(24, 4)
+
+    def forward(self, x: Any) -> torch.Tensor:
+        y, _ = self.lstm(self.attention(x, x, x, need_weights=False)[0])
+        made: torch.Tensor = self.out(self.wide(y))[:, 0]
+        return made
+
+
+def sequences() -> Any:
+    model = Sequences()
+    batch = (torch.randn(4, 5, 16), torch.randint(0, 4, (4,)))
+    return model, batch, cross_entropy, torch.optim.Adam(model.parameters(), foreach=True)
+
+
+@pytest.mark.parametrize("text", ["lowrank:0.25", "lowrank:0.25,ends=yes", "lowrank:rank=2"])
+@pytest.mark.parametrize("make", [images, sequences])
+def test_numbers_bytes_and_memory_are_those_of_the_changed_model(make: Any, text: str) -> None:
+    graph, (technique,) = timed_by_bytes(graph_of(make)), parse(text)
+    assert technique.why_not(graph) is None
+    after = technique.predict(graph, asked_first(technique, graph))
+    model = build(make, technique).model
+    real = 4 * sum(p.numel() for p in model.parameters())
+    assert int(after.memory.nbytes[after.memory.role == Role.PARAMETER].sum()) == real
+    assert nbytes_of(gradients(after)) == real
+    shares = [float(g.memory.nbytes[g.memory.role == Role.OPTIMIZER].sum()) for g in (after, graph)]
+    dense = 4 * sum(p.numel() for p in build(make).model.parameters())
+    assert shares[0] / shares[1] == pytest.approx(real / dense, rel=0.01)
+
+
+@pytest.mark.parametrize("make", [images, sequences])
+def test_what_is_asked_for_can_be_timed(make: Any) -> None:
+    assert cannot_be_timed(LowRank(ends=True).questions(graph_of(make))) == []
+
+
+def test_operators_are_those_the_changed_model_runs() -> None:
+    (technique,) = parse("lowrank:0.25")
+    graph = timed_by_bytes(graph_of(images))
+    after = technique.predict(graph, asked_first(technique, graph))
+    changed = graph_of_changed()
+    for name in ("aten::convolution", "aten::convolution_backward", "aten::mm", "aten::addmm"):
+        ours, theirs = (
+            sorted(
+                tuple(spec.shape for spec in g.task(t).known_call.inputs)
+                for t in range(len(g))
+                if g.task(t).name == name
+            )
+            for g in (after, changed)
+        )
+        if name == "aten::mm":
+            # One product may be the other transposed.
+            ours, theirs = (
+                sorted(tuple(sorted((*a, *b))) for a, b in one) for one in (ours, theirs)
+            )
+        assert ours == theirs, name
+
+
+def graph_of_changed() -> Any:
+    def changed() -> Any:
+        model, batch, loss, optimizer = images()
+        built = build_from((model, batch, loss, optimizer), parse("lowrank:0.25"), 0, "changed")
+        return built.model, built.batch, built.loss, built.optimizer
+
+    return graph_of(changed)
+
+
+def test_reasons_why_not() -> None:
+    graph = graph_of(images)
+    assert "does not train" in str(LowRank().why_not(graph_of(inference)))
+    assert "only=x" in str(LowRank(only="x*").why_not(graph))
+    assert "999 is more than" in str(LowRank(rank=999).why_not(graph))
+    assert "no fewer numbers" in str(LowRank(1.0).why_not(graph)).replace("fewer", "no fewer")
+
+
+def test_settings_that_cannot_be() -> None:
+    for text in ("lowrank:0", "lowrank:1.5", "lowrank:rank=0", "lowrank:0.25,warmup=1"):
+        with pytest.raises(InvalidArgumentError, match="lowrank:"):
+            parse(text)
+
+
+def test_a_rank_above_the_full_one_names_its_layer() -> None:
+    with pytest.raises(WorkloadError, match=r"is not from 1 to.*\n.*layer 0"):
+        build(images, LowRank(rank=99, ends=True))
+
+
+def test_the_switch_comes_when_the_dense_share_is_over() -> None:
+    torch.manual_seed(0)
+    model, batch, loss, optimizer = images()
+    from slipstream.workload import Built
+
+    built = build_from(Built(model, batch, loss, optimizer, planned_steps=10), (), 0, "planned")
+    LowRank(warmup=0.3).apply(built)
+    kinds = []
+    for _ in range(5):
+        built.step()
+        kinds.append(isinstance(built.model[6], LowRankLinear))
+    assert kinds == [False, False, True, True, True]
+
+
+def test_the_automatic_mode_chooses_ranks_and_moment() -> None:
+    torch.manual_seed(0)
+    model, batch, loss, optimizer = images()
+    from slipstream.workload import Built
+
+    built = build_from(Built(model, batch, loss, optimizer, planned_steps=60), (), 0, "planned")
+    LowRank(auto=True, warmup=0.5).apply(built)
+    before = sum(p.numel() for p in built.model.parameters())
+    losses = [float(built.step()) for _ in range(40)]
+    assert sum(p.numel() for p in built.model.parameters()) < before
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_edit_does_what_apply_does(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\n"
+        "def make():\n"
+        "    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "    return model, (torch.randn(2, 8), torch.randn(2, 8)), torch.nn.MSELoss(), optimizer\n"
+    )
+    change = LowRank(0.25).code(Workload(f"{path}:make"))
+    assert change is not None
+    lines = [line[1:] for line in change.diff.splitlines() if line.startswith("+    ")]
+    assert lines == ["    import slipstream", "    slipstream.lowrank.factorize(model, 0.25)"]
+    assert change.diff.index("factorize") < change.diff.index("optim.SGD")
