@@ -254,6 +254,20 @@ def test_a_real_model_runs_the_fused_kernel() -> None:
     assert "already" in str(Sdpa().why_not(graph_of(converted)))
 
 
+def test_one_module_alone_is_fused() -> None:
+    """Predicted and applied: the second of two that write attention out."""
+    graph, second = graph_of(written_out), Sdpa(only="2")
+    assert second.why_not(graph) is None
+    step = second.predict(graph, Context(durations=Table()))  # type: ignore[arg-type]
+    left = names(step, StepPhase.FORWARD)
+    assert left.count("aten::_softmax") == 1
+    built = build(written_out, second)
+    assert ["forward" in vars(module) for module in built.model[1:3]] == [False, True]
+    assert "only=nowhere" in str(Sdpa(only="nowhere").why_not(graph))
+    with pytest.raises(WorkloadError, match="only=nowhere"):
+        build(written_out, Sdpa(only="nowhere"))
+
+
 def test_parameters_and_names_stay() -> None:
     plain, changed = build(written_out), build(written_out, Sdpa())
     assert list(plain.model.state_dict()) == list(changed.model.state_dict())

@@ -23,9 +23,11 @@ from slipstream.graph import Call, Editor, Graph, calls_of, distinct, price
 from slipstream.source import fuse_attention
 from slipstream.surgery import (
     NotRewrittenError,
+    Selection,
     Site,
     callers,
     difference,
+    module_of,
     outputs_of,
     with_attention,
 )
@@ -46,7 +48,14 @@ _REMEDY = f"write {_BY_HAND} in place of the two matmuls and the softmax"
 
 @dataclass(frozen=True)
 class Sdpa(Settings):
-    """Every attention that is written out as one ``scaled_dot_product_attention``."""
+    """Every attention that is written out as one ``scaled_dot_product_attention``.
+
+    Attributes:
+        only, except_: patterns of the qualified names of modules that write attention out.
+    """
+
+    only: str = "*"
+    except_: str = ""
 
     name: ClassVar[str] = "sdpa"
     traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
@@ -59,8 +68,8 @@ class Sdpa(Settings):
         if (reason := already_compiled(graph)) is not None:
             return reason
         found = find_attention(graph)
-        if any(one.refusal is None for one in found):
-            return None
+        if fusible := [one for one in found if one.refusal is None]:
+            return self._selection.why_none(_module(graph, one) for one in fusible)
         if found:
             return "its attention cannot be fused: " + str(found[0].refusal)
         if any(call.name.startswith(_FUSED) for call in graph.calls) or any(
@@ -73,14 +82,14 @@ class Sdpa(Settings):
     def questions(self, graph: Graph) -> Sequence[Call]:
         """What goes beside the fused call that comes, forward and backward."""
         asked: list[Call] = []
-        for one in _fusible(graph):
+        for one in self._chosen(graph):
             asked += calls_of(graph, one.work)
             asked += [call for call in (one.call, one.backward_call, one.keep) if call is not None]
         return asked
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of each attention's, one in place of its backward pass."""
-        found = _fusible(graph)
+        found = self._chosen(graph)
         edit = Editor(graph, str(self))
         # Two attentions may share a task.
         replaced = dict.fromkeys(t for one in found for t in one.work)
@@ -127,7 +136,9 @@ class Sdpa(Settings):
                 "sdpa cannot be checked: the step does not call its model", remedy=_REMEDY
             )
         sites = _sites(built.model, run)
-        undo = _by_library(built.model) or _by_rewriting(sites)
+        self._selection.need_some(self.name, [site.name for site in sites])
+        undo = _by_library(built.model) if self._selection.everything else None
+        undo = undo or _by_rewriting([site for site in sites if site.name in self._selection])
         try:
             wrong = difference(before, outputs_of(built.model, run))
         except Exception as error:
@@ -141,6 +152,8 @@ class Sdpa(Settings):
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One call in the model's own forward; where it cannot be placed, the line to write."""
+        if not self._selection.everything:
+            return CodeChange("", note=_REMEDY)
         found = CodeChange.of(
             workload,
             fuse_attention,
@@ -149,9 +162,21 @@ class Sdpa(Settings):
         )
         return CodeChange("", note=_REMEDY) if found is None else found
 
+    @property
+    def _selection(self) -> Selection:
+        return Selection(self.only, self.except_)
 
-def _fusible(graph: Graph) -> list[Attention]:
-    return [one for one in find_attention(graph) if one.refusal is None]
+    def _chosen(self, graph: Graph) -> list[Attention]:
+        return [
+            one
+            for one in find_attention(graph)
+            if one.refusal is None and _module(graph, one) in self._selection
+        ]
+
+
+def _module(graph: Graph, one: Attention) -> str:
+    """The module that writes it out: where its last operator runs."""
+    return module_of(graph, one.forward[-1])
 
 
 def _forward_of(built: Built) -> Callable[[], object]:
