@@ -290,8 +290,8 @@ def edited(edit: Editor, graph: Graph, chosen: Sequence[Site], context: Context)
         was, now = graph.task(task).known_call, call
         ratio = context.durations.ratio(was, now)
         known = price(context.durations, now, graph.task(task).duration_ns)
-        took = graph.task(task).duration_ns * (ratio.value if ratio is not None else 1.0)
-        edit.set_duration(task, took, known.provenance, spread=known.spread, call=now)
+        took_ns = graph.task(task).duration_ns * (ratio.value if ratio is not None else 1.0)
+        edit.set_duration(task, took_ns, known.provenance, spread=known.spread, call=now)
     for task, call in exchanged(graph, chosen).items():
         tasks, column = np.array([task]), graph.tasks
         edit.set_duration(tasks, column.duration_ns[tasks], column.provenance[tasks], call=call)
