@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
-import socket
-import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slipstream.errors import MissingExtraError, SlipstreamError
+from slipstream import loopback
 from slipstream.live.analysis import Analyst
 from slipstream.live.guard import Guard
 from slipstream.live.session import Session
@@ -30,13 +27,9 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.websockets import WebSocket
 
-HOST = "127.0.0.1"
 DEFAULT_PORT = 8377
-# Of the default, as many more are tried: several sessions may run at once.
-_PORTS_TRIED = 20
 _KEY_BYTES = 24
 _LONGEST_MESSAGE = 1 << 20
-_START_S, _END_S = 30.0, 10.0
 _TYPES = {"document.json": "application/json", "columns.deflate": "application/octet-stream"}
 
 
@@ -56,7 +49,7 @@ class Live:
     @property
     def address(self) -> str:
         """What to open in a browser; it holds the key."""
-        return f"http://{HOST}:{self.port}/?key={self.key}"
+        return f"http://{loopback.HOST}:{self.port}/?key={self.key}"
 
 
 @contextlib.contextmanager
@@ -70,69 +63,15 @@ def serving(analyst: Analyst, port: int | None = None) -> Iterator[Live]:
         MissingExtraError: the extra ``[live]`` is not installed.
         SlipstreamError: the port is taken, or the page is missing from the installation.
     """
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtraError("the live page", "uvicorn", "live") from error
-    listening = listen(port)
+    listening = loopback.listen(port, DEFAULT_PORT)
     live = Live(analyst, listening.getsockname()[1], secrets.token_urlsafe(_KEY_BYTES))
     assets()
-    config = uvicorn.Config(
-        Guard(_application(analyst), live.port, live.key),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        ws="websockets-sansio",
+    application = Guard(_application(analyst), live.port, live.key)
+    with loopback.running(
+        application, listening, "the live page", ws="websockets-sansio",
         ws_max_size=_LONGEST_MESSAGE,
-        timeout_graceful_shutdown=2,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(
-        target=lambda: asyncio.run(server.serve(sockets=[listening])),
-        name="slipstream-server",
-        daemon=True,
-    )
-    thread.start()
-    try:
-        _await_start(server, thread)
+    ):  # fmt: skip
         yield live
-    finally:
-        server.should_exit = True
-        thread.join(_END_S)
-        listening.close()
-
-
-def listen(port: int | None) -> socket.socket:
-    """A socket that waits for connections on the loopback interface.
-
-    Args:
-        port: 0 or None for a free one, the latter for `DEFAULT_PORT` if that is.
-
-    Raises:
-        SlipstreamError: the port is taken.
-    """
-    wanted = [port] if port is not None else [*range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED), 0]
-    for number in wanted:
-        try:
-            return socket.create_server((HOST, number), backlog=128)
-        except OSError as error:
-            if number == wanted[-1]:
-                raise SlipstreamError(
-                    f"port {number} cannot be listened on: {os.strerror(error.errno or 0)}",
-                    remedy="another one with --port, or none: a free one is found",
-                ) from error
-    raise AssertionError
-
-
-def _await_start(server: Any, thread: threading.Thread) -> None:
-    for _ in range(int(_START_S / 0.01)):
-        if server.started:
-            return
-        if not thread.is_alive():
-            break
-        thread.join(0.01)
-    raise SlipstreamError("the page's server does not start")
 
 
 def _application(analyst: Analyst) -> Any:

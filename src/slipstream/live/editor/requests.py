@@ -111,9 +111,9 @@ def serve_tcp(make_analyst: MakeAnalyst, port: int, target: str | None = None) -
         SlipstreamError: the port is taken.
     """
     # Here: over stdin and stdout nothing of the page's server is needed.
-    from slipstream.live.server import HOST, listen
+    from slipstream.loopback import HOST, listen
 
-    with listen(port) as listening:
+    with listen(port, 0) as listening:
         print(f"waiting for an editor on {HOST}:{listening.getsockname()[1]}", file=sys.stderr)
         connection, _ = listening.accept()
     # Nobody listens from here on: a second editor's connection is refused.

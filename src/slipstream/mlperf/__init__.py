@@ -1,0 +1,1 @@
+"""Serving and training under MLPerf rules."""

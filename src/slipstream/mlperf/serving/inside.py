@@ -1,0 +1,230 @@
+"""What runs in the child: load the model and its samples, time it, let LoadGen drive it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import MissingExtraError
+from slipstream.measure import CallableArm
+from slipstream.measure.arms import MINIMUM_SAMPLE_NS
+from slipstream.mlperf.serving import logs
+from slipstream.mlperf.serving.library import Library, open_library
+from slipstream.mlperf.serving.rules import SCENARIOS, Test
+from slipstream.mlperf.serving.system import OwnQueue, System, Watch
+from slipstream.runtimes import BatchPolicy, Runtime, load
+from slipstream.runtimes.python import CallableRuntime, function_at
+
+# A thread that waits for the interpreter gets it after this long; Python's own 5 ms are longer
+# than many a model takes, and LoadGen's thread must get in between to issue in time.
+_SWITCH_S = 5e-4
+_FIRST_ROUNDS = 3
+
+_model: Runtime | None = None
+_library: Library | None = None
+_own_queue: Any = None
+_patience_s = 4.0
+
+
+def open_model(
+    source: str,
+    data: str | None,
+    kind: str | None,
+    threads: int,
+    arguments: dict[str, Any],
+    techniques: Sequence[str],
+    value_range: Sequence[float] | None,
+    limit: int | None,
+    patience_s: float,
+) -> dict[str, Any]:
+    """Load model and samples; what they are."""
+    global _model, _library, _own_queue, _patience_s
+    need_loadgen()
+    from slipstream import technique
+
+    sys.setswitchinterval(_SWITCH_S)
+    _patience_s = patience_s
+    function = function_at(source) if ".py:" in source else None
+    if function is not None and "answer" in inspect.signature(function).parameters:
+        _own_queue, _model = function, CallableRuntime(Path(source).name, function)
+    else:
+        parts = [one for text in techniques for one in technique.parse(text)]
+        _model = load(
+            source, kind=kind, threads=threads, arguments=arguments, techniques=parts,  # type: ignore[arg-type]
+            timeout_s=patience_s,
+        )  # fmt: skip
+    limits = None if value_range is None else (value_range[0], value_range[1])
+    _library = open_library(data, _model, limits, limit)
+    return {
+        "model": _model.name,
+        "kind": "own queue" if _own_queue else _model.kind,
+        "inputs": [str(one) for one in _model.inputs],
+        "outputs": [str(one) for one in _model.outputs],
+        "samples": len(_library),
+        "performance_samples": _library.performance_count,
+        "sample_bytes": _library.sample_bytes,
+        "labelled": _library.labels is not None,
+        "fixed_batch": _model.fixed_batch,
+        "concurrent": _model.concurrent,
+    }
+
+
+def service_times(batches: Sequence[int], budget_s: float) -> dict[str, list[float]]:
+    """Nanoseconds of a batch, for each size: several samples, the first calls left out."""
+    assert _model is not None
+    assert _library is not None
+    if _own_queue is not None:
+        return {}
+    model, library, found = _model, _library, {}
+    library.load(range(library.performance_count))
+    with _watched() as watch:
+        for size in batches:
+            indices = [n % library.performance_count for n in range(size)]
+
+            def call(indices: Sequence[int] = indices) -> None:
+                watch.calls[threading.get_ident()] = (time.monotonic(), indices[0])
+                model.run(library.take(indices))
+                watch.calls.pop(threading.get_ident(), None)
+
+            try:
+                found[str(size)] = _times(call, budget_s / len(batches))
+            except BaseException as error:
+                watch.fail(error)
+    library.unload([])
+    return found
+
+
+def _times(call: Any, budget_s: float) -> list[float]:
+    arm = CallableArm("batch", call)
+    arm.open(None)
+    try:
+        first = min(arm.sample(1, None)["wall"] for _ in range(_FIRST_ROUNDS))
+        inner = max(1, round(MINIMUM_SAMPLE_NS / 4 / first))
+        until = time.monotonic() + budget_s
+        times: list[float] = []
+        while not times or time.monotonic() < until:
+            times.append(arm.sample(inner, None)["wall"])
+        return times
+    finally:
+        arm.close()
+
+
+def run(
+    test: dict[str, Any],
+    folder: str,
+    batch: int,
+    delay_ns: int,
+    workers: int,
+    audit: str | None = None,
+) -> dict[str, Any]:
+    """One run of LoadGen, its logs in `folder`; what is in them."""
+    import mlperf_loadgen as loadgen
+
+    assert _model is not None
+    assert _library is not None
+    model, library = _model, _library
+    asked = Test.from_json(test)
+    policy = BatchPolicy(batch, delay_ns)
+    os.makedirs(folder, exist_ok=True)
+    with _watched() as watch:
+        classes = library.labels is not None
+        system: System | OwnQueue
+        if _own_queue is not None:
+            system = OwnQueue(_own_queue, library, watch, classes)
+        else:
+            in_line = asked.scenario in ("single-stream", "multi-stream")
+            if in_line:
+                policy = BatchPolicy(max(batch, asked.samples_per_query))
+            system = System(
+                model, library, watch, in_line=in_line, policy=policy, workers=workers,
+                classes=classes,
+            )  # fmt: skip
+        output = loadgen.LogOutputSettings()
+        output.outdir = folder
+        logging = loadgen.LogSettings()
+        logging.log_output, logging.enable_trace = output, False
+        sut = loadgen.ConstructFastSUT(system.issue, system.flush)
+        qsl = loadgen.ConstructQSL(
+            len(library), library.performance_count, library.load, library.unload
+        )
+        try:
+            loadgen.StartTestWithLogSettings(sut, qsl, _settings(asked), logging, audit or "")
+        finally:
+            loadgen.DestroyQSL(qsl)
+            loadgen.DestroyFastSUT(sut)
+        system.close()
+        refused = watch.refused
+    detail = logs.read_detail(Path(folder) / logs.DETAIL)
+    answers = logs.read_answers(Path(folder) / logs.ACCURACY)
+    named = {index: logs.as_class(data) for index, data in answers}
+    known = {index: one for index, one in named.items() if one is not None}
+    return {
+        "values": {key: detail.values[key] for key in detail.values if _told(key)},
+        "errors": list(detail.errors),
+        "refused": refused,
+        "answers": len(named),
+        "accuracy": library.accuracy(known) if asked.mode == "accuracy" and known else None,
+    }
+
+
+def _told(key: str) -> bool:
+    return key.startswith(("result_", "early_stopping", "effective_", "loadgen_version"))
+
+
+def _settings(test: Test) -> Any:
+    import mlperf_loadgen as loadgen
+
+    rules, found = SCENARIOS[test.scenario], loadgen.TestSettings()
+    found.scenario = getattr(loadgen.TestScenario, rules.title)
+    found.mode = {
+        "performance": loadgen.TestMode.PerformanceOnly,
+        "accuracy": loadgen.TestMode.AccuracyOnly,
+        "peak": loadgen.TestMode.FindPeakPerformance,
+    }[test.mode]
+    found.min_duration_ms = round(1e3 * test.min_duration_s)
+    found.min_query_count = test.min_queries
+    found.max_query_count = test.max_queries
+    found.qsl_rng_seed, found.sample_index_rng_seed, found.schedule_rng_seed = test.seeds
+    found.single_stream_expected_latency_ns = round(test.expected_ns)
+    found.single_stream_target_latency_percentile = test.percentile
+    found.multi_stream_expected_latency_ns = round(test.expected_ns)
+    found.multi_stream_target_latency_percentile = test.percentile
+    found.multi_stream_samples_per_query = test.samples_per_query
+    found.server_target_qps = found.offline_expected_qps = test.rate
+    found.server_target_latency_ns = round(test.bound_ns)
+    found.server_target_latency_percentile = test.percentile
+    found.accuracy_log_sampling_target = test.log_answers
+    found.performance_issue_same = test.issue == "same"
+    found.performance_issue_unique = test.issue == "unique"
+    return found
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[Watch]:
+    watch = Watch(_patience_s)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.end()
+
+
+def need_loadgen() -> None:
+    """Find LoadGen, or say what to install.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import mlperf_loadgen  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "serving under MLPerf rules", "mlcommons-loadgen", "mlperf"
+        ) from error

@@ -1,0 +1,168 @@
+"""The query sample library: samples with their labels, and which of them are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.runtimes import Runtime, fit
+from slipstream.runtimes.runtime import Array
+
+# Samples that a performance run draws from, at most; the rules name a number for each benchmark.
+PERFORMANCE_SAMPLES = 1024
+
+
+class Library:
+    """Samples as the model takes them.
+
+    Args:
+        inputs: one array a part of a sample, each [N, ...].
+        labels: int64 [N] classes; None where there are none, and accuracy is not known.
+
+    Raises:
+        InvalidArgumentError: no samples, or parts of different lengths.
+    """
+
+    def __init__(self, inputs: Sequence[Array], labels: Array | None = None) -> None:
+        lengths = {len(one) for one in inputs} | ({len(labels)} if labels is not None else set())
+        if len(lengths) != 1:
+            raise InvalidArgumentError("data", f"parts of {sorted(lengths)} samples")
+        if not next(iter(lengths)):
+            raise InvalidArgumentError("data", "there are no samples", remedy="one at least")
+        self.inputs = [np.ascontiguousarray(one) for one in inputs]
+        self.labels = labels
+        self.performance_count = min(len(self), PERFORMANCE_SAMPLES)
+        self._loaded: list[Array] = []
+        self._place: dict[int, int] = {}
+        # A sample by itself is a view, made once: cutting it out takes longer than a small model.
+        self._single: dict[int, list[Array]] = {}
+
+    def __len__(self) -> int:
+        return len(self.inputs[0])
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample, as the model takes it."""
+        return sum(one[:1].nbytes for one in self.inputs)
+
+    def load(self, indices: Sequence[int]) -> None:
+        """Copy these samples into memory of their own, before the clock runs."""
+        self._loaded = [one[list(indices)] for one in self.inputs]
+        self._place = {index: at for at, index in enumerate(indices)}
+        self._single = {
+            index: [one[at : at + 1] for one in self._loaded] for index, at in self._place.items()
+        }
+
+    def unload(self, indices: Sequence[int]) -> None:
+        """Forget them."""
+        self._loaded, self._place, self._single = [], {}, {}
+
+    def take(self, indices: Sequence[int]) -> list[Array]:
+        """Loaded samples as a batch, [len(indices), ...] each."""
+        if len(indices) == 1:
+            return self._single[indices[0]]
+        places = [self._place[index] for index in indices]
+        return [one[places] for one in self._loaded]
+
+    def accuracy(self, answers: Mapping[int, int]) -> float | None:
+        """The share of samples whose class is right; None without labels."""
+        if self.labels is None:
+            return None
+        return float(np.mean([self.labels[index] == one for index, one in answers.items()]))
+
+
+def open_library(
+    source: str | None,
+    model: Runtime,
+    value_range: tuple[float, float] | None = None,
+    limit: int | None = None,
+) -> Library:
+    """The samples that a command names, as `model` takes them.
+
+    Args:
+        source: a data set of `slipstream.data` with images or rows; an ``.npz`` with ``x`` and
+            perhaps ``y``; ``file.py:function``, which returns (x, y) or x, x an array or several;
+            None for the batch of the workload that `model` was built from.
+        value_range: what 0 and 255 become (`slipstream.runtimes.fit`).
+        limit: only the first so many.
+
+    Raises:
+        SlipstreamError: there are no such data, or they do not fit the model.
+    """
+    inputs, labels = _read(source, model)
+    if limit is not None:
+        inputs = [one[:limit] for one in inputs]
+        labels = None if labels is None else labels[:limit]
+    specs = [*model.inputs] or [None] * len(inputs)  # type: ignore[list-item]
+    if len(specs) != len(inputs):
+        raise InvalidArgumentError(
+            "data", f"samples have {len(inputs)} parts, and the model takes {len(specs)}"
+        )
+    if not len(inputs[0]):
+        raise InvalidArgumentError("data", f"{source} has no samples", remedy="one at least")
+    fitted = [fit(one, spec, value_range) for one, spec in zip(inputs, specs, strict=True)]
+    return Library(fitted, labels)
+
+
+def _read(source: str | None, model: Runtime) -> tuple[list[Array], Array | None]:
+    if source is None:
+        samples = getattr(model, "samples", None)
+        if samples is None:
+            raise InvalidArgumentError(
+                "data", "this model brings no samples", remedy="--data digits, file.npz, ..."
+            )
+        return list(samples), _classes(getattr(model, "targets", None))
+    if ".py:" in source:
+        from slipstream.runtimes.python import function_at
+
+        given = function_at(source)()
+        pair = isinstance(given, tuple) and len(given) == 2
+        x, y = given if pair else (given, None)
+        return _parts(x), _classes(None if y is None else np.asarray(y))
+    if Path(source).suffix == ".npz":
+        return _read_npz(Path(source))
+    return _read_named(source)
+
+
+def _read_npz(path: Path) -> tuple[list[Array], Array | None]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError) as error:
+        raise SlipstreamError(f"it cannot be read: {error}", where=str(path)) from error
+    if "x" not in arrays:
+        raise InvalidArgumentError("data", f"{path} has no array named x", remedy="x, and y")
+    return [arrays["x"]], _classes(arrays.get("y"))
+
+
+def _read_named(name: str) -> tuple[list[Array], Array | None]:
+    from slipstream import data
+
+    # Accuracy is told on samples the model has not seen, where the set has a part for that.
+    options = {"split": "test"} if name in ("fashion_mnist", "cifar10_jpeg") else {}
+    found = data.get(name, **options)
+    if isinstance(found, data.Images):
+        return [found.images], _classes(found.labels)
+    if isinstance(found, data.Tabular):
+        targets = _classes(found.targets.astype(np.int64)) if found.classes else None
+        return [found.features.astype(np.float32)], targets
+    raise InvalidArgumentError(
+        "data",
+        f"'{name}' has neither images nor rows",
+        remedy="name a function that returns (x, y): --data file.py:function",
+    )
+
+
+def _parts(x: Any) -> list[Array]:
+    parts = x if isinstance(x, (tuple, list)) else (x,)
+    return [np.asarray(one) for one in parts]
+
+
+def _classes(labels: Array | None) -> Array | None:
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels < 0).any():
+        return None
+    return labels.astype(np.int64)

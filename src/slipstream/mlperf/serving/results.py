@@ -1,0 +1,147 @@
+"""What a benchmark under load gave: a row a scenario, what was foreseen beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.mlperf.serving import planning
+from slipstream.mlperf.serving.queueing import Load
+from slipstream.mlperf.serving.rules import SCENARIOS, Scenario
+from slipstream.mlperf.serving.session import Run, Session
+from slipstream.tables import Field, Table
+from slipstream.units import format_duration, format_percent
+
+
+@dataclass(frozen=True)
+class Row:
+    """A scenario's run, and what the queue simulation said of it beforehand (server)."""
+
+    run: Run
+    foreseen: Load | None = None
+
+    @property
+    def result(self) -> str:
+        """The metric as the rules have it."""
+        run = self.run
+        if run.value is None:
+            return "-"
+        if SCENARIOS[run.test.scenario].metric == "latency":
+            return f"p{100 * run.test.percentile:g} {format_duration(run.value)}"
+        bound = f" (p{100 * run.test.percentile:g} < {format_duration(run.test.bound_ns)})"
+        shown = f"{run.value:,.1f}" if run.value < 1000 else f"{run.value:,.0f}"
+        unit = SCENARIOS[run.test.scenario].metric
+        return f"{shown} {unit}" + (bound if run.test.scenario == "server" else "")
+
+    def latency(self, name: str) -> str:
+        """A latency of queries; offline has one query, which says nothing."""
+        found = self.run.latencies_ns.get(name)
+        return (
+            "-" if found is None or self.run.test.scenario == "offline" else format_duration(found)
+        )
+
+    def foreseen_ns(self, name: str) -> float | None:
+        """A latency as the queue simulation has it."""
+        if self.foreseen is None:
+            return None
+        if name == "mean":
+            return self.foreseen.mean_ns
+        return self.foreseen.percentile_ns(float(name.removeprefix("p")) / 100)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The result of ``slipstream mlperf serve``.
+
+    Attributes:
+        about: model, runtime and samples.
+        accuracy: share of samples whose class is right; None where samples have no classes.
+        notes: what whoever reads the numbers must know.
+    """
+
+    about: Mapping[str, Any]
+    policy: str
+    rows: tuple[Row, ...]
+    accuracy: float | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def valid(self) -> bool:
+        """Whether every run is."""
+        return all(row.run.valid for row in self.rows)
+
+    def table(self) -> Table:
+        """A row a scenario."""
+        fields: tuple[Field[Row], ...] = (
+            Field.of("scenario", lambda row: row.run.test.scenario),
+            Field.of("valid", lambda row: "yes" if row.run.valid else "no"),
+            Field.number("result", lambda row: row.result),
+            Field.number("p50", lambda row: row.latency("p50")),
+            Field.number("p99", lambda row: row.latency("p99")),
+            Field.number("p99 predicted", _predicted, optional=True),
+            Field.number("queries", lambda row: f"{row.run.queries:,}", optional=True),
+        )
+        title = f"{self.about['model']} on {self.about['kind']}, {self.policy}"
+        labels = dict.fromkeys(f"{row.run.test.scenario}: {row.run.label}" for row in self.rows)
+        reasons = [
+            f"{row.run.test.scenario} is not valid: {reason}"
+            for row in self.rows
+            for reason in row.run.reasons
+        ]
+        right = "" if self.accuracy is None else f"accuracy: {format_percent(self.accuracy)}"
+        samples = f"{self.about['samples']:,} samples of {self.about['sample_bytes']:,} bytes"
+        every = [f"{right} of {samples}" if right else samples, *reasons, *labels, *self.notes]
+        return Table.of(self.rows, fields, title, every)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return {
+            **self.about,
+            "batching": self.policy,
+            "accuracy": self.accuracy,
+            "valid": self.valid,
+            "runs": [
+                {
+                    **row.run.to_json(),
+                    "predicted_ns": {n: row.foreseen_ns(n) for n in ("mean", "p50", "p99")}
+                    if row.foreseen
+                    else None,
+                }
+                for row in self.rows
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def _predicted(row: Row) -> str:
+    found = row.foreseen_ns("p99")
+    return "-" if found is None else format_duration(found)
+
+
+def benchmark(
+    session: Session,
+    chosen: Sequence[Scenario],
+    wishes: planning.Wishes,
+    folder: Path | None = None,
+) -> Served:
+    """A performance run of each scenario, and one of accuracy where samples have classes.
+
+    Args:
+        folder: where LoadGen's logs are left, as a submission has them; None: nowhere.
+
+    Raises:
+        SlipstreamError: the model failed or did not answer, or `folder` cannot be written.
+    """
+    rows, right = [], None
+    for scenario in chosen:
+        place = None if folder is None else folder / scenario.title
+        run = planning.measured(
+            session, scenario, wishes, place and place / "performance" / "run_1"
+        )
+        foreseen = planning.foreseen(session, run.test) if scenario.name == "server" else None
+        rows.append(Row(run, foreseen))
+        if place is not None or (session.labelled and right is None):
+            right = planning.accuracy(session, scenario, place and place / "accuracy").value
+    return Served(session.about, str(session.policy), tuple(rows), right)

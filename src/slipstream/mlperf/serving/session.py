@@ -1,0 +1,261 @@
+"""A model that can be put under load: LoadGen and the model in a child, watched from here."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from slipstream.child import Child
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.mlperf.serving.logs import DetailLog
+from slipstream.mlperf.serving.queueing import ServiceCurve
+from slipstream.mlperf.serving.rules import NOT_A_RESULT, SCENARIOS, Test
+from slipstream.runtimes import BatchPolicy
+
+_INSIDE = "slipstream.mlperf.serving.inside"
+# Importing torch and building a model says nothing meanwhile.
+_OPEN_S = 300.0
+# The child ends itself when it has waited for `patience_s`; we do so if it cannot.
+_MORE_S = 1.5
+_CURVE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of LoadGen gave.
+
+    Attributes:
+        valid: by LoadGen's verdict, without errors in its log and without refused queries.
+        value: the scenario's metric: nanoseconds, queries/s or samples/s; of an accuracy run, the
+            share of right answers. None where there is none.
+        latencies_ns: of queries, by name: ``p50``, ``p99``, ``mean``.
+        reasons: why it is not valid.
+        attempts: runs it took: LoadGen's hints are mended once.
+        refused: queries that a server would not take.
+    """
+
+    test: Test
+    folder: Path
+    valid: bool
+    value: float | None
+    queries: int
+    latencies_ns: Mapping[str, float]
+    reasons: tuple[str, ...]
+    refused: int = 0
+    answers: int = 0
+    attempts: int = 1
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What it may be called: nothing here is an MLPerf result before others reviewed it."""
+        short = ", ".join(self.test.shortcomings)
+        return f"{NOT_A_RESULT}: {short}" if short else f"{NOT_A_RESULT}: not reviewed"
+
+    def to_json(self) -> dict[str, Any]:
+        """The run for programs."""
+        return {
+            "scenario": self.test.scenario, "mode": self.test.mode, "valid": self.valid,
+            "metric": SCENARIOS[self.test.scenario].metric, "value": self.value,
+            "percentile": self.test.percentile, "rate": self.test.rate,
+            "bound_ns": self.test.bound_ns, "queries": self.queries,
+            "latencies_ns": dict(self.latencies_ns), "reasons": list(self.reasons),
+            "refused": self.refused, "attempts": self.attempts, "label": self.label,
+            "folder": str(self.folder),
+        }  # fmt: skip
+
+
+class Session:
+    """A model in a process of its own, which LoadGen drives there.
+
+    Args:
+        model: what `slipstream.runtimes.load` takes, or ``file.py:function`` with a parameter
+            named ``answer``: a system with a queue of its own.
+        data: samples, as `slipstream.mlperf.serving.library.open_library` takes them.
+        kind: of runtime, where `model` leaves it open.
+        threads: inside an operator.
+        arguments: of the function that builds a workload.
+        techniques: in the grammar, applied to a workload.
+        value_range: what 0 and 255 of images become.
+        limit: samples at most.
+        policy: how queries are batched.
+        workers: threads that call the model; None: one, and eight of what waits for a server.
+        patience_s: how long the model may take for a call, and a query for its answer.
+        say: told what goes on.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        data: str | None = None,
+        *,
+        kind: str | None = None,
+        threads: int = 1,
+        arguments: Mapping[str, Any] | None = None,
+        techniques: Sequence[str] = (),
+        value_range: tuple[float, float] | None = None,
+        limit: int | None = None,
+        policy: BatchPolicy | None = None,
+        workers: int | None = None,
+        patience_s: float = 3.0,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        if patience_s <= 0:
+            raise InvalidArgumentError("patience", "it must be above zero")
+        self.model = model
+        self.techniques = tuple(techniques)
+        self.policy = policy or BatchPolicy()
+        self.about: dict[str, Any] = {}
+        self._workers, self._threads = workers, threads
+        self._patience_s = patience_s
+        self._say = say
+        self._curve: ServiceCurve | None = None
+        self._child: Child | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._runs = 0
+        self._asked = {
+            "source": model, "data": data, "kind": kind, "threads": threads,
+            "arguments": dict(arguments or {}), "techniques": list(techniques),
+            "value_range": None if value_range is None else list(value_range), "limit": limit,
+            "patience_s": patience_s,
+        }  # fmt: skip
+
+    def __enter__(self) -> Self:
+        environment = {"OMP_NUM_THREADS": str(max(1, self._threads))}
+        self._scratch = tempfile.TemporaryDirectory(prefix="slipstream-serving-")
+        self._child = Child(f"the system under test ({self.model})", environment=environment)
+        try:
+            self._say("loading the model and its samples")
+            self.about = self._call("open_model", _OPEN_S, **self._asked)
+        except BaseException:
+            self._end(at_once=True)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._end(at_once=kind is not None)
+
+    @property
+    def workers(self) -> int:
+        """Threads that call the model."""
+        return self._workers or (8 if self.about.get("concurrent") else 1)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the samples have classes, so that accuracy can be told."""
+        return bool(self.about.get("labelled"))
+
+    def curve(self) -> ServiceCurve:
+        """How long a batch takes here, by its size; measured once.
+
+        A system with a queue of its own has none: its samples are taken to be answered in 1 ms
+        until a run has shown better.
+        """
+        if self._curve is None:
+            self._say("timing batches")
+            sizes = [1, 8] if self.policy.maximum < 8 else [1, 8, self.policy.maximum]
+            size = 2
+            while size < self.policy.maximum:
+                sizes.append(size)
+                size *= 2
+            sizes = sorted({min(one, 64) if one == 8 else one for one in sizes})
+            times = self._call(
+                "service_times", self._patience_s + _MORE_S, batches=sizes, budget_s=_CURVE_S
+            )
+            found = {int(size): tuple(taken) for size, taken in times.items()}
+            self._curve = ServiceCurve(found) if found else ServiceCurve.of({1: 1e6})
+        return self._curve
+
+    def run(self, test: Test, folder: Path | None = None, audit: Path | None = None) -> Run:
+        """One run of LoadGen, as asked; its logs are left in `folder`.
+
+        Raises:
+            SlipstreamError: the folder cannot be written; the model failed, or did not answer.
+        """
+        assert self._scratch is not None
+        self._runs += 1
+        folder = folder or Path(self._scratch.name) / f"run_{self._runs}"
+        writable(folder)
+        self._say(f"{test.scenario}: {test.mode}")
+        told = self._call(
+            "run",
+            self._patience_s + _MORE_S,
+            test=test.to_json(),
+            folder=str(folder.resolve()),
+            batch=self.policy.maximum,
+            delay_ns=self.policy.delay_ns,
+            workers=self.workers,
+            audit=None if audit is None else str(audit),
+        )
+        return _run(test, folder, told)
+
+    def _call(self, function: str, timeout_s: float, **arguments: Any) -> Any:
+        if self._child is None:
+            raise SlipstreamError("the system under test is not running", remedy="use `with`")
+        return self._child.call(
+            f"{_INSIDE}:{function}",
+            timeout_s=timeout_s,
+            on_message=lambda message: self._say(str(message.get("say", ""))),
+            **arguments,
+        )
+
+    def _end(self, *, at_once: bool) -> None:
+        if self._child is not None:
+            if at_once:
+                self._child.kill()
+            self._child.close()
+            self._child = None
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+
+def writable(folder: Path) -> None:
+    """Make the folder, or say why LoadGen could not write there (it would end the process).
+
+    Raises:
+        SlipstreamError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SlipstreamError(
+            f"the results cannot be written: {os.strerror(error.errno or 0)}",
+            where=str(folder),
+            remedy="name another folder with -o",
+        ) from error
+
+
+_METRIC_KEYS = {
+    "single-stream": "early_stopping_latency_ss",
+    "multi-stream": "early_stopping_latency_ms",
+    "server": "result_completed_samples_per_sec",
+    "offline": "result_samples_per_second",
+}
+
+
+def _run(test: Test, folder: Path, told: Mapping[str, Any]) -> Run:
+    values = told["values"]
+    log = DetailLog(values, tuple(told["errors"]), ())
+    reasons = []
+    if test.mode == "accuracy":
+        value, valid = told["accuracy"], not log.errors
+    else:
+        value, valid = values.get(_METRIC_KEYS[test.scenario]), log.valid
+        said = values.get("result_invalid_reason")
+        reasons += [said.strip()] if isinstance(said, str) else []
+    reasons += list(log.errors)
+    if told["refused"]:
+        valid = False
+        reasons.append(f"{told['refused']} queries were refused")
+    return Run(
+        test, folder, valid, None if value is None else float(value),
+        int(values.get("result_query_count", told["answers"])), log.latencies_ns(),
+        tuple(reasons), told["refused"], told["answers"], 1, values,
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+"""The simulated queue, held against queueing theory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.mlperf.serving import ServiceCurve, peak, simulate
+from slipstream.runtimes import BatchPolicy
+
+MS = 1e6
+
+
+def md1_waiting_cdf(t: float, service: float, load: float) -> float:
+    """P(waiting <= t) of M/D/1 (Erlang 1909; see Franx 2001 for the form)."""
+    rate = load / service
+    steps = range(math.floor(t / service) + 1)
+    terms = [
+        (rate * (k * service - t)) ** k / math.factorial(k) * math.exp(-rate * (k * service - t))
+        for k in steps
+    ]
+    return (1 - load) * math.fsum(terms)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.8])
+def test_one_at_a_time_is_md1(load: float) -> None:
+    service = 5 * MS
+    found = simulate(ServiceCurve.of({1: service}), load / service * 1e9, queries=400_000)
+    mean = service + load * service / (2 * (1 - load))
+    assert found.mean_ns == pytest.approx(mean, rel=0.03)
+    p99 = found.percentile_ns(0.99)
+    assert md1_waiting_cdf(p99 - service, service, load) == pytest.approx(0.99, abs=0.001)
+    assert found.busy == pytest.approx(load, rel=0.01)
+
+
+def test_batches_as_long_as_one_query_never_fall_behind() -> None:
+    """At a rate far beyond one by one, a batch costs no more than a query: waiting is bounded."""
+    curve = ServiceCurve.of({1: MS, 64: MS})
+    found = simulate(curve, 20_000, BatchPolicy(64))
+    assert found.latencies_ns.max() <= 2 * MS + 1
+    assert found.mean_batch == pytest.approx(20, rel=0.1)
+
+
+def test_a_query_is_held_back_for_others_only_as_long_as_allowed() -> None:
+    curve = ServiceCurve.of({1: MS})
+    found = simulate(curve, 1.0, BatchPolicy(8, round(3 * MS)), queries=2000)
+    assert np.median(found.latencies_ns) == pytest.approx(4 * MS)
+
+
+@settings(max_examples=12)
+@given(st.floats(0.1, 5.0), st.sampled_from([1, 4, 16]), st.floats(1.5, 20.0))
+def test_the_peak_keeps_the_bound_and_a_little_more_breaks_it(
+    each_ms: float, most: int, room: float
+) -> None:
+    curve, policy = ServiceCurve.of({1: each_ms * MS, 16: 8 * each_ms * MS}), BatchPolicy(most)
+    bound = room * curve.median_ns(most)
+    rate = peak(curve, bound, 0.99, policy)
+    assert 0 < rate <= curve.capacity(policy)
+    assert simulate(curve, rate, policy).percentile_ns(0.99) <= bound
+    assert simulate(curve, 1.05 * rate, policy).percentile_ns(0.99) > 0.9 * bound

@@ -1,0 +1,47 @@
+"""Early stopping and the fixed counts, held against the rules' own numbers and SciPy's binomial."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from slipstream.mlperf.serving import statistics
+
+
+@pytest.mark.parametrize(
+    ("percentile", "over", "queries"),
+    [(0.9, 1, 64), (0.95, 1, 130), (0.97, 1, 219), (0.99, 1, 662), (0.999, 1, 6636),
+     (0.99, 10, 2010), (0.99, 100, 12571)],
+)  # fmt: skip
+def test_fewest_queries_are_those_of_the_rules(percentile: float, over: int, queries: int) -> None:
+    assert statistics.fewest_queries(percentile, over) == queries
+
+
+@pytest.mark.parametrize(
+    ("percentile", "count"), [(0.90, 24_576), (0.95, 57_344), (0.97, 90_112), (0.99, 270_336)]
+)
+def test_the_papers_counts_are_recomputed(percentile: float, count: int) -> None:
+    assert statistics.fixed_count(percentile) == count
+
+
+@given(st.integers(0, 300), st.floats(0.5, 0.999))
+def test_one_query_less_does_not_support_the_percentile(over: int, percentile: float) -> None:
+    """P(at most `over` of n are beyond the bound) <= 1 % where each is with 1 - p."""
+    queries = statistics.least_within(over, percentile) + over
+    limit = 1 - statistics.CONFIDENCE
+    assert binom.cdf(over, queries, 1 - percentile) <= limit * (1 + 1e-9)
+    assert binom.cdf(over, queries - 1, 1 - percentile) > limit * (1 - 1e-9)
+
+
+@given(st.integers(1, 20_000), st.sampled_from([0.9, 0.95, 0.97, 0.99]))
+def test_what_is_discarded_is_as_much_as_is_supported(queries: int, percentile: float) -> None:
+    over = statistics.most_over(queries, percentile)
+    assert statistics.fewest_queries(percentile, over + 1) > queries
+    assert over == 0 or statistics.fewest_queries(percentile, over) <= queries
+    dropped = statistics.discarded(queries, percentile)
+    assert dropped == (over - 1 if over else None)
+    if dropped is not None:
+        latencies = [float(n) for n in range(queries)]
+        assert statistics.estimate(latencies, percentile) == queries - 1 - dropped

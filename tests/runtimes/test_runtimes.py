@@ -1,0 +1,181 @@
+"""Every runtime answers as the model does without it, for any number of samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream import runtimes
+from slipstream.errors import InvalidArgumentError
+from slipstream.runtimes import ModelError, OverloadedError, TensorSpec, fit
+from slipstream.runtimes.python import CallableRuntime
+
+SIZES = (1, 3, 8)
+SOURCE = """\
+import torch
+
+def make(width=6):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Dropout(0.5))
+    return model, (torch.randn(8, 4), torch.arange(8)), torch.nn.functional.cross_entropy
+
+def two(x, y):
+    return x + y, x - y
+"""
+
+
+def inputs(samples: int) -> np.ndarray:
+    return np.random.default_rng(samples).standard_normal((samples, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "served.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def reference(x: np.ndarray, width: int = 6) -> np.ndarray:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, width)
+    with torch.no_grad():
+        return layer(torch.from_numpy(x)).numpy()
+
+
+@pytest.mark.parametrize("samples", SIZES)
+def test_torch_answers_as_the_module_in_evaluation_mode(file: Path, samples: int) -> None:
+    with runtimes.load(f"{file}:make", arguments={"width": 5}) as model:
+        (given,) = model.run([inputs(samples)])
+        assert [str(one) for one in model.inputs] == ["input_0 float32[N, 4]"]
+        assert model.outputs[0].shape == (None, 5)
+    np.testing.assert_allclose(given, reference(inputs(samples), 5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_onnx_answers_as_torch_also_where_its_batch_is_fixed(tmp_path: Path, fixed: bool) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 6)
+    path = tmp_path / "layer.onnx"
+    axes = None if fixed else {"x": {0: "n"}, "y": {0: "n"}}
+    torch.onnx.export(
+        layer, (torch.zeros(2, 4),), path, input_names=["x"], output_names=["y"],
+        dynamic_axes=axes, dynamo=False,
+    )  # fmt: skip
+    with runtimes.load(str(path)) as model:
+        assert model.fixed_batch == (2 if fixed else None)
+        for samples in SIZES:
+            (given,) = model.run([inputs(samples)])
+            np.testing.assert_allclose(given, reference(inputs(samples)), rtol=1e-5, atol=1e-6)
+
+
+def test_litert_tells_codes_and_answers_a_batch_as_its_samples(shared_data: Path) -> None:
+    path = shared_data / "mlperf_tiny" / "pretrainedResnet_quant.tflite"
+    with runtimes.load(str(path)) as model:
+        spec = model.inputs[0]
+        assert (spec.dtype, spec.shape, spec.scale, spec.zero_point) == (
+            "int8", (None, 32, 32, 3), 1.0, -128,
+        )  # fmt: skip
+        images = np.random.default_rng(0).integers(-128, 128, (5, 32, 32, 3)).astype(np.int8)
+        (together,) = model.run([images])
+        one_by_one = [model.run([images[n : n + 1]])[0] for n in range(5)]
+    np.testing.assert_array_equal(together, np.concatenate(one_by_one))
+
+
+def test_a_function_of_several_inputs_and_outputs_is_called_with_arrays(file: Path) -> None:
+    model = runtimes.load(f"{file}:two")
+    total, difference = model.run([np.full((3, 2), 5), np.full((3, 2), 2)])
+    assert (model.kind, total[0, 0], difference[0, 0]) == ("callable", 7, 3)
+
+
+def test_a_function_that_answers_another_number_of_samples_is_refused() -> None:
+    with pytest.raises(ModelError, match="was given 4 samples and answered 3"):
+        CallableRuntime("short", lambda x: x[1:]).run([inputs(4)])
+
+
+def test_a_model_behind_our_server_answers_the_same_bytes(file: Path) -> None:
+    with (
+        runtimes.load(f"{file}:make") as model,
+        runtimes.serving(model, port=0) as server,
+        runtimes.load(server.address) as remote,
+    ):
+        assert remote.inputs == model.inputs
+        for samples in SIZES:
+            assert remote.run([inputs(samples)])[0].tobytes() == (
+                model.run([inputs(samples)])[0].tobytes()
+            )
+
+
+def test_the_server_refuses_strangers_and_nonsense(file: Path) -> None:
+    import http.client
+
+    def status(port: int, path: str, **headers: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("POST" if "infer" in path else "GET", path, b"{]", headers)
+        try:
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    with runtimes.load(f"{file}:make") as model, runtimes.serving(model, port=0) as server:
+        bearer = {"authorization": f"Bearer {server.key}"}
+        assert status(server.port, "/v2") == 401
+        assert status(server.port, "/v2", authorization="Bearer wrong") == 401
+        assert status(server.port, "/v2", origin="http://evil.example", **bearer) == 403
+        assert status(server.port, "/v2", host="evil.example", **bearer) == 403
+        assert status(server.port, f"/v2/models/{model.name}/infer", **bearer) == 400
+        assert status(server.port, "/v2", **bearer) == 200
+
+
+def test_an_overloaded_server_refuses_at_once_and_serves_the_rest() -> None:
+    import threading
+    import time
+
+    def slow(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.05)
+        return x
+
+    model = CallableRuntime("slow", slow)
+    model.inputs = model.outputs = (TensorSpec("x", "float32", (None, 4)),)
+    answers: list[object] = []
+    with (
+        runtimes.serving(model, port=0, waiting=2, deadline_s=10.0) as server,
+        runtimes.load(server.address) as remote,
+    ):
+
+        def ask() -> None:
+            began = time.monotonic()
+            try:
+                answers.append(remote.run([inputs(1)])[0])
+            except OverloadedError:
+                answers.append(time.monotonic() - began)
+
+        threads = [threading.Thread(target=ask) for _ in range(12)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        refused = [one for one in answers if isinstance(one, float)]
+        assert (server.answered, server.refused) == (12 - len(refused), len(refused))
+    assert 1 <= len(refused) <= 10
+    assert len(answers) == 12
+
+
+def test_what_names_no_model_says_what_would() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"model\.onnx"):
+        runtimes.load("model.bin")
+    with pytest.raises(ModelError, match="no file"):
+        runtimes.load("missing.onnx")
+
+
+def test_fitting_moves_channels_scales_values_and_makes_codes() -> None:
+    images = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+    planar = fit(images, TensorSpec("x", "float32", (None, 3, 4, 5)), (-1.0, 1.0))
+    expected = images.transpose(0, 3, 1, 2) / 127.5 - 1
+    np.testing.assert_allclose(planar, expected, atol=1e-6)
+    codes = fit(images, TensorSpec("x", "int8", (None, 4, 5, 3), 0.5, -128))
+    np.testing.assert_array_equal(codes, np.clip(images * 2.0 - 128, -128, 127))
+    with pytest.raises(InvalidArgumentError, match="a sample has the shape"):
+        fit(images, TensorSpec("x", "float32", (None, 7)))
