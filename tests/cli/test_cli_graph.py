@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiny_models import captured
 
 from slipstream.cli import _main
 from slipstream.graph import (
@@ -341,3 +342,22 @@ def test_explain_says_when_memory_was_not_recorded(cli: Cli, run: Path) -> None:
     ran = cli("explain", run, "--memory")
     assert "memory was not recorded: the steps differ" in ran.stderr
     assert "record the step again" not in ran.stderr
+
+
+def test_explain_movement_adds_up(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "step.slipgraph"
+    save(captured("transformer"), path)
+    found = cli.json("explain", path, "--movement", "--by", "phase")
+    assert sum(one["moved_bytes"] for one in found["groups"]) == found["moved_bytes"]
+    assert sum(one["needed_bytes"] for one in found["classes"]) == found["needed_bytes"]
+    assert sum(one["time_ns"] for one in found["classes"]) == pytest.approx(found["step_ns"])
+    assert 0 < found["needed_bytes"] < found["moved_bytes"]
+
+
+def test_explain_movement_says_what_it_cannot_tell(cli: Cli, run: Path) -> None:
+    ran = cli("explain", run, "--movement")
+    assert ran.returncode == 1
+    assert "arguments" in ran.stderr
+    ran = cli("explain", run, "--movement", "--by", "lane")
+    assert ran.returncode == 2
+    assert "line" in ran.stderr

@@ -46,6 +46,13 @@ def command(
             help="What `profile --record` kept of the values: ids, spectra, gradients, zeros.",
         ),
     ] = False,
+    movement: Annotated[
+        bool,
+        typer.Option(
+            "--movement",
+            help="Bytes moved, bytes that had to move, and how far from this machine's limits.",
+        ),
+    ] = False,
     top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -62,10 +69,13 @@ def command(
         slipstream explain run.slipgraph --memory
 
         slipstream explain run.slipgraph --lines
+
+        slipstream explain run.slipgraph --movement --by line
     """
     from slipstream.graph import replay
     from slipstream.verbs.explaining.lines import lines_report
     from slipstream.verbs.explaining.memory import memory_report
+    from slipstream.verbs.explaining.movement import movement_report
     from slipstream.verbs.explaining.path import Shown, path_report
     from slipstream.verbs.explaining.statistics import statistics_report
     from slipstream.verbs.request import load_recording
@@ -77,6 +87,8 @@ def command(
             tables, payload = statistics_report(graph, str(run), top)
         elif memory:
             tables, payload = memory_report(replay(graph), top)
+        elif movement:
+            tables, payload = movement_report(graph, by, top, note)
         elif lines:
             tables, payload = lines_report(replay(graph), top)
         else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from slipstream.durations.traffic import traffic
 from slipstream.graph import Call, TensorSpec
 
 # The same arithmetic under another name than the one torch's table knows.
@@ -17,8 +17,6 @@ _KNOWN_AS = {
     ),
     "mkldnn_convolution": "_convolution_of_library",
 }
-# Of their first argument they read only what they return.
-_READ_ROWS = frozenset({"embedding", "index_select", "gather", "index", "nll_loss_forward"})
 # Much arithmetic that the shapes of tensors do not tell.
 _UNTOLD = ("rnn_layer", "linalg_", "fft_", "optimizer_step", "take_batch", "in_mode", "checkpoint")
 
@@ -47,21 +45,11 @@ def work(call: Call) -> Work | None:
     if not call.inputs or any(part in call.name for part in _UNTOLD):
         return None
     specs = [*call.inputs, *call.outputs]
-    read: Sequence[TensorSpec] = call.inputs
-    if call.name.removeprefix("aten::") in _READ_ROWS:
-        read = [*call.outputs, *call.inputs[1:]]
-    nbytes = 0 if _is_view(call) else sum(spec.nbytes for spec in (*read, *call.outputs))
     dtype = next(
         (spec.dtype for spec in specs if spec.dtype.startswith(("float", "bfloat"))),
         specs[0].dtype,
     )
-    return Work(_flops(call), nbytes, dtype)
-
-
-def _is_view(call: Call) -> bool:
-    """Whether the schema says that what it returns is its input, looked at in another way."""
-    returned = call.op.rpartition("->")[2]
-    return "(a)" in returned and "!" not in returned
+    return Work(_flops(call), traffic(call).total, dtype)
 
 
 def _flops(call: Call) -> int:
@@ -72,13 +60,30 @@ def _flops(call: Call) -> int:
     formula = _formulas().get(name)
     if formula is None:
         return 0
-    arguments = [_meta(value) for value in call.arguments]
+    # What an operator takes by name alone, formulas do not take.
+    arguments = [_meta(value) for value in call.arguments[: _positional(call.op)]]
     made = [_meta(spec) for spec in call.outputs]
     try:
         return int(formula(*arguments, out_val=made[0] if len(made) == 1 else tuple(made)))
     except (TypeError, ValueError, IndexError, AssertionError):
         # Called with arguments the formula does not expect.
         return 0
+
+
+@lru_cache(maxsize=1024)
+def _positional(op: str) -> int | None:
+    """How many arguments of a schema are taken by their place; None for all."""
+    before, star, _ = op.partition("*,")
+    return before.count(",") - _inner_commas(before) if star else None
+
+
+def _inner_commas(text: str) -> int:
+    """Commas within brackets, as of ``int[2] stride=[1, 1]``."""
+    depth = found = 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        found += letter == "," and depth > 0
+    return found
 
 
 def _convolution(call: Call) -> int:

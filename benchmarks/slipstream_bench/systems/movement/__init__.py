@@ -1,0 +1,1 @@
+"""Data movement: exact bytes, and what regions save."""

@@ -1,0 +1,116 @@
+"""This machine's limits by size: the caches feed an operator faster than memory does.
+
+Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for
+multicore architectures", CACM 52(4), 2009, with a ceiling for every level of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.durations.durations import Durations, Question
+from slipstream.durations.movement import Moved
+from slipstream.durations.traffic import traffic
+from slipstream.durations.work import work
+from slipstream.graph import Call, TensorSpec
+
+_NEG = "aten::neg(Tensor self) -> Tensor"
+_MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
+_COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
+_ADD = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
+_NEG_IN_PLACE = "aten::neg_(Tensor(a!) self) -> Tensor(a!)"
+_SUM = "aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
+_STREAMS = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+# The libraries' products reach their best rate at different sizes.
+_SIDES = (512, 1024, 2048)
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What the machine does at most.
+
+    Attributes:
+        flops_per_s: of matrix products, by dtype: the best of several sizes.
+        streams: (bytes, bytes/s) of the best sweep over that many bytes, ascending.
+        call_ns: of a call that has nothing to do.
+    """
+
+    flops_per_s: Mapping[str, float]
+    streams: tuple[tuple[int, float], ...]
+    call_ns: float
+
+    def bytes_per_s(self, nbytes: int) -> float:
+        """The best rate at which so many bytes move: that of sweeps of as many or more.
+
+        Half as many count, too: an operator's inputs may still be in a cache that its outputs
+        do not fit into.
+        """
+        found = [rate for size, rate in self.streams if 2 * size >= nbytes]
+        return max(found, default=self.streams[-1][1])
+
+    def least_ns(self, one: Moved, call: Call) -> float:
+        """The least time of an operator: of its bytes or of its arithmetic, the longer."""
+        streaming = one.moved_bytes / self.bytes_per_s(one.moved_bytes) * 1e9
+        known = work(call)
+        rate = None if known is None else self.flops_per_s.get(known.dtype)
+        computing = known.flops / rate * 1e9 if known is not None and rate else 0.0
+        return max(streaming, computing)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a payload carries it."""
+        return {
+            "flops_per_s": dict(self.flops_per_s), "call_ns": self.call_ns,
+            "bytes_per_s": {str(size): rate for size, rate in self.streams},
+        }  # fmt: skip
+
+
+def probes(dtypes: frozenset[str]) -> list[Call | Question]:
+    """Calls whose durations are the limits: `peaks_of` reads them."""
+    products = [_product(dtype, side) for dtype in sorted(dtypes) for side in _SIDES]
+    sweeps = [Question(call, warm=True) for size in _STREAMS for call in _sweeps(size)]
+    return [*products, *sweeps, _sweeps(1)[0]]
+
+
+def peaks_of(durations: Durations, dtypes: frozenset[str]) -> Peaks | None:
+    """The limits from what was measured; None where some of it is not known."""
+    rates: dict[str, float] = {}
+    for dtype in sorted(dtypes):
+        known = [
+            2.0 * side**3 / answer.nanoseconds * 1e9
+            for side in _SIDES
+            if (answer := durations.lookup(_product(dtype, side))) is not None
+        ]
+        if known:
+            rates[dtype] = max(known)
+    streams = []
+    for size in _STREAMS:
+        found = [
+            traffic(call).total / answer.nanoseconds * 1e9
+            for call in _sweeps(size)
+            if (answer := durations.lookup(Question(call, warm=True))) and answer.nanoseconds
+        ]
+        if found:
+            streams.append((8 * size, max(found)))
+    nothing = durations.lookup(_sweeps(1)[0])
+    if not streams or nothing is None:
+        return None
+    return Peaks(rates, tuple(streams), nothing.nanoseconds)
+
+
+def _product(dtype: str, side: int) -> Call:
+    square = TensorSpec(dtype, (side, side), (side, 1))
+    return Call(_MM, (square, square), (square,))
+
+
+def _sweeps(elements: int) -> list[Call]:
+    spec = TensorSpec("float32", (elements,), (1,))
+    one = TensorSpec("float32", (), ())
+    return [
+        Call(_NEG, (spec,), (spec,)),
+        Call(_COPY, (spec, spec, False), (spec,)),
+        Call(_NEG_IN_PLACE, (spec,), (spec,)),
+        Call(_ADD, (spec, spec, 1), (spec,)),
+        Call(_SUM, (spec, None), (one,)),
+    ]

@@ -1,0 +1,1 @@
+"""Regions of the user's own model in kernels generated for them."""
