@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tiny_models import captured
 
 from slipstream.cli import _main
 from slipstream.graph import (
@@ -31,6 +30,7 @@ from slipstream.graph import (
 )
 from slipstream.graph.page_faults import PAGE_FAULTS
 from slipstream.provenance import Provenance
+from tiny_models import captured
 
 
 @dataclass

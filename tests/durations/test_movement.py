@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tiny_models import captured
 
 from slipstream.durations.movement import (
     Operation,
@@ -19,6 +18,7 @@ from slipstream.durations.movement import (
 from slipstream.durations.traffic import operator_class, stored_elements, traffic
 from slipstream.durations.work import work
 from slipstream.graph import Call, StepPhase, TensorSpec
+from tiny_models import captured
 
 _NEG = "aten::neg(Tensor self) -> Tensor"
 _ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"

@@ -219,7 +219,7 @@ class Case:
         copies = [one.clone() if self.in_place and n == 0 else one
                   for n, one in enumerate(self.arguments)]  # fmt: skip
         made = self.operator(*copies, **dict(self.keywords))
-        outputs = [one for one in (made if isinstance(made, tuple) else (made,))]
+        outputs = list(made if isinstance(made, tuple) else (made,))
         schema = self.operator._schema
         arguments: list[Any] = []
         for number, argument in enumerate(schema.arguments):
