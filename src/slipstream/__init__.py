@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream import cluster, data, measure, nn, quant, ranks, sparse
+    from slipstream import cluster, data, measure, nn, quant, ranks, ship, sparse
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
@@ -57,6 +57,7 @@ _ROOMS = {
     "nn": "slipstream.nn",
     "quant": "slipstream.quant",
     "ranks": "slipstream.ranks",
+    "ship": "slipstream.ship",
     "sparse": "slipstream.sparse",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -88,6 +89,7 @@ __all__ = [
     "prove",
     "quant",
     "ranks",
+    "ship",
     "sparse",
     "write_report",
 ]

@@ -1,0 +1,98 @@
+"""Turn a trained model into firmware for a microcontroller, and verify it byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli._options import Json
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="From a trained model to firmware for a microcontroller, verified byte for byte.",
+    epilog="Start with: slipstream ship export model.tflite --target cortex-m4 -o fw/",
+)
+
+_Model = Annotated[str, typer.Argument(metavar="MODEL", help="A .tflite model of int8.")]
+_Target = Annotated[str, typer.Option("--target", help="host, cortex-m4, cortex-m7 or cortex-m55.")]
+_Ram = Annotated[
+    str | None, typer.Option("--ram", metavar="SIZE", help="RAM of the device, as 64KiB.")
+]
+_Flash = Annotated[
+    str | None, typer.Option("--flash", metavar="SIZE", help="Flash of the device, as 512KiB.")
+]
+
+
+@app.command()
+def export(
+    model: _Model,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="For the C files.")
+    ],
+    target: _Target = "cortex-m4",
+    ram: _Ram = None,
+    flash: _Flash = None,
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            help="Tensors may share memory while an operator reads one, writes the other."
+        ),
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Write self-contained C99: the model, only the kernels it uses, and a plan of its memory.
+
+    The folder holds model.c and model.h, the kernels, the model itself, and memory.svg, a picture
+    of who uses which bytes when. Nothing allocates; weights and all other constants stay in flash.
+
+        slipstream ship export person_detect.tflite --target cortex-m4 --ram 64KiB -o fw/
+    """
+    from slipstream.cli._output import emit, note, progress
+    from slipstream.ship.firmware import export_firmware
+    from slipstream.units import parse_bytes
+
+    with progress("export") as say:
+        say("planning memory")
+        made = export_firmware(
+            Path(model), device=target, overlap=overlap,
+            ram_bytes=None if ram is None else parse_bytes(ram),
+            flash_bytes=None if flash is None else parse_bytes(flash),
+        )  # fmt: skip
+        written = made.write(output)
+    emit(made.tables(), made.to_json(), as_json=as_json)
+    note(f"wrote {len(written)} files; next: slipstream ship verify {output}")
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="That export wrote.")],
+    against: Annotated[
+        str, typer.Option(help="tflite-micro, or litert: its reference kernels.")
+    ] = "tflite-micro",
+    inputs: Annotated[int, typer.Option(min=1, max=10_000, help="Random inputs.")] = 20,
+    seed: Annotated[int, typer.Option(help="That inputs are drawn from.")] = 0,
+    emulate: Annotated[
+        bool, typer.Option(help="Run on the emulated processor, too, and count instructions.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Compile and run the firmware, and compare every output byte with another runtime.
+
+    It runs here and, for a Cortex-M, under qemu-system-arm, which counts instructions. Leaves with
+    code 1 where a byte differs.
+
+        slipstream ship verify fw/ --inputs 200
+    """
+    from slipstream.cli._output import emit, progress
+    from slipstream.ship.firmware import read_firmware, verify_firmware
+
+    exported = read_firmware(folder)
+    with progress("verify") as say:
+        found = verify_firmware(
+            exported, against=against, sets=inputs, seed=seed, emulate=emulate, say=say
+        )
+    emit(found.tables(), found.to_json(), as_json=as_json)
+    if not found.equal:
+        raise typer.Exit(1)

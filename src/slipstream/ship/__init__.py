@@ -1,0 +1,13 @@
+"""From a trained model to where it runs.
+
+- `slipstream.ship.firmware`: C99 for microcontrollers, planned, predicted and verified.
+"""
+
+from slipstream.ship.errors import (
+    DoesNotFitError,
+    ModelFileError,
+    ToolchainError,
+    UnsupportedModelError,
+)
+
+__all__ = ["DoesNotFitError", "ModelFileError", "ToolchainError", "UnsupportedModelError"]

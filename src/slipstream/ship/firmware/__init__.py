@@ -1,0 +1,58 @@
+"""Firmware for microcontrollers: from a .tflite model to C99 that runs without an interpreter.
+
+    made = export_firmware("person_detect.tflite", device="cortex-m4")
+    made.write(Path("fw"))                                 # model.c, model.h, kernels, memory.svg
+    verify_firmware(read_firmware(Path("fw"))).equal       # every byte as tflite-micro's
+
+A network (`read_network`) is lowered to steps, each one call of a kernel with all its constants
+(`lower`); one arena is planned for what they compute (`plan_arena`); back ends print the steps.
+"""
+
+from slipstream.ship.firmware.arena import Arena, Region, plan_arena
+from slipstream.ship.firmware.build import ImageSize, Run, run_emulated, run_here
+from slipstream.ship.firmware.emit_c import emit
+from slipstream.ship.firmware.firmware import Exported, Firmware, export_firmware, read_firmware
+from slipstream.ship.firmware.interface import Interface, Port
+from slipstream.ship.firmware.lowering import Program, Step, lower
+from slipstream.ship.firmware.network import Network, Operator, Quantization, Tensor
+from slipstream.ship.firmware.planner import Buffer, Plan, greedy_plan, plan_memory
+from slipstream.ship.firmware.targets import Target, target, targets
+from slipstream.ship.firmware.tflite import parse_network, read_network
+from slipstream.ship.firmware.verify import Place, Verified, random_inputs, verify_firmware
+
+__all__ = [
+    "Arena",
+    "Buffer",
+    "Exported",
+    "Firmware",
+    "ImageSize",
+    "Interface",
+    "Network",
+    "Operator",
+    "Place",
+    "Plan",
+    "Port",
+    "Program",
+    "Quantization",
+    "Region",
+    "Run",
+    "Step",
+    "Target",
+    "Tensor",
+    "Verified",
+    "emit",
+    "export_firmware",
+    "greedy_plan",
+    "lower",
+    "parse_network",
+    "plan_arena",
+    "plan_memory",
+    "random_inputs",
+    "read_firmware",
+    "read_network",
+    "run_emulated",
+    "run_here",
+    "target",
+    "targets",
+    "verify_firmware",
+]

@@ -1,0 +1,128 @@
+/* Runs a model on an emulated Cortex-M and says what it costs: for verification, not for products.
+ *
+ * Counts are instructions: the emulator lets a fixed time pass for each, and the SysTick timer
+ * counts that time; a loop of known length says how many ticks an instruction is. RAM is filled with
+ * a pattern before anything runs, so that what is read without having been written shows. */
+#include <stdint.h>
+#include <string.h>
+
+#include "board.h"
+
+#define REGISTER(address) (*(volatile uint32_t *)(address))
+#define SYSTICK_CONTROL REGISTER(0xE000E010u)
+#define SYSTICK_RELOAD REGISTER(0xE000E014u)
+#define SYSTICK_NOW REGISTER(0xE000E018u)
+
+extern uint32_t board_data_image, board_data, board_data_end, board_bss, board_bss_end, board_stack;
+
+static __attribute__((aligned(16))) uint8_t board_arena[BOARD_ARENA_BYTES];
+
+void board_main(void);
+
+static void board_say(const char *text) {
+  register uint32_t r0 __asm__("r0") = 4; /* SYS_WRITE0 */
+  register const char *r1 __asm__("r1") = text;
+  __asm__ volatile("bkpt 0xAB" : "+r"(r0) : "r"(r1) : "memory");
+}
+
+static void board_exit(uint32_t code) {
+  uint32_t block[2] = {0x20026, code};
+  register uint32_t r0 __asm__("r0") = 0x20; /* SYS_EXIT_EXTENDED */
+  register uint32_t *r1 __asm__("r1") = block;
+  __asm__ volatile("bkpt 0xAB" : : "r"(r0), "r"(r1) : "memory");
+  for (;;) {
+  }
+}
+
+static void board_say_bytes(const char *name, const uint8_t *bytes, uint32_t count) {
+  char line[2 * 32 + 2];
+  board_say(name);
+  while (count) {
+    uint32_t n = count < 32 ? count : 32;
+    for (uint32_t i = 0; i < n; i++) {
+      line[2 * i] = "0123456789abcdef"[bytes[i] >> 4];
+      line[2 * i + 1] = "0123456789abcdef"[bytes[i] & 15];
+    }
+    line[2 * n] = 0;
+    board_say(line);
+    bytes += n, count -= n;
+  }
+  board_say("\n");
+}
+
+static void board_say_number(const char *name, uint32_t value) {
+  char digits[12];
+  char *at = digits + 11;
+  *at = 0;
+  do *--at = (char)('0' + value % 10);
+  while (value /= 10);
+  board_say(name);
+  board_say(at);
+  board_say("\n");
+}
+
+void board_fault(void) {
+  board_say("fault\n");
+  board_exit(3);
+}
+
+void board_reset(void) {
+  /* The floating-point unit and Helium on, which share registers; faults for odd addresses. */
+  REGISTER(0xE000ED88u) |= 0xFu << 20;
+  __asm__ volatile("dsb\n isb");
+  uint32_t *from = &board_data_image;
+  for (uint32_t *to = &board_data; to < &board_data_end;) *to++ = *from++;
+  for (uint32_t *to = &board_bss; to < &board_bss_end;) *to++ = 0;
+  board_main();
+}
+
+__attribute__((section(".vectors"), used)) static const void *const board_vectors[16] = {
+    &board_stack, board_reset, board_fault, board_fault, board_fault, board_fault, board_fault, 0,
+    0, 0, 0, board_fault, board_fault, 0, board_fault, board_fault};
+
+static __attribute__((noinline)) uint32_t board_ticks(void) {
+  return 0xFFFFFFu & ~SYSTICK_NOW;
+}
+
+static uint32_t board_ticks_since(uint32_t start) {
+  return (board_ticks() - start) & 0xFFFFFFu;
+}
+
+#define BOARD_PATTERN 0xA5u
+#define BOARD_STACK_BYTES 8192u
+
+void board_main(void) {
+  SYSTICK_RELOAD = 0xFFFFFF;
+  SYSTICK_NOW = 0;
+  SYSTICK_CONTROL = 5;
+  uint32_t start = board_ticks();
+  uint32_t loops = 500000;
+  __asm__ volatile("1: subs %0, #1\n bne 1b" : "+r"(loops) : : "cc");
+  board_say_number("ticks_per_million ", board_ticks_since(start));
+  memset(board_arena, BOARD_PATTERN, BOARD_ARENA_BYTES);
+  uint8_t *top = (uint8_t *)__builtin_frame_address(0) - 256;
+  for (uint32_t i = 0; i < BOARD_STACK_BYTES; i++) ((volatile uint8_t *)top)[-(int)i] = BOARD_PATTERN;
+  uint32_t inputs = 0;
+  for (uint32_t run = 0; run < BOARD_RUNS; run++) {
+    const uint8_t *next = board_inputs + inputs;
+    for (uint32_t i = 0; i < BOARD_INPUTS; i++) {
+      memcpy(board_arena + board_input_places[2 * i], next, board_input_places[2 * i + 1]);
+      next += board_input_places[2 * i + 1];
+    }
+    inputs = (uint32_t)(next - board_inputs);
+    start = board_ticks();
+    BOARD_INVOKE(board_arena);
+    board_say_number("ticks ", board_ticks_since(start));
+    for (uint32_t i = 0; i < BOARD_OUTPUTS; i++) {
+      board_say_bytes("output ", board_arena + board_output_places[2 * i],
+                      board_output_places[2 * i + 1]);
+    }
+    memset(board_arena, BOARD_PATTERN, BOARD_ARENA_BYTES);
+  }
+  uint32_t untouched = 0;
+  const volatile uint8_t *bottom = top - BOARD_STACK_BYTES + 1;
+  while (untouched < BOARD_STACK_BYTES && bottom[untouched] == BOARD_PATTERN) untouched++;
+  /* From where the model was called: it and what it calls. */
+  board_say_number("stack ", BOARD_STACK_BYTES - untouched + 256);
+  board_exit(0);
+}

@@ -1,0 +1,238 @@
+"""Compile generated firmware, and run it: on this machine, or on an emulated Cortex-M.
+
+Runs are of one set of inputs after another; between two, all memory of the model is overwritten.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.ship.errors import ToolchainError
+from slipstream.ship.firmware.interface import Interface, Port
+from slipstream.ship.firmware.network import Array
+from slipstream.ship.firmware.targets import Target
+
+_CFLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-fdata-sections")
+_COMPILE_S, _RUN_S = 120, 240
+# Instructions of virtual time that pass for one tick of the counter are found by a loop of known
+# length; 2^2 ns an instruction keep 24 bits from overflowing below some 100 million instructions.
+_ICOUNT = "shift=2"
+_INSTALL = {
+    "gcc": "apt-get install gcc",
+    "arm-none-eabi-gcc": "apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi",
+    "qemu-system-arm": "apt-get install qemu-system-arm",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of running firmware.
+
+    Attributes:
+        outputs: one list a set of inputs: an int8 array for each of the model's outputs.
+        instructions: of one inference, one a set of inputs; empty where they are not counted.
+        stack: bytes of the deepest call; 0 where it is not measured.
+        size: of the image; None where none was linked.
+    """
+
+    outputs: list[list[Array]]
+    instructions: tuple[int, ...] = ()
+    stack: int = 0
+    size: ImageSize | None = None
+
+
+@dataclass(frozen=True)
+class ImageSize:
+    """Bytes of firmware without what only the emulator needs.
+
+    Attributes:
+        code: functions of the model and its kernels.
+        constants: weights, multipliers, sizes.
+        library: functions of the C library.
+        ram: variables outside the arena.
+    """
+
+    code: int
+    constants: int
+    library: int
+    ram: int
+
+    @property
+    def flash(self) -> int:
+        """Bytes of flash."""
+        return self.code + self.constants + self.library
+
+
+def need_tool(name: str) -> str:
+    """The path of a program.
+
+    Raises:
+        ToolchainError: it is missing; says what installs it.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise ToolchainError(f"{name} is not installed", remedy=_INSTALL.get(name))
+    return found
+
+
+def run_here(
+    sources: Mapping[str, str], interface: Interface, inputs: Sequence[Sequence[Array]],
+    folder: Path, *, flags: Sequence[str] = (),
+) -> Run:  # fmt: skip
+    """Compile for this machine and run every set of inputs.
+
+    Args:
+        sources: what `emit` made.
+        inputs: sets; an int8 array for each of the model's inputs.
+        folder: to build in.
+
+    Raises:
+        ToolchainError: no compiler, or it refuses.
+    """
+    library = folder / "model.so"
+    paths = _write(sources, folder)
+    _compile("gcc", [*_CFLAGS, *flags, "-shared", "-fPIC", "-o", str(library), *paths])
+    invoke = getattr(ctypes.CDLL(str(library)), f"{interface.name}_invoke")
+    memory = np.empty(interface.arena_bytes + 16, np.int8)
+    start = -memory.ctypes.data % 16
+    arena = memory[start : start + interface.arena_bytes]
+    outputs = []
+    for given in inputs:
+        arena[:] = 0x55
+        for port, values in zip(interface.inputs, given, strict=True):
+            arena[port.offset : port.offset + port.nbytes] = values.reshape(-1)
+        invoke(ctypes.c_void_p(arena.ctypes.data))
+        outputs.append(
+            [
+                arena[port.offset : port.offset + port.nbytes].reshape(port.shape).copy()
+                for port in interface.outputs
+            ]
+        )
+    return Run(outputs)
+
+
+def run_emulated(
+    sources: Mapping[str, str], interface: Interface, inputs: Sequence[Sequence[Array]],
+    folder: Path, target: Target,
+) -> Run:  # fmt: skip
+    """Cross-compile, and run every set of inputs on the emulated board of `target`.
+
+    Raises:
+        ToolchainError: compiler or emulator is missing or refuses; the program faults or hangs.
+    """
+    need_tool("qemu-system-arm")
+    boards = files("slipstream.ship.firmware") / "boards"
+    every = dict(sources) | {
+        "board.c": (boards / "board.c").read_text("utf-8"),
+        "board.h": _board_header(interface, inputs),
+        "link.ld": (boards / "link.ld").read_text("utf-8")
+        .replace("BOARD_CONSTANTS", hex(target.constants)).replace("BOARD_RAM", hex(target.ram)),
+    }  # fmt: skip
+    image = folder / "firmware.elf"
+    paths = _write(every, folder)
+    flags = [*_CFLAGS, *target.flags, "-nostartfiles", "--specs=nano.specs", "-Wl,--gc-sections"]
+    _compile(target.compiler, [*flags, "-T", str(folder / "link.ld"), "-o", str(image), *paths])
+    command = [
+        "qemu-system-arm", "-M", target.board, "-nographic", "-monitor", "none", "-serial", "none",
+        "-icount", _ICOUNT, "-semihosting-config", "enable=on,target=native", "-kernel", str(image),
+    ]  # fmt: skip
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=_RUN_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ToolchainError(
+            f"the emulated {target.name} did not end within {_RUN_S} s", where=str(image)
+        ) from error
+    if ran.returncode or "ticks_per_million" not in ran.stdout + ran.stderr:
+        raise ToolchainError(
+            f"the emulated {target.name} ended with code {ran.returncode}: "
+            f"{(ran.stderr + ran.stdout).strip()[-300:]}",
+            where=str(image),
+        )
+    return _parsed(ran.stdout + ran.stderr, interface, image_size(image))
+
+
+def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
+    def numbers(name: str) -> list[int]:
+        return [int(found) for found in re.findall(rf"^{name} (\d+)$", text, re.MULTILINE)]
+
+    per_million = numbers("ticks_per_million")[0]
+    instructions = tuple(round(ticks * 1e6 / per_million) for ticks in numbers("ticks"))
+    shapes = [port.shape for port in interface.outputs]
+    flat = [
+        np.frombuffer(bytes.fromhex(found), np.int8)
+        for found in re.findall(r"^output ([0-9a-f]*)$", text, re.MULTILINE)
+    ]
+    outputs = [
+        [flat[start + number].reshape(shape) for number, shape in enumerate(shapes)]
+        for start in range(0, len(flat), len(shapes))
+    ]
+    return Run(outputs, instructions, numbers("stack")[0], size)
+
+
+def image_size(image: Path) -> ImageSize:
+    """Bytes of an image by what they are for, from its symbols."""
+    listed = subprocess.run(
+        [need_tool("arm-none-eabi-nm"), "-S", str(image)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    code = constants = library = ram = 0
+    for line in listed.splitlines():
+        parts = line.split()
+        if len(parts) != 4 or parts[3].startswith("board_"):
+            continue
+        size, kind, name = int(parts[1], 16), parts[2].lower(), parts[3]
+        if name in ("memcpy", "memset"):
+            library += size
+        elif kind == "t":
+            code += size
+        elif kind == "r":
+            constants += size
+        elif kind in "bd":
+            ram += size
+    return ImageSize(code, constants, library, ram)
+
+
+def _board_header(interface: Interface, inputs: Sequence[Sequence[Array]]) -> str:
+    flat = np.concatenate([values.reshape(-1) for given in inputs for values in given])
+    lines = [
+        '#include "model.h"', f"#define BOARD_ARENA_BYTES {interface.arena_bytes}",
+        f"#define BOARD_RUNS {len(inputs)}u", f"#define BOARD_INVOKE {interface.name}_invoke",
+    ]  # fmt: skip
+
+    def places(kind: str, ports: Sequence[Port]) -> list[str]:
+        pairs = ", ".join(f"{port.offset}, {port.nbytes}" for port in ports)
+        return [
+            f"#define BOARD_{kind.upper()}S {len(ports)}u",
+            f"static const uint32_t board_{kind}_places[] = {{{pairs}}};",
+        ]
+
+    lines += [*places("input", interface.inputs), *places("output", interface.outputs)]
+    values = ",".join(map(str, flat.view(np.uint8).tolist()))
+    lines.append(f"static const uint8_t board_inputs[] = {{{values}}};")
+    return "\n".join([*lines, ""])
+
+
+def _write(sources: Mapping[str, str], folder: Path) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in sources.items():
+        (folder / name).write_text(text, "utf-8")
+    return [str(folder / name) for name in sources if name.endswith(".c")]
+
+
+def _compile(compiler: str, arguments: Sequence[str]) -> None:
+    ran = subprocess.run(
+        [need_tool(compiler), *arguments], capture_output=True, text=True, timeout=_COMPILE_S
+    )
+    if ran.returncode:
+        raise ToolchainError(f"{compiler} refuses the firmware: {ran.stderr.strip()[:500]}")

@@ -1,0 +1,90 @@
+"""A program as straight-line C: one call after another, every constant in flash.
+
+What an interpreter works out when it starts (shapes, multipliers, offsets) is written out here, so
+that nothing is left to do before the first inference, and no memory but the arena is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+import numpy as np
+
+from slipstream.ship.firmware.arena import Arena
+from slipstream.ship.firmware.interface import Interface, interface_of
+from slipstream.ship.firmware.lowering import Program, Step
+from slipstream.ship.firmware.network import Array
+
+_A_LINE = 24
+
+
+def emit(program: Program, arena: Arena) -> dict[str, str]:
+    """Files by name: ``model.h``, ``model.c``, and those of the kernels that are called."""
+    kernels = files("slipstream.ship.firmware") / "kernels"
+    wanted = ["slip_micro.h", *sorted({step.source for step in program.steps})]
+    made = {name: (kernels / name).read_text("utf-8") for name in wanted}
+    interface = interface_of(program.network, arena)
+    header = _header(program, interface)
+    return {"model.h": header, "model.c": _source(program, arena, interface.name)} | made
+
+
+def _header(program: Program, interface: Interface) -> str:
+    name = interface.name
+    lines = [
+        f"/* {program.network.name}: {len(program.steps)} steps, {program.macs} products. */",
+        "#ifndef SLIP_MODEL_H", "#define SLIP_MODEL_H", "", "#include <stdint.h>", "",
+        "/* Bytes that an inference needs, aligned to 16. Between inferences they are free. */",
+        f"#define {name.upper()}_ARENA_BYTES {interface.arena_bytes}", "",
+    ]  # fmt: skip
+    for kind, ports in (("INPUT", interface.inputs), ("OUTPUT", interface.outputs)):
+        lines.append(f"#define {name.upper()}_{kind}S {len(ports)}")
+        for number, port in enumerate(ports):
+            prefix = f"{name.upper()}_{kind}_{number}"
+            lines += [
+                f"/* int8{list(port.shape)}: {port.scale:.9g} * (code - {port.zero_point}) */",
+                f"#define {prefix}_OFFSET {port.offset}", f"#define {prefix}_BYTES {port.nbytes}",
+            ]  # fmt: skip
+        lines.append("")
+    lines += [
+        "/* Reads the inputs at their offsets in the arena, writes the outputs at theirs. */",
+        f"void {name}_invoke(void *arena);", "", "#endif", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _source(program: Program, arena: Arena, name: str) -> str:
+    lines = ['#include "model.h"', '#include "slip_micro.h"', ""]
+    for number, step in enumerate(program.steps):
+        lines += [*_constants(number, step), ""]
+    lines += [f"void {name}_invoke(void *arena) {{", "  int8_t *at = arena;"]
+    lines += [f"  {_call(number, step, arena)}" for number, step in enumerate(program.steps)]
+    return "\n".join([*lines, "}", ""])
+
+
+def _constants(number: int, step: Step) -> Iterator[str]:
+    for field, values in step.tables.items():
+        kind = "int8_t" if values.dtype == np.int8 else "int32_t"
+        array = f"{field}_{number}[{values.size}]"
+        yield f"static const {kind} {array} __attribute__((aligned(4))) = {{"
+        yield from _rows(values)
+        yield "};"
+    fields = [f".{field} = {field}_{number}" for field in step.tables]
+    fields += [f".{field} = {value}" for field, value in step.numbers.items()]
+    yield f"static const {step.struct} step_{number} = {{"
+    yield "  " + ", ".join(fields)
+    yield "};"
+
+
+def _rows(values: Array) -> Iterator[str]:
+    flat = [str(value) if value != -(2**31) else "INT32_MIN" for value in values.tolist()]
+    for start in range(0, len(flat), _A_LINE):
+        yield "  " + ",".join(flat[start : start + _A_LINE]) + ","
+
+
+def _call(number: int, step: Step, arena: Arena) -> str:
+    arguments = [f"&step_{number}"]
+    arguments += [f"at + {arena.tensors[index]}" for index in (*step.inputs, step.output)]
+    if step.struct in ("slip_conv", "slip_depthwise"):
+        arguments.append(f"at + {arena.scratch[number]}" if number in arena.scratch else "0")
+    return f"{step.kernel}({', '.join(arguments)});"

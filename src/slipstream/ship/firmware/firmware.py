@@ -1,0 +1,248 @@
+"""From a network to a folder of firmware, and what it needs of a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import UsageError
+from slipstream.ship.errors import DoesNotFitError, ModelFileError
+from slipstream.ship.firmware.arena import Arena, plan_arena
+from slipstream.ship.firmware.drawing import draw_arena
+from slipstream.ship.firmware.emit_c import emit
+from slipstream.ship.firmware.interface import Interface, interface_of
+from slipstream.ship.firmware.lowering import Program, lower
+from slipstream.ship.firmware.network import Network
+from slipstream.ship.firmware.planner import Buffer, greedy_plan
+from slipstream.ship.firmware.targets import Target, target
+from slipstream.ship.firmware.tflite import parse_network
+from slipstream.tables import Field, Table
+from slipstream.units import format_bytes
+
+_DESCRIPTION, _MODEL, _FORMAT = "firmware.json", "model.tflite", 1
+
+
+@dataclass(frozen=True)
+class Firmware:
+    """A network for a device, planned, not yet compiled.
+
+    Attributes:
+        model: the bytes of the .tflite file.
+        arena: where tensors lie.
+        target: the processor.
+    """
+
+    model: bytes = field(repr=False)
+    program: Program
+    arena: Arena
+    target: Target
+
+    @property
+    def network(self) -> Network:
+        """The network it runs."""
+        return self.program.network
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """C files by name."""
+        return emit(self.program, self.arena)
+
+    @cached_property
+    def interface(self) -> Interface:
+        """How it is called."""
+        return interface_of(self.network, self.arena)
+
+    @property
+    def constant_bytes(self) -> int:
+        """Weights, biases and multipliers in flash."""
+        return sum(table.nbytes for step in self.program.steps for table in step.tables.values())
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write C files, the model, its description and the drawing of its memory.
+
+        Raises:
+            UsageError: the folder holds something else.
+        """
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        if taken and not (folder / _DESCRIPTION).is_file():
+            raise UsageError(
+                f"'{folder}' is not empty and holds no firmware of ours",
+                remedy="name a new folder: -o firmware/",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        described = {
+            "format": _FORMAT, "target": self.target.name, "interface": self.interface.to_json(),
+            "sources": sorted(self.sources),
+        }  # fmt: skip
+        texts = dict(self.sources) | {
+            "memory.svg": draw_arena(self.arena, len(self.program.steps), self.network.name),
+            _DESCRIPTION: json.dumps(described, indent=1) + "\n",
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text, "utf-8")
+        (folder / _MODEL).write_bytes(self.model)
+        return sorted(folder / name for name in (*texts, _MODEL))
+
+    def to_json(self) -> dict[str, Any]:
+        """What was exported and what it needs, for programs."""
+        greedy = greedy_plan(self._plain_buffers())
+        return {
+            "model": self.network.name, "target": self.target.name, "macs": self.program.macs,
+            "arena_bytes": self.arena.size, "arena_bound_bytes": self.arena.plan.bound,
+            "arena_optimal": self.arena.plan.optimal, "greedy_bytes": greedy.peak,
+            "constant_bytes": self.constant_bytes, "interface": self.interface.to_json(),
+            "steps": [
+                {
+                    "kernel": step.kernel, "macs": step.macs, "scratch_bytes": step.scratch,
+                    "output": self.network.tensors[step.output].name,
+                    "live_bytes": live,
+                }
+                for step, live in zip(self.program.steps, self._live(), strict=True)
+            ],
+        }  # fmt: skip
+
+    def tables(self) -> list[Table]:
+        """A row a step, and the sums."""
+        network = self.network
+        rows = list(enumerate(zip(self.program.steps, self._live(), strict=True)))
+        fields: list[Field[Any]] = [
+            Field.number("step", lambda row: row[0]),
+            Field.of("kernel", lambda row: row[1][0].kernel.removeprefix("slip_")),
+            Field.of("writes", lambda row: network.tensors[row[1][0].output].name, optional=True),
+            Field.of(
+                "shape", lambda row: "x".join(map(str, network.tensors[row[1][0].output].shape[1:]))
+            ),
+            Field.number("MACs", lambda row: f"{row[1][0].macs:,}"),
+            Field.number("RAM in use", lambda row: format_bytes(row[1][1])),
+        ]
+        proof = "proved least" if self.arena.plan.optimal else "the best found"
+        notes = [
+            f"arena: {self.arena.size:,} B, {proof}; constants in flash: {self.constant_bytes:,} B",
+            f"{self.program.macs:,} MACs (multiplications that are added up)",
+        ]
+        return [Table.of(rows, fields, f"{network.name} for {self.target.name}", notes)]
+
+    def _live(self) -> list[int]:
+        """Bytes in use, a step; what lies on each other counts once."""
+        return [_covered(self.arena, number) for number in range(len(self.program.steps))]
+
+    def _plain_buffers(self) -> list[Buffer]:
+        return [Buffer(one.size, one.first, one.last) for one in self.arena.regions]
+
+
+def _covered(arena: Arena, step: int) -> int:
+    spans = sorted(
+        (one.offset, one.offset + one.size)
+        for one in arena.regions
+        if one.first <= step <= one.last
+    )
+    covered = end = 0
+    for start, stop in spans:
+        covered += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return covered
+
+
+def export_firmware(
+    model: Path | str | bytes, *, name: str | None = None, device: str = "cortex-m4",
+    ram_bytes: int | None = None, flash_bytes: int | None = None, overlap: bool = True,
+) -> Firmware:  # fmt: skip
+    """Plan the firmware of a .tflite model.
+
+    Args:
+        model: a file, or its bytes.
+        name: of the model; the file's by default.
+        device: name of a `Target`.
+        ram_bytes, flash_bytes: what the device has; None: as much as is needed.
+        overlap: tensors may share memory while an operator reads one and writes the other.
+
+    Raises:
+        ModelFileError, UnsupportedModelError: see `parse_network` and `lower`.
+        DoesNotFitError: the device has less memory.
+    """
+    if isinstance(model, bytes):
+        data, where = model, None
+    else:
+        try:
+            data, where = Path(model).read_bytes(), str(model)
+        except OSError as error:
+            raise ModelFileError(
+                f"it cannot be read: {error.strerror}", where=str(model)
+            ) from error
+        name = name or Path(model).stem
+    program = lower(parse_network(data, name or "model", where=where))
+    made = Firmware(data, program, plan_arena(program, overlap=overlap), target(device))
+    _check_fit(made, ram_bytes, flash_bytes)
+    return made
+
+
+def _check_fit(made: Firmware, ram_bytes: int | None, flash_bytes: int | None) -> None:
+    """What is known for certain; code and stack come on top."""
+    if ram_bytes is not None and made.arena.size > ram_bytes:
+        missing = made.arena.size - ram_bytes
+        fullest = max(range(len(made.program.steps)), key=lambda step: made._live()[step])
+        raise DoesNotFitError(
+            f"it needs {made.arena.size:,} B of RAM, {missing:,} B more than there are",
+            missing_bytes=missing,
+            where=made.network.where(made.program.steps[fullest].operator),
+            remedy="fewer channels or a smaller image there: it is where most memory is in use",
+        )
+    if flash_bytes is not None and made.constant_bytes > flash_bytes:
+        missing = made.constant_bytes - flash_bytes
+        largest = max(
+            made.program.steps, key=lambda step: sum(t.nbytes for t in step.tables.values())
+        )
+        raise DoesNotFitError(
+            f"its constants need {made.constant_bytes:,} B of flash, "
+            f"{missing:,} B more than there are",
+            missing_bytes=missing,
+            where=made.network.where(largest.operator),
+            remedy="fewer channels there: it has the most weights",
+        )
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder that `Firmware.write` made, as it is now.
+
+    Attributes:
+        sources: C files by name.
+    """
+
+    model: bytes = field(repr=False)
+    interface: Interface
+    target: Target
+    sources: Mapping[str, str] = field(repr=False)
+
+
+def read_firmware(folder: Path) -> Exported:
+    """What stands in a folder of firmware.
+
+    Raises:
+        UsageError: it holds none.
+        ModelFileError: its description is damaged, or a file is missing.
+    """
+    described = folder / _DESCRIPTION
+    if not described.is_file():
+        raise UsageError(
+            f"'{folder}' holds no firmware", remedy=f"slipstream ship export MODEL -o {folder}"
+        )
+    try:
+        found = json.loads(described.read_text("utf-8"))
+        names = [str(name) for name in found["sources"]]
+        if any("/" in name or name.startswith(".") for name in names):
+            raise ValueError("a source outside of the folder")
+        sources = {name: (folder / name).read_text("utf-8") for name in names}
+        model = (folder / _MODEL).read_bytes()
+        device = target(found["target"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelFileError(
+            f"the firmware is not complete: {error}",
+            where=str(folder),
+            remedy=f"slipstream ship export MODEL -o {folder}",
+        ) from error
+    return Exported(model, Interface.from_json(found["interface"]), device, sources)

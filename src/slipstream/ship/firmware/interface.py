@@ -1,0 +1,95 @@
+"""What a caller of firmware has to know: where inputs and outputs lie, what their codes mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slipstream.ship.errors import ModelFileError
+from slipstream.ship.firmware.arena import Arena
+from slipstream.ship.firmware.network import Network
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output: int8 at an offset of the arena; real = scale * (code - zero_point)."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    scale: float
+    zero_point: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, which are its elements."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a model's firmware is called: ``NAME_invoke(arena)``."""
+
+    name: str
+    arena_bytes: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `from_json` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Interface:
+        """What `to_json` gave.
+
+        Raises:
+            ModelFileError: it is something else.
+        """
+        try:
+            inputs, outputs = (
+                tuple(
+                    Port(
+                        str(port["name"]), int(port["offset"]), tuple(map(int, port["shape"])),
+                        float(port["scale"]), int(port["zero_point"]),
+                    )
+                    for port in found[kind]
+                )
+                for kind in ("inputs", "outputs")
+            )  # fmt: skip
+            made = cls(str(found["name"]), int(found["arena_bytes"]), inputs, outputs)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelFileError(f"this does not describe firmware: {error!r}") from error
+        inside = all(
+            port.offset >= 0 and port.offset + port.nbytes <= made.arena_bytes
+            for port in (*inputs, *outputs)
+        )
+        if made.name != c_name(made.name) or not inside:
+            raise ModelFileError("this does not describe firmware: a name or an offset cannot be")
+        return made
+
+
+def c_name(text: str) -> str:
+    """A name for C made of any text."""
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_").lower()
+    return name if name and not name[0].isdigit() else f"model_{name}".rstrip("_")
+
+
+def interface_of(network: Network, arena: Arena) -> Interface:
+    """How the firmware of a planned network is called."""
+
+    def port(index: int) -> Port:
+        tensor = network.tensors[index]
+        assert tensor.quantization is not None  # lowering takes no other
+        scale, zero = float(tensor.quantization.scale), tensor.quantization.zero_point
+        return Port(tensor.name, arena.tensors[index], tensor.shape, scale, zero)
+
+    return Interface(
+        c_name(network.name), arena.size,
+        tuple(map(port, network.inputs)), tuple(map(port, network.outputs)),
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+/* Convolution, and fully connected layers as one over a single pixel: products of two pixels with
+ * four channels at a time, 16 bits wide, two to an instruction where there are DSP instructions.
+ *
+ * Reads each block of two pixels whole before it writes it, in ascending order: what the planner
+ * relies on where input and output overlap. */
+#include "slip_micro.h"
+
+/* Sums of four channels for one pixel or two: [channel][pixel]. */
+typedef int32_t sums_of_two[8];
+
+/* columns: per two depths a word of each pixel; weights: per two depths a word of channels 0 and 1
+ * and one of 2 and 3, whose even bytes are the first channel's. */
+static inline __attribute__((always_inline)) void multiply_two(
+    const uint32_t *columns, const uint32_t *weights, int quads, const int32_t *bias, int32_t *sums) {
+  int32_t a0 = bias[0], a1 = bias[1], a2 = bias[2], a3 = bias[3];
+  int32_t b0 = a0, b1 = a1, b2 = a2, b3 = a3;
+#ifdef SLIP_DSP
+  /* Thirteen registers and the stack's: no compiler we tried keeps all sums in registers. */
+  uint32_t x0, x1, w, t;
+  __asm__ volatile(
+      "1:\n"
+      ".rept 2\n"
+      "ldrd %[x0], %[x1], [%[x]], #8\n"
+      "ldr %[w], [%[k]], #4\n"
+      "sxtb16 %[t], %[w]\n"
+      "sxtb16 %[w], %[w], ror #8\n"
+      "smlad %[a0], %[x0], %[t], %[a0]\n"
+      "smlad %[b0], %[x1], %[t], %[b0]\n"
+      "smlad %[a1], %[x0], %[w], %[a1]\n"
+      "smlad %[b1], %[x1], %[w], %[b1]\n"
+      "ldr %[w], [%[k]], #4\n"
+      "sxtb16 %[t], %[w]\n"
+      "sxtb16 %[w], %[w], ror #8\n"
+      "smlad %[a2], %[x0], %[t], %[a2]\n"
+      "smlad %[b2], %[x1], %[t], %[b2]\n"
+      "smlad %[a3], %[x0], %[w], %[a3]\n"
+      "smlad %[b3], %[x1], %[w], %[b3]\n"
+      ".endr\n"
+      "ldr %[t], %[n]\n"
+      "subs %[t], #1\n"
+      "str %[t], %[n]\n"
+      "bne 1b\n"
+      : [a0] "+r"(a0), [a1] "+r"(a1), [a2] "+r"(a2), [a3] "+r"(a3), [b0] "+r"(b0), [b1] "+r"(b1),
+        [b2] "+r"(b2), [b3] "+r"(b3), [x] "+r"(columns), [k] "+r"(weights), [x0] "=&r"(x0),
+        [x1] "=&r"(x1), [w] "=&r"(w), [t] "=&r"(t), [n] "+m"(quads)
+      :
+      : "cc", "memory");
+#else
+  for (int pair = 0; pair < 2 * quads; pair++) {
+    uint32_t x0 = *columns++, x1 = *columns++, w = *weights++;
+    uint32_t even = slip_even_bytes(w), odd = slip_odd_bytes(w);
+    a0 = slip_smlad(x0, even, a0);
+    b0 = slip_smlad(x1, even, b0);
+    a1 = slip_smlad(x0, odd, a1);
+    b1 = slip_smlad(x1, odd, b1);
+    w = *weights++;
+    even = slip_even_bytes(w);
+    odd = slip_odd_bytes(w);
+    a2 = slip_smlad(x0, even, a2);
+    b2 = slip_smlad(x1, even, b2);
+    a3 = slip_smlad(x0, odd, a3);
+    b3 = slip_smlad(x1, odd, b3);
+  }
+#endif
+  sums[0] = a0, sums[1] = b0, sums[2] = a1, sums[3] = b1;
+  sums[4] = a2, sums[5] = b2, sums[6] = a3, sums[7] = b3;
+}
+
+/* The same for one pixel, whose bytes are widened as they are read. */
+static inline __attribute__((always_inline)) void multiply_one(
+    const int8_t *column, const uint32_t *weights, int quads, const int32_t *bias, int32_t *sums) {
+  int32_t a0 = bias[0], a1 = bias[1], a2 = bias[2], a3 = bias[3];
+  for (; quads > 0; quads--, column += 4, weights += 4) {
+    uint32_t bytes = slip_word(column), x = slip_even_bytes(bytes), w = weights[0];
+    a0 = slip_smlad(x, slip_even_bytes(w), a0);
+    a1 = slip_smlad(x, slip_odd_bytes(w), a1);
+    w = weights[1];
+    a2 = slip_smlad(x, slip_even_bytes(w), a2);
+    a3 = slip_smlad(x, slip_odd_bytes(w), a3);
+    x = slip_odd_bytes(bytes);
+    w = weights[2];
+    a0 = slip_smlad(x, slip_even_bytes(w), a0);
+    a1 = slip_smlad(x, slip_odd_bytes(w), a1);
+    w = weights[3];
+    a2 = slip_smlad(x, slip_even_bytes(w), a2);
+    a3 = slip_smlad(x, slip_odd_bytes(w), a3);
+  }
+  sums[0] = a0, sums[2] = a1, sums[4] = a2, sums[6] = a3;
+}
+
+/* Sums to int8, for up to four channels and one pixel or two. */
+static __attribute__((noinline)) void write_any(
+    const slip_conv *op, const int32_t *sums, const int32_t *rescale, int channels, int pixels,
+    int8_t *out) {
+  for (int c = 0; c < channels; c++) {
+    for (int p = 0; p < pixels; p++) {
+      out[p * op->out_c + c] = (int8_t)slip_to_int8(
+          sums[2 * c + p], rescale + 2 * c, op->out_zero, op->low, op->high);
+    }
+  }
+}
+
+/* What a pixel's kernel covers, one int8 a depth; outside of the input stands its zero point. */
+static const int8_t *gather(const slip_conv *op, const int8_t *in, int y, int x, int8_t *column) {
+  int8_t *next = column;
+  int row = y * op->stride_h - op->pad_top, left = x * op->stride_w - op->pad_left;
+  for (int i = 0; i < op->kernel_h; i++, row += op->dilation_h) {
+    int col = left;
+    const int8_t *line = in + (row * op->in_w) * op->in_c;
+    int inside = row >= 0 && row < op->in_h;
+    if (inside && op->dilation_w == 1 && col >= 0 && col + op->kernel_w <= op->in_w) {
+      const int8_t *from = line + col * op->in_c;
+      for (int n = op->kernel_w * op->in_c; n > 0; n--) *next++ = *from++;
+      continue;
+    }
+    for (int j = 0; j < op->kernel_w; j++, col += op->dilation_w) {
+      if (inside && col >= 0 && col < op->in_w) {
+        memcpy(next, line + col * op->in_c, op->in_c);
+      } else {
+        memset(next, op->in_zero, op->in_c);
+      }
+      next += op->in_c;
+    }
+  }
+  memset(next, 0, (size_t)(column + op->depth - next));
+  return column;
+}
+
+/* Four depths of each pixel as words of 16-bit pairs, in the order that widening bytes gives. */
+static inline void widen(const int8_t *first, const int8_t *second, int quads, uint32_t *columns) {
+  for (; quads > 0; quads--, first += 4, second += 4, columns += 4) {
+    uint32_t a = slip_word(first), b = slip_word(second);
+    columns[0] = slip_even_bytes(a);
+    columns[1] = slip_even_bytes(b);
+    columns[2] = slip_odd_bytes(a);
+    columns[3] = slip_odd_bytes(b);
+  }
+}
+
+/* All channels of one pixel or two. Where `second` is null there is one. */
+static void multiply(
+    const slip_conv *op, const int8_t *first, const int8_t *second, uint32_t *columns, int8_t *out) {
+  int quads = op->depth / 4, channels = op->out_c;
+  const uint32_t *weights = (const uint32_t *)(const void *)op->weights;
+  const int32_t *bias = op->bias, *rescale = op->rescale;
+  int32_t sums[8];
+  if (second) widen(first, second, quads, columns);
+  for (; channels > 0; channels -= 4, weights += op->depth, bias += 4, rescale += 8, out += 4) {
+    if (second) {
+      multiply_two(columns, weights, quads, bias, sums);
+    } else {
+      multiply_one(first, weights, quads, bias, sums);
+    }
+    if (second && op->narrow && channels >= 4) {
+      int32_t zero = op->out_zero;
+      int8_t *next = out + op->out_c;
+      for (int k = 0; k < 4; k++) {
+        int32_t multiplier = rescale[2 * k], power = rescale[2 * k + 1];
+        out[k] = (int8_t)slip_narrow(sums[2 * k], multiplier, power, zero);
+        next[k] = (int8_t)slip_narrow(sums[2 * k + 1], multiplier, power, zero);
+      }
+    } else {
+      int left = channels < 4 ? channels : 4;
+      write_any(op, sums, rescale, left, second ? 2 : 1, out);
+    }
+  }
+}
+
+/* scratch: 4 * depth bytes where the output has more than one pixel, and 2 * depth more where the
+ * input is not its own column. */
+void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch) {
+  int pixels = op->out_h * op->out_w;
+  /* Of one pixel and whole words, the input is its own column. */
+  int direct = op->kernel_h * op->kernel_w == 1 && op->stride_h * op->stride_w == 1 &&
+               op->depth == op->in_c;
+  uint32_t *columns = scratch;
+  int8_t *first_column = (int8_t *)scratch + (pixels > 1 ? 4 * op->depth : 0);
+  int8_t *second_column = first_column + op->depth;
+  int y = 0, x = 0;
+  for (; pixels > 0; pixels -= 2, out += 2 * op->out_c) {
+    const int8_t *first = in, *second = pixels > 1 ? in + op->in_c : 0;
+    if (direct) {
+      in += 2 * op->in_c;
+    } else {
+      first = gather(op, in, y, x, first_column);
+      if (++x == op->out_w) x = 0, y++;
+      if (second) second = gather(op, in, y, x, second_column);
+      if (++x == op->out_w) x = 0, y++;
+    }
+    multiply(op, first, second, columns, out);
+  }
+}

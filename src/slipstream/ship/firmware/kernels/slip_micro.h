@@ -1,0 +1,196 @@
+/* Integer kernels for networks of int8, in C99, without a heap, without a C library but memcpy and
+ * memset. Every one gives the bytes that TensorFlow Lite Micro's reference kernels give.
+ *
+ * Arithmetic (Jacob et al., arXiv 1712.05877): activations have a scale and a zero point, weights a
+ * scale for each output channel. A sum of products is brought to the output's scale by a 32-bit
+ * multiplier and a shift, rounded twice: first to 32 bits (half up), then by the shift (half away
+ * from zero).
+ */
+#ifndef SLIP_MICRO_H
+#define SLIP_MICRO_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__ARM_FEATURE_MVE)
+#define SLIP_HELIUM 1
+#include <arm_mve.h>
+#endif
+#if defined(__ARM_FEATURE_DSP) && __ARM_FEATURE_DSP
+#define SLIP_DSP 1
+#include <arm_acle.h>
+#endif
+
+/* What is known of a convolution before it runs. Weights are packed, four channels and two depths
+ * at a time (see `pack_pairs` of the exporter); the input's zero point is folded into the bias, so that the
+ * padding is the zero point itself. */
+typedef struct {
+  const int8_t *weights;
+  const int32_t *bias;     /* one an output channel, padded to four */
+  const int32_t *rescale;  /* pairs: a multiplier, and its shift to the right: see `slip_to_int8` */
+  uint16_t in_h, in_w, in_c, out_h, out_w, out_c;
+  uint16_t depth;          /* kernel_h * kernel_w * in_c, padded to four */
+  uint8_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left;
+  int8_t in_zero, out_zero, low, high;
+  uint8_t narrow;          /* all channels may be rescaled in the short form */
+} slip_conv;
+
+/* A depthwise convolution: weights are [channel][kernel_h][kernel_w]. */
+typedef struct {
+  const int8_t *weights;
+  const int32_t *bias;
+  const int32_t *rescale;
+  uint16_t in_h, in_w, channels, out_h, out_w, multiplier;
+  uint8_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left;
+  int8_t in_zero, out_zero, low, high;
+} slip_depthwise;
+
+typedef struct {
+  uint16_t in_h, in_w, channels, out_h, out_w;
+  uint8_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left;
+  int8_t low, high;
+} slip_pool;
+
+typedef struct {
+  int32_t count;
+  int32_t zero_a, zero_b, multiplier_a, shift_a, multiplier_b, shift_b;
+  int32_t out_zero, multiplier, shift, low, high;
+} slip_add;
+
+typedef struct {
+  int32_t rows, columns, multiplier, left_shift, least_difference;
+} slip_softmax;
+
+void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
+void slip_depthwise_2d(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
+void slip_depthwise_any(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
+void slip_average_pool(const slip_pool *op, const int8_t *in, int8_t *out);
+void slip_max_pool(const slip_pool *op, const int8_t *in, int8_t *out);
+void slip_add_int8(const slip_add *op, const int8_t *a, const int8_t *b, int8_t *out);
+void slip_softmax_int8(const slip_softmax *op, const int8_t *in, int8_t *out);
+
+/* Shifts of negative numbers are arithmetic on every compiler that this is built with; shifts to
+ * the left go through unsigned numbers, which is defined. */
+static inline int32_t slip_shift_left(int32_t value, int bits) {
+  return (int32_t)((uint32_t)value << bits);
+}
+
+/* Round(a * b / 2^31), half up, saturated: the high half of the doubled product. */
+static inline int32_t slip_high_product(int32_t a, int32_t b) {
+  if (a == b && a == INT32_MIN) return INT32_MAX;
+  return (int32_t)(((int64_t)a * b + (1 << 30)) >> 31);
+}
+
+/* Round(value / 2^bits), half away from zero. */
+static inline int32_t slip_round_shift(int32_t value, int bits) {
+  int32_t mask = (int32_t)((1u << bits) - 1);
+  int32_t rest = value & mask;
+  return (value >> bits) + (rest > (mask >> 1) + (value < 0));
+}
+
+/* value * multiplier * 2^shift / 2^31, rounded twice; shift may have either sign. */
+static inline int32_t slip_rescale(int32_t value, int32_t multiplier, int shift) {
+  int left = shift > 0 ? shift : 0;
+  return slip_round_shift(slip_high_product(slip_shift_left(value, left), multiplier), left - shift);
+}
+
+static inline int32_t slip_clamp(int32_t value, int32_t low, int32_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+/* (a * b + 2^31) / 2^32, and the same plus c: one instruction each where there are DSP ones. */
+static inline int32_t slip_smmulr(int32_t a, int32_t b) {
+#ifdef SLIP_DSP
+  int32_t result;
+  __asm__("smmulr %0, %1, %2" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#else
+  return (int32_t)(((int64_t)a * b + (1LL << 31)) >> 32);
+#endif
+}
+
+static inline int32_t slip_smmlar(int32_t a, int32_t b, int32_t c) {
+#ifdef SLIP_DSP
+  int32_t result;
+  __asm__("smmlar %0, %1, %2, %3" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return (int32_t)(((int64_t)a * b + (1LL << 31)) >> 32) + c;
+#endif
+}
+
+/* The short form of rescaling, where sums stay below 2^30, the shift is 2 to 31, and nothing is
+ * clamped but to int8: then it is equal to `slip_rescale`. Doubling first makes one rounding high
+ * product of the first rounding; adding the sign makes half up half away from zero, and `power`,
+ * 2^(32 - shift), makes another high product of the second. */
+static inline int32_t slip_narrow(int32_t sum, int32_t multiplier, int32_t power, int32_t zero) {
+  int32_t high = slip_smmulr(slip_shift_left(sum, 1), multiplier);
+  int32_t value = slip_smmlar(high + (high >> 31), power, zero);
+#ifdef SLIP_DSP
+  return __ssat(value, 8);
+#else
+  return slip_clamp(value, -128, 127);
+#endif
+}
+
+/* A sum as int8 by a pair of `rescale`: a power where the short form may be used, which is
+ * positive, else the shift less 64. */
+static inline int32_t slip_to_int8(
+    int32_t sum, const int32_t *pair, int32_t zero, int32_t low, int32_t high) {
+  if (pair[1] > 0) return slip_narrow(sum, pair[0], pair[1], zero);
+  return slip_clamp(slip_rescale(sum, pair[0], -(pair[1] + 64)) + zero, low, high);
+}
+
+/* Two 16-bit halves of a word: bytes 0 and 2, or 1 and 3, with their signs. */
+static inline uint32_t slip_even_bytes(uint32_t word) {
+#ifdef SLIP_DSP
+  uint32_t result;
+  __asm__("sxtb16 %0, %1" : "=r"(result) : "r"(word));
+  return result;
+#else
+  return (uint16_t)(int8_t)word | (uint32_t)(uint16_t)(int8_t)(word >> 16) << 16;
+#endif
+}
+
+static inline uint32_t slip_odd_bytes(uint32_t word) {
+#ifdef SLIP_DSP
+  uint32_t result;
+  __asm__("sxtb16 %0, %1, ror #8" : "=r"(result) : "r"(word));
+  return result;
+#else
+  return slip_even_bytes(word >> 8);
+#endif
+}
+
+static inline uint32_t slip_pack(int32_t low, int32_t high) {
+  return (uint32_t)(uint16_t)low | (uint32_t)high << 16;
+}
+
+/* sum + products of halves: both pairs, or one half of each word. */
+#ifdef SLIP_DSP
+#define slip_smlad(a, b, sum) __smlad((int16x2_t)(a), (int16x2_t)(b), (sum))
+#define slip_smlatb(a, b, sum) __smlatb((int32_t)(a), (int32_t)(b), (sum))
+#define slip_smlabt(a, b, sum) __smlabt((int32_t)(a), (int32_t)(b), (sum))
+#define slip_smlabb(a, b, sum) __smlabb((int32_t)(a), (int32_t)(b), (sum))
+#else
+static inline int32_t slip_smlabb(uint32_t a, uint32_t b, int32_t sum) {
+  return sum + (int16_t)a * (int16_t)b;
+}
+static inline int32_t slip_smlatb(uint32_t a, uint32_t b, int32_t sum) {
+  return slip_smlabb(a >> 16, b, sum);
+}
+static inline int32_t slip_smlabt(uint32_t a, uint32_t b, int32_t sum) {
+  return slip_smlabb(a, b >> 16, sum);
+}
+static inline int32_t slip_smlad(uint32_t a, uint32_t b, int32_t sum) {
+  return slip_smlabb(a >> 16, b >> 16, slip_smlabb(a, b, sum));
+}
+#endif
+
+static inline uint32_t slip_word(const void *address) {
+  uint32_t word;
+  memcpy(&word, address, 4);
+  return word;
+}
+
+#endif

@@ -1,0 +1,200 @@
+"""Whether firmware gives the bytes that another runtime gives for the same model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import MissingExtraError, UnknownNameError
+from slipstream.ship.firmware.build import ImageSize, Run, run_emulated, run_here
+from slipstream.ship.firmware.firmware import Exported
+from slipstream.ship.firmware.interface import Interface
+from slipstream.ship.firmware.network import Array
+from slipstream.tables import Field, Table
+
+Sets = Sequence[Sequence[Array]]
+
+# What a model is given at most by the runtimes that ask how much.
+_ARENA_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where firmware ran, and how its outputs compare.
+
+    Attributes:
+        name: of the target.
+        differing: output bytes that are not the other runtime's.
+        compared: output bytes.
+        first: (set of inputs, output, index) of the first that differs; None where none does.
+        instructions: most of an inference; 0 where they are not counted.
+        ram: bytes of arena, variables and stack; 0 where the stack is not measured.
+        size: of the image; None where none was linked.
+    """
+
+    name: str
+    differing: int
+    compared: int
+    first: tuple[int, int, int] | None
+    instructions: int = 0
+    ram: int = 0
+    size: ImageSize | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "target": self.name, "differing": self.differing, "compared": self.compared,
+            "first": self.first, "instructions": self.instructions or None,
+            "ram_bytes": self.ram or None,
+            "flash_bytes": self.size.flash if self.size else None,
+            "code_bytes": self.size.code if self.size else None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The answer of `verify_firmware`."""
+
+    model: str
+    against: str
+    sets: int
+    places: tuple[Place, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every byte is."""
+        return all(place.differing == 0 for place in self.places)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        places = [place.to_json() for place in self.places]
+        return {
+            "model": self.model, "against": self.against, "inputs": self.sets,
+            "equal": self.equal, "places": places,
+        }  # fmt: skip
+
+    def tables(self) -> list[Table]:
+        """A row a place."""
+
+        def number(value: int) -> str:
+            return f"{value:,}" if value else "-"
+
+        fields: list[Field[Place]] = [
+            Field.of("ran on", lambda place: place.name),
+            Field.number("bytes compared", lambda place: f"{place.compared:,}"),
+            Field.number("differing", lambda place: f"{place.differing:,}"),
+            Field.number("instructions", lambda place: number(place.instructions)),
+            Field.number("RAM", lambda place: number(place.ram)),
+            Field.number("flash", lambda place: number(place.size.flash if place.size else 0)),
+        ]
+        notes = [f"{self.sets} random inputs, against {self.against}"]
+        if any(place.instructions for place in self.places):
+            notes.append("instructions of an emulated processor, which are not cycles")
+        notes += [
+            f"{place.name}: first at input {place.first[0]}, output {place.first[1]}, "
+            f"element {place.first[2]}"
+            for place in self.places
+            if place.first
+        ]
+        return [Table.of(self.places, fields, self.model, notes)]
+
+
+def verify_firmware(
+    exported: Exported, *, against: str = "tflite-micro", sets: int = 20, seed: int = 0,
+    emulate: bool | None = None, say: Callable[[str], None] = lambda line: None,
+) -> Verified:  # fmt: skip
+    """Compile firmware, run it on random inputs and compare every output byte.
+
+    Args:
+        against: ``tflite-micro`` or ``litert`` (reference kernels).
+        sets: of inputs.
+        emulate: run on the target's emulated board, too; None: where the target has one.
+
+    Raises:
+        ToolchainError: a compiler or the emulator is missing.
+        MissingExtraError: the other runtime is.
+    """
+    if against not in _RUNTIMES:
+        raise UnknownNameError("runtime", against, _RUNTIMES)
+    interface = exported.interface
+    inputs = random_inputs(interface, sets, seed)
+    say(f"running {against}")
+    expected = _RUNTIMES[against](exported.model, inputs, len(interface.outputs))
+    places = []
+    with tempfile.TemporaryDirectory() as folder:
+        say("running here")
+        here = run_here(exported.sources, interface, inputs, Path(folder))
+        places.append(_compare("host", interface, expected, here))
+        if exported.target.board and emulate is not False:
+            say(f"running on the emulated {exported.target.name}")
+            there = run_emulated(exported.sources, interface, inputs, Path(folder), exported.target)
+            places.append(_compare(exported.target.name, interface, expected, there))
+    return Verified(interface.name, against, sets, tuple(places))
+
+
+def random_inputs(interface: Interface, sets: int, seed: int = 0) -> list[list[Array]]:
+    """Sets of inputs: all codes, uniform."""
+    dice = np.random.default_rng(seed)
+    return [
+        [dice.integers(-128, 128, port.shape).astype(np.int8) for port in interface.inputs]
+        for _ in range(sets)
+    ]
+
+
+def _compare(name: str, interface: Interface, expected: Sets, ran: Run) -> Place:
+    differing = compared = 0
+    first = None
+    for number, (wanted, given) in enumerate(zip(expected, ran.outputs, strict=True)):
+        for output, (a, b) in enumerate(zip(wanted, given, strict=True)):
+            other = np.flatnonzero(a.reshape(-1) != b.reshape(-1))
+            compared += a.size
+            differing += len(other)
+            if len(other) and first is None:
+                first = (number, output, int(other[0]))
+    ram = interface.arena_bytes + ran.stack + ran.size.ram if ran.size else 0
+    return Place(name, differing, compared, first, max(ran.instructions, default=0), ram, ran.size)
+
+
+def _tflite_micro(model: bytes, inputs: Sets, outputs: int) -> Sets:
+    try:
+        from tflite_micro import runtime
+    except ImportError as error:
+        raise MissingExtraError("verification", "tflite-micro", "edge") from error
+    interpreter = runtime.Interpreter.from_bytes(model, arena_size=_ARENA_BYTES)
+    found = []
+    for given in inputs:
+        for number, values in enumerate(given):
+            interpreter.set_input(values, number)
+        interpreter.invoke()
+        found.append([interpreter.get_output(number).copy() for number in range(outputs)])
+    return found
+
+
+def _litert(model: bytes, inputs: Sets, outputs: int) -> Sets:
+    try:
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+    except ImportError as error:
+        raise MissingExtraError("verification", "ai-edge-litert", "edge") from error
+    interpreter = Interpreter(
+        model_content=model, experimental_op_resolver_type=OpResolverType.BUILTIN_REF
+    )
+    interpreter.allocate_tensors()
+    takes, gives = interpreter.get_input_details(), interpreter.get_output_details()
+    found = []
+    for given in inputs:
+        for detail, values in zip(takes, given, strict=True):
+            interpreter.set_tensor(detail["index"], values)
+        interpreter.invoke()
+        found.append([interpreter.get_tensor(detail["index"]) for detail in gives[:outputs]])
+    return found
+
+
+_RUNTIMES: dict[str, Callable[[bytes, Sets, int], Sets]] = {
+    "tflite-micro": _tflite_micro,
+    "litert": _litert,
+}

@@ -1,0 +1,102 @@
+"""Generated firmware gives the bytes of tflite-micro, here and on emulated processors."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import INT8, MICRO_SPEECH, PERSON_DETECT, need_emulator, need_runtimes
+
+from slipstream.ship import DoesNotFitError, ModelFileError
+from slipstream.ship.firmware import (
+    export_firmware,
+    random_inputs,
+    read_firmware,
+    run_emulated,
+    run_here,
+    verify_firmware,
+)
+
+Require = Callable[[str, bool, str], None]
+
+
+@pytest.mark.parametrize("name", INT8)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_output_byte_is_tflite_micro_s(
+    name: str, overlap: bool, shared_data: Path, tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    export_firmware(shared_data / name, overlap=overlap).write(tmp_path / "fw")
+    found = verify_firmware(read_firmware(tmp_path / "fw"), sets=5, emulate=False)
+    assert found.equal
+    assert found.places[0].compared >= 10
+
+
+@pytest.mark.parametrize("device", ["cortex-m4", "cortex-m7", "cortex-m55"])
+def test_emulated_processors_give_the_same_bytes(
+    device: str, shared_data: Path, tmp_path: Path, require: Require
+) -> None:
+    need_emulator(require)
+    made = export_firmware(shared_data / PERSON_DETECT, device=device)
+    inputs = random_inputs(made.interface, 2)
+    here = run_here(made.sources, made.interface, inputs, tmp_path / "here")
+    there = run_emulated(made.sources, made.interface, inputs, tmp_path / "there", made.target)
+    assert [[b.tobytes() for b in a] for a in here.outputs] == [
+        [b.tobytes() for b in a] for a in there.outputs
+    ]
+    # The bars: tflite-micro with CMSIS-NN takes 22.93 M instructions and 82,292 B.
+    assert max(there.instructions) <= 16_000_000
+    assert there.size is not None
+    assert made.arena.size + there.stack + there.size.ram <= 40 * 1024
+    assert there.size.code <= 14 * 1024
+
+
+def test_firmware_calls_nothing_but_memcpy_and_memset(shared_data: Path, tmp_path: Path) -> None:
+    made = export_firmware(shared_data / MICRO_SPEECH)
+    inputs = random_inputs(made.interface, 1)
+    run_here(made.sources, made.interface, inputs, tmp_path, flags=["-fno-stack-protector"])
+    listed = subprocess.run(
+        ["nm", "-u", str(tmp_path / "model.so")], capture_output=True, text=True, check=True
+    ).stdout
+    called = {line.split()[-1].split("@")[0] for line in listed.splitlines() if " U " in line}
+    assert called <= {"memcpy", "memset"}
+
+
+def test_sanitizers_find_nothing(shared_data: Path, tmp_path: Path) -> None:
+    made = export_firmware(shared_data / MICRO_SPEECH, overlap=False)
+    inputs = random_inputs(made.interface, 3)
+    plain = run_here(made.sources, made.interface, inputs, tmp_path / "plain")
+    flags = ["-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan"]
+    checked = run_here(made.sources, made.interface, inputs, tmp_path / "ubsan", flags=flags)
+    assert all(np.array_equal(a, b) for x, y in zip(plain.outputs, checked.outputs, strict=True)
+               for a, b in zip(x, y, strict=True))  # fmt: skip
+
+
+def test_what_does_not_fit_says_by_how_much_and_where(shared_data: Path) -> None:
+    whole = export_firmware(shared_data / PERSON_DETECT)
+    with pytest.raises(DoesNotFitError) as refused:
+        export_firmware(shared_data / PERSON_DETECT, ram_bytes=whole.arena.size - 1)
+    assert refused.value.missing_bytes == 1
+    assert "Conv2d_2_depthwise" in str(refused.value.where)
+    with pytest.raises(DoesNotFitError, match="flash"):
+        export_firmware(shared_data / PERSON_DETECT, flash_bytes=100_000)
+
+
+def test_models_share_an_arena_between_inferences(shared_data: Path, tmp_path: Path) -> None:
+    made = [export_firmware(shared_data / name) for name in (PERSON_DETECT, MICRO_SPEECH)]
+    # Nothing is kept between calls, so that the arena is the larger one's: run_here overwrites it.
+    for number, one in enumerate(made):
+        inputs = random_inputs(one.interface, 1) * 2
+        ran = run_here(one.sources, one.interface, inputs, tmp_path / str(number))
+        assert np.array_equal(ran.outputs[0][0], ran.outputs[1][0])
+
+
+def test_damaged_folders_are_told(shared_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "fw"
+    export_firmware(shared_data / MICRO_SPEECH).write(folder)
+    (folder / "model.c").unlink()
+    with pytest.raises(ModelFileError, match="not complete"):
+        read_firmware(folder)
