@@ -147,3 +147,15 @@ def test_limits_that_only_hold_one_at_a_time_are_all_named(advised: Any) -> None
         combinations=False,
     )
     assert found.unmet == tuple(goals)
+
+
+def test_another_model_has_to_gain_enough_to_be_trained_for(advised: Any) -> None:
+    anew = QualityKind.NEEDS_TRAINING
+    found = advised(
+        predicted("lowrank:0.25", 0.97, kind=anew),
+        predicted("lowrank:0.125", 0.98, megabytes=90, kind=anew),
+        predicted("amp:bf16", 0.97),
+    )
+    assert names(found) == ["amp:bf16", "lowrank:0.125", "lowrank:0.25"]
+    (refused,) = (p for p in found.predictions if p.why_not is not None)
+    assert (refused.technique, refused.peak_bytes) == ("lowrank:0.25", 100 * MB)

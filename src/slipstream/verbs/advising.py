@@ -17,6 +17,7 @@ from slipstream.errors import UsageError
 from slipstream.graph import Graph, need_graph
 from slipstream.tables import Table
 from slipstream.technique import QualityKind, Technique
+from slipstream.units import format_percent
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.outlooks import Outlook, first_look
 from slipstream.verbs.predicting import predict
@@ -24,8 +25,10 @@ from slipstream.verbs.request import command_for
 from slipstream.verbs.results import (
     BEST_OF_ALL,
     DRAWN,
+    WORTH_TRAINING,
     Predicted,
     Prediction,
+    Refused,
     applying,
     prediction_table,
     refused,
@@ -151,7 +154,7 @@ class Advice:
         reasons = []
         if any(not goal.met_by(p) for p in above for goal in self.goals):
             reasons.append("reaches the goal")
-        if not _trains_anew(best) and any(map(_trains_anew, above)):
+        if not best.trains_anew and any(p.trains_anew for p in above):
             reasons.append("leaves the training as it is")
         if best.verdict == "worth it" and any(p.verdict != best.verdict for p in above):
             reasons.append("is certain")
@@ -196,6 +199,7 @@ def advise(
     # What cannot be worth it whatever its operators take is not measured.
     decided = [one.prediction for one in looked if one.decided]
     singles = [*ask([one.prediction.techniques for one in looked if not one.decided]), *decided]
+    singles = [_worth_training(one) for one in singles]
     known = {p.techniques: p for p in applying(singles)}
     if combinations:
         _grow(known, ask, say)
@@ -292,8 +296,19 @@ def _costs(p: Predicted) -> tuple[float, float]:
     return p.ratio, float(p.memory[1])
 
 
-def _trains_anew(p: Predicted) -> bool:
-    return p.quality is None or p.quality.kind is QualityKind.NEEDS_TRAINING
+def _worth_training(p: Prediction) -> Prediction:
+    """`p`, or its refusal where it is another model to train and gains too little for that."""
+    if not isinstance(p, Predicted) or not p.trains_anew:
+        return p
+    if p.speedup >= WORTH_TRAINING or p.saved > WORTH_TRAINING - 1:
+        return p
+    reason = (
+        f"{p.speedup:.2f}x and {format_percent(-p.saved, signed=True)} memory are predicted: too "
+        "little for a model that has to be trained anew"
+    )
+    return Refused(
+        p.technique, p.baseline_ns, reason, p.quality, p.memory[0], techniques=p.techniques
+    )
 
 
 def _risk(p: Predicted) -> int:

@@ -26,6 +26,7 @@ from slipstream.verbs.results import (
     MEMORY,
     NUMBERS,
     WORTH_IT,
+    WORTH_TRAINING,
     Predicted,
     Prediction,
     named,
@@ -64,9 +65,11 @@ class Outlook:
     @property
     def decided(self) -> bool:
         """Whether measuring could not change that it is not worth it, in time or memory."""
-        before, after = self.prediction.memory
-        saves = after < before * (1 - _MEMORY_SHARE)
-        return self.firm and self.most is not None and self.most < WORTH_IT and not saves
+        if not self.firm or self.most is None or not isinstance(self.prediction, Predicted):
+            return False
+        anew = self.prediction.trains_anew
+        least, share = (WORTH_TRAINING, WORTH_TRAINING - 1) if anew else (WORTH_IT, _MEMORY_SHARE)
+        return self.most < least and self.prediction.saved <= share
 
     @property
     def promise(self) -> tuple[float, float]:

@@ -14,12 +14,14 @@ from slipstream.measure.measured import Measured
 from slipstream.measure.records import PredictionRecord
 from slipstream.provenance import Provenance, weakest
 from slipstream.tables import Column, Drawing, Field, Table
-from slipstream.technique import Quality, Technique
+from slipstream.technique import Quality, QualityKind, Technique
 from slipstream.units import format_bytes, format_duration, format_percent, format_reach
 from slipstream.verbs.sharing import Shared
 
 WORTH_IT = 1.02
 """Below this speed-up a technique is not worth a line of code."""
+WORTH_TRAINING = 1.05
+"""Below this speed-up another model, which has to be trained, is not worth the training."""
 BEST_OF_ALL = "* nothing else is better in time, memory and numbers at once"
 """What a star beside a name means."""
 # Ends of an interval that are further apart than this factor make it a wide one.
@@ -95,6 +97,17 @@ class Predicted:
         if 1 / self.low < WORTH_IT:
             return "not worth it here"
         return "undecided: prove it"
+
+    @property
+    def trains_anew(self) -> bool:
+        """Whether it makes another model, or may: one that has to be trained."""
+        return self.quality is None or self.quality.kind is QualityKind.NEEDS_TRAINING
+
+    @property
+    def saved(self) -> float:
+        """The share of the step's peak memory that it saves; 0 where that is not known."""
+        before, after = self.memory
+        return 1 - after / before if before and after else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As results are printed and shown; times in nanoseconds, sizes in bytes."""
