@@ -17,21 +17,24 @@ from typing import Any
 LIMIT_S = 600.0
 
 
-def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:
+def run_ranks(count: int, work: Callable[[int], Any], missing: int | None = None) -> list[Any]:
     """What `work(rank)` returns on each rank, or the error it ends with; None where it was killed.
 
     None is left behind, however it ends.
+
+    Args:
+        missing: a rank that may stop itself; it is ended when all others have.
     """
     with tempfile.TemporaryDirectory() as folder:
         pids = [_fork(rank, count, work, Path(folder)) for rank in range(count)]
         until = time.monotonic() + LIMIT_S
-        waiting = set(pids)
+        waiting = set(pids) - ({pids[missing]} if missing is not None else set())
         while waiting and time.monotonic() < until:
             for pid in list(waiting):
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     waiting.discard(pid)
             time.sleep(0.01)
-        for pid in waiting:
+        for pid in [*waiting, *([pids[missing]] if missing is not None else [])]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         assert not waiting, "a rank did not end"

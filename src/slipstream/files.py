@@ -1,14 +1,137 @@
-"""Write a file whole or not at all."""
+"""Files from outside and to outside: read within limits, written whole or not at all."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import secrets
+import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from slipstream.errors import SlipstreamError
+
+_GZIP = b"\x1f\x8b"
+# What a gzip file may expand to: so much in any case, and so many times what it takes itself.
+# Traces of repeated steps, the most repetitive files there are, expand 30 times.
+_EXPANDS_TO, _EXPANDS = 16 << 20, 100
+# Without other limits on a file that is held in memory as a whole.
+LARGEST_BYTES = 1 << 30
+
+
+@contextmanager
+def opened(
+    path: Path, error: type[SlipstreamError] = SlipstreamError, *, remedy: str | None = None
+) -> Iterator[BinaryIO]:
+    """The file at `path` to be read, unzipped as it is read where it is a gzip file.
+
+    Args:
+        error: what is raised in place of `OSError`, also by what reads within the block; so is
+            `MemoryError`.
+        remedy: for a file that is damaged.
+
+    Raises:
+        SlipstreamError: of type `error`: there is no such file, it may not be read or is damaged,
+            it expands without end, or what is made of it does not fit the memory.
+    """
+    try:
+        with open(path, "rb") as file:
+            if stat.S_ISCHR(os.fstat(file.fileno()).st_mode):
+                raise error("is a device, not a file", where=str(path))
+            # Not read: what comes through a pipe can be read only once.
+            zipped = file.peek(2)[:2] == _GZIP
+            yield io.BufferedReader(_Unzipped(file, path, error)) if zipped else file
+    except FileNotFoundError:
+        raise error(f"there is no file '{path}'", remedy="check the name") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as damage:
+        raise error(
+            f"the gzip file is broken or cut off: {damage}", where=str(path), remedy=remedy
+        ) from damage
+    except OSError as refused:
+        raise error(f"cannot be read: {refused.strerror or refused}", where=str(path)) from refused
+    except MemoryError:
+        raise error("what it says does not fit into memory", where=str(path)) from None
+
+
+def read_bytes(
+    path: Path,
+    error: type[SlipstreamError] = SlipstreamError,
+    *,
+    most: int = LARGEST_BYTES,
+    remedy: str | None = None,
+) -> bytes:
+    """All of `path`, unzipped, if it has no more than `most` bytes.
+
+    Raises:
+        SlipstreamError: as of `opened`, or it is larger.
+    """
+    with opened(path, error, remedy=remedy) as file:
+        data = bytearray()
+        while piece := file.read(1 << 20):
+            data += piece
+            if len(data) > most:
+                raise error(f"has more than {most >> 20} MiB", where=str(path), remedy=remedy)
+        return bytes(data)
+
+
+def expanded(packed: bytes, most: int) -> bytes:
+    """What `zlib.compress` packed.
+
+    Raises:
+        ValueError: damaged, or of more than `most` bytes.
+    """
+    unzip = zlib.decompressobj()
+    try:
+        data = unzip.decompress(packed, most + 1)
+    except zlib.error as damage:
+        raise ValueError(str(damage)) from damage
+    if len(data) > most or not unzip.eof:
+        raise ValueError(f"cut off, or of more than {most} bytes")
+    return data
+
+
+class _Unzipped(io.RawIOBase):
+    """The contents of a gzip file; fails where it expands out of all proportion."""
+
+    def __init__(self, file: BinaryIO, path: Path, error: type[SlipstreamError]) -> None:
+        self._packed = _Counted(file)
+        self._unzipped = gzip.GzipFile(fileobj=self._packed, mode="rb")
+        self._path, self._error = path, error
+        self._given = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        piece = self._unzipped.read(min(len(view), 1 << 20))
+        view[: len(piece)] = piece
+        self._given += len(piece)
+        if self._given > max(_EXPANDS_TO, _EXPANDS * self._packed.taken):
+            raise self._error(
+                f"expands more than {_EXPANDS} times", where=str(self._path),
+                remedy="unzip it first if that is right, and name the unzipped file",
+            )  # fmt: skip
+        return len(piece)
+
+
+class _Counted(io.RawIOBase):
+    """A file that counts what was taken from it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.taken = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._file.read(size)
+        self.taken += len(piece)
+        return piece
 
 
 @contextmanager

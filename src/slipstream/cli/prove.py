@@ -122,7 +122,7 @@ def command(
         raise InvalidArgumentError(
             "--quality-budget", "no time to check in", remedy="as 3s, 1min; or --no-quality"
         )
-    with progress(f"proving {recipe.name}") as say, history(store) as past:
+    with progress(f"proving {recipe.name}") as say, history(store, measures=True) as past:
         graph = request.graph(say, options.needs_of(names), note)
         predictions = predict(graph, names, cluster=where, widen=past.widen, say=say)
         # Before it is measured: where it fails, this says why.

@@ -10,8 +10,8 @@ from importlib import resources
 from typing import Any
 
 from slipstream.cluster.quantity import Quantity
-from slipstream.cluster.schema import Readers, build
 from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.schema import Readers, build
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import numpy as np
 from slipstream.cluster.devices import NUMBERS, Device, device, read_device
 from slipstream.cluster.generators import GENERATORS, star
 from slipstream.cluster.quantity import Quantity
-from slipstream.cluster.schema import Readers, build, read
 from slipstream.cluster.topology import Aggregator, LinkKind, Topology
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
-from slipstream.files import replacing
+from slipstream.files import read_bytes, replacing
 from slipstream.provenance import Provenance
+from slipstream.schema import Readers, build, read
 from slipstream.units import parse_bandwidth, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _KEYS = (
     "links", "device", "host", "calibration",
 )  # fmt: skip
 """In the order in which a file is written."""
+_LARGEST_BYTES = 16 << 20
 _SHORT = ("workers", "link", "latency", "device")
 
 
@@ -59,8 +60,8 @@ def load(cluster: type[Cluster], name: str | Path, sizes: Mapping[str, Any]) -> 
     if not path.is_file():
         raise UnknownNameError("cluster", text, known, where="neither a preset nor a file")
     try:
-        return _parse(cluster, path.read_text(), text, sizes)
-    except (OSError, UnicodeDecodeError) as error:
+        return _parse(cluster, read_bytes(path, most=_LARGEST_BYTES).decode(), text, sizes)
+    except UnicodeDecodeError as error:
         raise InvalidArgumentError("cluster", f"{text} cannot be read: {error}") from error
 
 

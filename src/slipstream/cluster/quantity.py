@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.cluster.schema import read
 from slipstream.errors import InvalidArgumentError
 from slipstream.provenance import Provenance
+from slipstream.schema import read
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ class Durations:
                 "AND threads = ? AND nanoseconds IS NOT NULL",
                 (self._machine, operator, self.threads),
             ).fetchall()
-        return [(Call.from_json(json.loads(asked)), float(took)) for asked, took in rows]
+            return [(Call.from_json(json.loads(asked)), float(took)) for asked, took in rows]
 
     @contextlib.contextmanager
     def _cache(self) -> Iterator[sqlite3.Connection]:
@@ -201,7 +201,16 @@ class Durations:
             errors_in_words(self._path),
             contextlib.closing(open_database(self._path, _MIGRATIONS)) as cache,
         ):
-            yield cache
+            try:
+                yield cache
+            except (
+                ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
+            ) as error:  # fmt: skip
+                raise StoreError(
+                    f"the timings kept there are damaged: {error!r}",
+                    where=str(self._path),
+                    remedy="move the file away; a new one is made at the next run",
+                ) from error
 
     def measure(
         self, calls: Iterable[Call | Question], say: Callable[[str], None] = lambda line: None

@@ -6,15 +6,17 @@ import dataclasses
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
-from slipstream.errors import StoreError
+from slipstream.errors import SlipstreamError, StoreError
+from slipstream.files import expanded
 from slipstream.measure.records import Event, Series
+from slipstream.schema import Readers, build
 
 Record = TypeVar("Record")
+_LARGEST_EVENTS = 64 << 20
 
 
 def to_json(record: Any) -> str:
@@ -35,27 +37,30 @@ def from_json(kind: type[Record], text: str) -> Record:
     Raises:
         StoreError: it has fields this version does not know, or lacks one it needs.
     """
-    values = json.loads(text)
-    hints = get_type_hints(kind)
-    unknown = values.keys() - hints.keys()
+    try:
+        values = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StoreError(f"a {kind.__name__} in the store is damaged: {error}") from error
+    unknown = values.keys() - get_type_hints(kind).keys() if isinstance(values, dict) else ()
     if unknown:
         raise StoreError(
             f"a {kind.__name__} has unknown fields: {', '.join(sorted(unknown))}",
             remedy="it was written by a newer slipstream: upgrade this one",
         )
     try:
-        return kind(**{name: _typed(hints[name], value) for name, value in values.items()})
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"a {kind.__name__} in the store is damaged: {error}") from error
+        return build(kind, values, "", kind.__name__, _READERS)
+    except SlipstreamError as error:
+        raise StoreError(f"a {kind.__name__} in the store is damaged: {error.what}") from error
 
 
-def _typed(hint: Any, value: Any) -> Any:
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    if get_origin(hint) is tuple and isinstance(value, list):
-        inner = get_args(hint)[0]
-        return tuple(_typed(inner, item) for item in value)
+def _any_float(value: Any, place: str) -> Any:
+    """Infinite ends of intervals and what was never measured are kept as well."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise StoreError(f"{place}: {value!r} is no number")
     return value
+
+
+_READERS: Readers = {float: _any_float}
 
 
 def _plain(value: Any) -> Any:
@@ -85,9 +90,9 @@ def unpack_series(n: int, values: bytes, blocks: bytes) -> Series:
         StoreError: the bytes are damaged.
     """
     try:
-        column = np.frombuffer(zlib.decompress(values), dtype="<f8").astype(np.float64)
-        steps = np.frombuffer(zlib.decompress(blocks), dtype="<i4")
-    except (zlib.error, ValueError) as error:
+        column = np.frombuffer(expanded(values, 8 * n), dtype="<f8").astype(np.float64)
+        steps = np.frombuffer(expanded(blocks, 4 * n), dtype="<i4")
+    except (TypeError, ValueError) as error:
         raise StoreError(f"stored samples are damaged: {error}") from error
     if not column.size == steps.size == n:
         raise StoreError(f"stored samples are damaged: {n} expected, {column.size} found")
@@ -107,7 +112,10 @@ def unpack_events(packed: bytes) -> list[Event]:
         StoreError: the bytes are damaged.
     """
     try:
-        rows = json.loads(zlib.decompress(packed))
-    except (zlib.error, ValueError) as error:
+        rows = json.loads(expanded(packed, _LARGEST_EVENTS))
+        found = [Event(block, kind, detail) for block, kind, detail in rows]
+    except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"stored events are damaged: {error}") from error
-    return [Event(block, kind, detail) for block, kind, detail in rows]
+    if not all(isinstance(one.kind, str) and isinstance(one.detail, dict) for one in found):
+        raise StoreError("stored events are damaged: they have no kind, or no details")
+    return found

@@ -7,15 +7,16 @@ afterwards. Claims are stored beside the samples they rest on and can be recompu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import StoreError, UnknownNameError
+from slipstream.errors import SlipstreamError, StoreError, UnknownNameError
 from slipstream.measure import _codec as codec
 from slipstream.measure import _rows as rows
 from slipstream.measure._recording import Recording
@@ -55,6 +56,11 @@ class Summary:
     arms: tuple[str, ...]
     blocks: int
     status: str
+
+
+_NOT_OURS = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 
 
 class Store:
@@ -144,74 +150,78 @@ class Store:
         Raises:
             UnknownNameError: there is none of that id.
         """
-        number = self._row(experiment_id)["number"]
-        return replace(self.outline(experiment_id), series=rows.series(self._database, number))
+        with self._checked():
+            number = self._row(experiment_id)["number"]
+            return replace(self.outline(experiment_id), series=rows.series(self._database, number))
 
     def outline(self, experiment_id: str) -> Experiment:
         """The experiment without its samples, which are most of it; see `load`."""
-        row = self._row(experiment_id)
-        number = row["number"]
-        environment = self.environment(row["env_id"])
-        momentary = json.loads(row["momentary"])
-        return Experiment(
-            title=row["title"],
-            created=row["created"],
-            environment=replace(environment, facts={**environment.facts, **momentary}),
-            settings=codec.from_json(Settings, row["settings"]),
-            arms=tuple(
-                codec.from_json(ArmRecord, record)
-                for (record,) in self._database.read(
-                    "SELECT record FROM arm WHERE experiment = ? ORDER BY position", number
-                )
-            ),
-            series={},
-            events=tuple(rows.events(self._database, number)),
-            predictions={
-                arm: codec.from_json(PredictionRecord, record)
-                for arm, record in self._database.read(
-                    "SELECT arm, record FROM experiment_prediction JOIN prediction"
-                    " ON prediction = number WHERE experiment = ?",
-                    number,
-                )
-            },
-            experiment_id=row["id"],
-            status=rows.status(self._database, row),
-        )
+        with self._checked():
+            row = self._row(experiment_id)
+            number = row["number"]
+            environment = self.environment(row["env_id"])
+            momentary = json.loads(row["momentary"])
+            return Experiment(
+                title=row["title"],
+                created=row["created"],
+                environment=replace(environment, facts={**environment.facts, **momentary}),
+                settings=codec.from_json(Settings, row["settings"]),
+                arms=tuple(
+                    codec.from_json(ArmRecord, record)
+                    for (record,) in self._database.read(
+                        "SELECT record FROM arm WHERE experiment = ? ORDER BY position", number
+                    )
+                ),
+                series={},
+                events=tuple(rows.events(self._database, number)),
+                predictions={
+                    arm: codec.from_json(PredictionRecord, record)
+                    for arm, record in self._database.read(
+                        "SELECT arm, record FROM experiment_prediction JOIN prediction"
+                        " ON prediction = number WHERE experiment = ?",
+                        number,
+                    )
+                },
+                experiment_id=row["id"],
+                status=rows.status(self._database, row),
+            )
 
     def list(self) -> tuple[Summary, ...]:
         """All experiments, the oldest first."""
-        blocks: dict[int, int] = {
-            row[0]: row[1]
-            for row in self._database.read(
-                "SELECT experiment, count(*) FROM (SELECT experiment FROM block"
-                " UNION ALL SELECT experiment FROM chunk) GROUP BY experiment"
+        with self._checked():
+            blocks: dict[int, int] = {
+                row[0]: row[1]
+                for row in self._database.read(
+                    "SELECT experiment, count(*) FROM (SELECT experiment FROM block"
+                    " UNION ALL SELECT experiment FROM chunk) GROUP BY experiment"
+                )
+            }
+            arms: dict[int, tuple[str, ...]] = {}
+            for number, name in self._database.read(
+                "SELECT experiment, name FROM arm ORDER BY position"
+            ):
+                arms[number] = (*arms.get(number, ()), name)
+            return tuple(
+                Summary(
+                    row["id"],
+                    row["title"],
+                    row["created"],
+                    row["env_id"],
+                    arms.get(row["number"], ()),
+                    blocks.get(row["number"], 0),
+                    rows.status(self._database, row),
+                )
+                for row in self._database.read("SELECT * FROM experiment ORDER BY number")
             )
-        }
-        arms: dict[int, tuple[str, ...]] = {}
-        for number, name in self._database.read(
-            "SELECT experiment, name FROM arm ORDER BY position"
-        ):
-            arms[number] = (*arms.get(number, ()), name)
-        return tuple(
-            Summary(
-                row["id"],
-                row["title"],
-                row["created"],
-                row["env_id"],
-                arms.get(row["number"], ()),
-                blocks.get(row["number"], 0),
-                rows.status(self._database, row),
-            )
-            for row in self._database.read("SELECT * FROM experiment ORDER BY number")
-        )
 
     def claims(self, experiment_id: str) -> tuple[Claim, ...]:
         """The claims stored with an experiment; none if it was killed or is running."""
-        number = self._row(experiment_id)["number"]
-        records = self._database.read(
-            "SELECT record FROM claim WHERE experiment = ? ORDER BY position", number
-        )
-        return tuple(codec.from_json(Claim, record) for (record,) in records)
+        with self._checked():
+            number = self._row(experiment_id)["number"]
+            records = self._database.read(
+                "SELECT record FROM claim WHERE experiment = ? ORDER BY position", number
+            )
+            return tuple(codec.from_json(Claim, record) for (record,) in records)
 
     def recompute(self, experiment_id: str) -> tuple[Claim, ...]:
         """Compute the claims again from the samples, and check them against the stored ones.
@@ -247,8 +257,9 @@ class Store:
 
     def environments(self) -> tuple[Environment, ...]:
         """All environments anything was measured or predicted in."""
-        stored = self._database.read("SELECT env_id, facts FROM environment")
-        return tuple(Environment(json.loads(facts), env_id) for env_id, facts in stored)
+        with self._checked():
+            stored = self._database.read("SELECT env_id, facts FROM environment")
+            return tuple(Environment(json.loads(facts), env_id) for env_id, facts in stored)
 
     def record_prediction(
         self, prediction: PredictionRecord, environment: Environment | None = None
@@ -261,8 +272,9 @@ class Store:
 
     def predictions(self) -> tuple[PredictionRecord, ...]:
         """All predictions ever recorded, the oldest first."""
-        records = self._database.read("SELECT record FROM prediction ORDER BY number")
-        return tuple(codec.from_json(PredictionRecord, record) for (record,) in records)
+        with self._checked():
+            records = self._database.read("SELECT record FROM prediction ORDER BY number")
+            return tuple(codec.from_json(PredictionRecord, record) for (record,) in records)
 
     def close(self) -> None:
         """Close the file."""
@@ -273,6 +285,20 @@ class Store:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Values that we did not write are an error that names the file."""
+        try:
+            yield
+        except SlipstreamError:
+            raise
+        except _NOT_OURS as error:
+            raise StoreError(
+                f"the store holds what slipstream did not write: {error!r}",
+                where=str(self.path),
+                remedy="move the file away; a new one is made at the next run",
+            ) from error
 
     def _row(self, experiment_id: str) -> Any:
         if experiment_id == _LAST:

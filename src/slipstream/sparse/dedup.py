@@ -26,6 +26,9 @@ _WORD = re.compile(r"\w+")
 # Odd, without a pattern: the place of a word in its shingle changes the sum.
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
+# Of one document.
+_LONGEST_BYTES = 64 << 20
+
 
 class Shingler:
     """Makes 64-bit numbers of shingles.
@@ -158,7 +161,15 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank, with their numbers from 1 on."""
     try:
         with open(path, "rb") as file:
-            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            lines = iter(lambda: file.readline(_LONGEST_BYTES + 1), b"")
+            for number, line in enumerate(lines, 1):
+                if len(line) > _LONGEST_BYTES:
+                    raise SlipstreamError(
+                        f"the line has more than {_LONGEST_BYTES >> 20} MiB",
+                        where=f"{path}:{number}", remedy="one JSON object a line",
+                    )  # fmt: skip
+                if line.strip():
+                    yield number, line
     except OSError as error:
         raise SlipstreamError(f"cannot be read: {error.strerror}", where=str(path)) from error
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from slipstream.errors import SlipstreamWarning, StoreError
 from slipstream.graph import Graph
 from slipstream.measure.environment import capture
 from slipstream.measure.ledger import Ledger, Score
 from slipstream.measure.measured import Measured, latest_measured
 from slipstream.measure.records import Environment
-from slipstream.measure.store import Store
+from slipstream.measure.store import Store, default_path
 from slipstream.verbs.results import Prediction, applying
 
 
@@ -20,10 +23,12 @@ class History:
 
     Attributes:
         note: how past predictions turned out, in a sentence.
+        kept: whether new predictions can be kept.
     """
 
-    def __init__(self, store: Store, environment: Environment) -> None:
+    def __init__(self, store: Store, environment: Environment, *, kept: bool = True) -> None:
         self.store = store
+        self.kept = kept
         self.environment = environment
         self._ledger = Ledger(store)
         self._calibration = self._ledger.calibration(environment, "cpu")
@@ -35,6 +40,8 @@ class History:
 
     def keep(self, predictions: Iterable[Prediction], workload: str) -> None:
         """Record what was predicted, to be scored by a later measurement."""
+        if not self.kept:
+            return
         for prediction in applying(predictions):
             record = prediction.to_record(workload, self.environment.env_id)
             self._ledger.record(record, self.environment)
@@ -58,7 +65,37 @@ class History:
 
 
 @contextlib.contextmanager
-def history(path: Path | None) -> Iterator[History]:
-    """The ledger in the results store at `path`."""
-    with Store(path) as store:
-        yield History(store, capture(torch=False))
+def history(path: Path | None, *, measures: bool = False) -> Iterator[History]:
+    """The ledger in the results store at `path`.
+
+    Without a `path` predictions are shown also where none can be kept, as in a folder that may only
+    be read: with the past that can be read there, and a `SlipstreamWarning`.
+
+    Args:
+        measures: whether measurements are kept there, too, which nothing is done without.
+
+    Raises:
+        StoreError: the file is no store of ours, or it cannot be written and has to be.
+    """
+    try:
+        store, kept = Store(path), True
+    except StoreError as refused:
+        unwritable = isinstance(refused.__cause__, OSError | sqlite3.OperationalError)
+        if measures or path is not None or not unwritable:
+            raise
+        warnings.warn(
+            f"this prediction is not kept, and no later measurement scores it: {refused.what}; "
+            "--store names a file that can be written",
+            SlipstreamWarning,
+            stacklevel=3,
+        )
+        store, kept = _readable(default_path()), False
+    with store:
+        yield History(store, capture(torch=False), kept=kept)
+
+
+def _readable(path: Path) -> Store:
+    """What is kept there, to be looked at; an empty store in memory where nothing can be read."""
+    with contextlib.suppress(StoreError):
+        return Store(path, read_only=True)
+    return Store(":memory:")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,70 @@ def test_buffers_that_differ_are_named_before_any_is_exchanged() -> None:
         assert "another settings" in text
         assert ranks == (1,)
         assert torch.equal(mean, torch.full((3,), 0.5))
+
+
+def hooked(model: DistributedDataParallel, how: str) -> torch.optim.Optimizer:
+    optimizer = sgd(model.module)
+    limits: dict[str, Any] = {"timeout_s": 2.0, "patience_s": 1.0}
+    if how == "compress":
+        compress(model, "cast:bf16", **limits)
+    elif how == "sharded":
+        optimizer = ShardedUpdate(optimizer, model, **limits)
+    elif how == "adasum":
+        state = AdasumState(model=model, **limits)
+        model.register_comm_hook(state, adasum_hook)
+    else:
+        model.register_comm_hook(TwoDState(1, model=model, **limits), two_d_hook)
+    return optimizer
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=lambda one: one.name)
+@pytest.mark.parametrize("how", ["compress", "sharded", "adasum", "two_d"])
+def test_a_rank_missing_when_buffers_are_sent_around_is_named_in_time(
+    how: str, end: signal.Signals
+) -> None:
+    def work(rank: int) -> Any:
+        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        model = DistributedDataParallel(module)
+        optimizer = hooked(model, how)
+        for _ in range(2):
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if rank == 1:
+            # Where a stopped rank would stay: the parent takes it away at the end.
+            os.kill(os.getpid(), end)
+        began = time.monotonic()
+        return (*said_by(lambda: model(torch.randn(8, 4))), time.monotonic() - began)
+
+    text, ranks, took = run_ranks(3, work, missing=1)[0]
+    assert ranks == (1,)
+    assert "the model's buffers" in text
+    assert took < 10.0
+
+
+def test_buffers_are_those_of_rank_0_as_without_a_hook() -> None:
+    def work(rank: int) -> Any:
+        torch.manual_seed(rank)
+        found = []
+        for how in ("", "compress"):
+            module = nn.BatchNorm1d(4)
+            model = DistributedDataParallel(module)
+            if how:
+                hooked(model, how)
+            torch.manual_seed(10 + rank)
+            for _ in range(2):
+                model(torch.randn(8, 4)).sum().backward()
+            # The third step's begin sends around what the second left.
+            model.eval()
+            model.train()
+            model(torch.zeros(2, 4))
+            found.append((module.running_mean, module.num_batches_tracked))
+        return found
+
+    for (mean, count), (hooked_mean, hooked_count) in run_ranks(2, work):
+        assert torch.equal(mean, hooked_mean)
+        assert int(count) == int(hooked_count) == 3
 
 
 def test_a_rank_that_ends_before_auto_chooses_is_named() -> None:

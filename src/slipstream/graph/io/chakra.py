@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
-from slipstream.files import replacing
+from slipstream.files import read_bytes, replacing
 from slipstream.graph.graph import Graph
 from slipstream.graph.io.file import document, parts_of
 from slipstream.graph.timeline import replay
@@ -83,13 +83,7 @@ def read_chakra(path: Path) -> Graph:
         GraphError: the file is missing, cut off or no such trace; a node names another that is not
             there; or dependencies form a cycle, which is named.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise GraphError(f"there is no file '{path}'", remedy="name a .et file") from None
-    except OSError as error:
-        raise GraphError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    return from_chakra(data, path.name)
+    return from_chakra(read_bytes(path, GraphError), path.name)
 
 
 def to_chakra(graph: Graph) -> bytes:

@@ -32,6 +32,8 @@ _ARRAYS = ("operand_start", "operands", "parameters")
 _FIRST_WITH_MEMORY = 2
 _LOCAL_HEADER_BYTES = 30
 _LARGEST_META_BYTES = 1 << 30
+# Ours are stored as they are; what another program packed may be smaller, within reason.
+_PACKED, _SMALL_BYTES = 100, 1 << 20
 _AGAIN = "record it again: slipstream profile WORKLOAD -o run.slipgraph"
 
 
@@ -161,6 +163,9 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
     def columns(name: str, table: type[Columns]) -> dict[str, NDArray[Any]]:
         return {column: array(f"{name}/{column}", t) for column, t in table.dtypes.items()}
 
+    for info in archive.infolist():
+        if info.file_size > max(_PACKED * info.compress_size, _SMALL_BYTES):
+            raise broken(f"'{info.filename}' expands more than {_PACKED} times")
     try:
         if archive.getinfo("meta.json").file_size > _LARGEST_META_BYTES:
             raise broken("meta.json is too large")

@@ -9,31 +9,27 @@ numbers) and only where a trace lacks them from the order of events; see `_kinet
 
 from __future__ import annotations
 
-import gzip
+import io
 import itertools
-import json
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import GraphError
+from slipstream.files import opened
 from slipstream.graph.collection import no_collection
 from slipstream.graph.graph import Graph
 from slipstream.graph.io._kineto_build import build
 from slipstream.graph.io._kineto_columns import CATEGORIES, Category, Columns, Device
 from slipstream.graph.io._kineto_links import Window
+from slipstream.graph.io._trace_events import NoTraceError, read_events
 
-_GZIP = b"\x1f\x8b"
-# Eight times what the largest trace that the profiler itself can still write takes; a guard
-# against gzip files that expand without end.
-_LARGEST_BYTES = 8 << 30
 # 52 days. What seems to be longer has times of different clocks.
 _LONGEST_NS = 2.0**52
 _STEP = "ProfilerStep#"
@@ -168,64 +164,42 @@ def read_trace(path: Path) -> KinetoTrace:
     Raises:
         GraphError: the file is missing, cut off, or not such a trace; names the event.
     """
-    return parse_trace(_bytes(path), path.name)
+    with opened(path, GraphError, remedy=_EXPORT) as file:
+        return _parsed(file, path.name)
 
 
 def parse_trace(data: bytes, name: str = "trace") -> KinetoTrace:
     """The trace in `data`; see `read_trace`."""
+    return _parsed(io.BytesIO(data), name)
+
+
+def _parsed(file: BinaryIO, name: str) -> KinetoTrace:
     with no_collection():
         try:
-            document = json.loads(data)
+            events, header = read_events(file, _is_read)
+        except NoTraceError:
+            raise GraphError(
+                "this JSON is not a trace: it has no list 'traceEvents'",
+                where=name,
+                remedy="name a file written by prof.export_chrome_trace",
+            ) from None
         except (ValueError, RecursionError) as error:
             raise GraphError(
                 f"the JSON is broken or cut off: {error}", where=name, remedy=_EXPORT
             ) from error
-        events, header = _events(document, name)
         columns, steps, origin_us = _columns(events, name)
         memory = _memory(events, origin_us, name) if header.get("profile_memory") else ()
         # Freed before the collector runs again: it would visit every event.
-        del document, events
+        del events
     return KinetoTrace(name, columns, steps, header, memory)
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            zipped = file.read(2) == _GZIP
-        if not zipped:
-            return path.read_bytes()
-        with gzip.open(path) as unzipped:
-            data = unzipped.read(_LARGEST_BYTES + 1)
-    except FileNotFoundError:
-        raise GraphError(f"there is no file '{path}'", remedy="name a trace file") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise GraphError(
-            f"the gzip file is broken or cut off: {error}", where=path.name, remedy=_EXPORT
-        ) from error
-    except OSError as error:
-        raise GraphError(f"cannot be read: {error.strerror or error}", where=path.name) from error
-    if len(data) > _LARGEST_BYTES:
-        raise GraphError(
-            f"expands to more than {_LARGEST_BYTES >> 30} GiB",
-            where=path.name,
-            remedy="record fewer steps",
-        )
-    return data
-
-
-def _events(document: Any, name: str) -> tuple[list[Any], dict[str, Any]]:
-    """The list of events, and what surrounds it."""
-    events = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(events, list):
-        raise GraphError(
-            "this JSON is not a trace: it has no list 'traceEvents'",
-            where=name,
-            remedy="name a file written by prof.export_chrome_trace",
-        )
-    if not isinstance(document, dict):
-        return events, {}
-    header = {key: value for key, value in document.items() if key != "traceEvents"}
-    return events, header
+def _is_read(event: Mapping[str, Any]) -> bool:
+    """Whether anything looks at the event."""
+    category = event.get("cat")
+    if event.get("ph") == "X" and category is not None:
+        return not isinstance(category, str) or category.lower() in CATEGORIES
+    return category == _ARROW or event.get("name") == _MEMORY
 
 
 def _memory(events: Sequence[Any], origin_us: float, name: str) -> tuple[MemoryChange, ...]:

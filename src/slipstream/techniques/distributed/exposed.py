@@ -26,6 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.capture.compiling import compiled_already
 from slipstream.capture.modules import ROOT
+from slipstream.ranks.buffers import limit_buffers
+from slipstream.ranks.group import ProcessGroup
 from slipstream.workload import Built
 
 Future = torch.futures.Future[torch.Tensor]
@@ -99,9 +101,18 @@ def watch_buckets(model: DistributedDataParallel, exposed: ExposedTimes | None) 
     return bool(ours)
 
 
-def put_hook(model: DistributedDataParallel, on_bucket: Callable[[Any], Future]) -> None:
-    """Let `on_bucket` exchange the model's buckets, and tell whoever watches of it."""
+def put_hook(
+    model: DistributedDataParallel, on_bucket: Callable[[Any], Future],
+    ranks: ProcessGroup | None = None,
+) -> None:  # fmt: skip
+    """Let `on_bucket` exchange the model's buckets, and tell whoever watches of it.
+
+    Args:
+        ranks: through which buckets are exchanged; its limits are those of the buffers, too.
+    """
     model.register_comm_hook(BucketHook(on_bucket), _call)
+    if ranks is not None:
+        limit_buffers(model, ranks)
 
 
 def _call(state, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with types

@@ -15,7 +15,7 @@ import torch
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError, SlipstreamError
-from slipstream.files import replacing
+from slipstream.files import read_bytes, replacing
 from slipstream.provenance import Provenance
 from slipstream.surgery import exchange_parameters, place
 from slipstream.tables import Column, Table
@@ -38,6 +38,7 @@ LEAST_ROWS = 2000
 
 MIXED = "mixed"
 _BLOCK = 32
+_LARGEST_BYTES = 64 << 20
 _VERSION = 1
 
 
@@ -236,7 +237,7 @@ class Plan:
             InvalidArgumentError: the file cannot be read, or is no plan.
         """
         try:
-            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+            saved = json.loads(read_bytes(Path(path), most=_LARGEST_BYTES))
             if saved["version"] != _VERSION:
                 raise ValueError(f"version {saved['version']} is not {_VERSION}")
             tables = {str(name): _choice(one) for name, one in saved["tables"].items()}
@@ -247,7 +248,10 @@ class Plan:
                 # Plans that do not say were made when rows had signs.
                 bool(saved.get("sign", True)),
             )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            SlipstreamError, ValueError, KeyError, TypeError, AttributeError, OverflowError,
+            RecursionError,
+        ) as error:  # fmt: skip
             raise InvalidArgumentError(
                 "path", f"is no plan of embedding tables: {error}", where=str(path)
             ) from error

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.errors import CommunicationError, InvalidArgumentError
 from slipstream.ranks.buckets import BucketThread
+from slipstream.ranks.buffers import limit_buffers
 from slipstream.ranks.group import (
     PATIENCE_S,
     TIMEOUT_S,
@@ -35,6 +37,7 @@ class AdasumState:
             of all. The learning rate then is one node's, not one worker's.
         timeout_s: how long a rank waits for the others in one communication.
         patience_s: how long, after a failure, all are given to say that they live.
+        model: that the hook is for; its buffers are then broadcast within the same limits.
 
     Raises:
         UsageError: no process group is initialised.
@@ -45,6 +48,7 @@ class AdasumState:
     def __init__(
         self, group: Any = None, *, algorithm: str = "auto", per_node: int = 1,
         timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S,
+        model: DistributedDataParallel | None = None,
     ) -> None:  # fmt: skip
         need_processes("Adasum")
         size = dist.get_world_size(group)
@@ -54,6 +58,8 @@ class AdasumState:
         self.wire = self.ranks.wire
         self.ranks.agree(f"{algorithm} {per_node}", "setting of Adasum")
         self._thread = BucketThread("adasum")
+        if model is not None:
+            limit_buffers(model, self.ranks)
 
     def submit(self, flat: torch.Tensor, starts: Any, last: bool) -> Any:
         """Combine a bucket over all ranks; one with numbers that are not finite becomes NaN."""

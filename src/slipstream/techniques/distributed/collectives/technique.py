@@ -91,7 +91,8 @@ class TwoDAllReduce(OnReplicas):
                 "two_d_allreduce:rows is not given, and processes do not say how they are joined",
                 remedy="the number of hosts or racks, as two_d_allreduce:2",
             )
-        put_hook(model, functools.partial(two_d_hook, TwoDState(self.rows)))
+        state = TwoDState(self.rows)
+        put_hook(model, functools.partial(two_d_hook, state), state.ranks)
 
     def code(self, workload: Workload) -> CodeChange | None:
         """One line after the model is in DDP, to be placed by hand."""

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.arguments import whole_number
 from slipstream.errors import InvalidArgumentError
 from slipstream.ranks.buckets import BucketThread
+from slipstream.ranks.buffers import limit_buffers
 from slipstream.ranks.group import PATIENCE_S, TIMEOUT_S, ProcessGroup, process_group
 from slipstream.ranks.wire import need_dense
 from slipstream.techniques.distributed.collectives import grid
@@ -68,6 +70,7 @@ class TwoDState:
         rows, group, algorithm, cluster: see `two_d_allreduce`; ``auto`` chooses for every bucket.
         timeout_s: how long a rank waits for the others in one communication.
         patience_s: how long, after a failure, all are given to say that they live.
+        model: that the hook is for; its buffers are then broadcast within the same limits.
 
     Raises:
         UsageError: no process group is initialised.
@@ -78,7 +81,7 @@ class TwoDState:
     def __init__(
         self, rows: int, group: Any = None, *, algorithm: str = "2d",
         cluster: Cluster | None = None, timeout_s: float = TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = PATIENCE_S, model: DistributedDataParallel | None = None,
     ) -> None:  # fmt: skip
         self.ranks = ProcessGroup(group, timeout_s, patience_s, "two_d_hook")
         self.rows, self.algorithm, self.cluster = rows, algorithm, cluster
@@ -88,6 +91,8 @@ class TwoDState:
         ways = [_way(algorithm, cluster, 1 << k, size, rows) for k in range(10, 31)]
         self.ranks.alike("two_d_hook", torch.zeros(0), f"{rows} {algorithm} {ways}")
         self._thread = BucketThread("two-d")
+        if model is not None:
+            limit_buffers(model, self.ranks)
 
     def submit(self, flat: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         size, nbytes = self.ranks.wire.size, flat.numel() * flat.element_size()

@@ -70,7 +70,7 @@ def compress(
         )  # fmt: skip
     need_no_hook(model)
     hook = Compression(model, settings, timeout_s, patience_s)
-    put_hook(model, hook.on_bucket)
+    put_hook(model, hook.on_bucket, hook.ranks)
     return hook
 
 

@@ -94,7 +94,7 @@ class ShardedUpdate(WrappingOptimizer):
         self._exposed: ExposedTimes | None = None
         self._thread = BucketThread("sharded-update")
         if model is not None:
-            put_hook(model, self._on_bucket)
+            put_hook(model, self._on_bucket, self._group)
 
     # ---- gradients ---------------------------------------------------------------------------
 

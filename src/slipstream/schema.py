@@ -1,4 +1,4 @@
-"""What a TOML file may say: the types of a dataclass's fields, or of a function's parameters."""
+"""What a file from outside may say: the types of a dataclass, or of a function's parameters."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def read(kind: Any, value: Any, place: str, readers: Readers) -> Any:
     if kind in readers:
         return readers[kind](value, place)
     if origin in (Union, types.UnionType):
-        # TOML has no null: what may be None is left out there.
+        if value is None and types.NoneType in arguments:
+            return None
         (kind,) = (one for one in arguments if one is not types.NoneType)
         return read(kind, value, place, readers)
     if origin is Mapping:

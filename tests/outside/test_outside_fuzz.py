@@ -1,0 +1,392 @@
+"""Whatever a file holds: a typed error or an answer that can be used, in 1 GiB and 20 seconds.
+
+Each format has a small file as we write it. Of it come files that are cut, have bits turned, pieces
+doubled, or other values where JSON and TOML have theirs and SQLite has its columns; gzip files are
+broken before and after they are zipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import random
+import re
+import resource
+import signal
+import sqlite3
+import traceback
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.cluster import Cluster, Collective
+from slipstream.durations import Durations
+from slipstream.errors import SlipstreamError
+from slipstream.graph import Call, TensorSpec, load, replay, save
+from slipstream.graph.graph import Graph
+from slipstream.graph.io.chakra import read_chakra, to_chakra
+from slipstream.graph.io.kineto import read_kineto
+from slipstream.measure.claims import claims
+from slipstream.measure.environment import from_facts
+from slipstream.measure.ledger import Ledger
+from slipstream.measure.records import (
+    ArmRecord,
+    Event,
+    Experiment,
+    Phase,
+    PredictionRecord,
+    Series,
+    Settings,
+)
+from slipstream.measure.store import Store
+from slipstream.provenance import Provenance
+from slipstream.sparse.dedup import dedup
+from slipstream.techniques.embedding.planning import Alternative, Choice, Plan
+
+_INPUTS = 3000
+_SAMPLE = 90
+_MOST_BYTES = 1 << 30
+_MOST_S = 20
+_SPEC = TensorSpec("float32", (4, 8), (8, 1))
+_CALL = Call("aten::relu(Tensor self) -> Tensor", (_SPEC,), (_SPEC,))
+_JUNK = (
+    True, None, 0, -1, 2**31, 10**30, 0.5, -1e308, float("nan"), float("inf"), "", "x", "\ud800",
+    [], [[]], {}, {"a": 1}, [1, "x"], [0] * 50,
+)  # fmt: skip
+_TOML_JUNK = (
+    "true", "nan", "inf", "-1", "0", "1e400", "99999999999", '""', '"x"', "[]", "{}", "2026-01-01",
+    "[[1]]",
+)  # fmt: skip
+
+
+def trace_text() -> bytes:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": f"aten::op{n}", "pid": 1, "tid": 1, "ts": 10.0 * n,
+         "dur": 8, "args": {"Sequence number": n, "correlation": n}}
+        for n in range(4)
+    ]  # fmt: skip
+    for n in range(3):
+        args = {
+            "correlation": 10 + n,
+            "device": 0,
+            "stream": 7,
+            "grid": [4, 1, 1],
+            "block": [32, 1, 1],
+        }
+        events += [
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1,
+             "ts": 10.0 * n + 2, "dur": 2, "args": {"correlation": 10 + n}},
+            {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 10.0 * n + 5,
+             "dur": 3, "args": args},
+        ]  # fmt: skip
+    args = {"Device Type": 0, "Addr": 64, "Bytes": 128, "Total Allocated": 128}
+    memory = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 3.0, "args": args}
+    head = {"schemaVersion": 1, "profile_memory": 1, "deviceProperties": [{"name": "made"}]}
+    return json.dumps({**head, "traceEvents": [*events, memory]}).encode()
+
+
+def write_trace(path: Path) -> None:
+    path.write_bytes(trace_text())
+
+
+def a_graph(folder: Path) -> Graph:
+    write_trace(folder / "made.json")
+    return read_kineto(folder / "made.json", "all")
+
+
+def write_store(path: Path) -> None:
+    rng = np.random.default_rng(5)
+    place = from_facts({"cpu.model": "Testor 3000", "torch.threads": 1})
+    blocks = np.arange(12, dtype=np.int32)
+    series = {
+        (arm, metric, Phase.MEASURE): Series(1e7 * factor * rng.lognormal(0, 0.02, 12), blocks)
+        for arm, factor in (("base", 1.0), ("fast", 0.8))
+        for metric in ("wall", "cpu")
+    }
+    told = PredictionRecord(
+        "toy", "fast", "cpu", 0.8, 0.7, 0.9, "simulated", "2026-01-01", place.env_id
+    )
+    made = Experiment(
+        "toy", "2026-01-02T03:04:05Z", place, Settings("base", primary="cpu"),
+        (ArmRecord("base"), ArmRecord("fast")), series,
+        (Event(0, "gate", {"state": "green"}), Event(12, "stop", {"reason": "budget"})),
+        {"fast": told},
+    )  # fmt: skip
+    with Store(path) as store:
+        store.save(made, claims(made))
+        store.record_prediction(told, place)
+
+
+def read_store(path: Path) -> None:
+    with Store(path) as store:
+        store.environments()
+        Ledger(store).evidence()
+        for one in store.list():
+            claims(store.load(one.experiment_id))
+            store.claims(one.experiment_id)
+
+
+def write_durations(path: Path) -> None:
+    known = Durations(path=path)
+    answer = {"nanoseconds": 1e3, "spread": 0.1, "workspace": 64, "made": [128]}
+    known._save([(known.missing([_CALL])[0], answer)])
+
+
+def read_durations(path: Path) -> None:
+    known = Durations(path=path)
+    known.lookup(_CALL)
+    known._measured("aten::relu")
+
+
+def write_cluster(path: Path) -> None:
+    Cluster.load("workers=4,link=1gbit,latency=50us,device=h100-sxm").save(path)
+
+
+def read_cluster(path: Path) -> None:
+    found = Cluster.load(path)
+    cost = found.cost(Collective("all_reduce", 1 << 20))
+    assert cost.duration_ns >= 0
+
+
+def write_plan(path: Path) -> None:
+    Plan(
+        {"t": Choice("robe", {"block": 8}, 1024, 0.1)}, 4096, 512, "robe",
+        (Alternative("robe", 1024, 0.1, None, ""),), Provenance.ASSUMED, 8,
+    ).save(path)  # fmt: skip
+
+
+def usable(graph: Graph) -> None:
+    graph.check()
+    assert np.isfinite(replay(graph).step_ns)
+
+
+FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
+    "trace.json": (write_trace, lambda path: usable(read_kineto(path, "all"))),
+    "trace.json.gz": (
+        lambda path: path.write_bytes(gzip.compress(trace_text())) and None,
+        lambda path: usable(read_kineto(path, "all")),
+    ),
+    "run.slipgraph": (
+        lambda path: save(a_graph(path.parent), path), lambda path: usable(load(path)),
+    ),
+    "chakra.et": (
+        lambda path: path.write_bytes(to_chakra(a_graph(path.parent))) and None,
+        lambda path: usable(read_chakra(path)),
+    ),
+    "cluster.toml": (write_cluster, read_cluster),
+    "results.db": (write_store, read_store),
+    "durations.db": (write_durations, read_durations),
+    "plan.json": (write_plan, Plan.load),
+    "corpus.jsonl": (
+        lambda path: path.write_text('{"text": "one two three four five six"}\n' * 4) and None,
+        dedup,
+    ),
+}  # fmt: skip
+
+
+class Breaker:
+    """Broken files made of a whole one."""
+
+    def __init__(self, seed: int, whole: Path) -> None:
+        self.random, self.whole, self.data = random.Random(seed), whole, whole.read_bytes()
+
+    def write(self, path: Path) -> None:
+        """One of them."""
+        kind = self.whole.name.partition(".")[2]
+        ways: list[Callable[[], bytes]] = [lambda: self.bytes_of(self.data)]
+        if kind in ("json", "jsonl"):
+            ways += [lambda: self.json_of(self.data)] * 3
+        elif kind == "toml":
+            ways += [self.toml] * 3
+        elif kind == "json.gz":
+            ways += [
+                lambda: gzip.compress(self.json_of(trace_text())),
+                lambda: gzip.compress(self.bytes_of(trace_text())),
+                self.bomb,
+            ]
+        elif kind == "slipgraph":
+            ways += [self.archive] * 3
+        elif kind == "db" and self.random.random() < 0.75:
+            self.database(path)
+            return
+        path.write_bytes(self.random.choice(ways)())
+
+    def bytes_of(self, data: bytes) -> bytes:
+        """Cut, turned, doubled or replaced."""
+        broken = bytearray(data)
+        for _ in range(self.random.choice((1, 1, 3, 20))):
+            at = self.random.randrange(len(broken) + 1)
+            match self.random.randrange(5):
+                case 0:
+                    del broken[at:]
+                case 1 if at < len(broken):
+                    broken[at] ^= 1 << self.random.randrange(8)
+                case 2:
+                    broken[at:at] = broken[at : at + self.random.randrange(200)]
+                case 3:
+                    del broken[at : at + self.random.randrange(50)]
+                case _:
+                    broken[at : at + 1] = self.random.choice(
+                        (b"\0", b"[" * 5000, b"9" * 400, b"\xff")
+                    )
+        return bytes(broken)
+
+    def json_of(self, data: bytes) -> bytes:
+        """Another value somewhere."""
+        lines = data.splitlines()
+        number = self.random.randrange(len(lines))
+        document = (
+            json.loads(lines[number])
+            if len(lines) > 1 and data[:1] == b"{" and b"\n{" in data
+            else json.loads(data)
+        )
+        places = list(_places(document))
+        if not places:
+            return data
+        for _ in range(self.random.choice((1, 1, 2, 8))):
+            holder, key = self.random.choice(places)
+            if isinstance(holder, dict) and self.random.random() < 0.2:
+                holder.pop(key, None)
+            else:
+                holder[key] = self.random.choice(_JUNK)
+        made = json.dumps(document).encode("utf-8", "surrogatepass")
+        return b"\n".join([*lines[:number], made]) if b"\n{" in data else made
+
+    def toml(self) -> bytes:
+        """Another value somewhere, or a line that is gone, doubled or moved."""
+        lines = self.data.decode().splitlines()
+        for _ in range(self.random.choice((1, 1, 2))):
+            at = self.random.randrange(len(lines))
+            match self.random.randrange(4):
+                case 0:
+                    del lines[at]
+                    lines = lines or [""]
+                case 1:
+                    lines.insert(self.random.randrange(len(lines) + 1), lines[at])
+                case _:
+                    values = list(re.finditer(r"(?<== )[^,}\n]+", lines[at]))
+                    if values:
+                        here = self.random.choice(values)
+                        junk = self.random.choice(_TOML_JUNK)
+                        lines[at] = lines[at][: here.start()] + junk + lines[at][here.end() :]
+        return "\n".join(lines).encode()
+
+    def archive(self) -> bytes:
+        """Another entry in the zip file."""
+        made = io.BytesIO()
+        with zipfile.ZipFile(self.whole) as old, zipfile.ZipFile(made, "w") as new:
+            names = old.namelist()
+            chosen = self.random.choice([*names, *["meta.json"] * 10])
+            for name in names:
+                data = old.read(name)
+                if name == chosen:
+                    broken = self.json_of(data) if name == "meta.json" else self.bytes_of(data)
+                    if self.random.random() < 0.05:
+                        new.writestr(name, bytes(200 << 20), zipfile.ZIP_DEFLATED, 1)
+                        continue
+                    data = broken
+                new.writestr(name, data)
+        return made.getvalue()
+
+    def bomb(self) -> bytes:
+        """A small gzip file of very much."""
+        if self.random.random() < 0.9:
+            return gzip.compress(self.json_of(trace_text()))
+        event = json.dumps(json.loads(trace_text())["traceEvents"][0]).encode()
+        one = self.random.choice((b" ", b"{},", b"[],", b"0", event + b","))
+        return gzip.compress(b'{"traceEvents": [' + one * ((300 << 20) // len(one)), 1)
+
+    def database(self, path: Path) -> None:
+        """Another value in a column of a table."""
+        path.write_bytes(self.data)
+        with sqlite3.connect(path) as db:
+            tables = [
+                n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            ]
+            table = self.random.choice([n for n in tables if not n.startswith("sqlite_")])
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            column = self.random.choice(columns)
+            old = db.execute(f"SELECT {column} FROM {table} LIMIT 1").fetchone()
+            junk: list[Any] = [
+                None, -1, 2**40, 1e308, "", "x", "[]", "{}", "null", b"", b"\0" * 8,
+                zlib.compress(b"[" * 5000), zlib.compress(bytes(200 << 20), 1),
+            ]  # fmt: skip
+            if old and isinstance(old[0], str) and old[0][:1] in "[{":
+                junk += [self.json_of(old[0].encode()).decode("utf-8", "replace")] * 20
+            elif old and isinstance(old[0], bytes):
+                junk += [self.bytes_of(old[0])] * 10
+            try:
+                db.execute(f"UPDATE {table} SET {column} = ?", (self.random.choice(junk),))
+            except sqlite3.IntegrityError:
+                db.execute(f"DELETE FROM {table}")
+        db.close()
+
+
+def _places(document: Any) -> Iterator[tuple[Any, Any]]:
+    keys = document.keys() if isinstance(document, dict) else range(len(document))
+    for key in list(keys):
+        yield document, key
+        if isinstance(document[key], dict | list):
+            yield from _places(document[key])
+
+
+def verdict(read: Callable[[Path], Any], path: Path) -> str:
+    """What went wrong when `path` was read, in a process of its own; empty if nothing did."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_MOST_S)
+        said = ""
+        try:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with contextlib.suppress(SlipstreamError):
+                read(path)
+            took = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            said = f"took {took >> 10} MiB" if took << 10 > _MOST_BYTES else ""
+        except BaseException:
+            said = traceback.format_exc()[-1500:]
+        finally:
+            os.write(tell, said.encode("utf-8", "replace"))
+            os._exit(0)
+    os.close(tell)
+    with os.fdopen(told, "rb") as pipe:
+        said = pipe.read().decode()
+    _, status = os.waitpid(pid, 0)
+    return said or (f"took {_MOST_S} s or died: status {status}" if status else "")
+
+
+def fuzzed(name: str, folder: Path, inputs: range) -> list[str]:
+    """Each input of these numbers that did neither."""
+    write, read = FORMATS[name]
+    whole, broken = folder / name, folder / f"broken {name}"
+    write(whole)
+    assert verdict(read, whole) == "", "the whole file can be read"
+    found = []
+    for number in inputs:
+        for file in folder.glob(f"{broken.name}*"):
+            file.unlink()
+        Breaker(number, whole).write(broken)
+        if said := verdict(read, broken):
+            found.append(f"input {number} of {name}: {said}")
+    return found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_sample_of_broken_files(name: str, tmp_path: Path) -> None:
+    assert fuzzed(name, tmp_path, range(_SAMPLE // len(FORMATS))) == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", FORMATS)
+def test_many_broken_files(name: str, tmp_path: Path) -> None:
+    assert fuzzed(name, tmp_path, range(100, 100 + -(-_INPUTS // len(FORMATS)))) == []
