@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -270,3 +271,19 @@ def test_a_cluster_can_be_sent_to_another_process() -> None:
     before = cluster.cost(Collective("all_reduce", 1e6)).duration_ns
     again = pickle.loads(pickle.dumps(cluster))
     assert again.cost(Collective("all_reduce", 1e6)).duration_ns == before
+
+
+def test_the_slowest_link_of_the_way_fills_a_pipeline() -> None:
+    # A chain of four on links of unlike speed, the last one ten times as slow as the others.
+    slow = star(4, LINK)
+    capacity = slow.capacity.copy()
+    ends = slow.node_of_device[3]
+    capacity[(slow.link_src == ends) | (slow.link_dst == ends)] /= 10
+    for algo in ("chain", "tree"):
+        collective = Collective("broadcast", 1e6, algo=algo, chunks=4)
+        cluster = Cluster("unlike", replace(slow, capacity=capacity))
+        even = Cluster("alike", slow)
+        found, fast = cluster.cost(collective).duration_ns, even.cost(collective).duration_ns
+        simulated = alone(cluster, collective)
+        assert found == pytest.approx(simulated, rel=0.35), algo
+        assert found > 5 * fast

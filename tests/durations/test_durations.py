@@ -431,3 +431,42 @@ def test_memory_is_kept_with_the_duration(tmp_path: Path) -> None:
     assert known is not None
     assert known.made == (16 * 16 * 4,)
     assert Durations(path=tmp_path / "durations.db").lookup(mm(16)) == known
+
+
+def test_a_ratio_is_as_unsure_as_both_calls_together(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Durations(1, path)
+    spreads = {mm(2).key: 0.3, mm(4).key: 0.4}
+    answers = {
+        key: durations.Answer(1e3, spread, Provenance.MICROBENCHMARK)
+        for key, spread in spreads.items()
+    }
+    monkeypatch.setattr(known, "lookup", lambda call: answers.get(call.key))
+    for old, new in ((mm(2), mm(4)), (mm(4), mm(2))):
+        ratio = known.ratio(old, new)
+        assert ratio is not None
+        assert ratio.spread == pytest.approx(0.5)
+    # The same where one of them is on a curve through its neighbours.
+    monkeypatch.setattr(
+        known, "_fitted", lambda call: durations.Answer(2e3, 1.2, Provenance.FITTED)
+    )
+    ratio = known.ratio(mm(4), mm(8))
+    assert ratio is not None
+    assert ratio.spread == pytest.approx(math.hypot(0.4, 1.2))
+    ratio = known.ratio(mm(8), mm(2))
+    assert ratio is not None
+    assert ratio.spread == pytest.approx(math.hypot(0.3, 1.2))
+
+
+def test_a_call_whose_operands_are_cached_has_an_answer_of_its_own(
+    path: Path, benchmark: Benchmark
+) -> None:
+    known = Durations(1, path)
+    known.measure([mm(2)])
+    assert known.lookup(Question(mm(2), warm=True)) is None
+    known.measure([Question(mm(2), warm=True)])
+    assert len(benchmark.asked) == 2
+    again = Durations(1, path)
+    assert again.lookup(Question(mm(2), warm=True)) is not None
+    assert again.lookup(Question(mm(4), warm=True)) is None

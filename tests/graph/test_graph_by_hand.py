@@ -110,3 +110,27 @@ def test_orders_that_cannot_be_are_named() -> None:
     with pytest.raises(GraphError, match="reordered"):
         edit.remove(0)
     assert edit.apply("swapped").tasks.duration_ns.tolist() == [2.0, 0.5]
+
+
+@given(graphs())
+@settings(max_examples=60)
+def test_equally_urgent_tasks_keep_their_order(graph: Graph) -> None:
+    for lane, name in enumerate(graph.lanes):
+        names = graph.tasks.name[graph.tasks.lane == lane]
+        found = schedule(graph, name, lambda task: 1.0, "as it was")
+        kept = found.tasks.name[found.tasks.lane == lane]
+        ready = replay(found).start_ns[found.tasks.lane == lane]
+        # Who is ready first goes first; of those that begin at once, in the order they had.
+        at = {int(one): place for place, one in enumerate(names)}
+        for begin in np.unique(ready):
+            places = [at[int(one)] for one in kept[ready == begin]]
+            assert places == sorted(places)
+
+
+def test_ties_among_many_ready_tasks_keep_their_order() -> None:
+    # Twenty of no length, all ready at once, of two urgencies: NumPy's default sort mixes them.
+    graph = graph_of([(0, 5, 0), *[(1, 1, 0)] * 40], [(0, task) for task in range(1, 41)])
+    found = schedule(graph, graph.lanes[1], lambda task: task % 2, "odd ones first")
+    order = [graph.strings[one] for one in found.tasks.name.tolist()]
+    odd, even = [f"task {n}" for n in range(1, 41, 2)], [f"task {n}" for n in range(2, 41, 2)]
+    assert [one for one in order if one != "task 0"] == odd + even

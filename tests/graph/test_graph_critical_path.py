@@ -21,7 +21,7 @@ from slipstream.graph import (
     replay,
     virtual_speedups,
 )
-from slipstream.graph.views.critical_path import GROUPS
+from slipstream.graph.views.critical_path import GROUPS, Causes
 
 
 def _two_lanes() -> Graph:
@@ -161,3 +161,22 @@ def test_an_empty_graph_has_an_empty_path() -> None:
     path = find_critical_path(replay(graph_of([])))
     assert len(path) == 0
     assert path.by("operator") == []
+
+
+def test_what_a_device_copies_is_computing_and_hosts_that_issue_are_not() -> None:
+    # An all-reduce of 0-30 beside a host that issues 0-30, a kernel of 0-10 and a copy of 10-15.
+    graph = graph_of([(0, 30, 0), (1, 30, 0), (2, 10, 0), (2, 5, 0)])
+    kinds = [Kind.OP, Kind.COMMUNICATION, Kind.KERNEL, Kind.COPY]
+    found = communication(replay(replace_tasks(graph, kind=np.array(kinds, np.uint8))))
+    assert (found.total_ns, found.exposed_ns) == (30, 15)
+    # Without a device the host computes.
+    kinds[2:] = [Kind.LAUNCH, Kind.LAUNCH]
+    found = communication(replay(replace_tasks(graph, kind=np.array(kinds, np.uint8))))
+    assert (found.total_ns, found.exposed_ns) == (30, 0)
+
+
+def test_no_gap_comes_before_the_first_step() -> None:
+    # The lane's last gap delays the next step; before the first there was none.
+    causes = Causes(replay(graph_of([(0, 10, 3), (0, 5, 7)])))
+    assert causes.free_ns(0).tolist() == [0, 13]
+    assert causes.free_ns(1).tolist() == [25, 38]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import graph_of
+from small_graphs import graph_of, graphs
 
 from slipstream.errors import GraphError
 from slipstream.graph import Allocations, Editor, Graph, Role, find_peak, load, replay, save
@@ -301,3 +301,31 @@ def test_columns_are_the_same_in_stretches_and_one_by_one() -> None:
     for name, column in graph.tasks.take(order).columns().items():
         assert np.array_equal(column, getattr(graph.tasks, name)[order])
         assert column.dtype == getattr(graph.tasks, name).dtype
+
+
+def test_at_the_peak_lives_what_is_made_just_then_and_not_what_is_freed() -> None:
+    # Task 1 makes 30 as what task 0 made, 40, has just gone: at equal times frees come first.
+    graph = with_memory(
+        chain(3),
+        (10, -1, Role.ACTIVATION, 0, 0),
+        (60, -1, Role.ACTIVATION, 1, 2),
+        (5, -1, Role.GRADIENT, 2, -1),
+    )
+    timeline = replay(graph)
+    peak = find_peak(timeline)
+    assert peak.nbytes == sum(nbytes for _, nbytes in peak.by_role)
+    assert peak.nbytes == 65
+    assert peak.by_role == ((Role.ACTIVATION, 60), (Role.GRADIENT, 5))
+
+
+@given(graphs())
+def test_roles_at_the_peak_add_up_to_it(graph: Graph) -> None:
+    rng = np.random.default_rng(len(graph))
+    rows = [
+        (int(rng.integers(1, 100)), -1, int(rng.choice([Role.ACTIVATION, Role.TEMPORARY])), a, b)
+        for a, b in (sorted(rng.integers(0, len(graph), 2).tolist()) for _ in range(12))
+    ]
+    graph = with_memory(graph, *rows) if len(graph) else graph
+    if len(graph):
+        peak = find_peak(replay(graph))
+        assert peak.nbytes == sum(nbytes for _, nbytes in peak.by_role)

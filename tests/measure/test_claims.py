@@ -267,3 +267,27 @@ def test_a_ranking_carries_the_places_each_arm_may_have():
     columns |= {("c", "wall"): noisy(2, seed=2), ("d", "wall"): noisy(3, seed=3)}
     places = ranks(experiment(columns))
     assert places == {"a": (2, 3), "b": (1, 1), "c": (2, 3), "d": (4, 4)}
+
+
+def test_ctrl_c_may_have_been_pressed_at_a_lucky_moment():
+    # 50 blocks are no planned look: only the end of a budget may use all that is left of the error.
+    columns = {("a", "wall"): noisy(1, 50), ("b", "wall"): noisy(1.05, 50, seed=1)}
+    width = {}
+    for reason in ("budget", "blocks", "ended", "interrupted", "failed", "narrow"):
+        events = (Event(50, "stop", {"reason": reason}),)
+        claim = only(claims(experiment(columns, events=events)))
+        width[reason] = claim.high - claim.low
+    assert width["budget"] == width["blocks"] == width["ended"]
+    assert width["interrupted"] == width["failed"] == width["narrow"] > width["budget"]
+
+
+def test_what_holms_procedure_rejected_costs_the_others_nothing():
+    # Of three, two are clear at once: the third is judged, and printed, at the whole error.
+    columns = {("a", "wall"): noisy(1)}
+    columns |= {("x", "wall"): noisy(0.5, seed=1), ("y", "wall"): noisy(2, seed=2)}
+    columns["z", "wall"] = noisy(1, seed=3)
+    together = {c.arm: c for c in headline(claims(experiment(columns)))}
+    for arm, share in (("z", 1), ("x", 3), ("y", 3)):
+        pair = {key: columns[key] for key in (("a", "wall"), (arm, "wall"))}
+        alone = only(claims(experiment(pair, level=1 - 0.05 / share)))
+        assert (together[arm].low, together[arm].high) == (alone.low, alone.high)

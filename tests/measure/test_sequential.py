@@ -57,3 +57,13 @@ def test_the_end_of_the_budget_may_use_what_the_looks_have_not():
 def test_a_run_without_looks_before_its_end_uses_the_whole_error():
     assert sequential.nominal_error(8, LOOKS, 0.05, at_planned_look=False) == 0.05
     assert sequential.nominal_error(50, (), 0.05, at_planned_look=False) == 0.05
+
+
+def test_the_looks_before_the_end_are_all_that_count():
+    # A planned look at the end itself is no further look, and none before it is left out.
+    for looks, end in (((10, 20, 40), 40), ((10, 20, 40), 60), ((10,), 15)):
+        passed = [look for look in looks if look < end]
+        critical = sequential._pocock(looks, 0.8 * 0.05)
+        last = norm.isf(sequential.nominal_error(end, looks, 0.05, at_planned_look=False) / 2)
+        spent = sequential._crossing(tuple(passed), (critical,) * len(passed), end, last)
+        assert spent == pytest.approx(0.05, rel=1e-6)

@@ -128,3 +128,26 @@ def test_kernels_equal_the_reference_to_the_bit(
             again = [row.clone() for row in rows]
             kernels.combine(again, starts, factors, again[-1], level)
             assert torch.equal(again[-1], combined)
+
+
+def test_what_rounding_leaves_of_zero_has_no_weight() -> None:
+    # Two vectors cancel but for the rounding of their products; a third is left.
+    a, c = torch.randn(100, dtype=torch.float64), torch.randn(100, dtype=torch.float64)
+    rows = torch.stack([a, -a, c])
+    products = (rows @ rows.T).numpy()
+    for error in (1e-15, -1e-15, 3e-16):
+        off_by = products.copy()
+        off_by[0, 1] *= 1 - error
+        off_by[1, 0] *= 1 - error
+        found = torch.from_numpy(weights(off_by[None])[0]) @ rows
+        assert off(found, c) <= 1e-6
+
+
+def test_a_layer_with_a_product_that_is_not_finite_has_no_weights_and_others_do() -> None:
+    for bad in (np.nan, np.inf):
+        for at in np.ndindex(3, 3):
+            products = np.stack([np.eye(3)] * 3)
+            products[(1, *at)] = bad
+            found = weights(products)
+            assert np.isnan(found[1]).all()
+            assert np.isfinite(found[[0, 2]]).all()

@@ -17,12 +17,14 @@ from slipstream.techniques.distributed import (
     ACP,
     Compressor,
     PowerSGD,
+    RandomK,
     Sign,
     SimulatedWorkers,
     TopK,
 )
 from slipstream.techniques.distributed.adasum.exchange import check_algorithm
 from slipstream.techniques.distributed.collectives.two_d import need_rows
+from slipstream.techniques.distributed.compression.bucket import Layout
 from slipstream.techniques.distributed.compression.hook import settings_of
 
 ALL = (
@@ -282,3 +284,12 @@ def test_rows_and_nodes_are_whole_numbers() -> None:
         need_rows("2", 2)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="per_node: '2' is not a whole number"):
         check_algorithm("auto", 2, "2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("numel", [1, 99, 100, 101, 150, 4001])
+def test_so_many_are_sent_that_the_share_is_never_below_what_was_asked(numel: int) -> None:
+    layout = Layout.of({"w": (numel,)})
+    exact = -(-numel // 100)
+    assert TopK(0.01).count(layout) == exact
+    (message,) = RandomK(0.01, block=1).messages(layout)
+    assert message.nbytes == 4 * exact
