@@ -1,0 +1,50 @@
+"""Time to quality under the rules of MLPerf Training, at a size that fits a desk.
+
+judged = training.time_to_quality("fashion_cnn", ["lowrank:0.25"], runs=5)
+print(judged.verdicts[0].sentence)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
+
+if TYPE_CHECKING:
+    from slipstream.mlperf.training.compare import Verdict
+    from slipstream.mlperf.training.judge import Judged, time_to_quality
+    from slipstream.mlperf.training.rcp import Reference
+    from slipstream.mlperf.training.rules import Violation, check_run, check_set
+    from slipstream.mlperf.training.score import median_window, olympic
+    from slipstream.mlperf.training.suite.metrics import accuracy, auc
+    from slipstream.mlperf.training.tasks import SUITE, Task, task
+
+_HOMES = {
+    "compare": ("Verdict",),
+    "judge": ("Judged", "time_to_quality"),
+    "rcp": ("Reference",),
+    "rules": ("Violation", "check_run", "check_set"),
+    "score": ("median_window", "olympic"),
+    "suite.metrics": ("accuracy", "auc"),
+    "tasks": ("SUITE", "Task", "task"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "SUITE",
+    "Judged",
+    "Reference",
+    "Task",
+    "Verdict",
+    "Violation",
+    "accuracy",
+    "auc",
+    "check_run",
+    "check_set",
+    "median_window",
+    "olympic",
+    "task",
+    "time_to_quality",
+]
+
+__getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

@@ -1,0 +1,320 @@
+"""Train a task several times with and without techniques, and say which reaches its target sooner.
+
+Every run has a process and a log of its own. Seeds are drawn from the system, never twice; all arms
+train from each of them, in random order, so that whatever the machine does happens to all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream import technique as techniques
+from slipstream.child import Child
+from slipstream.durations.durations import cache_folder, one_pool
+from slipstream.errors import ChildError, InvalidArgumentError, UsageError
+from slipstream.files import write_text
+from slipstream.mlperf.training.compare import Outcome, Verdict, detectable
+from slipstream.mlperf.training.log import Log, read, value_of
+from slipstream.mlperf.training.rcp import Check, Reference
+from slipstream.mlperf.training.rules import Violation, check_set, epochs_of
+from slipstream.mlperf.training.score import LEAST_RUNS
+from slipstream.mlperf.training.tasks import Task
+from slipstream.ranks.launch import Host, joined
+from slipstream.tables import Field, Table
+from slipstream.units import format_duration
+
+BASELINE = "as it is"
+_RUN = "slipstream.mlperf.training.running:run"
+_LIMIT_S = 3600.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train the task, and its runs in the order of their seeds."""
+
+    name: str
+    folder: Path
+    runs: tuple[Outcome, ...]
+    violations: tuple[Violation, ...] = ()
+    check: Check | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All arms of a task, the baseline first.
+
+    Attributes:
+        division: ``open`` or ``closed``, as logged.
+    """
+
+    task: Task
+    arms: tuple[Arm, ...]
+    division: str
+    predictions: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Of every arm but the first."""
+        first, *others = self.arms
+        return tuple(Verdict.of(arm.name, first.runs, arm.runs) for arm in others)
+
+    def tables(self) -> list[Table]:
+        """Arms with their scores, and the factors of the candidates."""
+        notes = [one.sentence + "." for one in self.verdicts]
+        notes += [f"{arm.name}: {arm.check.sentence}." for arm in self.arms if arm.check]
+        notes += [f"{arm.name}: {one}" for arm in self.arms for one in arm.violations]
+        direction = "at least" if self.task.higher else "at most"
+        title = (
+            f"{self.task.name}: {self.task.metric} of {direction} {self.task.target:g}, "
+            f"{len(self.arms[0].runs)} runs each"
+        )
+        arms = Table.of(self.arms, _ARM_FIELDS, title)
+        if not self.verdicts:
+            return [Table.of(self.arms, _ARM_FIELDS, title, notes)]
+        factors = Table.of(self.verdicts, _FACTOR_FIELDS, "Against the first, per pair", notes)
+        return [arms, factors]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything."""
+        return {
+            "task": self.task.to_json(), "division": self.division,
+            "arms": [
+                {
+                    "name": arm.name, "folder": str(arm.folder),
+                    "runs": [vars(one) for one in arm.runs],
+                    "violations": [str(one) for one in arm.violations],
+                    "convergence": None if arm.check is None else arm.check.sentence,
+                }
+                for arm in self.arms
+            ],
+            "verdicts": [one.to_json() for one in self.verdicts],
+            "predictions": dict(self.predictions),
+        }  # fmt: skip
+
+
+def _median(runs: Sequence[Outcome], value: Callable[[Outcome], float]) -> float:
+    done = [value(one) for one in runs if one.converged]
+    return float(np.median(done)) if done else math.nan
+
+
+_ARM_FIELDS = (
+    Field[Arm].of("Training", lambda arm: arm.name),
+    Field[Arm].number(
+        "Reached", lambda arm: f"{sum(r.converged for r in arm.runs)} of {len(arm.runs)}"
+    ),
+    Field[Arm].number("Samples", lambda arm: f"{_median(arm.runs, lambda r: r.samples):,.0f}"),
+    Field[Arm].number(
+        "Processor time", lambda arm: _time(_median(arm.runs, lambda r: r.cpu_s))
+    ),
+    Field[Arm].number("Time", lambda arm: _time(_median(arm.runs, lambda r: r.seconds))),
+    Field[Arm].of("Rules", lambda arm: f"{len(arm.violations)} broken" * bool(arm.violations)
+                  or "kept"),
+)  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else format_duration(seconds * 1e9)
+
+
+def _ratio(factor: Any) -> str:
+    return f"{factor.ratio:.3f} [{factor.low:.3f}, {factor.high:.3f}]"
+
+
+_FACTOR_FIELDS = (
+    Field[Verdict].of("Training", lambda one: one.name),
+    Field[Verdict].of("Time of a sample", lambda one: _ratio(one.sample)),
+    Field[Verdict].of("Samples", lambda one: _ratio(one.samples)),
+    Field[Verdict].of("Time to quality", lambda one: _ratio(one.time)),
+)
+
+
+def recorded(task: str) -> dict[str, Any] | None:
+    """The recorded reference runs of a task of the suite: samples to the target by batch size."""
+    path = Path(__file__).parent / "suite" / "reference.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] | None = json.loads(path.read_text("utf-8")).get(task)
+    return found
+
+
+def describe(target: str, say: Say = lambda line: None) -> Task:
+    """The task of a name or ``file.py:function``; its file runs in a child.
+
+    Raises:
+        UnknownNameError, WorkloadError: there is none.
+    """
+    with Child(target, environment=one_pool(1)) as child:
+        facts = child.call(
+            "slipstream.mlperf.training.running:describe", target=target, timeout_s=_LIMIT_S
+        )
+    found = Task(**facts)
+    reference = recorded(found.name) if ":" not in target else None
+    if reference is not None and not found.typical:
+        samples = reference["samples"].get(str(found.batch), [])
+        facts["typical"] = int(np.median(samples)) if samples else 0
+        found = Task(**facts)
+    return found
+
+
+def power_line(target: str, task: Task, runs: int) -> str:
+    """What so many runs can find, said before they are made; empty where nobody recorded it."""
+    reference = recorded(task.name) if ":" not in target else None
+    samples = reference["samples"].get(str(task.batch), []) if reference else []
+    if len(samples) < LEAST_RUNS or runs < LEAST_RUNS:
+        return ""
+    spread = float(np.std(np.log(samples), ddof=1))
+    return (
+        f"{runs} runs a side find a difference of {100 * detectable(spread, runs):.0f} % in "
+        "samples to the target four times in five"
+    )
+
+
+def time_to_quality(
+    target: str,
+    combinations: Sequence[str] = (),
+    *,
+    runs: int = 5,
+    division: str = "open",
+    folder: Path | None = None,
+    threads: int = 1,
+    batch: int | None = None,
+    target_quality: float | None = None,
+    most_epochs: float | None = None,
+    seeds: Sequence[int] | None = None,
+    say: Say = lambda line: None,
+) -> Judged:
+    """Train a task `runs` times as it is, and with each combination of techniques.
+
+    Args:
+        target: a task of the suite, or ``file.py:function``.
+        combinations: in the grammar: ``lowrank:0.25``, ``ddp:workers=2+powersgd:4``.
+        folder: for the logs; by default one of its own among this user's cached files.
+        threads: of each process.
+        batch, target_quality, most_epochs: in place of the task's; logged.
+        seeds: only to repeat what was measured; else they are drawn.
+
+    Raises:
+        UnknownNameError, WorkloadError: there is no such task, or its code fails.
+        UsageError: a combination that cannot be, or the same twice.
+        InvalidArgumentError: no runs, or a seed twice.
+    """
+    if runs < 1:
+        raise InvalidArgumentError("runs", f"{runs} is less than 1")
+    arms = [BASELINE, *(techniques.combination_name(techniques.parse(c)) for c in combinations)]
+    if len(set(arms)) < len(arms):
+        raise UsageError("a combination of techniques is given twice")
+    _need_trainable(combinations)
+    seeds = list(seeds) if seeds is not None else _drawn(runs)
+    if len(set(seeds)) < len(seeds):
+        raise InvalidArgumentError("seeds", "a seed stands there twice: runs would be the same")
+    task = describe(target, say)
+    if line := power_line(target, task, len(seeds)):
+        say(line)
+    folder = folder or cache_folder() / "training" / f"{task.name}-{secrets.token_hex(4)}"
+    places = [folder / f"arm_{number}" for number in range(len(arms))]
+    for place in places:
+        if place.exists() and any(place.iterdir()):
+            raise UsageError(
+                f"there are logs in {place} already: a run is not repeated or replaced",
+                remedy="another --out",
+            )
+        place.mkdir(parents=True, exist_ok=True)
+    done: list[list[Outcome]] = [[] for _ in arms]
+    mixed = np.random.default_rng(secrets.randbits(64))
+    for number, seed in enumerate(seeds):
+        for at in mixed.permutation(len(arms)).tolist():
+            name = arms[at]
+            say(f"{name}: run {number + 1} of {len(seeds)}")
+            log = places[at] / f"result_{number}.txt"
+            done[at].append(
+                _one(
+                    target, task, "" if at == 0 else name, seed, log, threads, division=division,
+                    batch=batch, target_quality=target_quality, most_epochs=most_epochs,
+                )
+            )  # fmt: skip
+    found = [
+        _arm(name, place, outcomes, target, task, len(seeds))
+        for name, place, outcomes in zip(arms, places, done, strict=True)
+    ]
+    judged = Judged(task, tuple(found), division)
+    write_text(folder / "result.json", json.dumps(judged.to_json(), indent=1))
+    return judged
+
+
+def _need_trainable(combinations: Sequence[str]) -> None:
+    """Raise a `UsageError` for techniques that change what a task does not have."""
+    for text in combinations:
+        for one in techniques.parse(text):
+            if one.traits.edits_script:
+                raise UsageError(
+                    f"'{one.name}' edits the loop of a script, and the loop of a task is ours"
+                )
+
+
+def _drawn(runs: int) -> list[int]:
+    found: dict[int, None] = {}
+    while len(found) < runs:
+        found.setdefault(secrets.randbits(31))
+    return list(found)
+
+
+def _one(
+    target: str, task: Task, combination: str, seed: int, log: Path, threads: int, **settings: Any
+) -> Outcome:
+    """One run; what dies is marked as aborted and never begun again."""
+    parsed = techniques.parse(combination) if combination else ()
+    workers = [one.workers for one in parsed if techniques.makes_replicas(one)]
+    arguments = {
+        "target": target, "combination": combination, "seed": seed, "log": str(log), **settings,
+    }  # fmt: skip
+    wall = techniques.clock(parsed) == "wall"
+    try:
+        if workers:
+            with joined([Host()] * workers[0], name=task.name, limit_s=_LIMIT_S) as call:
+                return Outcome.of(call(_RUN, arguments)[0], str(log), wall=wall)
+        with Child(task.name, environment=one_pool(threads)) as child:
+            found = child.call(_RUN, timeout_s=_LIMIT_S, threads=threads, **arguments)
+        return Outcome.of(found, str(log), wall=wall)
+    except ChildError as error:
+        _abort(log, task, error.what)
+        return Outcome(seed, "aborted", 0, math.nan, math.nan, math.nan, "", (), error.what,
+                       str(log))  # fmt: skip
+    except BaseException as error:
+        _abort(log, task, type(error).__name__)
+        raise
+
+
+def _abort(log: Path, task: Task, reason: str) -> None:
+    """End the log of a run that did not end it by itself."""
+    if log.exists() and not any(one.key == "run_stop" for one in read(log)):
+        writer = Log(log, task.place)
+        writer.stop("run_stop", status="aborted", reason=reason)
+        writer.close()
+
+
+def _arm(
+    name: str, place: Path, outcomes: Sequence[Outcome], target: str, task: Task, runs: int
+) -> Arm:
+    logs = [read(Path(one.log)) for one in outcomes if Path(one.log).exists()]
+    reference = recorded(task.name) if ":" not in target else None
+    optimizer = reference["optimizer"] if reference else ""
+    violations = check_set(logs, task, runs=runs, optimizer=optimizer)
+    check = None
+    if reference is not None and len(logs) >= LEAST_RUNS:
+        points = {
+            int(batch): [one / task.train_samples for one in samples]
+            for batch, samples in reference["samples"].items()
+        }
+        size = int(value_of(logs[0], "global_batch_size", task.batch))
+        check = Reference.of(points).check(size, [epochs_of(one) for one in logs])
+    return Arm(name, place, tuple(outcomes), tuple(violations), check)

@@ -1,0 +1,343 @@
+"""One run of a task: the clock, the data, the steps, the evaluations, and a log of all of it.
+
+Runs in a process of its own, or in several that are joined as ranks and share every batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from slipstream import technique as techniques
+from slipstream.errors import SlipstreamError, WorkloadError
+from slipstream.mlperf.training.log import Log
+from slipstream.mlperf.training.tasks import Task, load
+from slipstream.technique import Settings, Stage, Traits
+from slipstream.workload import Built, build_from
+from slipstream.workload.built import prepare
+
+# Losses that are told one by one, to see whether two runs are the same.
+_FIRST = 64
+_CLOCK = "data was touched before the clock ran"
+
+
+class TouchedError(WorkloadError):
+    """A task that looked at its data before the clock ran."""
+
+
+class DivergedError(SlipstreamError):
+    """A loss that is no number any more; the run is marked as aborted."""
+
+
+@dataclass
+class Run:
+    """What a task's function is given.
+
+    Attributes:
+        seed: of this run; torch, NumPy and Python are seeded with it already.
+        batch: samples of a step.
+    """
+
+    seed: int
+    batch: int
+    log: Log
+    started: bool = False
+    _generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+    def data(self, name: str, **options: Any) -> Any:
+        """A data set by name, see `slipstream.data.get`.
+
+        Raises:
+            TouchedError: the clock does not run yet.
+            MissingDataError: it is not on this machine.
+        """
+        from slipstream import data
+
+        self.touch(f"data set {name}")
+        return data.get(name, **options)
+
+    def touch(self, what: str) -> None:
+        """Say that data is looked at now; for data that you read yourself.
+
+        Raises:
+            TouchedError: the clock does not run yet.
+        """
+        if not self.started:
+            self.log.event("data_touched", what)
+            raise TouchedError(
+                f"{_CLOCK}: {what}", remedy="read it behind the first yield, when the clock runs"
+            )
+
+    def shuffled(self, *tensors: torch.Tensor) -> _Shuffled:
+        """Batches in a new order every epoch, of the seed; what is left of a batch is left out."""
+        self.touch("a tensor of data")
+        return _Shuffled(tensors, self.batch, self._generator)
+
+
+@dataclass(frozen=True)
+class _Shuffled:
+    tensors: Sequence[torch.Tensor]
+    batch: int
+    generator: torch.Generator
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        rows = len(self.tensors[0])
+        order = torch.randperm(rows, generator=self.generator)
+        for begin in range(0, rows - self.batch + 1, self.batch):
+            chosen = order[begin : begin + self.batch]
+            yield tuple(one[chosen] for one in self.tensors)
+
+
+@dataclass(frozen=True)
+class _Join(Settings):
+    """The parameters of rank 0 on all, before the first technique of the stage distribution."""
+
+    name: ClassVar[str] = "join"
+    traits: ClassVar[Traits] = Traits(stage=Stage.DISTRIBUTION - 1)
+
+    def apply(self, built: Built) -> None:
+        import torch.distributed as dist
+
+        built.rank, built.ranks = dist.get_rank(), dist.get_world_size()
+        with torch.no_grad():
+            for tensor in (*built.model.parameters(), *built.model.buffers()):
+                if tensor.numel():
+                    dist.broadcast(tensor, 0)
+
+
+def describe(target: str) -> dict[str, Any]:
+    """The facts of a task, whose file runs in the process that calls this."""
+    return load(target).to_json()
+
+
+def run(
+    target: str, combination: str, seed: int, log: str, *, division: str = "open",
+    batch: int | None = None, target_quality: float | None = None, threads: int = 1,
+    most_epochs: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Train a task once, until its target or its last epoch.
+
+    Args:
+        target: a task's name, or ``file.py:function``.
+        combination: techniques in the grammar; empty for none.
+        log: the file to write, by rank 0.
+        batch, target_quality, most_epochs: in place of the task's.
+
+    Returns:
+        JSON: status, samples, seconds of the clock and of the processor, qualities by samples,
+        first losses and a digest of all.
+
+    Raises:
+        WorkloadError: the task's own code fails, or does not give what a task gives.
+    """
+    import torch.distributed as dist
+
+    torch.set_num_threads(threads)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if ranks > 1 else 0
+    task = load(target)
+    chosen = techniques.parse(combination) if combination else ()
+    writer = Log(Path(log) if rank == 0 else None, task.place)
+    try:
+        return _Training(
+            task, chosen, seed, writer, division, batch or task.batch,
+            task.target if target_quality is None else target_quality, rank, ranks,
+            int(task.train_samples * (most_epochs or task.most_epochs)),
+        ).run()  # fmt: skip
+    finally:
+        writer.close()
+
+
+@dataclass
+class _Training:
+    """A run under way."""
+
+    task: Task
+    techniques: Sequence[Any]
+    seed: int
+    log: Log
+    division: str
+    batch: int
+    target: float
+    rank: int
+    ranks: int
+    most_samples: int
+    samples: int = 0
+    qualities: list[tuple[int, float]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    step_s: float = 0.0
+    step_cpu_s: float = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """From the first line of the log to the last."""
+        _seed(self.seed)
+        log, task = self.log, self.task
+        log.event("cache_clear", True, what="a process of its own")
+        log.start("init_start")
+        self._facts()
+        prepare(self.techniques)
+        run = Run(self.seed, self.batch, log)
+        assert task.make is not None
+        parts = task.make(run)
+        model, loss, optimizer = _three(next(parts, None), task)
+        self._hyper_parameters(optimizer)
+        log.stop("init_stop")
+        log.start("run_start")
+        run.started = True
+        began, began_cpu = time.monotonic(), time.process_time()
+        batches, evaluate = _two(next(parts, None), task)
+        status, reason = "aborted", ""
+        try:
+            built = self._built(model, loss, optimizer, next(iter(batches)))
+            reached = self._train(built, batches, evaluate)
+            status = "success" if reached else "aborted"
+            reason = "" if reached else "the target was not reached"
+        except DivergedError as error:
+            reason = error.what
+        seconds, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+        log.stop("run_stop", status=status, **({"reason": reason} if reason else {}))
+        digest = hashlib.sha256(struct.pack(f"<{len(self.losses)}d", *self.losses)).hexdigest()
+        return {
+            "status": status, "reason": reason, "samples": self.samples, "seconds": seconds,
+            "cpu_s": cpu_s, "step_s": self.step_s, "step_cpu_s": self.step_cpu_s,
+            "steps": len(self.losses), "qualities": self.qualities,
+            "losses": self.losses[:_FIRST], "digest": digest, "seed": self.seed,
+            "batch": self.batch,
+        }  # fmt: skip
+
+    def _facts(self) -> None:
+        task = self.task
+        for key, value in (
+            ("submission_benchmark", task.name), ("submission_org", "slipstream"),
+            ("submission_division", self.division), ("submission_status", "research"),
+            ("submission_platform", "this machine"), ("seed", self.seed),
+            ("global_batch_size", self.batch), ("gradient_accumulation_steps", 1),
+            ("train_samples", task.train_samples), ("eval_samples", task.eval_samples),
+            ("target_quality", self.target), ("evaluate_every", task.evaluate_every),
+            ("techniques", techniques.combination_name(self.techniques)),
+        ):  # fmt: skip
+            self.log.event(key, value)
+
+    def _hyper_parameters(self, optimizer: Any) -> None:
+        first = optimizer.param_groups[0]
+        self.log.event("opt_name", type(optimizer).__name__.lower())
+        self.log.event("opt_base_learning_rate", first["lr"])
+        self.log.event("opt_weight_decay", first.get("weight_decay", 0.0))
+
+    def _built(self, model: Any, loss: Any, optimizer: Any, batch: Any) -> Built:
+        planned = max(1, self.task.planned_steps * self.task.batch // self.batch)
+        made = Built(model, self._share(batch), loss, optimizer, planned_steps=planned)
+        joining = (_Join(),) if self.ranks > 1 else ()
+        built = build_from(
+            made, (*self.techniques, *joining), self.seed, self.task.name, self.task.place
+        )
+        _seed(self.seed + 1)
+        return built
+
+    def _share(self, batch: Any) -> Any:
+        """This rank's rows of a batch."""
+        if self.ranks == 1:
+            return batch
+        from torch.utils._pytree import tree_map_only
+
+        return tree_map_only(torch.Tensor, lambda tensor: tensor[self.rank :: self.ranks], batch)
+
+    def _train(self, built: Built, batches: Any, evaluate: Any) -> bool:
+        due = self.task.evaluate_every
+        epoch = 0
+        while self.samples < self.most_samples:
+            epoch += 1
+            before = self.samples
+            self.log.start("epoch_start", epoch_num=epoch, samples_count=self.samples)
+            for batch in batches:
+                self._step(built, self._share(batch))
+                if self.samples >= due:
+                    due += self.task.evaluate_every
+                    if self._reached(built, evaluate):
+                        self.log.stop("epoch_stop", epoch_num=epoch, samples_count=self.samples)
+                        return True
+                if self.samples >= self.most_samples:
+                    break
+            self.log.stop("epoch_stop", epoch_num=epoch, samples_count=self.samples)
+            if self.samples == before:
+                raise WorkloadError(
+                    f"an epoch of {self.task.name} has no whole batch of {self.batch} samples",
+                    where=self.task.place,
+                )
+        return False
+
+    def _step(self, built: Built, batch: Any) -> None:
+        built.batch = batch
+        began, cpu = time.monotonic(), time.process_time()
+        loss = float(built.step())
+        self.step_s += time.monotonic() - began
+        self.step_cpu_s += time.process_time() - cpu
+        self.losses.append(loss)
+        self.samples += self.batch
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss is {loss} after {self.samples} samples")
+
+    def _reached(self, built: Built, evaluate: Any) -> bool:
+        import torch.distributed as dist
+
+        num = round(self.samples / self.task.train_samples, 4)
+        where = {"epoch_num": num, "samples_count": self.samples}
+        self.log.start("eval_start", **where)
+        built.settle()
+        model = _inner(built.model)
+        quality = 0.0
+        if self.rank == 0:
+            model.eval()
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                quality = float(evaluate(model))
+            model.train()
+        if self.ranks > 1:
+            told = torch.tensor([quality], dtype=torch.float64)
+            dist.broadcast(told, 0)
+            quality = float(told)
+        self.qualities.append((self.samples, quality))
+        self.log.event("eval_accuracy", quality, **where)
+        self.log.stop("eval_stop", **where)
+        return quality >= self.target if self.task.higher else quality <= self.target
+
+
+def _inner(model: Any) -> Any:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+
+
+def _three(given: Any, task: Task) -> tuple[Any, Any, Any]:
+    if not isinstance(given, tuple) or len(given) != 3 or not hasattr(given[2], "param_groups"):
+        raise WorkloadError(
+            f"the first yield of {task.name} is not (model, loss, optimizer)", where=task.place
+        )
+    return given
+
+
+def _two(given: Any, task: Task) -> tuple[Any, Any]:
+    if not isinstance(given, tuple) or len(given) != 2 or not callable(given[1]):
+        raise WorkloadError(
+            f"the second yield of {task.name} is not (batches, evaluate)", where=task.place,
+            remedy="as: yield run.shuffled(x, y), lambda model: accuracy(model)",
+        )  # fmt: skip
+    return given

@@ -1,0 +1,76 @@
+"""Good or bad, of phrases of film reviews: a bag of words.
+
+Every node of the treebank's trees is a phrase with a label of its own; whole sentences are tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from slipstream.mlperf.training.suite.metrics import accuracy
+from slipstream.mlperf.training.tasks import task
+
+_LONGEST, _WORDS, _TRAINED, _TESTED = 40, 8_000, 40_000, 872
+
+
+class _Bag(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(_WORDS + 1, width, mode="mean", padding_idx=_WORDS)
+        self.top = nn.Sequential(
+            nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.top(self.words(ids))
+        return logits
+
+
+@task(
+    target=0.70, train_samples=_TRAINED, batch=64, evaluate_every=4_000, most_epochs=6,
+    eval_samples=_TESTED,
+    about="a bag of words, 0.5 M parameters; Stanford Sentiment Treebank, 40,000 phrases",
+)  # fmt: skip
+def sst_bag(run: Any) -> Iterator[Any]:
+    """Trained by Adam; neutral phrases are left out."""
+    model = _Bag()
+    yield model, cross_entropy, torch.optim.Adam(model.parameters(), 1e-3)
+    trees = run.data("sst")
+    phrases = [one for tree in trees.train for one in _phrases(tree)]
+    counts: dict[str, int] = {}
+    for words, _ in phrases:
+        for word in words:
+            counts[word] = counts.get(word, 0) + 1
+    common = sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]
+    number = {word: place for place, word in enumerate(common)}
+    chosen = torch.randperm(len(phrases), generator=torch.Generator().manual_seed(0))[:_TRAINED]
+    x, y = _tensors([phrases[i] for i in chosen.tolist()], number)
+    whole = [_phrases(tree)[-1] for tree in trees.validation if int(tree.labels[-1]) != 2]
+    test = _tensors(whole, number)
+    yield run.shuffled(x, y), lambda model: accuracy(model, *test)
+
+
+def _phrases(tree: Any) -> list[tuple[list[str], int]]:
+    """Words and label of every phrase that is good or bad; the whole sentence is the last."""
+    words: list[list[str]] = []
+    found = []
+    for node, label in enumerate(tree.labels.tolist()):
+        left, right = int(tree.left[node]), int(tree.right[node])
+        own = [tree.words[node]] if left < 0 else words[left] + words[right]
+        words.append(own)
+        if label != 2:
+            found.append((own, int(label > 2)))
+    return found
+
+
+def _tensors(phrases: Any, number: dict[str, int]) -> tuple[Tensor, Tensor]:
+    ids = torch.full((len(phrases), _LONGEST), _WORDS)
+    for row, (words, _) in enumerate(phrases):
+        known = [number[word] for word in words if word in number][:_LONGEST]
+        ids[row, : len(known)] = torch.tensor(known, dtype=torch.long)
+    return ids, torch.tensor([label for _, label in phrases])
