@@ -294,7 +294,7 @@ class _Training:
         import torch.distributed as dist
 
         num = round(self.samples / self.task.train_samples, 4)
-        where = {"epoch_num": num, "samples_count": self.samples}
+        where: dict[str, Any] = {"epoch_num": num, "samples_count": self.samples}
         self.log.start("eval_start", **where)
         built.settle()
         model = _inner(built.model)
