@@ -10,7 +10,7 @@
 One room for all who need it: low-bit layers, int8 export, compressed embeddings.
 """
 
-from slipstream.quant.calibration import Calibration, Range, calibrate
+from slipstream.quant.calibration import Calibration, Range, calibrate, called
 from slipstream.quant.codes import (
     binarize,
     code_weights,
@@ -46,6 +46,7 @@ __all__ = [
     "Range",
     "binarize",
     "calibrate",
+    "called",
     "code_weights",
     "dequantize",
     "fake_quantize",

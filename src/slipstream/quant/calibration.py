@@ -72,6 +72,13 @@ def has_weight(name: str, module: Any) -> bool:
     return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
+def called(model: Any, batch: Any) -> Any:
+    """``model(batch)``, ``model(*batch)`` of a tuple or list, ``model(**batch)`` of a mapping."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
 def calibrate(
     model: Any,
     batches: Iterable[Any],
@@ -86,7 +93,7 @@ def calibrate(
     The model is left in the mode it was in, without hooks.
 
     Args:
-        batches: each is given to `run`; default: ``model(batch)``, or ``model(*batch)`` of a tuple.
+        batches: each is given to `run`; default: see `called`.
         modules: of which modules, by qualified name and module.
         observer: makes an observer per place.
         outputs: observe what modules return, too.
@@ -131,10 +138,8 @@ def calibrate(
             for batch in batches:
                 if run is not None:
                     run(batch)
-                elif isinstance(batch, (tuple, list)):
-                    model(*batch)
                 else:
-                    model(batch)
+                    called(model, batch)
                 ran += 1
     finally:
         for hook in hooks:

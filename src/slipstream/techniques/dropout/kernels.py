@@ -85,7 +85,7 @@ def _dropout(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     """``slipstream::dropout`` on a processor; the result is contiguous."""
     if not x.is_floating_point():
         raise InvalidArgumentError("x", f"is {x.dtype}; dropout needs floating-point numbers")
-    if seed.dtype is not torch.int64 or seed.numel() != 2 or not seed.is_contiguous():
+    if seed.dtype is not torch.int64 or seed.shape != (2,) or not seed.is_contiguous():
         raise InvalidArgumentError("seed", "must be int64 [2]", remedy="draw_seed() makes one")
     if not 0.0 <= p < 1.0:
         raise InvalidArgumentError("p", f"{p} is not in [0, 1)")

@@ -13,14 +13,9 @@ if TYPE_CHECKING:
     from slipstream.techniques.lowbit.dense_rows import bit_rows, from_bit_rows
     from slipstream.techniques.lowbit.dispatch import Shape
     from slipstream.techniques.lowbit.export import to_onnx
-    from slipstream.techniques.lowbit.kernels import (
-        PackedWeights,
-        linear,
-        matmul,
-        pack_weights,
-        reference_matmul,
-    )
+    from slipstream.techniques.lowbit.kernels import PackedWeights, pack_weights, reference_matmul
     from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear
+    from slipstream.techniques.lowbit.operators import linear, matmul
     from slipstream.techniques.lowbit.qat import (
         added_parameters,
         convert,
@@ -35,8 +30,9 @@ _HOMES = {
     "dense_rows": ("bit_rows", "from_bit_rows"),
     "dispatch": ("Shape",),
     "export": ("to_onnx",),
-    "kernels": ("PackedWeights", "linear", "matmul", "pack_weights", "reference_matmul"),
+    "kernels": ("PackedWeights", "pack_weights", "reference_matmul"),
     "nn": ("LowBitConv2d", "LowBitLinear"),
+    "operators": ("linear", "matmul"),
     "qat": ("added_parameters", "convert", "load", "prepare_training", "quantise_model"),
     "technique": ("LowBit",),
     "tuning": ("autotune",),

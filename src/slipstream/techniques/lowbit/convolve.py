@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from slipstream.errors import InvalidArgumentError, SlipstreamError
 from slipstream.native import cpu_features
 from slipstream.native.family import FLOAT, INT32, INT64, POINTER, tensor_pointer
 from slipstream.techniques.lowbit.bindings import INVALID, OK, lowbit_library
-from slipstream.techniques.lowbit.kernels import PackedWeights, matmul
+from slipstream.techniques.lowbit.kernels import PackedWeights, check_vector, matmul
 from slipstream.techniques.lowbit.windows import Convolution
 
 _i32, _i64, _f32, _ptr = INT32, INT64, FLOAT, POINTER
@@ -115,11 +115,17 @@ def quantise(x: torch.Tensor, codes: Codes) -> tuple[torch.Tensor, bool]:
     """The codes of `x`, and whether all of its values are numbers; others have any code.
 
     Args:
-        x: float32, dense in memory.
+        x: float32, contiguous or channels-last.
 
     Returns:
         uint8 of the same shape and strides.
     """
+    dense = x.is_contiguous() or (x.dim() == 4 and x.permute(0, 2, 3, 1).is_contiguous())
+    if x.dtype is not torch.float32 or not x.is_cpu or not dense:
+        raise InvalidArgumentError(
+            "x", f"is {x.dtype} on '{x.device}' with strides {x.stride()}",
+            remedy="contiguous float32 on the CPU",
+        )  # fmt: skip
     bound = lowbit_library()
     if bound is None:
         return reference_quantise(x, codes)
@@ -147,6 +153,9 @@ def patches(
         outside: what lies beyond the image.
     """
     last = shape.rows if last is None else last
+    _check_image(image, shape)
+    if not 0 <= first <= last <= shape.rows:
+        raise InvalidArgumentError("first", f"{first} to {last} is not within {shape.rows} pixels")
     bound = lowbit_library()
     if bound is None:
         return reference_patches(image, shape, outside)[first:last]
@@ -211,22 +220,44 @@ class Prepared:
         zero: the code of 0; what lies outside the image has it.
 
     Attributes:
-        buffers: scale and bias it was made with.
         out: images, height, width, channels of what it gives.
     """
 
     def __init__(
         self, packed: PackedWeights, shape: Convolution, epilogue: Epilogue, zero: int = 0
     ) -> None:
-        """What does not change from image to image is looked up here."""
-        self.buffers = epilogue.scale, epilogue.bias
+        """What does not change from image to image is looked up here.
+
+        Raises:
+            InvalidArgumentError: weights, scale or bias do not fit each other and the shape.
+        """
+        n = packed.n - epilogue.binary
+        _check_vectors(epilogue, n)
+        if packed.k != shape.columns:
+            raise InvalidArgumentError(
+                "image", f"gives {shape.columns} codes a pixel, the weights have {packed.k}"
+            )
+        self._memory = [
+            0 if one is None else one.data_ptr() for one in (epilogue.scale, epilogue.bias)
+        ]
         self._epilogue = epilogue
-        self.out = (shape.image[0], *shape.out_size, epilogue.scale.shape[0])
+        self.out = (shape.image[0], *shape.out_size, n)
         self._packed, self._shape, self._zero = packed, shape, zero
         self._bound = lowbit_library()
         self._wide = _wide()
         self._structures = _shape(shape), _epilogue(epilogue)
         self._pointers = tuple(map(ctypes.byref, self._structures))
+
+    def serves(self, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether it was made with these, and they are what they were."""
+        known = self._epilogue.scale is scale and self._epilogue.bias is bias
+        if not known or self._memory != [
+            0 if one is None else one.data_ptr() for one in (scale, bias)
+        ]:
+            return False
+        # Data may have been given to a tensor that lie where its own did.
+        _check_vectors(self._epilogue, self.out[3])
+        return True
 
     def __call__(self, image: torch.Tensor, added: torch.Tensor | None = None) -> Outcome:
         """The layer's output, NHWC.
@@ -236,8 +267,12 @@ class Prepared:
             added: float32, of the output's shape, contiguous.
 
         Raises:
-            InvalidArgumentError: a code out of range.
+            InvalidArgumentError: another dtype, shape or layout, or a code out of range.
         """
+        _check_image(image, self._shape)
+        _check_added(added, self.out)
+        if 0 in self.out:
+            return _empty(self.out, self._epilogue)
         if self._bound is None:
             return self._by_torch(image, added)
         out = _empty(self.out, self._epilogue)
@@ -263,6 +298,52 @@ class Prepared:
         return Outcome(*(None if one is None else one.reshape(self.out) for one in made))
 
 
+def convolved(
+    image: torch.Tensor,
+    shape: Convolution,
+    packed: Sequence[PackedWeights],
+    epilogue: Epilogue,
+    zero: int,
+    added: torch.Tensor | None = None,
+) -> Outcome:
+    """`Prepared`, made and called at once, also for weights in blocks of columns.
+
+    Args:
+        packed: one matrix, or one for each block; the epilogue's scale is then [n, blocks].
+
+    Raises:
+        InvalidArgumentError: what does not fit together.
+    """
+    if len(packed) == 1:
+        return Prepared(packed[0], shape, epilogue, zero)(image, added)
+    n, scale, bias = packed[0].n - epilogue.binary, epilogue.scale, epilogue.bias
+    fits = sum(one.k for one in packed) == shape.columns and all(
+        one.n == packed[0].n for one in packed
+    )
+    known = scale.dtype is torch.float32 and scale.is_cpu and scale.shape == (n, len(packed))
+    if not fits or not known:
+        raise InvalidArgumentError(
+            "scale", f"is {scale.dtype} {tuple(scale.shape)} on '{scale.device}'; weights are "
+            f"{len(packed)} blocks of {n} rows for {shape.columns} codes a pixel",
+        )  # fmt: skip
+    if bias is not None:
+        check_vector("bias", bias, n)
+    _check_image(image, shape)
+    out = (shape.image[0], *shape.out_size, n)
+    _check_added(added, out)
+    rows = (
+        image.reshape(shape.rows, shape.columns) if shape.pointwise else patches(image, shape, zero)
+    )
+    total, first = torch.zeros(shape.rows, n), 0
+    for number, one in enumerate(packed):
+        products = matmul(rows[:, first : first + one.k], one, activation_zero=zero)
+        if epilogue.binary:
+            products = 2 * products[:, :-1] - products[:, -1:]
+        total += products.float() * scale[:, number]
+        first += one.k
+    return behind(total.reshape(out), epilogue, added)
+
+
 def max_pool(image: torch.Tensor, shape: Convolution, out_size: tuple[int, int]) -> torch.Tensor:
     """The greatest code that each output pixel sees, channel by channel: uint8, NHWC.
 
@@ -271,6 +352,7 @@ def max_pool(image: torch.Tensor, shape: Convolution, out_size: tuple[int, int])
         shape: of the window. Every output pixel sees part of the image.
         out_size: height and width; a pixel more than `shape` says where sizes are rounded up.
     """
+    _check_image(image, shape)
     bound = lowbit_library()
     if bound is None:
         return reference_max_pool(image, shape, out_size)
@@ -325,6 +407,39 @@ def _epilogue(epilogue: Epilogue) -> Any:
         0 if codes is None else codes.zero,
         0 if codes is None else codes.top,
     )
+
+
+def _check_image(image: torch.Tensor, shape: Convolution) -> None:
+    if (
+        image.dtype is torch.uint8
+        and image.is_cpu
+        and tuple(image.shape) == shape.image
+        and image.is_contiguous()
+    ):
+        return
+    raise InvalidArgumentError(
+        "image", f"is {image.dtype} {tuple(image.shape)} on '{image.device}', "
+        f"not contiguous codes (uint8) {shape.image} on the CPU",
+    )  # fmt: skip
+
+
+def _check_added(added: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+    if added is None or (
+        added.dtype is torch.float32
+        and added.is_cpu
+        and tuple(added.shape) == shape
+        and added.is_contiguous()
+    ):
+        return
+    raise InvalidArgumentError(
+        "added", f"is {added.dtype} {tuple(added.shape)}, not contiguous float32 {shape}"
+    )
+
+
+def _check_vectors(epilogue: Epilogue, n: int) -> None:
+    check_vector("scale", epilogue.scale, n)
+    if epilogue.bias is not None:
+        check_vector("bias", epilogue.bias, n)
 
 
 def _check(status: int) -> None:

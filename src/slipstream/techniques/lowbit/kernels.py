@@ -10,6 +10,7 @@ MLSys 2022, and what is faster than it where processors multiply bytes.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import math
 import struct
@@ -33,6 +34,13 @@ _HEADER = struct.Struct("<4sBBBBB7xqq")
 _MARK, _VERSION = b"LBWT", 1
 
 
+class _Memory:
+    """What a kernel reads; given back when the last who holds it is gone."""
+
+    def __init__(self, bound: ctypes.CDLL, handle: int) -> None:
+        weakref.finalize(self, bound.slipstream_lowbit_free, handle)
+
+
 class PackedWeights:
     """Weights [n, k] of a few bits, in the form one kernel reads. Immutable.
 
@@ -44,7 +52,10 @@ class PackedWeights:
         zero_points: int32 [n] subtracted from the weights' rows, or None.
         scheme, level: the kernel; ``"torch"`` and ``"python"`` without the compiled library.
         nbytes: memory the packed weights take.
+        stored: `to_bytes` as a tensor, uint8, for the operators of torch; None until one asks.
     """
+
+    stored: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -93,7 +104,7 @@ class PackedWeights:
         self._multiply = bound.slipstream_lowbit_multiply
         self._linear = bound.slipstream_lowbit_linear
         self.nbytes = int(bound.slipstream_lowbit_bytes(made))
-        weakref.finalize(self, bound.slipstream_lowbit_free, self._handle)
+        self._memory = _Memory(bound, self._handle)
 
     def __repr__(self) -> str:
         sign = "signed " if self.signed else ""
@@ -104,6 +115,17 @@ class PackedWeights:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_bytes, (self.to_bytes(),)
+
+    def twin(self) -> PackedWeights:
+        """The same in the same memory, but without `stored`."""
+        made = copy.copy(self)
+        made.stored = None
+        return made
+
+    def __copy__(self) -> PackedWeights:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
 
     def for_rows(self, rows: int) -> PackedWeights:
         """These weights for the kernel that is best for calls of `rows` rows; often themselves."""
@@ -258,10 +280,9 @@ def matmul(
     """
     dtype = a.dtype
     if a.dim() != 2 or not a.is_cpu or (dtype is not torch.uint8 and dtype is not torch.int8):
-        _check_matrix("a", a, (torch.uint8, torch.int8))
+        _check_matrix("a", a, (torch.uint8, torch.int8), empty=True)
     m, k = a.shape
-    if k != packed.k or m == 0:
-        _check_matrix("a", a, (torch.uint8, torch.int8))
+    if k != packed.k:
         raise InvalidArgumentError("a", f"has {k} columns, but the packed weights have {packed.k}")
     signed = dtype is torch.int8
     if activation_zero:
@@ -277,6 +298,8 @@ def matmul(
         out = torch.empty((m, packed.n), dtype=torch.int32)
     else:
         _check_out(out, m, packed.n)
+    if m == 0:
+        return out
     if packed._multiply is None:
         return _torch_matmul(a, packed, activation_zero, out)
     status = packed._multiply(
@@ -326,24 +349,24 @@ def linear(
     """
     shape = x.shape
     if x.dtype is not torch.float32 or not x.is_cpu or not shape or shape[-1] != packed.k:
-        _check_floats(x, packed.k)
+        check_floats(x, packed.k)
     rows = x if len(shape) == 2 else x.reshape(-1, packed.k)
     m = rows.shape[0]
     lda, inner = rows.stride()
-    if m == 0 or (inner != 1 and packed.k != 1):
-        if m == 0:
-            raise InvalidArgumentError("x", f"is empty: its shape is {tuple(shape)}")
+    if inner != 1 and packed.k != 1:
         rows = rows.contiguous()
         lda = packed.k
     if activation_zero:
         _check_activation_zero(activation_zero, packed.activation_bits, False)
     n = packed.n
-    _check_vector("scale", scale, n)
+    check_vector("scale", scale, n)
     if bias is not None:
-        _check_vector("bias", bias, n)
+        check_vector("bias", bias, n)
     if not 0.0 < activation_scale < math.inf:
         raise InvalidArgumentError("activation_scale", f"{activation_scale} is not positive")
     y = torch.empty((m, n))
+    if m == 0:
+        return y.view(*shape[:-1], n)
     if packed._linear is None:
         _torch_linear(rows, packed, scale, bias, activation_scale, activation_zero, relu, y)
     else:
@@ -423,14 +446,16 @@ def _check_bits(name: str, bits: int) -> None:
         raise InvalidArgumentError(name, f"{bits} is not between 1 and 8")
 
 
-def _check_matrix(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+def _check_matrix(
+    name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], *, empty: bool = False
+) -> None:
     if tensor.dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InvalidArgumentError(name, f"has dtype {tensor.dtype}, not {names}")
     _check_device(name, tensor)
     if tensor.dim() != 2:
         raise InvalidArgumentError(name, f"has {tensor.dim()} dimensions instead of 2")
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 and not empty:
         raise InvalidArgumentError(name, f"is empty: its shape is {tuple(tensor.shape)}")
 
 
@@ -475,7 +500,7 @@ def _check_activation_zero(zero: int, bits: int, signed: bool) -> None:
 
 
 def _check_out(out: torch.Tensor, m: int, n: int) -> None:
-    _check_matrix("out", out, (torch.int32,))
+    _check_matrix("out", out, (torch.int32,), empty=True)
     if tuple(out.shape) != (m, n):
         raise InvalidArgumentError("out", f"has shape {tuple(out.shape)} instead of {(m, n)}")
     apart = out.stride(0) >= n or m == 1
@@ -485,14 +510,19 @@ def _check_out(out: torch.Tensor, m: int, n: int) -> None:
         )
 
 
-def _check_floats(x: torch.Tensor, k: int) -> None:
+def check_floats(x: torch.Tensor, k: int) -> None:
+    """Raise InvalidArgumentError unless `x` is float32 [..., k] on the CPU."""
     if x.dtype is not torch.float32:
         raise InvalidArgumentError("x", f"has dtype {x.dtype}, not float32")
     _check_device("x", x)
-    raise InvalidArgumentError("x", f"has shape {tuple(x.shape)}; the last dimension must be {k}")
+    if x.shape[-1:] != (k,):
+        raise InvalidArgumentError(
+            "x", f"has shape {tuple(x.shape)}; the last dimension must be {k}"
+        )
 
 
-def _check_vector(name: str, vector: torch.Tensor, n: int) -> None:
+def check_vector(name: str, vector: torch.Tensor, n: int) -> None:
+    """Raise InvalidArgumentError unless `vector` is contiguous float32 [n] on the CPU."""
     if (
         vector.dtype is torch.float32
         and vector.shape == (n,)

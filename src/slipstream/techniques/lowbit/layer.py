@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.native.family import tensor_pointer
+from slipstream.native.operators import plainly, profiled
 from slipstream.quant import Format, Granularity, code_weights, grid_of_range
 from slipstream.techniques.lowbit.coded import HeldTensor
 from slipstream.techniques.lowbit.convolve import (
@@ -19,11 +20,11 @@ from slipstream.techniques.lowbit.convolve import (
     Epilogue,
     Outcome,
     Prepared,
-    behind,
-    patches,
+    convolved,
     quantise,
 )
-from slipstream.techniques.lowbit.kernels import PackedWeights, matmul, pack_weights
+from slipstream.techniques.lowbit.kernels import PackedWeights, check_vector, pack_weights
+from slipstream.techniques.lowbit.operators import stored
 from slipstream.techniques.lowbit.windows import Convolution
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -31,7 +32,11 @@ _VERSION = 2
 # Before it, layers handed codes to one successor only.
 _READ_VERSIONS = (1, 2)
 # Attributes that say how a layer's usual input is multiplied.
-_DECIDES = frozenset({"_packed", "input_codes", "output_codes", "relu", "after_sum"})
+_DECIDES = frozenset(
+    {"_packed", "input_codes", "output_codes", "relu", "after_sum", "scale", "bias"}
+)
+# What refers to this process's memory.
+_NOT_SAVED = frozenset({"_call", "_prepared"})
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,14 @@ class LowBitLayer(nn.Module):
         scale: float32 [n], or [n, blocks]: of a product; what follows in the same channel (a batch
             norm) is multiplied in.
         bias: float32 [n] or None.
+
+    Scale and bias stay float32 whatever dtype the model is given; inputs of another are rounded
+    from it, and outputs have it.
     """
 
     scale: torch.Tensor
     bias: torch.Tensor | None
+    # Empty: there is none; None: to be made.
     _call: tuple[Any, ...] | None
     # By the shape of an image, and whether a sum is taken along.
     _prepared: dict[tuple[torch.Size, bool], Prepared]
@@ -110,7 +119,7 @@ class LowBitLayer(nn.Module):
         """The layer that does what `module` does, with its weights rounded.
 
         Args:
-            module: ``nn.Linear`` or ``nn.Conv2d``.
+            module: ``nn.Linear``, ``nn.Conv2d``, or Hugging Face's ``Conv1D``.
             ranges: of inputs: a `slipstream.quant.Range`, or (low, high).
             least_error: of the weights: see `slipstream.quant.code_weights`.
 
@@ -120,6 +129,7 @@ class LowBitLayer(nn.Module):
         """
         if (reason := why_kept(module)) is not None:
             raise InvalidArgumentError("module", reason, remedy="leave it as it is")
+        module = as_torch(module)
         layer = cls.shaped_like(module, module.bias is not None, wbits, abits, scales)
         codes, scale = code_weights(
             as_rows(module.weight), wbits, layer.granularity, least_error=least_error
@@ -131,17 +141,38 @@ class LowBitLayer(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in _DECIDES:
-            self.__dict__["_call"] = self._usual_call()
+            self.__dict__["_call"] = None
             self.__dict__["_prepared"] = {}
 
-    def _usual_call(self) -> tuple[Any, ...] | None:
+    def _usual_call(self) -> tuple[Any, ...]:
         """The compiled function that does all there is to do, and what it is given each time."""
-        packed = self.__dict__.get("_packed")
-        if not packed or not self._floats_at_once() or packed[0]._linear is None:
-            return None
+        packed = self.packed
+        if not self._floats_at_once() or packed[0]._linear is None:
+            return ()
         codes, one = self.input_codes, packed[0]
+        check_vector("scale", self.scale, one.n)
+        if self.bias is not None:
+            check_vector("bias", self.bias, one.n)
         floor = 0.0 if self.relu else -math.inf
-        return one._linear, one._handle, codes.scale, codes.zero, floor, one.n
+        buffers = self.scale, self.scale.data_ptr(), self.bias, tensor_pointer(self.bias)
+        return one._linear, one, codes.scale, codes.zero, floor, one.n, buffers
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        kept = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in kept.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype is not old.dtype:
+                self._buffers[name] = old.to(new.device)
+        self.__dict__["_call"] = None
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: one for key, one in self.__dict__.items() if key not in _NOT_SAVED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.update(_call=None, _prepared={})
 
     @property
     def packed(self) -> tuple[PackedWeights, ...]:
@@ -269,7 +300,7 @@ class LowBitLayer(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = shallow_copy(self, type(self))
-        made.__dict__["_prepared"] = {}
+        made.__dict__.update(_call=None, _prepared={})
         # Packed weights are never written to: copies share them.
         made._buffers = {
             name: None if one is None else one.clone() for name, one in self._buffers.items()
@@ -304,19 +335,53 @@ class LowBitLayer(nn.Module):
         codes = self.output_codes is not None or self.after_sum is not None
         return self.wbits > 1 and not codes and len(self.packed) == 1
 
-    def _check(self, x: torch.Tensor) -> None:
+    def _runs_plainly(self, x: torch.Tensor) -> bool:
+        """Whether `x` is for kernels as it is, and nobody has to see an operator."""
+        if isinstance(x, HeldTensor):
+            return True
+        if not plainly(x) or x.dtype not in (torch.float32, torch.uint8):
+            return False
+        if x.requires_grad and torch.is_grad_enabled():
+            return False
+        hands_on = self.output_codes is not None or self.after_sum is not None
+        return hands_on or not profiled()
+
+    def _operands(self, x: torch.Tensor) -> tuple[Any, ...]:
+        """What the operators of torch take, from `x` on.
+
+        Raises:
+            InvalidArgumentError: another dtype or device, or `x` needs a gradient in training mode.
+        """
         if self.training and x.requires_grad and torch.is_grad_enabled():
             raise InvalidArgumentError(
                 "x", "needs a gradient, and low-bit layers have none",
                 remedy="model.eval() to infer, slipstream.lowbit.prepare_training to train",
             )  # fmt: skip
-        if x.dtype not in (torch.float32, torch.uint8) or not x.is_cpu:
+        self._check(x)
+        if not x.is_floating_point():
+            raise InvalidArgumentError("x", f"is {x.dtype}; operators of torch take floats")
+        weights = [stored(one) for one in self.packed]
+        if x.is_meta:
+            weights = [one.to("meta") for one in weights]
+        codes = self.input_codes
+        return (
+            x.to(torch.float32), weights, self.scale, self.bias, codes.scale, codes.zero,
+            self.wbits == 1, self.relu,
+        )  # fmt: skip
+
+    def _check(self, x: torch.Tensor) -> None:
+        if not x.is_floating_point() and x.dtype is not torch.uint8:
             raise InvalidArgumentError(
-                "x", f"is {x.dtype} on '{x.device}'",
-                remedy="float32 on the CPU, or uint8 codes of this layer's input",
+                "x", f"is {x.dtype}", remedy="floats, or uint8 codes of this layer's input"
+            )
+        device = x.device.type
+        if device not in ("cpu", "meta"):
+            raise InvalidArgumentError("x", f"is on '{x.device}'; these layers run on the CPU")
+        if self.scale.device.type != device:
+            raise InvalidArgumentError(
+                "x", f"is on '{x.device}', the layer on '{self.scale.device}'",
+                remedy="move one of them",
             )  # fmt: skip
-        if not x.numel():
-            raise InvalidArgumentError("x", f"is empty: its shape is {tuple(x.shape)}")
 
     def _read(self, x: torch.Tensor) -> torch.Tensor:
         """`x` as floats, or as codes (uint8) of this layer's input where it holds them."""
@@ -334,27 +399,14 @@ class LowBitLayer(nn.Module):
         """From codes to the layer's output, or what becomes of its sum with `added`; all NHWC."""
         if len(self.packed) == 1:
             return self._prepare(image.shape, shape, added is not None)(image, added)
-        zero = self.input_codes.zero
         epilogue = self._epilogue(None if added is None else self.after_sum)
-        rows = (
-            image.reshape(shape.rows, shape.columns)
-            if shape.pointwise
-            else patches(image, shape, zero)
-        )
-        total = torch.zeros(shape.rows, self._n)
-        for number, (first, last) in enumerate(self._blocks()):
-            products = matmul(rows[:, first:last], self.packed[number], activation_zero=zero)
-            if self.wbits == 1:
-                products = 2 * products[:, :-1] - products[:, -1:]
-            total += products.float() * self.scale[:, number]
-        return behind(total.reshape(shape.image[0], *shape.out_size, self._n), epilogue, added)
+        return convolved(image, shape, self.packed, epilogue, self.input_codes.zero, added)
 
     def _prepare(self, image: torch.Size, shape: Convolution, sums: bool) -> Prepared:
         """The call for images of this shape, made at the first."""
-        made, buffers = self._prepared.get((image, sums)), self._buffers
+        made = self._prepared.get((image, sums))
         # A buffer may have been replaced, as `to` does.
-        now = buffers["scale"], buffers["bias"]
-        if made is not None and all(map(operator.is_, now, made.buffers)):
+        if made is not None and made.serves(self.scale, self.bias):
             return made
         epilogue = self._epilogue(self.after_sum if sums else None)
         made = Prepared(self.packed[0], shape, epilogue, self.input_codes.zero)
@@ -385,7 +437,7 @@ def shallow_copy(module: nn.Module, kind: type[_Module]) -> _Module:
 
 def why_kept(module: nn.Module) -> str | None:
     """None, or why `module` has no low-bit form; it then stays in float32."""
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) or is_transposed_linear(module):
         return None
     if not isinstance(module, nn.Conv2d):
         return f"a {type(module).__name__} is neither linear nor a two-dimensional convolution"
@@ -399,6 +451,23 @@ def why_kept(module: nn.Module) -> str | None:
     )):  # fmt: skip
         return "it pads one side more than the other"
     return None
+
+
+def is_transposed_linear(module: Any) -> bool:
+    """Whether it is ``transformers.pytorch_utils.Conv1D``: a linear layer, its weight [in, out]."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def as_torch(module: Any) -> nn.Module:
+    """A layer of Hugging Face's as that of torch which computes the same; others as they are."""
+    if not is_transposed_linear(module):
+        return cast(nn.Module, module)
+    wide, narrow = module.weight.shape
+    made = nn.Linear(wide, narrow, device="meta")
+    made.weight = nn.Parameter(module.weight.detach().T.contiguous())
+    made.bias = module.bias
+    return made.train(module.training)
 
 
 def codes_of_range(ranges: Any, bits: int) -> Codes:

@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
+from slipstream.native.operators import plainly, profiled
 from slipstream.techniques.lowbit.bindings import OK
-from slipstream.techniques.lowbit.coded import CodedTensor, HeldTensor, Unfinished
+from slipstream.techniques.lowbit.coded import CodedTensor, Unfinished
 from slipstream.techniques.lowbit.convolve import Codes
 from slipstream.techniques.lowbit.kernels import linear
 from slipstream.techniques.lowbit.layer import LowBitLayer
+from slipstream.techniques.lowbit.operators import window
 from slipstream.techniques.lowbit.windows import Convolution, pair
 
 
@@ -58,7 +60,7 @@ class LowBitLinear(LowBitLayer):
         return cls(*sizes, bias, wbits=wbits, abits=abits, scales=scales)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [..., in] to float32 [..., out]; a row that holds NaN gives NaN.
+        """Floats [..., in] to the same dtype [..., out]; a row that holds NaN gives NaN.
 
         Also takes uint8, codes as of `input_codes`, and gives a `CodedTensor` where `output_codes`
         are set.
@@ -66,26 +68,29 @@ class LowBitLinear(LowBitLayer):
         Raises:
             InvalidArgumentError: another dtype, device or shape, or `x` needs a gradient
                 in training mode.
+            SlipstreamError: in a backward pass: gradients end here.
         """
+        if torch.compiler.is_compiling():
+            return self._as_operator(x)
         made = self._at_once(x)
         if made is not None:
             return made
+        if not self._runs_plainly(x):
+            return self._as_operator(x)
         x = self._read(x)
         self._check(x)
         if x.shape[-1:] != (self.in_features,):
-            raise InvalidArgumentError(
-                "x", f"has shape {tuple(x.shape)}; the last dimension must be {self.in_features}"
-            )
+            raise self._misshapen(x)
         if x.dtype is torch.float32 and self._floats_at_once():
-            codes = self.input_codes
+            seen = self.input_codes
             return linear(
                 x, self._packed[0], self.scale, self.bias,
-                activation_scale=codes.scale, activation_zero=codes.zero, relu=self.relu,
+                activation_scale=seen.scale, activation_zero=seen.zero, relu=self.relu,
             )  # fmt: skip
         rows = x.reshape(-1, self.in_features).contiguous()
-        image, whole = self._coded(rows)
+        codes, whole = self._coded(rows)
         shape = Convolution((1, 1, rows.shape[0], self.in_features))
-        floats, handed = self._multiply(image, shape)
+        floats, handed = self._multiply(codes.view(shape.image), shape)
         if not whole:
             _spoil(floats, handed, rows.isnan().any(1), (0, 0))
         wanted = (*x.shape[:-1], self.out_features)
@@ -95,28 +100,51 @@ class LowBitLinear(LowBitLayer):
             self.output_codes, self.relu,
         )  # fmt: skip
 
+    def _as_operator(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, seen by compilers, tracers and autograd."""
+        operands = self._operands(x)
+        if x.shape[-1:] != (self.in_features,):
+            raise self._misshapen(x)
+        made: torch.Tensor = torch.ops.slipstream.lowbit_linear(*operands)
+        return made.to(x.dtype)
+
+    def _misshapen(self, x: torch.Tensor) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "x", f"has shape {tuple(x.shape)}; the last dimension must be {self.in_features}"
+        )
+
     def _at_once(self, x: torch.Tensor) -> torch.Tensor | None:
         """The result for the usual input of the usual layer; None where there is more to see to.
 
         Small layers are called more often than they take to look up what they are.
         """
-        call = self._call
-        if call is None or isinstance(x, HeldTensor):
-            return None
-        if x.dtype is not torch.float32 or x.dim() != 2 or x.requires_grad:
+        if not plainly(x) or x.dtype is not torch.float32 or x.dim() != 2 or x.requires_grad:
             return None
         rows, k = x.shape
         if k != self.in_features or not rows or not x.is_cpu or not x.is_contiguous():
             return None
-        multiply, handle, scale, zero, floor, n = call
+        call = self._call
+        if call is None:
+            call = self.__dict__["_call"] = self._usual_call()
+        if not call:
+            return None
+        multiply, packed, step, zero, floor, n, (scale, scale_at, bias, bias_at) = call
         buffers = self._buffers
-        factors, bias = buffers["scale"], buffers["bias"]
-        assert factors is not None
+        # A buffer may have been replaced, and so may have its data.
+        if (
+            buffers["scale"] is not scale or buffers["bias"] is not bias or scale is None
+            or scale.data_ptr() != scale_at or scale.numel() != n or not scale.is_contiguous()
+            or (bias is not None and (
+                bias.data_ptr() != bias_at or bias.numel() != n or not bias.is_contiguous()
+            ))
+            or profiled()
+        ):  # fmt: skip
+            self.__dict__["_call"] = None
+            return None
         y = torch.empty((rows, n))
         status = multiply(
-            handle, x.data_ptr(), rows, k, scale, zero, factors.data_ptr(),
-            None if bias is None else bias.data_ptr(), floor, y.data_ptr(), n,
-            torch.get_num_threads(),
+            packed._handle, x.data_ptr(), rows, k, step, zero, scale_at, bias_at, floor,
+            y.data_ptr(), n, torch.get_num_threads(),
         )  # fmt: skip
         return y if status == OK else None
 
@@ -175,7 +203,7 @@ class LowBitConv2d(LowBitLayer):
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [images, in, height, width] to float32 [images, out, ...], channels-last.
+        """Floats [images, in, height, width] to the same dtype [images, out, ...], channels-last.
 
         An image that holds NaN gives NaN, at least where the kernel sees it. Also takes uint8,
         codes as of `input_codes`, and gives a `CodedTensor` where `output_codes` are set, or an
@@ -183,28 +211,20 @@ class LowBitConv2d(LowBitLayer):
 
         Raises:
             InvalidArgumentError: another dtype, device or shape, an image smaller than the kernel,
-                or `x` needs a gradient
-                in training mode.
+                or `x` needs a gradient in training mode.
+            SlipstreamError: in a backward pass: gradients end here.
         """
+        if torch.compiler.is_compiling() or not self._runs_plainly(x):
+            return self._as_operator(x)
         x = self._read(x)
         self._check(x)
         if x.dim() == 3:
             return self.forward(x[None])[0]
-        if x.dim() != 4 or x.shape[1] != self.in_channels:
-            raise InvalidArgumentError(
-                "x",
-                f"has shape {tuple(x.shape)} instead of (images, {self.in_channels}, "
-                "height, width)",
-            )
+        self._check_shape(x)
         pixels = x.permute(0, 2, 3, 1).contiguous()
-        images, height, width, _ = pixels.shape
         shape = _shape(
             tuple(pixels.shape), self.kernel_size, self.stride, self.padding, self.dilation
         )
-        if min(shape.out_size) < 1:
-            raise InvalidArgumentError(
-                "x", f"is {height} x {width}, smaller than the kernel {self.kernel_size}"
-            )
         if x.dtype is torch.float32 and shape.pointwise and self._floats_at_once():
             codes = self.input_codes
             out = linear(
@@ -230,7 +250,26 @@ class LowBitConv2d(LowBitLayer):
 
         if self.after_sum is None:
             return finish()
-        return Unfinished((images, *shape.out_size, self.out_channels), finish)
+        return Unfinished((x.shape[0], *shape.out_size, self.out_channels), finish)
+
+    def _as_operator(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, seen by compilers, tracers and autograd."""
+        if x.dim() == 3:
+            return self._as_operator(x[None])[0]
+        operands = self._operands(x)
+        self._check_shape(x)
+        made: torch.Tensor = torch.ops.slipstream.lowbit_conv2d(
+            *operands, self.kernel_size, self.stride, self.padding, self.dilation
+        )
+        return made.to(x.dtype)
+
+    def _check_shape(self, x: torch.Tensor) -> None:
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise InvalidArgumentError(
+                "x",
+                f"has shape {tuple(x.shape)} instead of (images, {self.in_channels}, "
+                "height, width)",
+            )
 
     def extra_repr(self) -> str:
         """For ``print(model)``."""
@@ -242,7 +281,7 @@ class LowBitConv2d(LowBitLayer):
 
 def low_bit_class(module: nn.Module) -> type[LowBitLayer]:
     """The class of the low-bit layer in the place of a linear layer or a convolution."""
-    return LowBitLinear if isinstance(module, nn.Linear) else LowBitConv2d
+    return LowBitConv2d if isinstance(module, nn.Conv2d) else LowBitLinear
 
 
 def padding_of(module: nn.Conv2d) -> tuple[int, int]:
@@ -258,7 +297,7 @@ def padding_of(module: nn.Conv2d) -> tuple[int, int]:
     return pair(module.padding)
 
 
-_shape = functools.lru_cache(maxsize=1024)(Convolution)
+_shape = functools.lru_cache(maxsize=1024)(window)
 
 
 def _handed(

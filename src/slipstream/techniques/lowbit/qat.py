@@ -25,13 +25,22 @@ from slipstream.quant import (
     Granularity,
     binarize,
     calibrate,
+    called,
     grid_of_weights,
     quantize,
 )
 from slipstream.surgery import Selection, consecutive_pairs, place
+from slipstream.techniques.lowbit.attention import open_up
 from slipstream.techniques.lowbit.convolve import Codes
 from slipstream.techniques.lowbit.handover import hand_over
-from slipstream.techniques.lowbit.layer import LowBitLayer, as_rows, shallow_copy, why_kept
+from slipstream.techniques.lowbit.layer import (
+    LowBitLayer,
+    as_rows,
+    as_torch,
+    is_transposed_linear,
+    shallow_copy,
+    why_kept,
+)
 from slipstream.techniques.lowbit.nn import LowBitConv2d, LowBitLinear, low_bit_class
 
 EDGE_BITS = 8
@@ -138,7 +147,10 @@ def prepare_training(
         InvalidArgumentError: bits other than 1 to 8, or no layer is chosen.
     """
     granularity = Granularity.of(scales)
-    chosen = chosen_layers(model, ranges, only, except_)
+    chosen = [
+        name for name in chosen_layers(model, ranges, only, except_)
+        if not is_transposed_linear(model.get_submodule(name))
+    ]  # fmt: skip
     for name, weight_bits, input_bits in _with_bits(chosen, ranges, wbits, abits, edge_bits):
         old = model.get_submodule(name)
         # With the very parameters of the old one.
@@ -220,6 +232,8 @@ def quantise_model(
 ) -> list[str]:
     """`convert` with ranges calibrated on `batches`, and neighbours fused: all in one call.
 
+    Attention of torch is opened up for it (see `slipstream.techniques.lowbit.attention`).
+
     Args:
         batches: as of `slipstream.quant.calibrate`; the first is run again to see which layers
             follow which.
@@ -227,12 +241,12 @@ def quantise_model(
     """
     model.eval()
     kept = list(batches)
-    ranges = calibrate(model, kept, modules=_convertible)
+    open_up(model)
+    ranges = calibrate(model, kept, modules=convertible)
 
     def run() -> object:
         with torch.no_grad():
-            first = kept[0]
-            return model(*first) if isinstance(first, (tuple, list)) else model(first)
+            return called(model, kept[0])
 
     return convert(model, wbits=wbits, abits=abits, ranges=ranges, run=run, **settings)
 
@@ -246,6 +260,7 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
         InvalidArgumentError: the model and the state do not belong together; the model is then
             left with the modules it had.
     """
+    opened = open_up(model, lambda name: any(key.startswith(f"{name}.") for key in state))
     named = dict(model.named_modules())
     new: dict[str, nn.Module] = {}
     for key, extra in state.items():
@@ -257,7 +272,7 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
                 raise InvalidArgumentError("state", f"has a module '{one}', the model none")
         if (reason := why_kept(named[name])) is not None:
             raise InvalidArgumentError("model", f"'{name}': {reason}")
-        old = named[name]
+        old = as_torch(named[name])
         new[name] = low_bit_class(old).shaped_like(
             old, f"{name}.bias" in state, extra["wbits"], extra["input"][0], extra["scales"]
         ).train(old.training)  # fmt: skip
@@ -267,8 +282,8 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
     try:
         model.load_state_dict(state)
     except (RuntimeError, InvalidArgumentError) as error:
-        for name in new:
-            place(model, name, named[name])
+        for name, old_module in [*((name, named[name]) for name in new), *opened.items()]:
+            place(model, name, old_module)
         raise InvalidArgumentError("state", f"is not of this model: {error}") from error
 
 
@@ -343,7 +358,7 @@ def chosen_layers(
     found = [
         name
         for name in ranges
-        if name and ":" not in name and _convertible(name, model.get_submodule(name))
+        if name and ":" not in name and convertible(name, model.get_submodule(name))
     ]
     selection = Selection(only, except_)
     if found and needed and (reason := selection.why_none(found)) is not None:
@@ -359,8 +374,9 @@ def chosen_layers(
     return found
 
 
-def _convertible(name: str, module: Any) -> bool:
-    plain = type(module) in (nn.Linear, nn.Conv2d)
+def convertible(name: str, module: Any) -> bool:
+    """Whether a layer has a low-bit form that can take its place."""
+    plain = type(module) in (nn.Linear, nn.Conv2d) or is_transposed_linear(module)
     return plain and why_kept(module) is None
 
 

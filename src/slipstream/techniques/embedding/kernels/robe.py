@@ -129,8 +129,12 @@ def _check(array: torch.Tensor, how: tuple[Any, ...]) -> None:
 
 def _check_gradient(array: torch.Tensor, grad: torch.Tensor | None, how: Sequence[Any]) -> None:
     shape = (how[4], how[5])
-    if grad is None or grad.shape != shape or grad.dtype != array.dtype:
-        raise InvalidArgumentError("grad", f"and what was made must be {array.dtype} {shape}")
+    if grad is None or grad.shape != shape or (grad.dtype, grad.device) != (
+        array.dtype, array.device,
+    ):  # fmt: skip
+        raise InvalidArgumentError(
+            "grad", f"and what was made must be {array.dtype} {shape} on '{array.device}'"
+        )
 
 
 def _robe(array: torch.Tensor, *how: Any) -> torch.Tensor:
@@ -159,8 +163,12 @@ def _gradient(
     *how_, scale = how
     _check(array, tuple(how_))
     _check_gradient(array, grad, how_)
+    if not abs(scale) <= torch.finfo(torch.float32).max:
+        raise InvalidArgumentError("scale", f"{scale} is no number that float32 holds")
     if MODES[how_[-1]] == "max":
         _check_gradient(array, made, how_)
+        assert made is not None
+        made = made.contiguous()
     if (kernel := _kernel_for(array)) is not None:
         return backward_by(kernel, grad.contiguous(), array, made, *how_, scale=scale)
     gradient: torch.Tensor

@@ -189,8 +189,9 @@ def _check_cache(
 
 def _check_gradient(cores: Sequence[torch.Tensor], grad: torch.Tensor, how: Sequence[Any]) -> None:
     shape = (how[7], _width(cores))
-    if grad.shape != shape or grad.dtype != cores[0].dtype:
-        raise InvalidArgumentError("grad", f"must be {cores[0].dtype} {shape}")
+    first = cores[0]
+    if grad.shape != shape or grad.dtype != first.dtype or grad.device != first.device:
+        raise InvalidArgumentError("grad", f"must be {first.dtype} {shape} on '{first.device}'")
 
 
 def check(cores: Sequence[torch.Tensor], *how: Any) -> None:

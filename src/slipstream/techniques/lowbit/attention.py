@@ -1,0 +1,153 @@
+"""Attention of torch as modules whose parts can be replaced.
+
+``nn.MultiheadAttention`` multiplies with parameters of its own, and ``nn.TransformerEncoderLayer``
+with those of the layers in it, in one function that reads no module: a low-bit layer put there
+would never run. `open_up` makes modules of these products, with the same results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.surgery import place
+
+PARTS = ("q_proj", "k_proj", "v_proj", "out_proj")
+"""Names of the layers of a `SplitAttention`."""
+
+
+class SplitAttention(nn.Module):
+    """``nn.MultiheadAttention`` with a linear layer for each of its four products.
+
+    Args:
+        attention: is taken apart: parameters are the very ones, or copies where they were joined.
+    """
+
+    # What ``nn.TransformerEncoderLayer`` asks to know whether it may go around these modules.
+    _qkv_same_embed_dim = False
+    in_proj_bias = None
+
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = attention.embed_dim, attention.num_heads
+        self.dropout, self.batch_first = attention.dropout, attention.batch_first
+        joined = attention.in_proj_weight
+        weights = (
+            (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight)
+            if joined is None
+            else joined.detach().chunk(3)
+        )
+        bias = attention.in_proj_bias
+        biases = (None,) * 3 if bias is None else bias.detach().chunk(3)
+        self.q_proj, self.k_proj, self.v_proj = map(_linear, weights, biases)
+        out = attention.out_proj
+        self.out_proj = _linear(out.weight, out.bias)
+        self.train(attention.training)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As ``nn.MultiheadAttention.forward``."""
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = query[None], key[None], value[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (one.transpose(0, 1) for one in (query, key, value))
+        q, k, v = (
+            layer(one).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, one in (
+                (self.q_proj, query), (self.k_proj, key), (self.v_proj, value),
+            )
+        )  # fmt: skip
+        mask = _joined(attn_mask, key_padding_mask, self.num_heads, q.dtype)
+        rate = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+            weights = (scores if mask is None else scores + mask).softmax(-1)
+            mixed = functional.dropout(weights, rate) @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v, mask, rate)
+        made = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if not batched:
+            return made[0], None if weights is None else weights[0]
+        return made if self.batch_first else made.transpose(0, 1), weights
+
+
+def open_up(
+    model: nn.Module, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, nn.MultiheadAttention]:
+    """Put `SplitAttention` in the place of attention in `model`; results stay what they are.
+
+    Args:
+        wanted: of which one, by the qualified names of the layers it would have.
+
+    Returns:
+        The modules that make way, by name.
+    """
+    found = {
+        name: module for name, module in model.named_modules()
+        if name and isinstance(module, nn.MultiheadAttention) and why_closed(module) is None
+        and any(wanted(f"{name}.{part}") for part in PARTS)
+    }  # fmt: skip
+    for name, module in found.items():
+        place(model, name, SplitAttention(module))
+    for one in model.modules():
+        # Both go around the modules in them where they can.
+        if isinstance(one, nn.TransformerEncoderLayer):
+            one.activation_relu_or_gelu = 0
+        elif isinstance(one, nn.TransformerEncoder):
+            one.use_nested_tensor = False
+    return found
+
+
+def why_closed(module: nn.MultiheadAttention) -> str | None:
+    """None, or why `open_up` leaves `module` as it is."""
+    if type(module) is not nn.MultiheadAttention:
+        return "it is a class of its own"
+    if module.bias_k is not None or module.add_zero_attn:
+        return "it adds a key of its own to those it is given"
+    return None
+
+
+def _linear(weight: torch.Tensor | None, bias: torch.Tensor | None) -> nn.Linear:
+    assert weight is not None
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    made.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+    if bias is not None:
+        made.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias)
+    return made
+
+
+def _joined(
+    mask: torch.Tensor | None, padding: torch.Tensor | None, heads: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Both masks as numbers to add to scores [batch, heads, queries, keys]."""
+    if mask is not None:
+        mask = _to_add(mask, dtype)
+        mask = mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask
+    if padding is None:
+        return mask
+    padding = _to_add(padding, dtype)[:, None, None, :]
+    return padding if mask is None else mask + padding
+
+
+def _to_add(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """True is not attended to."""
+    if mask.dtype is not torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)

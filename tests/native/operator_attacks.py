@@ -1,0 +1,358 @@
+"""A program: every operator of ours with arguments it was not made for, against references.
+
+Every argument of a valid call is changed in every way below, one at a time. An operator may refuse;
+if it gives something, that is what its reference gives, or tensors without numbers. Prints JSON:
+``calls``, ``refused``, ``equal``, ``undefined``, and ``wrong``, the calls that gave something else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import slipstream
+from slipstream.techniques.dropout import kernels as dropout
+from slipstream.techniques.embedding.kernels import bags, robe, robe_reference, tt, tt_reference
+from slipstream.techniques.lowbit import pack_weights
+from slipstream.techniques.lowbit.kernels import PackedWeights, reference_matmul
+from slipstream.techniques.lowbit.operators import stored
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+    torch.float8_e4m3fn,
+]  # fmt: skip
+NUMBERS = [-(2**62), -(2**31), -1, 0, 1, 2, 3, 7, 2**31, 2**62]
+REALS = [float("nan"), float("inf"), -1.0, 0.0, 1e-300, 1e300, 0.3]
+
+
+class UndefinedError(Exception):
+    """The arguments contradict each other in a way no operator can see: anything may come."""
+
+
+class Sample(NamedTuple):
+    """A valid call of an operator, and what computes the same by other means."""
+
+    arguments: tuple[Any, ...]
+    reference: Callable[..., Any]
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape)
+
+
+# ---- samples ----
+
+
+def _bags(count: int, total: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    offsets = torch.sort(torch.randint(0, count + 1, (total,))).values
+    offsets[0] = 0
+    return torch.randint(0, rows, (count,)), offsets
+
+
+def dropouts() -> Iterator[tuple[str, Sample]]:
+    def reference(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
+        assert seed.dtype is torch.int64
+        assert seed.shape == (2,)
+        assert 0 <= p < 1
+        return dropout.run_reference(x.contiguous().float(), seed.contiguous(), p).to(x.dtype)
+
+    yield "dropout", Sample((drawn(9, 30), dropout.draw_seed(), 0.4), reference)
+
+
+def robes() -> Iterator[tuple[str, Sample]]:
+    tables = torch.tensor([[robe.table_key(3, t), 40, width, -1] for t, width in ((0, 8), (1, 16))])
+
+    def forward(array: torch.Tensor, *how: Any) -> torch.Tensor:
+        ids, offsets, weights, given, count, width, block, sign, mode = how
+        bags.check(ids, offsets, given[:, 1], count)
+        assert width == int(given[:, 2].sum())
+        name = robe.MODES[mode]
+        assert weights is None or name == "sum"
+        return robe_reference.bags_of(array, ids, offsets, weights, given, count, block, sign, name)
+
+    def gradient(grad: Any, array: Any, made: Any, *how: Any) -> Any:
+        *how_, scale = how
+        if made is not None and how_[-1] == 2 and not torch.equal(made, forward(array, *how_)):
+            raise UndefinedError
+        (found,) = bags.gradients(lambda leaf: forward(leaf, *how_), [array], grad)
+        return found * scale
+
+    def weighted(grad: Any, array: Any, *how: Any) -> Any:
+        (found,) = bags.gradients(
+            lambda weights: forward(array.detach(), *how[:2], weights, *how[3:]), [how[2]], grad
+        )
+        return found
+
+    for mode in (0, 1, 2):
+        ids, offsets = _bags(50, 10, 40)
+        weights = torch.rand(50) if mode == 0 else None
+        how = (ids, offsets, weights, tables, 5, 24, 8, True, mode)
+        array = drawn(77)
+        yield "robe", Sample((array, *how), forward)
+        made = forward(array, *how)
+        yield "robe.gradient", Sample((drawn(5, 24), array, made, *how, 0.5), gradient)
+        if weights is not None:
+            yield "robe.weights", Sample((drawn(5, 24), array, *how), weighted)
+
+
+def trains() -> Iterator[tuple[str, Sample]]:
+    cores = [drawn(3, 1, 2, 4), drawn(4, 4, 2, 4), drawn(5, 4, 2, 1)]
+    cached = torch.tensor([3, 17, 40])
+    hot = torch.full((8, 2), -1)
+    for row, (one, place) in enumerate(
+        zip(cached.tolist(), tt_reference.start(cached, 8).tolist(), strict=True)
+    ):
+        while hot[place, 0] >= 0:
+            place = (place + 1) % 8
+        hot[place] = torch.tensor([one, row])
+
+    def forward(given: Any, *how: Any) -> torch.Tensor:
+        cache, table, ids, offsets, weights, rows, padding, count, mode = how
+        bags.check(ids, offsets, torch.tensor([rows]), count)
+        name = tt.MODES[mode]
+        assert weights is None or name == "sum"
+        return tt_reference.bags_of(
+            given, cache, table, ids, offsets, weights, padding, count, name
+        )
+
+    def gradient(grad: Any, given: Any, *how: Any) -> Any:
+        leaves = [*given, *([] if how[0] is None else [how[0]])]
+        if not all(bool(one.isfinite().all()) for one in leaves):
+            # Whether infinity is multiplied by 0 depends on the order of products.
+            raise UndefinedError
+        return bags.gradients(
+            lambda *one: forward(one[:3], None if how[0] is None else one[-1], *how[1:]),
+            leaves, grad,
+        )  # fmt: skip
+
+    def weighted(grad: Any, given: Any, *how: Any) -> Any:
+        (found,) = bags.gradients(
+            lambda weights: forward(given, *how[:4], weights, *how[5:]), [how[4]], grad
+        )
+        return found
+
+    for mode, cache in ((0, drawn(3, 8)), (1, None)):
+        ids, offsets = _bags(60, 6, 60)
+        weights = torch.rand(60) if mode == 0 else None
+        how = (cache, None if cache is None else hot, ids, offsets, weights, 60, 4, 6, mode)
+        yield "tt", Sample((cores, *how), forward)
+        yield "tt.gradient", Sample((drawn(6, 8), cores, *how), gradient)
+        if weights is not None:
+            yield "tt.weights", Sample((drawn(6, 8), cores, *how), weighted)
+
+
+def lowbits() -> Iterator[tuple[str, Sample]]:
+    def packed(n: int, k: int, bits: int) -> torch.Tensor:
+        weight = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (n, k), dtype=torch.int8)
+        if bits == 1:
+            weight = torch.cat([torch.randint(0, 2, (n, k)), torch.ones(1, k)]).to(torch.uint8)
+        return stored(pack_weights(weight, bits, activation_bits=4))
+
+    def read(weights: torch.Tensor) -> torch.Tensor:
+        assert weights.dtype is torch.uint8
+        return PackedWeights.from_bytes(weights.contiguous().numpy().tobytes()).weights().long()
+
+    def matmul(a: Any, weights: Any, n: int, zero: int) -> Any:
+        weight = read(weights)
+        assert (a.dtype, len(weight)) in ((torch.uint8, n), (torch.int8, n))
+        return reference_matmul(a, weight, activation_zero=zero).int()
+
+    def linear(x: Any, weights: Any, scale: Any, bias: Any, step: float, zero: int,
+               binary: bool, relu: bool) -> Any:  # fmt: skip
+        matrices = [read(one) for one in weights]
+        steps = (x / torch.tensor(step, dtype=torch.float32)).round()
+        codes = steps.clamp(-zero, 15 - zero).nan_to_num(0).long()
+        first, total = 0, 0
+        factors = scale if scale.dim() == 2 else scale[:, None]
+        for number, matrix in enumerate(matrices):
+            part = codes[..., first : first + matrix.shape[1]] @ matrix.T
+            if binary:
+                part = 2 * part[..., :-1] - part[..., -1:]
+            total = total + part.float() * factors[:, number]
+            first += matrix.shape[1]
+        assert first == x.shape[-1]
+        assert 0 <= zero < 16
+        assert 0 < step < float("inf")
+        made = total if bias is None else total + bias
+        made = made.clamp(min=0) if relu else made
+        return made.masked_fill(x.isnan().any(-1, keepdim=True), float("nan"))
+
+    def conv2d(x: Any, weights: Any, scale: Any, bias: Any, *how: Any) -> Any:
+        step, zero, binary, relu, kernel, stride, padding, dilation = how
+        channels = x.shape[1]
+        seen = torch.nn.functional.unfold(x, kernel, dilation, padding, stride)
+        rows = seen.unflatten(1, (channels, -1)).permute(0, 3, 2, 1).flatten(2)
+        made = linear(rows, weights, scale, bias, step, zero, binary, relu)
+        size = [
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+        ]
+        made = made.transpose(1, 2).unflatten(2, size)
+        return made.masked_fill(x.isnan().flatten(1).any(1)[:, None, None, None], float("nan"))
+
+    codes = torch.randint(0, 16, (5, 30), dtype=torch.uint8)
+    yield "lowbit_matmul", Sample((codes, packed(7, 30, 3), 7, 2), matmul)
+    yield "lowbit_matmul", Sample(((codes.to(torch.int8) - 8), packed(7, 30, 3), 7, -2), matmul)
+    scale, bias = torch.rand(7) + 0.1, drawn(7)
+    blocks, rows = [packed(7, 16, 3), packed(7, 14, 3)], drawn(2, 5, 30)
+    for weights, factors, binary in (
+        ([packed(7, 30, 4)], scale, False), (blocks, torch.rand(7, 2), False),
+        ([packed(7, 30, 1)], scale, True),
+    ):  # fmt: skip
+        how = (weights, factors, bias, 0.3, 5, binary, True)
+        yield "lowbit_linear", Sample((rows, *how), linear)
+        window = ((2, 3), (1, 2), (1, 0), (1, 1))
+        yield "lowbit_conv2d", Sample((drawn(2, 5, 6, 7), *how, *window), conv2d)
+
+
+# ---- what is done to an argument ----
+
+
+def changed(value: Any) -> Iterator[tuple[str, Any]]:
+    """The ways to change an argument, each with its name."""
+    if isinstance(value, torch.Tensor):
+        yield from changed_tensor(value)
+    elif isinstance(value, bool):
+        yield "flipped", not value
+    elif isinstance(value, int):
+        yield from ((f"is {one}", one) for one in NUMBERS)
+    elif isinstance(value, float):
+        yield from ((f"is {one}", one) for one in REALS)
+    elif isinstance(value, (list, tuple)):
+        yield "empty", []
+        yield "shorter", list(value[:-1])
+        yield "longer", [*value, value[-1]]
+        for place, one in enumerate(value):
+            for name, other in changed(one):
+                yield f"[{place}] {name}", [*value[:place], other, *value[place + 1 :]]
+
+
+def changed_tensor(value: torch.Tensor) -> Iterator[tuple[str, Any]]:
+    for dtype in DTYPES:
+        yield str(dtype), value.to(dtype)
+    yield "on meta", value.to("meta")
+    yield "with a dimension before", value[None]
+    yield "with a dimension behind", value[..., None]
+    yield "flat", value.flatten()
+    yield "a number", value.flatten()[0]
+    for dim in range(value.dim()):
+        yield f"shorter along {dim}", value.narrow(dim, 0, value.shape[dim] - 1).clone()
+        yield f"empty along {dim}", value.narrow(dim, 0, 0)
+        yield f"longer along {dim}", torch.cat([value, value.narrow(dim, 0, 1)], dim)
+        yield (
+            f"every other along {dim}",
+            value.repeat_interleave(2, dim).index_select(dim, torch.arange(2 * value.shape[dim]))[
+                (slice(None),) * dim + (slice(None, None, 2),)
+            ],
+        )
+        yield f"expanded along {dim}", value.narrow(dim, 0, 1).expand_as(value)
+        yield f"{dim} innermost", value.movedim(dim, -1).contiguous().movedim(-1, dim)
+    yield (
+        "in the middle of memory",
+        torch.cat([value.flatten()[:1], value.flatten()])[1:].view(value.shape),
+    )
+    if value.is_floating_point():
+        for number in ("nan", "inf", "-inf"):
+            other = value.clone()
+            other.view(-1)[-1] = float(number)
+            yield f"with {number}", other
+    elif value.numel():
+        for number in (-1, 2**31, 2**62):
+            if number <= torch.iinfo(value.dtype).max and value.dtype is torch.int64:
+                for place in (0, -1):
+                    other = value.clone()
+                    other.view(-1)[place] = number
+                    yield f"with {number} at {place}", other
+
+
+# ---- the attack ----
+
+
+def same(made: Any, wanted: Any) -> bool:
+    if isinstance(made, (list, tuple)):
+        return len(made) == len(wanted) and all(map(same, made, wanted))
+    if made.shape != wanted.shape:
+        return False
+    loose = 2e-2 if made.dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn) else 1e-4
+    return torch.allclose(
+        made.to(torch.float64), wanted.to(torch.float64), loose, loose, equal_nan=True
+    )
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [one for part in value for one in tensors(part)] if isinstance(
+        value, (list, tuple)
+    ) else []  # fmt: skip
+
+
+def attack(name: str, sample: Sample) -> Iterator[tuple[str, str]]:
+    """What came of each call: its description, and ``refused``, ``equal`` or ``wrong``."""
+    operator = getattr(torch.ops.slipstream, name.partition(".")[0])
+    operator = getattr(operator, name.partition(".")[2] or "default")
+    arguments = sample.arguments
+    calls = [("as it is", arguments)] + [
+        (f"argument {place} {how}", (*arguments[:place], other, *arguments[place + 1 :]))
+        for place, value in enumerate(arguments)
+        for how, other in changed(value)
+    ]
+    for how, call in calls:
+        what = f"{name}: {how}"
+        sys.stderr.write(what + "\n")
+        try:
+            made = operator(*call)
+        except Exception as error:
+            yield what, "refused" if how != "as it is" else f"wrong: {error}"
+            continue
+        given = tensors(made)
+        if any(one.is_meta for one in tensors(call)):
+            yield what, "equal" if all(one.is_meta for one in given) else "wrong: has memory"
+            continue
+        try:
+            yield what, "equal" if same(made, sample.reference(*call)) else "wrong: other numbers"
+        except UndefinedError:
+            yield what, "undefined"
+        except Exception as error:
+            yield what, f"wrong: given, where {type(error).__name__}: {str(error)[:200]}"
+
+
+def defined() -> set[str]:
+    """The operators of all families; their modules are those that define any."""
+    root = Path(slipstream.__file__).parent
+    for path in root.rglob("*.py"):
+        if re.search(r"^define\(|^    define\(", path.read_text(), re.MULTILINE):
+            importlib.import_module(
+                ".".join(("slipstream", *path.relative_to(root).with_suffix("").parts))
+            )
+    names = torch._C._dispatch_get_all_op_names()
+    return {one.removeprefix("slipstream::") for one in names if one.startswith("slipstream::")}
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    counts = {"calls": 0, "refused": 0, "equal": 0, "undefined": 0}
+    wrong, seen = [], set()
+    for family in (dropouts, robes, trains, lowbits):
+        for name, sample in family():
+            seen.add(name)
+            for what, came in attack(name, sample):
+                counts["calls"] += 1
+                if came in counts:
+                    counts[came] += 1
+                else:
+                    wrong.append(f"{what}: {came}")
+    missing = sorted(defined() - seen)
+    print(json.dumps({**counts, "wrong": wrong, "without sample": missing}))
+
+
+if __name__ == "__main__":
+    main()
