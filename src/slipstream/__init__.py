@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from slipstream.verbs.batch.model import BatchModel
     from slipstream.verbs.batch.search import batch_model
     from slipstream.verbs.devices.elsewhere import OnDevice, predict_device
+    from slipstream.verbs.explaining.explain import diff, explain
+    from slipstream.verbs.exporting import export
     from slipstream.verbs.predicting import predict
     from slipstream.verbs.profiling import profile
     from slipstream.verbs.proving.sides import prove
@@ -40,6 +42,8 @@ _HOMES = {
     "slipstream.verbs.batch.search": ("batch_model",),
     "slipstream.verbs.batch.model": ("BatchModel",),
     "slipstream.verbs.devices.elsewhere": ("OnDevice", "predict_device"),
+    "slipstream.verbs.explaining.explain": ("diff", "explain"),
+    "slipstream.verbs.exporting": ("export",),
     "slipstream.verbs.predicting": ("predict",),
     "slipstream.verbs.profiling": ("profile",),
     "slipstream.verbs.proving.sides": ("prove",),
@@ -76,8 +80,11 @@ __all__ = [
     "batch_model",
     "cluster",
     "data",
+    "diff",
     "distributed",
     "embedding",
+    "explain",
+    "export",
     "load",
     "lowbit",
     "lowrank",
@@ -96,6 +103,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("slipstream")
     if name in _ROOMS:
         return importlib.import_module(_ROOMS[name])
     if name not in _HOME_OF:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -45,6 +46,7 @@ def command(
         graph = request.graph(say, options.statistics_of(record))
         save(graph, output)
     emit(summary(graph), summary_json(graph, output), as_json=as_json)
-    note(f"kept in {output}; next: slipstream advise {output}")
+    named = shlex.quote(str(output))
+    note(f"kept in {output}; next: slipstream advise {named}")
     if graph.statistics.recorded:
-        note(f"what was recorded of its values: slipstream explain {output} --statistics")
+        note(f"what was recorded of its values: slipstream explain {named} --statistics")

@@ -27,6 +27,7 @@ from slipstream.workload.guard import FileGuard
 from slipstream.workload.lines import UserLines, project_root
 from slipstream.workload.providers import build_from_providers, family_of
 from slipstream.workload.recipe import Workload
+from slipstream.workload.relative import relative_import
 from slipstream.workload.script import ARGPARSE, run_script
 
 T = TypeVar("T")
@@ -123,7 +124,16 @@ def _build_function(workload: Workload, seed: int) -> tuple[Built, str]:
     prepare(workload.techniques)
     torch.manual_seed(seed)
     with lines:
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except ImportError as error:
+            remedy = relative_import(path)
+            if remedy is None:
+                raise
+            described = describe_error(error)
+            raise WorkloadError(
+                described["what"], where=described["where"], remedy=remedy
+            ) from error
     where = f"{path}:{workload.function}"
     if (family := family_of(workload.function)) is not None:
         torch.manual_seed(seed)

@@ -28,6 +28,7 @@ from slipstream.errors import WorkloadError
 from slipstream.workload.built import Applicable, Built, count_samples, in_order, prepare
 from slipstream.workload.lines import UserLines, project_root
 from slipstream.workload.recipe import Workload, workload_functions
+from slipstream.workload.relative import relative_import
 
 if TYPE_CHECKING:
     import torch
@@ -283,6 +284,8 @@ def _remedy(error: Exception, workload: Workload) -> str | None:
     name = workload.path.name
     if isinstance(error, EOFError) and "reading a line" in str(error):
         return "nobody answers questions here: give what it asks for as an argument, after --"
+    if isinstance(error, ImportError) and (relative := relative_import(workload.path)):
+        return relative
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if "argv" in line:
         given = " ".join(workload.script_arguments)

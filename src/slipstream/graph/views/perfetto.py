@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import GraphError
+from slipstream.files import replacing
 from slipstream.graph.timeline import Timeline
 from slipstream.graph.values import PROVENANCES, Dependency, Kind, StepPhase
 from slipstream.graph.views.critical_path import find_critical_path
@@ -80,7 +81,8 @@ def write_perfetto(timeline: Timeline, path: Path) -> None:
     """
     text = json.dumps(to_perfetto(timeline), separators=(",", ":"))
     try:
-        path.write_text(text, encoding="utf-8")
+        with replacing(path) as beside:
+            beside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise GraphError(f"cannot be written: {error.strerror}", where=str(path)) from error
 
