@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipstream.cli._options import Json
+
+if TYPE_CHECKING:
+    from slipstream.cli._output import Say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,7 +18,9 @@ app = typer.Typer(
     epilog="Start with: slipstream ship export model.tflite --target cortex-m4 -o fw/",
 )
 
-_Model = Annotated[str, typer.Argument(metavar="MODEL", help="A .tflite model of int8.")]
+_Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="model.py:Net, or a .tflite model of int8.")
+]
 _Target = Annotated[str, typer.Option("--target", help="host, cortex-m4, cortex-m7 or cortex-m55.")]
 _Ram = Annotated[
     str | None, typer.Option("--ram", metavar="SIZE", help="RAM of the device, as 64KiB.")
@@ -25,12 +30,27 @@ _Flash = Annotated[
 ]
 
 
+_Calib = Annotated[
+    Path | None,
+    typer.Option("--calib", metavar="FILE", help="Inputs of a PyTorch model: .npy, .npz or .pt."),
+]
+_Weights = Annotated[
+    Path | None, typer.Option("--weights", metavar="FILE", help="Its state dict, by torch.save.")
+]
+_Observer = Annotated[
+    str, typer.Option(help="How calibration takes ranges: minmax, percentile or mse.")
+]
+
+
 @app.command()
 def export(
     model: _Model,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FOLDER", help="For the C files.")
     ],
+    calib: _Calib = None,
+    weights: _Weights = None,
+    observer: _Observer = "percentile",
     target: _Target = "cortex-m4",
     ram: _Ram = None,
     flash: _Flash = None,
@@ -47,22 +67,44 @@ def export(
     The folder holds model.c and model.h, the kernels, the model itself, and memory.svg, a picture
     of who uses which bytes when. Nothing allocates; weights and all other constants stay in flash.
 
-        slipstream ship export person_detect.tflite --target cortex-m4 --ram 64KiB -o fw/
+        slipstream ship export model.py:Net --calib inputs.npy --target cortex-m4 -o fw/
+        slipstream ship export person_detect.tflite --ram 64KiB -o fw/
     """
     from slipstream.cli._output import emit, note, progress
     from slipstream.ship.firmware import export_firmware
     from slipstream.units import parse_bytes
 
     with progress("export") as say:
+        data, name = _read(model, calib, weights, observer, say)
         say("planning memory")
         made = export_firmware(
-            Path(model), device=target, overlap=overlap,
+            data, name=name, device=target, overlap=overlap,
             ram_bytes=None if ram is None else parse_bytes(ram),
             flash_bytes=None if flash is None else parse_bytes(flash),
         )  # fmt: skip
         written = made.write(output)
     emit(made.tables(), made.to_json(), as_json=as_json)
     note(f"wrote {len(written)} files; next: slipstream ship verify {output}")
+
+
+def _read(
+    model: str, calib: Path | None, weights: Path | None, observer: str, say: Say
+) -> tuple[bytes | Path, str | None]:
+    """The model as `export_firmware` takes it, and its name where it is no file's."""
+    from slipstream.errors import UsageError
+
+    if not model.rpartition(":")[0].endswith(".py"):
+        return Path(model), None
+    if calib is None:
+        raise UsageError(
+            "a PyTorch model is calibrated before it is exported",
+            remedy=f"slipstream ship export {model} --calib inputs.npy ...",
+        )
+    from slipstream.ship.export import export_module
+
+    say("tracing and calibrating")
+    data = export_module(model, calib, weights=weights, observer=observer)
+    return data, model.rpartition(":")[2]
 
 
 @app.command()

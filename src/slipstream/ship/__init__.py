@@ -1,5 +1,6 @@
 """From a trained model to where it runs.
 
+- `slipstream.ship.export`: PyTorch to int8 and .tflite.
 - `slipstream.ship.firmware`: C99 for microcontrollers, planned, predicted and verified.
 """
 

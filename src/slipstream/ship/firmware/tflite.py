@@ -22,8 +22,10 @@ _DTYPES = {
     0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16",
     9: "int8", 10: "float64", 12: "uint64", 15: "uint32", 16: "uint16",
 }  # fmt: skip
-_ACTIVATIONS = ("none", "relu", "relu_n1_to_1", "relu6", "tanh", "sign_bit")
-_PADDINGS = ("same", "valid")
+ACTIVATIONS = ("none", "relu", "relu_n1_to_1", "relu6", "tanh", "sign_bit")
+PADDINGS = ("same", "valid")
+DTYPES = {name: code for code, name in _DTYPES.items()}
+"""Codes of element types by numpy's names."""
 
 # Builtin operators by code, as far as models for microcontrollers use them; others keep a number.
 _KINDS = dict(
@@ -272,7 +274,7 @@ def _operator(
     for number, name, form, default in OPTIONS.get(kind, ()):
         value = default if given is None else given.scalar(number, form, default)
         options[name] = value
-    for name, names in (("activation", _ACTIVATIONS), ("padding", _PADDINGS)):
+    for name, names in (("activation", ACTIVATIONS), ("padding", PADDINGS)):
         if name in options:
             if not 0 <= options[name] < len(names):
                 raise _DamagedError(f"{kind.upper()} has the {name} {options[name]}")

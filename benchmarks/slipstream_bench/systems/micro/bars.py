@@ -63,7 +63,8 @@ def _model(name: str) -> Path:
         MissingDataError: it is not on this machine.
     """
     data_set, stem = _MODELS[name]
-    return get(data_set).paths[stem]  # type: ignore[no-any-return]
+    files = get("mcu") if data_set == "mcu" else get("mlperf_tiny")
+    return files.paths[stem]
 
 
 def _equal(options: BenchOptions) -> Iterator[Bar]:

@@ -1,0 +1,1 @@
+"""Firmware for microcontrollers against its bars."""

@@ -1,0 +1,11 @@
+"""From PyTorch to .tflite, without TensorFlow: traced, calibrated to int8, written.
+
+network = quantize_model(model, calibration_batches)
+Path("model.tflite").write_bytes(write_network(network))
+"""
+
+from slipstream.ship.export.modules import export_module
+from slipstream.ship.export.quantize import quantize_model
+from slipstream.ship.export.writer import write_network
+
+__all__ = ["export_module", "quantize_model", "write_network"]

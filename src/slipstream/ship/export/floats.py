@@ -1,0 +1,375 @@
+"""A PyTorch model as a list of float layers that .tflite has operators for.
+
+`torch.export` gives the operators; batch norms are folded into the convolution before them,
+activations into what they follow, padding into convolutions. Images stay NCHW here; what reads them
+flattened is reordered when weights are written.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from slipstream.ship.errors import UnsupportedModelError
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operator to be.
+
+    Attributes:
+        kind: ``conv``, ``linear``, ``add``, ``average_pool``, ``max_pool``, ``reshape`` or
+            ``softmax``.
+        inputs: names of values.
+        output: the name of its value.
+        source: the module it is from.
+        weight, bias: float32; of convolutions and linear layers.
+        stride, kernel: (height, width).
+        padding: (top, bottom, left, right).
+        groups: of a convolution.
+        activation: ``none``, ``relu`` or ``relu6``.
+    """
+
+    kind: str
+    inputs: tuple[str, ...]
+    output: str
+    source: str = ""
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    kernel: Pair = (1, 1)
+    stride: Pair = (1, 1)
+    dilation: Pair = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    groups: int = 1
+    activation: str = "none"
+
+
+@dataclass
+class FloatModel:
+    """Layers in the order they run in.
+
+    Attributes:
+        shapes: of values by name, as PyTorch has them.
+        inputs, outputs: names of values.
+        graph: what computes them all, for calibration.
+        aliases: names of values that are another value.
+    """
+
+    layers: list[Layer]
+    shapes: dict[str, tuple[int, ...]]
+    inputs: list[str]
+    outputs: list[str]
+    graph: torch.fx.GraphModule
+    aliases: dict[str, str] = field(default_factory=dict)
+
+
+def trace(model: torch.nn.Module, example: torch.Tensor) -> FloatModel:
+    """The layers of a model in eval mode.
+
+    Args:
+        example: an input, with a batch of 1.
+
+    Raises:
+        UnsupportedModelError: it cannot be exported, or has what no operator of ours does; all of
+            it is named, with its modules.
+    """
+    try:
+        exported = torch.export.export(model.eval(), (example,))
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"torch.export cannot export it: {type(error).__name__}: {str(error)[:300]}",
+            where=type(model).__name__,
+            remedy="a forward pass without branches that depend on values",
+        ) from error
+    return _Tracer(exported).run()
+
+
+class _Tracer:
+    def __init__(self, exported: Any) -> None:
+        # As a module: parameters are attributes of it.
+        self._module = exported.module(check_guards=False)
+        self._made = FloatModel([], {}, [], [], self._module)
+        self._problems: dict[str, list[str]] = {}
+
+    def run(self) -> FloatModel:
+        """All nodes in turn."""
+        made = self._made
+        for node in self._module.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                made.shapes[node.name] = tuple(int(size) for size in value.shape)
+            if node.op == "placeholder":
+                made.inputs.append(node.name)
+            elif node.op == "output":
+                made.outputs = [self._name(one) for one in node.all_input_nodes]
+            elif node.op == "call_function":
+                self._call(node)
+        if self._problems:
+            told = [f"{what} ({', '.join(where)})" for what, where in self._problems.items()]
+            raise UnsupportedModelError(
+                "no operator of ours does " + "; ".join(told),
+                operators=tuple(sorted(self._problems)),
+                remedy="what is exported: " + ", ".join(sorted(_RULES)),
+            )
+        return made
+
+    def _call(self, node: Node) -> None:
+        name = _operator_name(node)
+        if name not in _RULES:
+            if node.users:
+                self._problems.setdefault(name, []).append(_module_of(node) or node.name)
+            return
+        try:
+            _RULES[name](self, node)
+        except UnsupportedModelError as error:
+            where = _module_of(node) or node.name
+            self._problems.setdefault(f"{name} {error.what}", []).append(where)
+
+    # What rules are made of.
+
+    def _name(self, node: Any) -> str:
+        """The value of a node, through what changes nothing."""
+        name = str(node.name)
+        while name in self._made.aliases:
+            name = self._made.aliases[name]
+        return name
+
+    def constant(self, node: Any) -> torch.Tensor | None:
+        """A parameter or buffer; None where there is none."""
+        if node is None:
+            return None
+        if not isinstance(node, Node) or node.op != "get_attr":
+            raise UnsupportedModelError("with weights that are computed")
+        found: Any = self._module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        return found.detach().float()  # type: ignore[no-any-return]
+
+    def shape(self, node: Any) -> tuple[int, ...]:
+        """Of a value."""
+        return self._made.shapes[node.name]
+
+    def add(self, node: Node, kind: str, inputs: tuple[Any, ...], **parts: Any) -> None:
+        """One layer more."""
+        if any(not isinstance(one, Node) or one.op == "get_attr" for one in inputs):
+            raise UnsupportedModelError("of a constant")
+        names = tuple(self._name(one) for one in inputs)
+        self._made.layers.append(Layer(kind, names, node.name, _module_of(node), **parts))
+
+    def alias(self, node: Node, other: Any) -> None:
+        """`node` is the same value as `other`."""
+        self._made.aliases[node.name] = self._name(other)
+
+    def last(self, node: Any, *kinds: str) -> int:
+        """The layer that alone makes what `node` alone reads; where of `layers` it stands."""
+        name = self._name(node)
+        for number, layer in enumerate(self._made.layers):
+            if layer.output == name and (layer.kind in kinds or not kinds) and len(node.users) == 1:
+                return number
+        return -1
+
+    def fuse_activation(self, node: Node, activation: str) -> None:
+        """Into the layer before it."""
+        number = self.last(node.args[0], "conv", "linear", "add", "average_pool", "max_pool")
+        layers = self._made.layers
+        if number < 0 or layers[number].activation != "none":
+            raise UnsupportedModelError("that does not follow a layer of its own")
+        self._replace(node, number, activation=activation)
+
+    def _replace(self, node: Node, number: int, **parts: Any) -> None:
+        """A layer with other parts, that makes what `node` is."""
+        layer = self._made.layers[number]
+        self._made.layers[number] = replace(layer, output=node.name, **parts)
+
+    def fold_norm(self, node: Node) -> None:
+        """Batch norm into the convolution or linear layer before it."""
+        number = self.last(node.args[0], "conv", "linear")
+        if number < 0 or self._made.layers[number].activation != "none":
+            raise UnsupportedModelError("that does not follow a convolution of its own")
+        layer = self._made.layers[number]
+        gamma, beta, mean, variance = (self.constant(one) for one in node.args[1:5])
+        eps = next(one for one in node.args[5:] if isinstance(one, float) and one < 0.05)
+        assert layer.weight is not None and mean is not None and variance is not None  # noqa: PT018
+        factor = torch.rsqrt(variance + eps) * (1.0 if gamma is None else gamma)
+        weight = layer.weight * factor.reshape(-1, *[1] * (layer.weight.dim() - 1))
+        shift = (torch.zeros_like(mean) if layer.bias is None else layer.bias) - mean
+        bias = shift * factor + (0.0 if beta is None else beta)
+        self._replace(node, number, weight=weight, bias=bias)
+
+    def padding_before(self, node: Any) -> tuple[Any, tuple[int, int, int, int]]:
+        """What a convolution reads once explicit padding before it is folded in."""
+        if isinstance(node, Node) and _operator_name(node) in ("pad", "constant_pad_nd"):
+            # The rule of `pad` has left it to us.
+            sides = [*node.args[1], 0, 0, 0, 0][:4]  # type: ignore[misc]
+            left, right, top, bottom = (int(side) for side in sides)
+            return node.args[0], (top, bottom, left, right)
+        return node, (0, 0, 0, 0)
+
+
+def _operator_name(node: Any) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._opname)
+    return getattr(target, "__name__", str(target))
+
+
+def _module_of(node: Node) -> str:
+    """The innermost module's qualified name, as the model has it."""
+    stack = node.meta.get("nn_module_stack") or {}
+    names = [str(value[0]) for value in stack.values()]
+    return names[-1].removeprefix("L['self'].") if names else ""
+
+
+def _pair(value: Any) -> Pair:
+    if isinstance(value, int):
+        return value, value
+    found = [int(one) for one in value]
+    return (found[0], found[0]) if len(found) == 1 else (found[0], found[1])
+
+
+def _arguments(node: Node, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, in the order of `defaults`."""
+    found = dict(defaults)
+    found.update(zip(defaults, node.args, strict=False))
+    found.update(node.kwargs)
+    return found
+
+
+def _conv(tracer: _Tracer, node: Node) -> None:
+    given = _arguments(node, {
+        "input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1,
+        "groups": 1,
+    })  # fmt: skip
+    weight = tracer.constant(given["weight"])
+    assert weight is not None  # a convolution has weights
+    source, explicit = tracer.padding_before(given["input"])
+    if given["padding"] == "valid":
+        given["padding"] = 0
+    if isinstance(given["padding"], str):
+        raise UnsupportedModelError(f"with padding='{given['padding']}'")
+    high, wide = _pair(given["padding"])
+    padding = tuple(a + b for a, b in zip(explicit, (high, high, wide, wide), strict=True))
+    channels = tracer.shape(source)[1]
+    groups = int(given["groups"])
+    if groups not in (1, channels):
+        raise UnsupportedModelError(f"with {groups} groups")
+    tracer.add(
+        node, "conv", (source,), weight=weight, bias=tracer.constant(given["bias"]),
+        kernel=_pair(weight.shape[2:]), stride=_pair(given["stride"]), padding=padding,
+        dilation=_pair(given["dilation"]), groups=groups,
+    )  # fmt: skip
+
+
+def _linear(tracer: _Tracer, node: Node) -> None:
+    given = _arguments(node, {"input": None, "weight": None, "bias": None})
+    if len(tracer.shape(node)) != 2:
+        raise UnsupportedModelError(f"of the shape {list(tracer.shape(node))}")
+    weight = tracer.constant(given["weight"])
+    bias = tracer.constant(given["bias"])
+    tracer.add(node, "linear", (given["input"],), weight=weight, bias=bias)
+
+
+def _add(tracer: _Tracer, node: Node) -> None:
+    a, b = node.args[:2]
+    if node.kwargs.get("alpha", 1) != 1 or not isinstance(b, Node):
+        raise UnsupportedModelError("of something else than two tensors")
+    if tracer.shape(a) != tracer.shape(b):
+        raise UnsupportedModelError("of two shapes")
+    tracer.add(node, "add", (a, b))
+
+
+def _pool(kind: str) -> Callable[[_Tracer, Node], None]:
+    def rule(tracer: _Tracer, node: Node) -> None:
+        given = _arguments(node, {"input": None, "kernel": None, "stride": [], "padding": 0})
+        kernel = _pair(given["kernel"])
+        high, wide = _pair(given["padding"])
+        if (high or wide) and kind == "average_pool":
+            raise UnsupportedModelError("with padding")
+        if len(node.args) > 4:
+            raise UnsupportedModelError("with dilation or rounding up")
+        tracer.add(
+            node, kind, (given["input"],), kernel=kernel, stride=_pair(given["stride"] or kernel),
+            padding=(high, high, wide, wide),
+        )  # fmt: skip
+
+    return rule
+
+
+def _global_pool(tracer: _Tracer, node: Node) -> None:
+    shape = tracer.shape(node.args[0])
+    if _operator_name(node) == "mean":
+        given: Any = node.args[1]
+        dims = [int(dim) % len(shape) for dim in given]
+        if len(shape) != 4 or sorted(dims) != [2, 3]:
+            raise UnsupportedModelError("over other dimensions than height and width")
+    elif _pair(node.args[1]) != (1, 1):
+        raise UnsupportedModelError("to more than one pixel")
+    kernel = (shape[2], shape[3])
+    tracer.add(node, "average_pool", (node.args[0],), kernel=kernel, stride=kernel)
+
+
+def _reshape(tracer: _Tracer, node: Node) -> None:
+    tracer.add(node, "reshape", (node.args[0],))
+
+
+def _softmax(tracer: _Tracer, node: Node) -> None:
+    dimensions = len(tracer.shape(node))
+    if dimensions != 2 or int(node.args[1]) % dimensions != 1:  # type: ignore[arg-type]
+        raise UnsupportedModelError("over another dimension than the last of two")
+    tracer.add(node, "softmax", (node.args[0],))
+
+
+def _relu6(tracer: _Tracer, node: Node) -> None:
+    given = _arguments(node, {"input": None, "min": -1.0, "max": 1.0})
+    if _operator_name(node).startswith("hardtanh") and (given["min"], given["max"]) != (0.0, 6.0):
+        raise UnsupportedModelError(f"from {given['min']} to {given['max']}")
+    tracer.fuse_activation(node, "relu6")
+
+
+def _pad(tracer: _Tracer, node: Node) -> None:
+    given = _arguments(node, {"input": None, "pad": None, "mode": "constant", "value": 0.0})
+    into = all(_operator_name(user) == "conv2d" for user in node.users)
+    if given["mode"] != "constant" or (given["value"] or 0.0) or not into:
+        raise UnsupportedModelError("with something else than zeros, or not before a convolution")
+
+
+def _same(tracer: _Tracer, node: Node) -> None:
+    tracer.alias(node, node.args[0])
+
+
+_RULES: dict[str, Callable[[_Tracer, Node], None]] = {
+    "conv2d": _conv,
+    "linear": _linear,
+    "add": _add,
+    "add_": _add,
+    "batch_norm": _Tracer.fold_norm,
+    "_native_batch_norm_legit_no_training": _Tracer.fold_norm,
+    "relu": lambda tracer, node: tracer.fuse_activation(node, "relu"),
+    "relu_": lambda tracer, node: tracer.fuse_activation(node, "relu"),
+    "relu6": _relu6,
+    "hardtanh": _relu6,
+    "hardtanh_": _relu6,
+    "avg_pool2d": _pool("average_pool"),
+    "max_pool2d": _pool("max_pool"),
+    "adaptive_avg_pool2d": _global_pool,
+    "mean": _global_pool,
+    "flatten": _reshape,
+    "view": _reshape,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "softmax": _softmax,
+    "pad": _pad,
+    "constant_pad_nd": _pad,
+    "dropout": _same,
+    "clone": _same,
+    "contiguous": _same,
+    "detach": _same,
+    operator.getitem.__name__: _same,
+}

@@ -1,0 +1,113 @@
+"""A user's file of PyTorch to .tflite: his code runs in a child process, and only there."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.child import Child
+from slipstream.errors import UsageError, WorkloadError
+from slipstream.ship.export.quantize import quantize_model
+from slipstream.ship.export.writer import write_network
+
+_EXPORT_S = 600
+
+
+def export_module(
+    model: str, calibration: Path, *, weights: Path | None = None, observer: str = "percentile",
+) -> bytes:  # fmt: skip
+    """The bytes of a .tflite file for a model in a user's file.
+
+    Args:
+        model: ``file.py:name`` of a class or a function that gives a module, without arguments.
+        calibration: .npy, .npz or .pt with inputs of the model, [n, ...].
+        weights: a state dict saved by ``torch.save``; None: as the model comes.
+        observer: see `quantize_model`.
+
+    Raises:
+        UsageError: a file is missing, or holds something else.
+        WorkloadError: the user's code fails.
+        UnsupportedModelError, InvalidArgumentError: see `quantize_model`.
+    """
+    path, _, name = model.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file() or not name.isidentifier():
+        raise UsageError(
+            f"'{model}' names no model", remedy="model.py:Net, or a file that ends in .tflite"
+        )
+    for file in filter(None, (calibration, weights)):
+        if not file.is_file():
+            raise UsageError(f"there is no file '{file}'")
+    with tempfile.TemporaryDirectory() as folder, Child() as child:
+        made = Path(folder) / "model.tflite"
+        child.call(
+            f"{__name__}:write_module", timeout_s=_EXPORT_S, path=str(Path(path).resolve()),
+            name=name, calibration=str(calibration), weights=str(weights or ""),
+            observer=observer, output=str(made),
+        )  # fmt: skip
+        return made.read_bytes()
+
+
+def write_module(
+    path: str, name: str, calibration: str, weights: str, observer: str, output: str
+) -> None:
+    """What `export_module` has done in a child: arguments as there, as text."""
+    import torch
+
+    sys.path.insert(0, str(Path(path).parent))
+    stem = Path(path).stem
+    module_name = stem if stem not in sys.modules else f"slipstream_model_{stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - it ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    make: Any = getattr(module, name, None)
+    if not callable(make):
+        raise WorkloadError(f"'{name}' is no class or function", where=path)
+    model = make() if not isinstance(make, torch.nn.Module) else make
+    if not isinstance(model, torch.nn.Module):
+        raise WorkloadError(
+            f"{name}() gives a {type(model).__name__}", where=path,
+            remedy="a class of nn.Module, or a function that returns one",
+        )  # fmt: skip
+    if weights:
+        state = torch.load(weights, map_location="cpu", weights_only=True)
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            raise UsageError(
+                f"the weights are not those of {name}: {error}", where=weights
+            ) from error
+    inputs = _inputs(Path(calibration))
+    network = quantize_model(model, [inputs], name=name, observer=observer)
+    Path(output).write_bytes(write_network(network))
+
+
+def _inputs(path: Path) -> Any:
+    """Calibration inputs, float32 [n, ...]; of an .npz the only array, or ``x``."""
+    import torch
+
+    try:
+        if path.suffix == ".pt":
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            found = np.load(path, allow_pickle=False)
+            if isinstance(found, np.lib.npyio.NpzFile):
+                name = "x" if "x" in found.files else found.files[0]
+                found = found[name]
+            found = torch.from_numpy(np.asarray(found, np.float32))
+    except (OSError, ValueError, EOFError, IndexError, zipfile.BadZipFile) as error:
+        raise UsageError(
+            f"no inputs can be read from it: {error}",
+            where=str(path),
+            remedy="np.save('calib.npy', inputs), inputs of the model, [n, ...]",
+        ) from error
+    if not isinstance(found, torch.Tensor) or found.dim() < 2:
+        raise UsageError("it holds no tensor of inputs, [n, ...]", where=str(path))
+    return found

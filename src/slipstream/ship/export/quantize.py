@@ -1,0 +1,286 @@
+"""A PyTorch model as an int8 network: calibrated, images as NHWC, nothing left to fold.
+
+Weights have a symmetric grid for each output channel, codes from -127 to 127; activations one grid
+each, of the range that calibration saw; poolings and reshapes keep the grid of what they read;
+softmax has 1/256 from -128. Sources: Jacob et al., arXiv 1712.05877; the int8 specification of
+TensorFlow Lite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.errors import InvalidArgumentError, SlipstreamWarning, UnknownNameError
+from slipstream.quant import (
+    Format,
+    Granularity,
+    LeastError,
+    MinMax,
+    Observer,
+    Percentile,
+    grid_of_range,
+    grid_of_weights,
+    quantize,
+)
+from slipstream.ship.errors import UnsupportedModelError
+from slipstream.ship.export.floats import FloatModel, Layer, trace
+from slipstream.ship.firmware.network import Array, Network, Operator, Quantization, Tensor
+
+_INT8 = Format(8, signed=True)
+_OBSERVERS: dict[str, Callable[[], Observer]] = {
+    "minmax": MinMax,
+    "percentile": Percentile,
+    "mse": lambda: LeastError(_INT8),
+}
+# Kinds whose outputs are codes of what they read.
+_KEEPING = ("average_pool", "max_pool", "reshape")
+_MOST_INT32 = 2**31 - 1
+_SCALE_BITS = 12
+
+
+def quantize_model(
+    model: torch.nn.Module, calibration: Iterable[torch.Tensor], *, name: str | None = None,
+    observer: str = "percentile",
+) -> Network:  # fmt: skip
+    """An int8 network that computes what `model` does in eval mode.
+
+    Args:
+        model: of convolutions, linear layers and what stands between them; its first dimension is
+            the batch. Inputs that are NCHW images are NHWC in the network.
+        calibration: inputs as the model takes them, batches of any size.
+        name: of the network; the class's by default.
+        observer: ``minmax``, ``percentile`` (99.99 %) or ``mse``.
+
+    Raises:
+        UnsupportedModelError: the model has what no operator of ours does.
+        InvalidArgumentError: calibration is empty, or holds no numbers.
+    """
+    if observer not in _OBSERVERS:
+        raise UnknownNameError("observer", observer, _OBSERVERS)
+    batches = [torch.as_tensor(batch).float() for batch in calibration]
+    if not batches or not all(len(batch) for batch in batches):
+        raise InvalidArgumentError("calibration", "is empty", remedy="some inputs of the model")
+    traced = trace(model, batches[0][:1])
+    if len(traced.inputs) != 1:
+        raise UnsupportedModelError(f"it has {len(traced.inputs)} inputs; one is exported")
+    grids = _grids(traced, batches, _OBSERVERS[observer])
+    return _Builder(traced, grids, name or type(model).__name__).network()
+
+
+def _grids(
+    traced: FloatModel, batches: list[torch.Tensor], observer: Callable[[], Observer]
+) -> dict[str, Quantization]:
+    """A grid for each value."""
+    names = {traced.inputs[0], *(layer.output for layer in traced.layers)}
+    observers = {name: observer() for name in names}
+
+    class Watching(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            value = super().run_node(n)
+            if n.name in observers:
+                observers[n.name].observe(value)
+            return value
+
+    with torch.no_grad():
+        for batch in batches:
+            # The graph is made for a batch of 1.
+            for one in batch.split(1):
+                Watching(traced.graph).run(one)
+    grids = {name: _grid_of(*one.range()) for name, one in observers.items()}
+    for layer in traced.layers:
+        if layer.kind in _KEEPING:
+            grids[layer.output] = grids[layer.inputs[0]]
+        elif layer.kind == "softmax":
+            grids[layer.output] = _quantization(1 / 256, -128)
+    return grids
+
+
+def _grid_of(low: torch.Tensor, high: torch.Tensor) -> Quantization:
+    grid = grid_of_range(low, high, _INT8)
+    return _quantization(float(_short(grid.scale)), int(grid.zero))
+
+
+def _short(scales: torch.Tensor) -> torch.Tensor:
+    """Scales of 12 significant bits, rounded up so that nothing more is clipped.
+
+    Products of two of them are exact in float32. Runtimes differ in whether they multiply scales of
+    fully connected layers in 32 bits or 64; with these, they give the same bytes.
+    """
+    mantissa, exponent = torch.frexp(scales)
+    return torch.ldexp(torch.ceil(mantissa * 2**_SCALE_BITS), exponent - _SCALE_BITS)
+
+
+def _quantization(scale: float, zero: int) -> Quantization:
+    return Quantization(np.array([scale], np.float32), np.array([zero], np.int64))
+
+
+class _Builder:
+    """Layers to operators: weights are reordered, paddings named, reshapes left out."""
+
+    def __init__(self, traced: FloatModel, grids: dict[str, Quantization], name: str) -> None:
+        self._traced, self._grids, self._name = traced, grids, name
+        self._tensors: list[Tensor] = []
+        self._operators: list[Operator] = []
+        self._index: dict[str, int] = {}
+        # By value that is a flattened image: channels, height and width of the image.
+        self._flattened: dict[str, tuple[int, int, int]] = {}
+
+    def network(self) -> Network:
+        """The network of all layers."""
+        traced = self._traced
+        inputs = tuple(self._value(name) for name in traced.inputs)
+        for layer in traced.layers:
+            getattr(self, f"_{layer.kind}")(layer)
+        outputs = tuple(self._index[name] for name in traced.outputs)
+        return Network(self._name, tuple(self._tensors), tuple(self._operators), inputs, outputs)
+
+    def _value(self, name: str) -> int:
+        """A tensor for a value; images become NHWC."""
+        shape = self._traced.shapes[name]
+        if len(shape) == 4:
+            shape = (shape[0], shape[2], shape[3], shape[1])
+        self._index[name] = len(self._tensors)
+        self._tensors.append(Tensor(name, shape, "int8", self._grids[name]))
+        return self._index[name]
+
+    def _constant(self, name: str, data: Array, grid: Quantization | None = None) -> int:
+        self._tensors.append(Tensor(name, data.shape, str(data.dtype), grid, data))
+        return len(self._tensors) - 1
+
+    def _operator(
+        self, kind: str, layer: Layer, constants: tuple[int, ...] = (), **options: Any
+    ) -> None:
+        inputs = tuple(self._index[name] for name in layer.inputs)
+        output = self._value(layer.output)
+        made = Operator(kind, (*inputs, *constants), (output,), options, layer.source)
+        self._operators.append(made)
+
+    def _weights(self, layer: Layer, weight: torch.Tensor, axis: int) -> tuple[int, int]:
+        """Tensors of weights, channels first as given and along `axis` as stored, and of bias."""
+        grid = grid_of_weights(weight, _INT8, Granularity(axis=0))
+        grid = dataclasses.replace(grid, scale=_short(grid.scale))
+        codes = quantize(weight, grid).numpy().astype(np.int8)
+        scales = grid.scale.numpy().astype(np.float32)
+        moved = np.ascontiguousarray(np.moveaxis(codes, 0, axis))
+        zeros = np.zeros(len(scales), np.int64)
+        name = layer.source or layer.output
+        weights = self._constant(f"{name}.weight", moved, Quantization(scales, zeros, axis))
+        of_bias = (self._grids[layer.inputs[0]].scale * scales).astype(np.float32)
+        real = np.zeros(len(scales)) if layer.bias is None else layer.bias.double().numpy()
+        rounded = np.round(real / of_bias.astype(np.float64))
+        clipped = np.clip(rounded, -_MOST_INT32, _MOST_INT32)
+        if (clipped != rounded).any():
+            warnings.warn(
+                f"the bias of {name} does not fit into 32 bits and is clipped",
+                SlipstreamWarning, stacklevel=2,
+            )  # fmt: skip
+        found = Quantization(of_bias, zeros, 0)
+        return weights, self._constant(f"{name}.bias", clipped.astype(np.int32), found)
+
+    def _conv(self, layer: Layer) -> None:
+        assert layer.weight is not None  # as traced
+        shape = self._traced.shapes[layer.inputs[0]]
+        padding = _padding_name(layer, (shape[2], shape[3]))
+        options = {
+            "padding": padding, "stride_h": layer.stride[0], "stride_w": layer.stride[1],
+            "dilation_h": layer.dilation[0], "dilation_w": layer.dilation[1],
+            "activation": layer.activation,
+        }  # fmt: skip
+        # [out, in, h, w] to [out, h, w, in].
+        weight = layer.weight.permute(0, 2, 3, 1)
+        if layer.groups == 1:
+            self._operator("conv_2d", layer, self._weights(layer, weight, 0), **options)
+            return
+        # A channel each: [out, h, w, 1] to [1, h, w, out].
+        multiplier = weight.shape[0] // layer.groups
+        weights = self._weights(layer, weight.squeeze(3), 2)
+        stored = self._tensors[weights[0]]
+        assert stored.data is not None and stored.quantization is not None  # noqa: PT018
+        grid = Quantization(stored.quantization.scales, stored.quantization.zero_points, 3)
+        data = stored.data[None]
+        self._tensors[weights[0]] = Tensor(stored.name, data.shape, "int8", grid, data)
+        self._operator("depthwise_conv_2d", layer, weights, multiplier=multiplier, **options)
+
+    def _linear(self, layer: Layer) -> None:
+        assert layer.weight is not None  # as traced
+        weight = layer.weight
+        image = self._flattened.get(layer.inputs[0])
+        if image is not None:
+            # Columns come as NCHW flattens; memory is NHWC.
+            weight = weight.reshape(-1, *image).permute(0, 2, 3, 1).reshape(weight.shape)
+        self._operator(
+            "fully_connected", layer, self._weights(layer, weight, 0), activation=layer.activation,
+            weights_format=0,
+        )  # fmt: skip
+
+    def _add(self, layer: Layer) -> None:
+        self._operator("add", layer, activation=layer.activation)
+
+    def _pool(self, kind: str, layer: Layer) -> None:
+        shape = self._traced.shapes[layer.inputs[0]]
+        self._operator(
+            kind, layer, padding=_padding_name(layer, (shape[2], shape[3])),
+            stride_h=layer.stride[0], stride_w=layer.stride[1], filter_h=layer.kernel[0],
+            filter_w=layer.kernel[1], activation=layer.activation,
+        )  # fmt: skip
+
+    def _average_pool(self, layer: Layer) -> None:
+        self._pool("average_pool_2d", layer)
+
+    def _max_pool(self, layer: Layer) -> None:
+        self._pool("max_pool_2d", layer)
+
+    def _softmax(self, layer: Layer) -> None:
+        self._operator("softmax", layer, beta=1.0)
+
+    def _reshape(self, layer: Layer) -> None:
+        """Left out: fully connected layers take any shape of their size."""
+        given, to = layer.inputs[0], layer.output
+        shape = self._traced.shapes[given]
+        readers = [one for one in self._traced.layers if to in one.inputs]
+        alone = to not in self._traced.outputs and all(one.kind == "linear" for one in readers)
+        if len(shape) == 4 and shape[2] * shape[3] > 1:
+            if not alone:
+                raise UnsupportedModelError(
+                    "a flattened image is read by something else than a linear layer",
+                    where=layer.source or to,
+                )
+            self._flattened[to] = (shape[1], shape[2], shape[3])
+        elif given in self._flattened:
+            self._flattened[to] = self._flattened[given]
+        if alone:
+            self._index[to] = self._index[given]
+            return
+        wanted = np.array(self._traced.shapes[to], np.int32)
+        self._operator("reshape", layer, (self._constant(f"{to}.shape", wanted),))
+
+
+def _padding_name(layer: Layer, image: tuple[int, int]) -> str:
+    """``same`` or ``valid``.
+
+    Raises:
+        UnsupportedModelError: it is neither.
+    """
+    if not any(layer.padding):
+        return "valid"
+    for side in (0, 1):
+        before, after = layer.padding[2 * side : 2 * side + 2]
+        reach = (layer.kernel[side] - 1) * layer.dilation[side] + 1
+        size, stride = image[side], layer.stride[side]
+        out = (size + before + after - reach) // stride + 1
+        total = max((out - 1) * stride + reach - size, 0)
+        # What lies behind the last window is never read.
+        if out != -(-size // stride) or before != total // 2:
+            raise UnsupportedModelError(
+                f"padding of {before} and {after} around {size} with a kernel of "
+                f"{layer.kernel[side]} and stride {stride} is not TensorFlow's SAME",
+                where=layer.source or layer.output,
+                remedy="with stride 2 on even sizes: nn.ZeroPad2d((0, 1, 0, 1)) and padding=0",
+            )
+    return "same"

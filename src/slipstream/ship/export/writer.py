@@ -1,0 +1,199 @@
+"""Write ``.tflite`` files: a FlatBuffer of the schema of TensorFlow Lite, constants at 16 bytes.
+
+Fields are numbered as in the schema; options of operators are those that the reader reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import MissingExtraError
+from slipstream.ship.firmware.network import Network, Operator, Tensor
+from slipstream.ship.firmware.tflite import ACTIVATIONS, CODES, DTYPES, OPTIONS, PADDINGS
+
+_ALIGN = 16
+# Which table of the union of options a kind has, and the version of its int8 kernel.
+_UNION = {
+    "conv_2d": 1, "depthwise_conv_2d": 2, "average_pool_2d": 5, "max_pool_2d": 5,
+    "fully_connected": 8, "softmax": 9, "add": 11, "reshape": 17, "pad": 22,
+}  # fmt: skip
+_VERSIONS = {
+    "conv_2d": 3, "depthwise_conv_2d": 3, "average_pool_2d": 2, "max_pool_2d": 2,
+    "fully_connected": 4, "softmax": 2, "add": 2, "reshape": 1, "pad": 2,
+}  # fmt: skip
+
+
+def write_network(network: Network) -> bytes:
+    """The bytes of a file that LiteRT, tflite-micro and `parse_network` read.
+
+    Raises:
+        MissingExtraError: `flatbuffers` is not installed.
+    """
+    try:
+        import flatbuffers
+    except ImportError as error:
+        raise MissingExtraError("writing .tflite", "flatbuffers", "edge") from error
+    return _Writer(flatbuffers.Builder(1 << 16), network).write()
+
+
+class _Writer:
+    """Tables are written leaves first: a table can only point at what is there already."""
+
+    def __init__(self, builder: Any, network: Network) -> None:
+        self._to, self._network = builder, network
+
+    def write(self) -> bytes:
+        """The whole file."""
+        to, network = self._to, self._network
+        kinds = sorted({one.kind for one in network.operators})
+        constants = [one for one in network.tensors if one.data is not None]
+        # Buffer 0 is that of everything without data.
+        numbers = {id(one): number for number, one in enumerate(constants, 1)}
+        buffers = [self._table(lambda: None, 3), *map(self._buffer, constants)]
+        tensors = [self._tensor(one, numbers.get(id(one), 0)) for one in network.tensors]
+        operators = [self._operator(one, kinds.index(one.kind)) for one in network.operators]
+        graph = self._graph(tensors, operators)
+        codes = [self._code(kind) for kind in kinds]
+        signature = self._signature()
+        vectors = [self._offsets(found) for found in (codes, [graph], buffers, [signature])]
+        description = to.CreateString(network.name)
+
+        def fields() -> None:
+            to.PrependUint32Slot(0, 3, 0)
+            for number, vector in zip((1, 2, 4, 7), vectors, strict=True):
+                to.PrependUOffsetTRelativeSlot(number, vector, 0)
+            to.PrependUOffsetTRelativeSlot(3, description, 0)
+
+        to.Finish(self._table(fields, 8), b"TFL3")
+        return bytes(to.Output())
+
+    def _table(self, fields: Callable[[], object], count: int) -> int:
+        self._to.StartObject(count)
+        fields()
+        return int(self._to.EndObject())
+
+    def _offsets(self, found: Sequence[int]) -> int:
+        self._to.StartVector(4, len(found), 4)
+        for offset in reversed(found):
+            self._to.PrependUOffsetTRelative(offset)
+        return int(self._to.EndVector())
+
+    def _numbers(self, values: Any, dtype: str) -> int:
+        return int(self._to.CreateNumpyVector(np.asarray(values, np.dtype(dtype))))
+
+    def _buffer(self, tensor: Tensor) -> int:
+        assert tensor.data is not None  # of constants alone
+        data = np.ascontiguousarray(tensor.data).tobytes()
+        to = self._to
+        to.StartVector(1, len(data), _ALIGN)
+        to.head = to.head - len(data)
+        to.Bytes[to.head : to.head + len(data)] = data
+        vector = to.EndVector()
+        return self._table(lambda: to.PrependUOffsetTRelativeSlot(0, vector, 0), 3)
+
+    def _tensor(self, tensor: Tensor, buffer: int) -> int:
+        to = self._to
+        shape = self._numbers(tensor.shape, "int32")
+        name = to.CreateString(tensor.name)
+        found = tensor.quantization
+        grid = 0
+        if found is not None:
+            scales = self._numbers(found.scales, "float32")
+            zeros = self._numbers(found.zero_points, "int64")
+
+            def quantized() -> None:
+                to.PrependUOffsetTRelativeSlot(2, scales, 0)
+                to.PrependUOffsetTRelativeSlot(3, zeros, 0)
+                to.PrependInt32Slot(6, found.axis, 0)
+
+            grid = self._table(quantized, 7)
+
+        def fields() -> None:
+            to.PrependUOffsetTRelativeSlot(0, shape, 0)
+            to.PrependInt8Slot(1, DTYPES[tensor.dtype], 0)
+            to.PrependUint32Slot(2, buffer, 0)
+            to.PrependUOffsetTRelativeSlot(3, name, 0)
+            if grid:
+                to.PrependUOffsetTRelativeSlot(4, grid, 0)
+
+        return self._table(fields, 10)
+
+    def _operator(self, operator: Operator, code: int) -> int:
+        to, kind = self._to, operator.kind
+        inputs = self._numbers(operator.inputs, "int32")
+        outputs = self._numbers(operator.outputs, "int32")
+
+        def given() -> None:
+            for number, name, form, default in OPTIONS.get(kind, ()):
+                value = operator.options.get(name, default)
+                if name == "activation":
+                    value = ACTIVATIONS.index(value) if isinstance(value, str) else value
+                elif name == "padding":
+                    value = PADDINGS.index(value) if isinstance(value, str) else value
+                put = {
+                    "b": to.PrependInt8Slot,
+                    "i": to.PrependInt32Slot,
+                    "f": to.PrependFloat32Slot,
+                }
+                put[form](number, value, default)
+
+        options = self._table(given, 8)
+
+        def fields() -> None:
+            to.PrependUint32Slot(0, code, 0)
+            to.PrependUOffsetTRelativeSlot(1, inputs, 0)
+            to.PrependUOffsetTRelativeSlot(2, outputs, 0)
+            to.PrependUint8Slot(3, _UNION[kind], 0)
+            to.PrependUOffsetTRelativeSlot(4, options, 0)
+
+        return self._table(fields, 9)
+
+    def _code(self, kind: str) -> int:
+        to = self._to
+
+        def fields() -> None:
+            to.PrependInt8Slot(0, CODES[kind], 0)
+            to.PrependInt32Slot(2, _VERSIONS[kind], 1)
+            to.PrependInt32Slot(3, CODES[kind], 0)
+
+        return self._table(fields, 4)
+
+    def _graph(self, tensors: Sequence[int], operators: Sequence[int]) -> int:
+        to, network = self._to, self._network
+        vectors = [
+            self._offsets(tensors), self._numbers(network.inputs, "int32"),
+            self._numbers(network.outputs, "int32"), self._offsets(operators),
+            to.CreateString("main"),
+        ]  # fmt: skip
+
+        def fields() -> None:
+            for number, vector in enumerate(vectors):
+                to.PrependUOffsetTRelativeSlot(number, vector, 0)
+
+        return self._table(fields, 5)
+
+    def _signature(self) -> int:
+        to, network = self._to, self._network
+
+        def maps(indices: Sequence[int]) -> int:
+            tables = []
+            for index in indices:
+                name = to.CreateString(network.tensors[index].name)
+
+                def fields(name: int = name, index: int = index) -> None:
+                    to.PrependUOffsetTRelativeSlot(0, name, 0)
+                    to.PrependUint32Slot(1, index, 0)
+
+                tables.append(self._table(fields, 2))
+            return self._offsets(tables)
+
+        vectors = [maps(network.inputs), maps(network.outputs), to.CreateString("serving_default")]
+
+        def fields() -> None:
+            for number, vector in enumerate(vectors):
+                to.PrependUOffsetTRelativeSlot(number, vector, 0)
+
+        return self._table(fields, 5)

@@ -1,0 +1,145 @@
+"""PyTorch models as .tflite: other runtimes read them, and compute what the model does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import need_runtimes
+from random_networks import RandomNetwork
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.ship import UnsupportedModelError
+from slipstream.ship.export import export_module, quantize_model, write_network
+from slipstream.ship.firmware import (
+    Network,
+    export_firmware,
+    parse_network,
+    read_firmware,
+    run_here,
+    verify_firmware,
+)
+from slipstream_bench.systems.micro.models import MODELS, seeded
+
+Require = Callable[[str, bool, str], None]
+
+# Of operators: MLPerf Tiny's own files have as many, and a RESHAPE each.
+OPERATORS = {"DS-CNN": 12, "MobileNetV1-0.25": 30, "ResNet-8": 15, "autoencoder": 10}
+
+
+def codes(network: Network, inputs: torch.Tensor) -> list[list[np.ndarray]]:  # type: ignore[type-arg]
+    """Inputs as an exported network takes them."""
+    grid = network.tensors[network.inputs[0]].quantization
+    assert grid is not None
+    found = np.clip(np.round(inputs.numpy() / grid.scale) + grid.zero_point, -128, 127)
+    if found.ndim == 4:
+        found = found.transpose(0, 2, 3, 1)
+    return [[np.ascontiguousarray(one[None]).astype(np.int8)] for one in found]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_models_are_clean_and_equal_in_tflite_micro(
+    name: str, tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    model, inputs = seeded(name)
+    network = quantize_model(model, [inputs], name=name)
+    assert len(network.operators) == OPERATORS[name]
+    assert not {"transpose", "pad", "reshape"} & {one.kind for one in network.operators}
+    made = export_firmware(write_network(network), name=name)
+    made.write(tmp_path / "fw")
+    found = verify_firmware(read_firmware(tmp_path / "fw"), sets=5, emulate=False)
+    assert found.equal
+    # And they compute what the model does: 25 dB are a relative error of 6 %.
+    grid = network.tensors[network.outputs[0]].quantization
+    assert grid is not None
+    ran = run_here(made.sources, made.interface, codes(network, inputs), tmp_path)
+    given = np.concatenate([(one[0] - float(grid.zero_point)) * grid.scale for one in ran.outputs])
+    with torch.no_grad():
+        wanted = model(inputs).numpy()
+    error = ((given.reshape(wanted.shape) - wanted) ** 2).sum() / (wanted**2).sum()
+    assert -10 * np.log10(error) > 25
+
+
+@pytest.mark.parametrize("name", ["DS-CNN", "MobileNetV1-0.25", "ResNet-8"])
+def test_exported_models_are_equal_in_litert(name: str, tmp_path: Path, require: Require) -> None:
+    need_runtimes(require)
+    model, inputs = seeded(name)
+    export_firmware(write_network(quantize_model(model, [inputs]))).write(tmp_path)
+    found = verify_firmware(read_firmware(tmp_path), against="litert", sets=5, emulate=False)
+    # Its fully connected layers round once where tflite-micro's round twice: a code in a hundred.
+    assert found.places[0].differing <= 1
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    model, inputs = seeded("DS-CNN")
+    network = quantize_model(model, [inputs], name="words")
+    again = parse_network(write_network(network), "words")
+    assert [(t.name, t.shape, t.dtype) for t in again.tensors] == [
+        (t.name, t.shape, t.dtype) for t in network.tensors
+    ]
+    for ours, read in zip(network.tensors, again.tensors, strict=True):
+        assert (ours.data is None) == (read.data is None)
+        assert ours.data is None or np.array_equal(ours.data, read.data)  # type: ignore[arg-type]
+    assert [(o.kind, o.inputs, o.outputs) for o in again.operators] == [
+        (o.kind, o.inputs, o.outputs) for o in network.operators
+    ]
+
+
+def compare_random(seeds: range, count: int, folder: Path) -> None:
+    for seed in seeds:
+        data = write_network(RandomNetwork(seed).network(count))
+        place = folder / str(seed)
+        export_firmware(data, overlap=bool(seed % 2)).write(place)
+        found = verify_firmware(read_firmware(place), sets=6, seed=seed, emulate=False)
+        assert found.equal, (seed, found.places[0].first)
+
+
+def test_random_operators_are_equal_in_tflite_micro(tmp_path: Path, require: Require) -> None:
+    need_runtimes(require)
+    compare_random(range(4), 24, tmp_path)
+
+
+@pytest.mark.full
+def test_many_random_operators_are_equal_in_tflite_micro(tmp_path: Path, require: Require) -> None:
+    need_runtimes(require)
+    compare_random(range(4, 30), 24, tmp_path)
+
+
+def test_a_user_s_file_is_exported_in_a_child(tmp_path: Path, require: Require) -> None:
+    need_runtimes(require)
+    (tmp_path / "model.py").write_text(
+        "from torch import nn\n"
+        "def Net():\n"
+        "    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU6(), nn.MaxPool2d(2),\n"
+        "                         nn.Flatten(), nn.Linear(64, 3))\n"
+    )
+    np.save(tmp_path / "calib.npy", np.random.default_rng(0).normal(size=(4, 1, 8, 8)))
+    network = parse_network(export_module(f"{tmp_path}/model.py:Net", tmp_path / "calib.npy"))
+    assert [one.kind for one in network.operators] == ["conv_2d", "max_pool_2d", "fully_connected"]
+    assert network.tensors[network.inputs[0]].shape == (1, 8, 8, 1)
+
+
+def test_what_has_no_operator_is_named_with_its_module() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Sigmoid())
+    with pytest.raises(UnsupportedModelError) as refused:
+        quantize_model(model, [torch.randn(4, 8)])
+    assert "layer_norm (1); sigmoid (2)" in refused.value.what
+
+
+def test_padding_that_is_not_same_says_what_would_be() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1))
+    with pytest.raises(UnsupportedModelError, match="SAME") as refused:
+        quantize_model(model, [torch.randn(2, 1, 8, 8)])
+    assert "ZeroPad2d" in str(refused.value.remedy)
+
+
+def test_calibration_that_holds_nothing_is_told() -> None:
+    with pytest.raises(InvalidArgumentError, match="empty"):
+        quantize_model(nn.Sequential(nn.Linear(2, 2)), [])
+    with pytest.raises(InvalidArgumentError, match="NaN"):
+        quantize_model(nn.Sequential(nn.Linear(2, 2)), [torch.full((1, 2), torch.nan)])
