@@ -85,7 +85,8 @@ def planted(path: str, before: str, after: str) -> Fault:
     line = whole.count("\n", 0, begin) + 1
     digest = hashlib.sha256(f"{path} {before} {after}".encode()).hexdigest()[:10]
     text = whole.splitlines()[line - 1].strip()
-    return Fault(path, begin, begin + len(before), before, after, "planted", line, text, digest)
+    place = _Places(path).place_of(line)
+    return Fault(path, begin, begin + len(before), before, after, place, line, text, digest)
 
 
 def faults_of(path: str) -> list[Fault]:
@@ -114,6 +115,18 @@ class _Places:
 
     def faults(self) -> Iterator[Fault]:
         yield from self._inside(ast.parse(self.whole), "")
+
+    def place_of(self, line: int) -> str:
+        """The function that a line is in, with its classes."""
+        found, inside = [], ast.parse(self.whole).body
+        while inside:
+            here = [one for one in inside if one.lineno <= line <= (one.end_lineno or 0)]
+            inside = []
+            for one in here:
+                if isinstance(one, ast.FunctionDef | ast.ClassDef):
+                    found.append(one.name)
+                    inside = one.body
+        return ".".join(found)
 
     def _inside(self, node: ast.AST, place: str) -> Iterator[Fault]:
         for child in ast.iter_child_nodes(node):

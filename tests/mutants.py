@@ -13,6 +13,7 @@ them, and plants faults that were once missed.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import hashlib
 import importlib
@@ -28,7 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import changed
 from mutant_faults import ROOT, Fault, drawn, planted
@@ -139,10 +140,11 @@ def _lot(seed: str, fault: Fault) -> str:
     return hashlib.sha256(f"sample {seed} {fault.digest}".encode()).hexdigest()
 
 
-def tests_of(path: str) -> list[str]:
+def tests_of(path: str, place: str) -> list[str]:
     """Files of tests that a change of `path` can reach, the nearest first.
 
-    Nearest: named after the module, of its room, then by how many imports lie between.
+    Nearest: those that name what the change is in, then other public names of the module; those
+    called as the module; of its room; by how many imports lie between.
     """
     begin = ROOT / path
     importers: dict[Path, set[Path]] = {}
@@ -158,13 +160,22 @@ def tests_of(path: str) -> list[str]:
                 queue.append(other)
     module, parts = begin.stem.strip("_"), begin.relative_to(ROOT / "src/slipstream").parts[:-1]
 
-    def rank(test: Path) -> tuple[bool, int, int, str]:
+    public = {one.name for one in ast.parse(begin.read_text("utf-8")).body if _is_public(one)}
+    own = place.partition(".")[0]
+
+    def rank(test: Path) -> tuple[int, int, str]:
         folders = test.relative_to(ROOT / "tests").parts[:-1]
         shared = sum(a == b for a, b in zip(parts, folders, strict=False))
-        return module not in test.stem, -shared, distance[test], str(test)
+        words = set(re.findall(r"\w+", test.read_text("utf-8")))
+        near = 2 * (own in words) + min(len(public & words), 3) + 3 * (module in test.stem)
+        return -(near + 2 * shared), distance[test], str(test)
 
     found = [p for p in distance if p.name.startswith("test_") and p.is_relative_to(ROOT / "tests")]
     return [str(one.relative_to(ROOT)) for one in sorted(found, key=rank)]
+
+
+def _is_public(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.ClassDef]:
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
 
 
 def _written() -> dict[str, Any]:
@@ -219,7 +230,7 @@ def _warm() -> None:
 
 
 def _trial(room: str, fault: Fault, cpu_s: float, excused: str, told: Path) -> Outcome:
-    files, done, spent = tests_of(fault.path), 0, 0.0
+    files, done, spent = tests_of(fault.path, fault.place), 0, 0.0
     texts = told.with_suffix(".fault")
     module = fault.path.removeprefix("src/").removesuffix(".py").replace("/", ".")
     texts.write_text(json.dumps({module.removesuffix(".__init__"): fault.source()}), "utf-8")

@@ -314,7 +314,7 @@ class Breaker:
             table = self.random.choice([n for n in tables if not n.startswith("sqlite_")])
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
             column = self.random.choice(columns)
-            old = db.execute(f"SELECT {column} FROM {table} LIMIT 1").fetchone()
+            old = db.execute(f'SELECT "{column}" FROM {table} LIMIT 1').fetchone()
             junk: list[Any] = [
                 None, -1, 2**40, 1e308, "", "x", "[]", "{}", "null", b"", b"\0" * 8,
                 zlib.compress(b"[" * 5000), zlib.compress(bytes(200 << 20), 1),
@@ -324,7 +324,7 @@ class Breaker:
             elif old and isinstance(old[0], bytes):
                 junk += [self.bytes_of(old[0])] * 10
             try:
-                db.execute(f"UPDATE {table} SET {column} = ?", (self.random.choice(junk),))
+                db.execute(f'UPDATE {table} SET "{column}" = ?', (self.random.choice(junk),))
             except sqlite3.IntegrityError:
                 db.execute(f"DELETE FROM {table}")
         db.close()
