@@ -15,10 +15,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream import cluster, data, measure, nn, quant, ranks, ship, sparse
+    from slipstream import cluster, data, measure, nn, quant, ranks, search, ship, sparse
     from slipstream.cluster import Cluster
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
+    from slipstream.search import Space, study
     from slipstream.techniques import distributed, embedding, lowbit, lowrank
     from slipstream.verbs.advising import advise
     from slipstream.verbs.applying import Applied, apply
@@ -37,6 +38,7 @@ _HOMES = {
     "slipstream.cluster": ("Cluster",),
     "slipstream.graph": ("Graph", "load"),
     "slipstream.report": ("write_report",),
+    "slipstream.search": ("Space", "study"),
     "slipstream.verbs.advising": ("advise",),
     "slipstream.verbs.applying": ("Applied", "apply"),
     "slipstream.verbs.batch.search": ("batch_model",),
@@ -61,6 +63,7 @@ _ROOMS = {
     "nn": "slipstream.nn",
     "quant": "slipstream.quant",
     "ranks": "slipstream.ranks",
+    "search": "slipstream.search",
     "ship": "slipstream.ship",
     "sparse": "slipstream.sparse",
 }
@@ -74,6 +77,7 @@ __all__ = [
     "Graph",
     "OnDevice",
     "Prediction",
+    "Space",
     "Workload",
     "advise",
     "apply",
@@ -96,8 +100,10 @@ __all__ = [
     "prove",
     "quant",
     "ranks",
+    "search",
     "ship",
     "sparse",
+    "study",
     "write_report",
 ]
 

@@ -13,7 +13,7 @@ what the next one uses. While it runs it may talk to the parent through `channel
 
 from slipstream.child.descendants import end_group
 from slipstream.child.pipe import Channel, Message
-from slipstream.child.process import Child, started_by
+from slipstream.child.process import Child, ready, started_by
 from slipstream.child.report import describe_error, is_user_file
 from slipstream.child.worker import call_in_fork, channel, end_descendants, leave, resolve
 
@@ -28,6 +28,7 @@ __all__ = [
     "end_group",
     "is_user_file",
     "leave",
+    "ready",
     "resolve",
     "started_by",
 ]

@@ -82,6 +82,15 @@ class Channel:
         self._searched = 0
         return message
 
+    def fileno(self) -> int:
+        """What `select` waits on for the other end's words."""
+        return self._read_fd
+
+    @property
+    def has_message(self) -> bool:
+        """Whether `receive` would answer without reading."""
+        return b"\n" in self._buffer
+
     def close(self) -> None:
         """Close both directions."""
         for fd in (self._read_fd, self._write_fd):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -315,6 +316,22 @@ class Child:
         if tail:
             what += "; its last output was:\n" + indent(tail, "    ")
         return kind(what, remedy=remedy)
+
+
+def ready(children: Sequence[Child], timeout_s: float) -> list[Child]:
+    """Those of `children` that have said something, or are gone; waits for the first.
+
+    Args:
+        timeout_s: how long to wait; the list is empty after it.
+    """
+    spoken = [one for one in children if one._channel.has_message]
+    if spoken:
+        return spoken
+    readable = select.select([one._channel for one in children], [], [], timeout_s)[0]
+    # A process that one of them forked may hold its pipe open after its end.
+    return [one for one in children if one._channel in readable] or [
+        one for one in children if one._has_ended()
+    ]
 
 
 _living: weakref.WeakSet[Child] = weakref.WeakSet()

@@ -27,7 +27,7 @@ _FLOW = (
     "profile", "explain", "predict", "apply", "prove", "advise", "batch", "devices", "report",
     "live", "lsp", "export", "import", "diff",
 )  # fmt: skip
-_ENGINES = ("cluster", "scale", "netlab")
+_ENGINES = ("cluster", "scale", "netlab", "search")
 _TOOLS = ("ship", "mlperf", "measure", "results", "data", "dedup", "bench", "doctor", "demo")
 _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)

@@ -1,0 +1,223 @@
+"""Search: studies that try candidates, what they found, and what more devices would bring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipstream.cli._options import Json
+
+if TYPE_CHECKING:
+    from slipstream.search import Executor, Reading, Study
+    from slipstream.search.listing import Listing
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Search a space of settings: run a study, look at it, go on with it, replay it.",
+    epilog="A study is a function in a file of yours that returns slipstream.study(...). Start "
+    "with: slipstream search run FILE.py:FUNCTION --budget 50",
+)
+
+_Target = Annotated[
+    str,
+    typer.Argument(metavar="FILE.py:STUDY", help="A function that makes a study, or a study."),
+]
+_File = Annotated[Path, typer.Argument(metavar="RUNS.db", help="The file a study is kept in.")]
+_Name = Annotated[
+    str | None, typer.Option("--study", metavar="NAME", help="Which, where the file has several.")
+]
+_Budget = Annotated[
+    str | None,
+    typer.Option(metavar="N|TIME", help="Trials, as 200; or time, as 15min. Else the study's own."),
+]
+_Workers = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Worker processes; 0: in this process.")
+]
+_Timeout = Annotated[
+    str | None, typer.Option(metavar="TIME", help="End a trial that takes longer than this.")
+]
+
+
+@app.command()
+def run(
+    study: _Target,
+    budget: _Budget = None,
+    workers: _Workers = 1,
+    timeout: _Timeout = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="RUNS.db", help="In the place of the study's own store.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a study, or go on with it: every fact is kept in one file.
+
+    Ctrl-C ends it at any moment; the same command goes on where it was.
+
+        slipstream search run digits.py:study --budget 15min --workers 2
+    """
+    made = _load(study)
+    made.store_path = store or made.store_path or Path(f"{made.name}.db")
+    _run(made, study, budget, workers, timeout, as_json=as_json)
+
+
+@app.command()
+def resume(
+    runs: _File,
+    study: _Name = None,
+    budget: _Budget = None,
+    workers: _Workers = 1,
+    timeout: _Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a study that was interrupted or killed, from its file.
+
+    slipstream search resume digits.db --budget 100
+    """
+    reading = _read(runs, study)
+    made = _load(_need_target(reading, runs))
+    made.store_path = runs
+    _run(made, str(reading.target), budget, workers, timeout, as_json=as_json)
+
+
+@app.command()
+def status(runs: _File, study: _Name = None, as_json: Json = False) -> None:
+    """How far a study is, also while it runs: trials by state, and why some failed."""
+    from slipstream.cli._output import emit_result
+
+    listing = _listing(runs, study)
+    emit_result(listing, listing.status(), as_json=as_json)
+
+
+@app.command()
+def top(
+    runs: _File,
+    n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 10,
+    study: _Name = None,
+    as_json: Json = False,
+) -> None:
+    """The best trials, with what was predicted of them beside what was measured."""
+    from slipstream.cli._output import emit_result
+
+    listing = _listing(runs, study)
+    emit_result(listing, listing.top(n), as_json=as_json)
+
+
+@app.command()
+def pareto(
+    runs: _File,
+    study: _Name = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the front.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What no other trial beats in all objectives at once."""
+    from slipstream.cli._output import emit_result, need_place, note
+
+    listing = _listing(runs, study)
+    if svg is not None:
+        from slipstream.files import write_text
+        from slipstream.report.search import front_svg
+
+        need_place(svg, ".svg", option="--svg")
+        write_text(svg, front_svg(listing), "the picture")
+        note(f"drawn: {svg}")
+    emit_result(listing, listing.pareto(), as_json=as_json)
+
+
+@app.command()
+def replay(runs: _File, study: _Name = None, as_json: Json = False) -> None:
+    """Make every proposal of a study again from its record, and hold them against it.
+
+    It shows how the answer came about, and that nothing else decided it. No trial is run.
+    """
+    from slipstream.cli._output import emit, progress
+    from slipstream.tables import Column, Table
+
+    reading = _read(runs, study)
+    made = _load(_need_target(reading, runs))
+    made.store_path = runs
+    with progress("replaying") as say:
+        say(f"{len(reading.trials)} trials")
+        count = made.replay()
+    table = Table(
+        [Column("study"), Column("proposals", "right"), Column("differ", "right")],
+        [(made.name, count, 0)],
+        notes=[f"strategy {made.strategy.name}: every proposal came out as recorded"],
+    )
+    emit(table, {"study": made.name, "proposals": count, "differ": 0}, as_json=as_json)
+
+
+def _run(
+    made: Study, target: str, budget: str | None, workers: int, timeout: str | None,
+    *, as_json: bool,
+) -> None:  # fmt: skip
+    from slipstream.cli._output import emit_result, note, progress
+    from slipstream.search import Budget
+    from slipstream.search.listing import Listing
+
+    place, _, name = target.rpartition(":")
+    target = f"{Path(place).resolve()}:{name}"
+    given = None if budget is None else Budget.parse(budget)
+    if made.why_strategy:
+        note(f"strategy {made.strategy.name}: {made.why_strategy}")
+    with progress(f"study {made.name}") as say:
+        made.run(
+            _executor(workers, timeout),
+            budget=given,
+            progress=lambda study: say(Listing.of(study).line()),
+            target=target,
+        )
+    listing = Listing.of(made)
+    note(f"kept in {made.store_path}; go on with: slipstream search resume {made.store_path}")
+    emit_result(listing, listing.top(5), listing.status(), as_json=as_json)
+
+
+def _executor(workers: int, timeout: str | None) -> Executor:
+    from slipstream.search import Inline, Processes
+    from slipstream.units import parse_duration_ns
+
+    if workers == 0:
+        return Inline()
+    limit = None if timeout is None else parse_duration_ns(timeout, "timeout") / 1e9
+    return Processes(workers, timeout_s=limit)
+
+
+def _load(target: str) -> Study:
+    from slipstream.errors import UsageError
+    from slipstream.search import Study
+    from slipstream.search.estimators import load_target
+
+    if ":" not in target:
+        raise UsageError(f"'{target}' names no study", remedy=f"as {target}:study")
+    made = load_target(target)
+    if callable(made):
+        made = made()
+    if not isinstance(made, Study):
+        raise UsageError(
+            f"'{target}' is a {type(made).__name__}", remedy="return slipstream.study(...)"
+        )
+    return made
+
+
+def _read(runs: Path, study: str | None) -> Reading:
+    from slipstream.search import Reading
+
+    return Reading(runs, study)
+
+
+def _listing(runs: Path, study: str | None) -> Listing:
+    from slipstream.search.listing import Listing
+
+    return Listing.of(_read(runs, study))
+
+
+def _need_target(reading: Reading, runs: Path) -> str:
+    from slipstream.errors import UsageError
+
+    if reading.target is None:
+        raise UsageError(
+            f"{runs} does not say which file its study is from",
+            remedy="slipstream search run FILE.py:STUDY --store " + str(runs),
+        )
+    return str(reading.target)

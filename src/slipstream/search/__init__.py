@@ -1,0 +1,112 @@
+"""Search: a space, a study, and who proposes, measures, promotes and runs its candidates.
+
+    from slipstream.search import Budget, Float, Space, study
+
+    space = Space({"lr": Float(1e-4, 1e-1, log=True)})
+    found = study("lr", space, {"loss": "min"}, estimator=train, store="runs.db")
+    found.run(budget=Budget(trials=50)).best()
+
+Everything in the package that searches does it through this one loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
+
+if TYPE_CHECKING:
+    from slipstream.search.estimators import Estimator, Run, estimator
+    from slipstream.search.executors import Executor, Inline, Outcome, Processes, Task
+    from slipstream.search.metrics import Limit, Objective, State, Trial, Value
+    from slipstream.search.parameters import (
+        Bool,
+        Categorical,
+        Float,
+        Int,
+        Parameter,
+        Permutation,
+        Sequence,
+        Subset,
+    )
+    from slipstream.search.rungs import Asha, Halving, Hyperband, RungPolicy, Slot
+    from slipstream.search.space import Candidate, Choice, Space
+    from slipstream.search.store import Reading
+    from slipstream.search.strategies import Strategy
+    from slipstream.search.studies import Budget, Study, study
+
+_HOMES = {
+    "Asha": "rungs",
+    "Bool": "parameters",
+    "Budget": "studies",
+    "Candidate": "space",
+    "Categorical": "parameters",
+    "Choice": "space",
+    "Estimator": "estimators",
+    "Executor": "executors",
+    "Float": "parameters",
+    "Halving": "rungs",
+    "Hyperband": "rungs",
+    "Inline": "executors",
+    "Int": "parameters",
+    "Limit": "metrics",
+    "Objective": "metrics",
+    "Outcome": "executors",
+    "Parameter": "parameters",
+    "Permutation": "parameters",
+    "Processes": "executors",
+    "Reading": "store",
+    "Run": "estimators",
+    "RungPolicy": "rungs",
+    "Sequence": "parameters",
+    "Slot": "rungs",
+    "Space": "space",
+    "State": "metrics",
+    "Strategy": "strategies",
+    "Study": "studies",
+    "Subset": "parameters",
+    "Task": "executors",
+    "Trial": "metrics",
+    "Value": "metrics",
+    "estimator": "estimators",
+    "study": "studies",
+}
+
+__all__ = [
+    "Asha",
+    "Bool",
+    "Budget",
+    "Candidate",
+    "Categorical",
+    "Choice",
+    "Estimator",
+    "Executor",
+    "Float",
+    "Halving",
+    "Hyperband",
+    "Inline",
+    "Int",
+    "Limit",
+    "Objective",
+    "Outcome",
+    "Parameter",
+    "Permutation",
+    "Processes",
+    "Reading",
+    "Run",
+    "RungPolicy",
+    "Sequence",
+    "Slot",
+    "Space",
+    "State",
+    "Strategy",
+    "Study",
+    "Subset",
+    "Task",
+    "Trial",
+    "Value",
+    "estimator",
+    "study",
+]
+
+__getattr__, __dir__ = late(__name__, _HOMES, __all__)

@@ -1,0 +1,229 @@
+"""Where trials run: in this process, or in worker processes. Both answer with the same outcomes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slipstream.child import Child, channel, is_user_file, ready
+from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
+from slipstream.provenance import Provenance
+from slipstream.search.estimators import Estimator, Run, call, load_target, values_of
+from slipstream.search.metrics import State, Value
+
+# What importing a user's file, with torch and data, may take a worker.
+_LOADING_S = 30.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trial as an executor has it.
+
+    Attributes:
+        group: bracket and rung: tasks of one group are wanted together.
+        work_s: how long it is expected to take on one device; None where nobody knows.
+    """
+
+    number: int
+    estimator: Estimator
+    config: dict[str, Any]
+    run: Run
+    only_metric: str
+    group: tuple[int, int] = (0, 0)
+    work_s: float | None = None
+
+
+@dataclass
+class Outcome:
+    """What became of a task: COMPLETE with values, FAILED with a reason, or LOST."""
+
+    number: int
+    state: State
+    values: dict[str, Value] = field(default_factory=dict)
+    reason: str | None = None
+    started: float = 0.0
+    ended: float = 0.0
+    device_s: float = 0.0
+
+
+class Executor(Protocol):
+    """Runs tasks; the study's loop asks for room, submits, polls."""
+
+    def capacity(self) -> int:
+        """How many more tasks it takes now."""
+
+    def submit(self, task: Task) -> None:
+        """Run it, sooner or later."""
+
+    def poll(self) -> Sequence[Outcome]:
+        """What ended since; waits for one where tasks run."""
+
+    def close(self) -> None:
+        """End what still runs."""
+
+
+def evaluate(task: Task) -> Outcome:
+    """Run a task here and now; what it raises is its reason to have failed."""
+    began = time.time()
+    clock = time.perf_counter()
+    try:
+        returned = call(task.estimator.function, task.config, task.run)
+        values = values_of(returned, task.only_metric)
+    except Exception as error:
+        took = time.perf_counter() - clock
+        return Outcome(task.number, State.FAILED, {}, _reason(error), began, began + took, took)
+    took = time.perf_counter() - clock
+    return Outcome(task.number, State.COMPLETE, values, None, began, began + took, took)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SlipstreamError):
+        return " ".join(str(error).split())
+    where, traceback = "", error.__traceback__
+    while traceback is not None:
+        if is_user_file(traceback.tb_frame.f_code.co_filename):
+            code = traceback.tb_frame.f_code
+            where = f" ({os.path.basename(code.co_filename)}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    return f"{kind}{error}{where}"
+
+
+class Inline:
+    """One trial at a time, in this process: bit-identical studies, no cost for short trials."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Task] = deque()
+
+    def capacity(self) -> int:
+        return 1 - len(self._waiting)
+
+    def submit(self, task: Task) -> None:
+        self._waiting.append(task)
+
+    def poll(self) -> Sequence[Outcome]:
+        return [evaluate(self._waiting.popleft())] if self._waiting else []
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+
+@dataclass
+class _Worker:
+    child: Child
+    task: Task | None = None
+    since: float = 0.0
+    fresh: bool = True
+
+    def late(self, timeout_s: float | None) -> bool:
+        """Whether its task takes longer than allowed; its first one may load much first."""
+        grace = _LOADING_S if self.fresh else 0.0
+        return timeout_s is not None and time.time() - self.since > timeout_s + grace
+
+
+class Processes:
+    """Worker processes of this machine: a crash or a hang costs a trial, not the study.
+
+    Args:
+        workers: how many.
+        timeout_s: a trial that takes longer is ended and has failed; None: none does.
+        memory_limit_bytes: private memory a worker may have.
+        threads: intra-op threads of each.
+    """
+
+    def __init__(
+        self, workers: int = 2, *, timeout_s: float | None = None,
+        memory_limit_bytes: int | None = None, threads: int = 1,
+    ) -> None:  # fmt: skip
+        if workers < 1:
+            raise InvalidArgumentError("workers", f"{workers} workers would run nothing")
+        self._timeout_s, self._memory = timeout_s, memory_limit_bytes
+        self._environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self._workers = [_Worker(self._start(at)) for at in range(workers)]
+
+    def _start(self, at: int) -> Child:
+        return Child(
+            f"trial worker {at}", environment=self._environment, memory_limit_bytes=self._memory
+        )
+
+    def capacity(self) -> int:
+        return sum(worker.task is None for worker in self._workers)
+
+    def submit(self, task: Task) -> None:
+        worker = next(one for one in self._workers if one.task is None)
+        worker.task, worker.since = task, time.time()
+        worker.child.start_call(
+            "slipstream.search.executors:run_task", target=task.estimator.target(),
+            config=task.config, run=vars(task.run), only_metric=task.only_metric,
+        )  # fmt: skip
+
+    def poll(self) -> Sequence[Outcome]:
+        busy = [one for one in self._workers if one.task is not None]
+        if not busy:
+            return []
+        spoke = ready([one.child for one in busy], 0.5)
+        found = []
+        for at, worker in enumerate(self._workers):
+            if worker.task is None:
+                continue
+            if worker.child in spoke:
+                found.append(self._collect(at, worker))
+            elif worker.late(self._timeout_s):
+                reason = f"took longer than {self._timeout_s:g} s"
+                found.append(self._replace(at, worker, State.FAILED, reason))
+        return found
+
+    def _collect(self, at: int, worker: _Worker) -> Outcome:
+        assert worker.task is not None
+        try:
+            answer = worker.child.finish_call()
+        except ChildError as error:
+            return self._replace(at, worker, State.LOST, error.what.splitlines()[0])
+        except SlipstreamError as error:
+            answer = {"reason": _reason(error)}
+        number, worker.task, worker.fresh = worker.task.number, None, False
+        ended, took = time.time(), answer.get("took_s", time.time() - worker.since)
+        values = {
+            metric: Value(value, Provenance(kind) if kind else None, stddev)
+            for metric, (value, kind, stddev) in answer.get("values", {}).items()
+        }
+        state = State.FAILED if "reason" in answer else State.COMPLETE
+        return Outcome(number, state, values, answer.get("reason"), worker.since, ended, took)
+
+    def _replace(self, at: int, worker: _Worker, state: State, reason: str) -> Outcome:
+        """What a worker that died or hangs leaves, and another one in its place."""
+        assert worker.task is not None
+        worker.child.kill()
+        worker.child.close()
+        self._workers[at] = _Worker(self._start(at))
+        now = time.time()
+        return Outcome(worker.task.number, state, {}, reason, worker.since, now, now - worker.since)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            if worker.task is not None:
+                worker.child.kill()
+            worker.child.close()
+
+
+def run_task(
+    target: str, config: dict[str, Any], run: dict[str, Any], only_metric: str
+) -> dict[str, Any]:
+    """In a worker: evaluate one candidate; the answer is JSON."""
+    channel()  # only a worker runs users' functions this way
+    thing = load_target(target)
+    function = thing.function if isinstance(thing, Estimator) else thing
+    task = Task(0, Estimator(function), _tuples(config), Run(**run), only_metric)
+    outcome = evaluate(task)
+    if outcome.reason is not None:
+        return {"reason": outcome.reason, "took_s": outcome.device_s}
+    values = {m: (v.value, v.provenance, v.stddev) for m, v in outcome.values.items()}
+    return {"values": values, "took_s": outcome.device_s}
+
+
+def _tuples(config: dict[str, Any]) -> dict[str, Any]:
+    return {path: tuple(v) if isinstance(v, list) else v for path, v in config.items()}

@@ -1,0 +1,225 @@
+"""Optuna's samplers as strategies, and our studies as Optuna's: the one place that knows Optuna.
+
+Only its ask-and-tell interface with storage in memory is used; the durable facts are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from slipstream.errors import InvalidArgumentError, MissingExtraError
+from slipstream.search.metrics import SCORED, State, Trial
+from slipstream.search.parameters import Categorical, Float, Int, Parameter
+from slipstream.search.space import Candidate, Space
+from slipstream.search.strategies import Strategy, summary
+
+if TYPE_CHECKING:
+    from slipstream.search.studies import Study
+
+# From so many trials on, the sampler is shown a summary of them, made anew every `_REFRESH` trials.
+_WHOLE, _REFRESH = 512, 256
+
+
+def optuna_module() -> Any:
+    """Optuna, silent.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtraError("this strategy", "Optuna", "search") from None
+    import warnings
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
+
+
+class OptunaSampler(Strategy):
+    """One of Optuna's samplers.
+
+    Args:
+        kind: tpe, gp, nsga2, nsga3, cmaes, random or qmc.
+    """
+
+    stateless = False
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.kind
+
+    def begin(self, *args: Any) -> None:
+        super().begin(*args)
+        self._optuna = optuna_module()
+        samplers = self._optuna.samplers
+        kinds = {
+            "tpe": samplers.TPESampler, "gp": samplers.GPSampler, "nsga2": samplers.NSGAIISampler,
+            "nsga3": samplers.NSGAIIISampler, "cmaes": samplers.CmaEsSampler,
+            "random": samplers.RandomSampler, "qmc": samplers.QMCSampler,
+        }  # fmt: skip
+        if self.kind not in kinds:
+            raise InvalidArgumentError("strategy", f"Optuna's '{self.kind}' is not known here")
+        if len(self.objectives) > 1 and self.kind in ("gp", "cmaes"):
+            raise InvalidArgumentError("strategy", f"{self.kind} takes one objective")
+        self._sampler = kinds[self.kind](seed=self.seed)
+        self._study = self._new_study()
+        self._open: dict[int, Any] = {}
+        self._told: list[Trial] = []
+        # Warm start: (trial without a number).
+        self._summarised = 0
+
+    def _new_study(self) -> Any:
+        directions = ["minimize" if o.sign > 0 else "maximize" for o in self.objectives]
+        return self._optuna.create_study(sampler=self._sampler, directions=directions)
+
+    def ask(self, number: int) -> Candidate | None:
+        if len(self._told) - self._summarised >= _REFRESH and len(self._told) > _WHOLE:
+            self._summarise()
+        for _ in range(1000):
+            trial = self._study.ask()
+            values: dict[str, Any] = {}
+            for leaf in self.space.leaves:
+                if all(values.get(above) == value for above, value in leaf.when):
+                    values[leaf.path] = _suggest(trial, leaf.path, leaf.parameter)
+            made = Candidate(self.space, values)
+            if self.space.broken_rule(made) is None:
+                self._open[number] = trial
+                return made
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        return self.space.sample(self.rng())
+
+    def tell(self, trial: Trial) -> None:
+        mine = self._open.pop(trial.number, None)
+        if trial.state in SCORED:
+            self._told.append(trial)
+        if mine is None:
+            # Promoted, repeated, or of another study: a fact without a question.
+            if trial.state in SCORED:
+                self._study.add_trial(self._frozen(trial))
+            return
+        states = self._optuna.trial.TrialState
+        if trial.state not in SCORED:
+            self._study.tell(mine, state=states.FAIL)
+            return
+        if self.limits:
+            mine.set_constraint("limits", trial.violation or -1.0)
+        self._study.tell(mine, [trial.values[o.metric] for o in self.objectives])
+
+    def _frozen(self, trial: Trial) -> Any:
+        return frozen(self._optuna, self.space, trial, [o.metric for o in self.objectives],
+                      limited=bool(self.limits))  # fmt: skip
+
+    def _summarise(self) -> None:
+        """A new study of Optuna's with at most 512 of the trials; what still runs becomes a fact
+        without a question when it ends."""
+        self._study = self._new_study()
+        kept = summary(self._told, self.objectives)
+        self._study.add_trials([self._frozen(one) for one in kept])
+        self._open = {}
+        self._summarised = len(self._told)
+
+
+def _suggest(trial: Any, path: str, parameter: Parameter) -> Any:
+    if isinstance(parameter, Float):
+        return trial.suggest_float(path, parameter.lo, parameter.hi, log=parameter.log)
+    if isinstance(parameter, Int):
+        step = {} if parameter.step == 1 else {"step": parameter.step}
+        if parameter.log and step:
+            return parameter.from_index(trial.suggest_int(path, 0, parameter.count - 1))
+        return trial.suggest_int(path, parameter.lo, parameter.hi, log=parameter.log, **step)
+    if isinstance(parameter, Categorical):
+        if parameter.ordered:
+            return parameter.choices[trial.suggest_int(path, 0, parameter.count - 1)]
+        # By number: choices of Optuna's are plain values only.
+        return parameter.choices[trial.suggest_categorical(path, list(range(parameter.count)))]
+    units = [trial.suggest_float(f"{path}[{at}]", 0.0, 1.0) for at in range(parameter.units)]
+    return parameter.from_units([min(u, 1.0 - 2**-53) for u in units])
+
+
+class _Known:
+    """Answers `_suggest` with what a candidate's values are, and notes their distributions."""
+
+    def __init__(self, optuna: Any, params: Mapping[str, Any]) -> None:
+        self._distributions = optuna.distributions
+        self._params = params
+        self.distributions: dict[str, Any] = {}
+
+    def suggest_float(self, name: str, lo: float, hi: float, *, log: bool = False) -> float:
+        self.distributions[name] = self._distributions.FloatDistribution(lo, hi, log=log)
+        return float(self._params[name])
+
+    def suggest_int(self, name: str, lo: int, hi: int, *, log: bool = False, step: int = 1) -> int:
+        # Optuna lowers a bound that no step reaches, and warns.
+        self.distributions[name] = self._distributions.IntDistribution(
+            lo, hi - (hi - lo) % step, log=log, step=step
+        )
+        return int(self._params[name])
+
+    def suggest_categorical(self, name: str, choices: list[int]) -> int:
+        self.distributions[name] = self._distributions.CategoricalDistribution(choices)
+        return int(self._params[name])
+
+
+def _params(path: str, parameter: Parameter, value: Any) -> dict[str, Any]:
+    """What `_suggest` would have been answered to give `value`."""
+    if isinstance(parameter, Float):
+        return {path: value}
+    if isinstance(parameter, Int):
+        stepped = parameter.log and parameter.step > 1
+        return {path: parameter.to_index(value) if stepped else value}
+    if isinstance(parameter, Categorical):
+        return {path: parameter.to_index(value)}
+    return {f"{path}[{at}]": u for at, u in enumerate(parameter.to_units(value))}
+
+
+def frozen(optuna: Any, space: Space, trial: Trial, metrics: list[str], *, limited: bool) -> Any:
+    """A trial of ours that ended, as a trial of Optuna's."""
+    params: dict[str, Any] = {}
+    for path, value in trial.candidate.values.items():
+        params |= _params(path, space.parameter(path), value)
+    known = _Known(optuna, params)
+    for path in trial.candidate.values:
+        _suggest(known, path, space.parameter(path))
+    states = optuna.trial.TrialState
+    scored = trial.state in SCORED
+    return optuna.trial.create_trial(
+        state=states.COMPLETE if scored else states.FAIL,
+        values=[trial.values[metric] for metric in metrics] if scored else None,
+        params=params,
+        distributions=known.distributions,
+        constraints={"limits": trial.violation or -1.0} if limited and scored else None,
+        user_attrs={
+            "number": trial.number, "state": str(trial.state), "fidelity": trial.fidelity,
+            **({"reason": trial.reason} if trial.reason else {}),
+            **{f"{metric} ({provenance})": one.value
+               for (metric, provenance), one in trial.measurements.items()},
+        },
+    )  # fmt: skip
+
+
+def to_optuna(study: Study, storage: str | None = None) -> Any:
+    """The study as one of Optuna's, with every trial that ended.
+
+    Args:
+        storage: where Optuna keeps it, as ``sqlite:///optuna.db``, which its dashboard opens; None
+            keeps it in memory.
+
+    Raises:
+        MissingExtraError: Optuna is not installed.
+    """
+    optuna = optuna_module()
+    directions = ["minimize" if o.sign > 0 else "maximize" for o in study.objectives]
+    made = optuna.create_study(study_name=study.name, directions=directions, storage=storage)
+    made.set_metric_names([one.metric for one in study.objectives])
+    metrics = [one.metric for one in study.objectives]
+    ended = [one for one in study.trials if one.state is not State.RUNNING]
+    made.add_trials([
+        frozen(optuna, study.space, one, metrics, limited=bool(study.limits)) for one in ended
+    ])  # fmt: skip
+    return made

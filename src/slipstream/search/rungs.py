@@ -1,0 +1,252 @@
+"""Which trials go on with more: successive halving, Hyperband, ASHA; composed with any strategy.
+
+A policy only says at which fidelity the next trial runs, and whether it is a new candidate (which
+the strategy proposes) or an earlier trial that is promoted. BOHB is ``strategy="tpe"`` with
+`Hyperband`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.search.metrics import SCORED, Trial
+
+Order = Callable[[Sequence[Trial]], list[Trial]]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one trial.
+
+    Attributes:
+        fidelity: how much is spent on it.
+        parent: the trial that goes on; None for a new candidate.
+    """
+
+    fidelity: float
+    bracket: int = 0
+    rung: int = 0
+    parent: Trial | None = None
+
+
+class RungPolicy(ABC):
+    """Says at which fidelity trials run. `order` is set by the study: the best trials first."""
+
+    order: Order
+
+    @abstractmethod
+    def ask(self) -> Slot | None:
+        """Room for another trial; None while nothing can begin, or for good where `done`."""
+
+    @abstractmethod
+    def tell(self, trial: Trial) -> None:
+        """A trial ended."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there will be no further slot."""
+        return False
+
+
+@dataclass
+class Whole(RungPolicy):
+    """No rungs: every trial runs once, at one fidelity."""
+
+    fidelity: float = 1.0
+
+    def ask(self) -> Slot | None:
+        return Slot(self.fidelity)
+
+    def tell(self, trial: Trial) -> None:
+        pass
+
+
+def fidelities(minimum: float, maximum: float, eta: float) -> list[float]:
+    """The rungs: `maximum`, `maximum` / eta, ... down to `minimum`, ascending.
+
+    Raises:
+        InvalidArgumentError: no such rungs.
+    """
+    if not (0 < minimum <= maximum and eta > 1 and math.isfinite(maximum)):
+        raise InvalidArgumentError("rungs", f"from {minimum} to {maximum} by a factor of {eta}")
+    count = math.floor(math.log(maximum / minimum) / math.log(eta) + 1e-9) + 1
+    return [maximum / eta ** (count - 1 - rung) for rung in range(count)]
+
+
+@dataclass
+class _Rung:
+    """Trials of one rung of one bracket."""
+
+    size: int
+    told: list[Trial] = field(default_factory=list)
+    asked: int = 0
+
+
+@dataclass
+class Halving(RungPolicy):
+    """Synchronous successive halving: of a rung's trials the best 1 / eta go on.
+
+    A trial is promoted as soon as nothing that still runs can take its place, which promotes the
+    same ones as waiting for all would. (Jamieson and Talwalkar, *Non-stochastic best arm
+    identification and hyperparameter optimization*, AISTATS 2016.)
+
+    Args:
+        minimum, maximum: fidelity of the first and the last rung.
+        n: trials of the first rung; as many as leave one for the last where it is None.
+    """
+
+    minimum: float
+    maximum: float
+    eta: float = 3.0
+    n: int | None = None
+    bracket: int = 0
+
+    def __post_init__(self) -> None:
+        self._at = fidelities(self.minimum, self.maximum, self.eta)
+        first = self.n or round(self.eta ** (len(self._at) - 1))
+        if first < 1:
+            raise InvalidArgumentError("rungs", f"a first rung of {first} trials")
+        sizes = [max(1, math.floor(first / self.eta**rung + 1e-9)) for rung in range(len(self._at))]
+        self._rungs = [_Rung(size) for size in sizes]
+        self._promoted: set[int] = set()
+
+    def ask(self) -> Slot | None:
+        for number in range(len(self._rungs) - 1, 0, -1):
+            below = self._rungs[number - 1]
+            for trial in self._certain(below, self._rungs[number].size):
+                if trial.number not in self._promoted:
+                    self._promoted.add(trial.number)
+                    self._rungs[number].asked += 1
+                    return Slot(self._at[number], self.bracket, number, trial)
+        first = self._rungs[0]
+        if first.asked < first.size:
+            first.asked += 1
+            return Slot(self._at[0], self.bracket)
+        return None
+
+    def _certain(self, rung: _Rung, count: int) -> list[Trial]:
+        """Those told that are among the best `count` however the others end."""
+        open_ = rung.size - len(rung.told)
+        if open_ >= count:
+            return []
+        best = self.order(rung.told)[: count - open_]
+        return [one for one in best if one.state in SCORED]
+
+    def tell(self, trial: Trial) -> None:
+        self._rungs[trial.rung].told.append(trial)
+        for rung, above in itertools.pairwise(self._rungs):
+            # Where too many failed, the next rung is smaller, down to nothing.
+            alive = sum(one.state in SCORED for one in rung.told)
+            above.size = min(above.size, alive + rung.size - len(rung.told))
+
+    @property
+    def full(self) -> bool:
+        """Whether no new candidate has room."""
+        return self._rungs[0].asked >= self._rungs[0].size
+
+    @property
+    def done(self) -> bool:
+        return all(len(rung.told) >= rung.size for rung in self._rungs)
+
+
+@dataclass
+class Hyperband(RungPolicy):
+    """Brackets of `Halving`, from many short trials to few long ones, again and again.
+
+    A new bracket begins when the ones before have no room for candidates. (Li et al., *Hyperband*,
+    JMLR 2018.)
+
+    Args:
+        rounds: how often all brackets are gone through; None: until the budget ends.
+    """
+
+    minimum: float
+    maximum: float
+    eta: float = 3.0
+    rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        self._at = fidelities(self.minimum, self.maximum, self.eta)
+        self._brackets: list[Halving] = []
+
+    def ask(self) -> Slot | None:
+        for bracket in self._brackets:
+            if not bracket.done and (slot := bracket.ask()) is not None:
+                return slot
+        if self._all_begun:
+            return None
+        count = len(self._at)
+        most = count - 1
+        s = most - len(self._brackets) % count
+        n = math.ceil(count / (s + 1) * self.eta**s)
+        bracket = Halving(self._at[most - s], self.maximum, self.eta, n, len(self._brackets))
+        bracket.order = self.order
+        self._brackets.append(bracket)
+        return bracket.ask()
+
+    def tell(self, trial: Trial) -> None:
+        self._brackets[trial.bracket].tell(trial)
+
+    @property
+    def _all_begun(self) -> bool:
+        return self.rounds is not None and len(self._brackets) >= self.rounds * len(self._at)
+
+    @property
+    def done(self) -> bool:
+        return self._all_begun and all(bracket.done for bracket in self._brackets)
+
+
+@dataclass
+class Asha(RungPolicy):
+    """Asynchronous successive halving: whoever is among the best 1 / eta of a rung so far goes on.
+
+    (Li et al., *A system for massively parallel hyperparameter tuning*, MLSys 2020.)
+
+    Args:
+        n: new candidates in all; None: until the budget ends.
+    """
+
+    minimum: float
+    maximum: float
+    eta: float = 3.0
+    n: int | None = None
+
+    def __post_init__(self) -> None:
+        self._at = fidelities(self.minimum, self.maximum, self.eta)
+        self._told: list[list[Trial]] = [[] for _ in self._at]
+        self._promoted: list[set[int]] = [set() for _ in self._at]
+        self._asked = self._open = 0
+
+    def ask(self) -> Slot | None:
+        for rung in range(len(self._at) - 2, -1, -1):
+            for trial in self._promotable(rung):
+                self._promoted[rung].add(trial.number)
+                self._open += 1
+                return Slot(self._at[rung + 1], 0, rung + 1, trial)
+        if self.n is not None and self._asked >= self.n:
+            return None
+        self._asked += 1
+        self._open += 1
+        return Slot(self._at[0])
+
+    def _promotable(self, rung: int) -> list[Trial]:
+        count = int(len(self._told[rung]) / self.eta + 1e-9)
+        if count <= len(self._promoted[rung]) and not count:
+            return []
+        best = self.order(self._told[rung])[:count]
+        return [b for b in best if b.state in SCORED and b.number not in self._promoted[rung]]
+
+    def tell(self, trial: Trial) -> None:
+        self._open -= 1
+        self._told[trial.rung].append(trial)
+
+    @property
+    def done(self) -> bool:
+        if self.n is None or self._asked < self.n or self._open:
+            return False
+        return not any(self._promotable(rung) for rung in range(len(self._at) - 1))

@@ -1,0 +1,579 @@
+"""The space of a search: parameters, conditions, derived values, rules; and its candidates.
+
+A space is a value: a tree of parameters under dotted names, which has one canonical JSON and so one
+id. A candidate is the values of the parameters that are *active*, and is identified by them alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.search.expressions import Expression
+from slipstream.search.parameters import Categorical, Parameter, parameter_from_json
+
+# Candidates drawn in a row against the rules before a space counts as empty.
+_MOST_DRAWS = 20_000
+# Spaces up to this size are enumerated to learn whether any candidate keeps the rules.
+_ENUMERATED = 100_000
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several sub-spaces: only the chosen one's parameters are active.
+
+    Args:
+        branches: by name, parameters of that branch; an empty mapping for none.
+    """
+
+    branches: Mapping[str, Space | Mapping[str, Any]]
+
+    def __init__(
+        self, branches: Mapping[str, Space | Mapping[str, Any]] | None = None, **more: Any
+    ) -> None:
+        object.__setattr__(self, "branches", {**(branches or {}), **more})
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A parameter in its place.
+
+    Attributes:
+        path: its dotted name.
+        when: paths and values of the choices above it; it is active where all of them hold.
+        at: of a candidate's unit numbers, where its own begin.
+    """
+
+    path: str
+    parameter: Parameter
+    when: tuple[tuple[str, Any], ...]
+    at: int
+
+
+class Candidate:
+    """Values of the active parameters of one space.
+
+    Attributes:
+        space: where it is from.
+        values: by path, in the order of paths.
+    """
+
+    __slots__ = ("_id", "_json", "space", "values")
+
+    def __init__(self, space: Space, values: dict[str, Any]) -> None:
+        self.space = space
+        self.values = values
+        self._json: str | None = None
+        self._id: bytes | None = None
+
+    @property
+    def json(self) -> str:
+        """Its one canonical form: paths sorted, numbers at their shortest."""
+        if self._json is None:
+            self._json = _ENCODE(self.values)
+        return self._json
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes: BLAKE2b of the space's id and `json`."""
+        if self._id is None:
+            digest = self.space.hasher.copy()
+            digest.update(self.json.encode())
+            self._id = digest.digest()
+        return self._id
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a user's function is given: values, and the derived ones."""
+        config = dict(self.values)
+        for path, rule in self.space.ties.items():
+            if (value := rule(config)) is not None:
+                config[path] = value
+        return config
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Candidate) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"Candidate({self.json})"
+
+
+_ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_Tree = list[tuple[Leaf, dict[Any, Any]]]
+
+
+class Space:
+    """Parameters under names, with conditions, derived values and rules.
+
+        Space({"lr": Float(1e-4, 1e-1, log=True),
+               "net": Choice(mlp={"width": Int(16, 512)}, cnn={"depth": Int(1, 8)})},
+              forbid=["net.mlp.width > 256 and lr > 0.01"])
+
+    Args:
+        parameters: by name: a parameter, a `Choice`, or a mapping or space of more (a group).
+        ties: by name, an expression over parameters that gives a derived value.
+        forbid: expressions; a candidate for which one is true is not in the space.
+
+    Raises:
+        InvalidArgumentError: a name that is no identifier, a rule about unknown parameters.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        *,
+        ties: Mapping[str, str] | None = None,
+        forbid: Sequence[str] = (),
+    ) -> None:
+        flat: dict[str, tuple[Parameter, tuple[tuple[str, Any], ...]]] = {}
+        self.ties: dict[str, Expression] = {}
+        rules: list[Expression] = []
+        _flatten(parameters, "", (), flat, self.ties, rules)
+        self.ties |= {path: Expression(text) for path, text in (ties or {}).items()}
+        rules += [Expression(text) for text in forbid]
+        self.forbid: tuple[Expression, ...] = tuple(rules)
+        if not flat:
+            raise InvalidArgumentError("space", "there is no parameter in it")
+        leaves, at = [], 0
+        for path in sorted(flat):
+            parameter, when = flat[path]
+            leaves.append(Leaf(path, parameter, when, at))
+            at += parameter.units
+        self.leaves: tuple[Leaf, ...] = tuple(leaves)
+        self.units = at
+        """Numbers of the unit interval that make a candidate."""
+        self._by_path = {leaf.path: leaf for leaf in leaves}
+        known = [*self._by_path, *self.ties]
+        for rule in (*self.ties.values(), *self.forbid):
+            for path in rule.paths:
+                if path not in known:
+                    where = f"the rule '{rule.text}'"
+                    raise UnknownNameError("parameter", path, known, where=where)
+        for path in self.ties:
+            if path in self._by_path:
+                raise InvalidArgumentError("ties", f"'{path}' is a parameter already")
+        self.hasher = hashlib.blake2b(self.id, digest_size=16)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Space:
+        """The space that `to_json` wrote.
+
+        Raises:
+            InvalidArgumentError: it is malformed.
+        """
+        space = cls.__new__(cls)
+        nested: dict[str, Any] = {}
+        try:
+            flat = {path: dict(one) for path, one in data["parameters"].items()}
+            whens = {path: tuple(sorted(one.pop("when", {}).items())) for path, one in flat.items()}
+            made = {path: parameter_from_json(one) for path, one in flat.items()}
+        except (KeyError, AttributeError, TypeError) as error:
+            raise InvalidArgumentError("space", f"it is malformed: {error!r}") from None
+        nested = {path: _Placed(made[path], whens[path]) for path in made}
+        space.__init__(nested, ties=data.get("ties"), forbid=data.get("forbid", ()))  # type: ignore[misc]
+        return space
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat and canonical: parameters by path with their conditions, ties, rules."""
+        parameters = {}
+        for leaf in self.leaves:
+            parameters[leaf.path] = leaf.parameter.to_json()
+            if leaf.when:
+                parameters[leaf.path]["when"] = dict(leaf.when)
+        found: dict[str, Any] = {"parameters": parameters}
+        if self.ties:
+            found["ties"] = {path: self.ties[path].canonical for path in sorted(self.ties)}
+        if self.forbid:
+            found["forbid"] = sorted(rule.canonical for rule in self.forbid)
+        return found
+
+    @cached_property
+    def id(self) -> bytes:
+        """16 bytes, the same for the same space however it was written."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Paths of all parameters."""
+        return tuple(self._by_path)
+
+    def parameter(self, path: str) -> Parameter:
+        """The parameter at `path`.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        if path not in self._by_path:
+            raise UnknownNameError("parameter", path, self._by_path)
+        return self._by_path[path].parameter
+
+    # Candidates
+
+    def candidate(self, values: Mapping[str, Any]) -> Candidate:
+        """The candidate with these values; those of inactive parameters and ties are left out.
+
+        Raises:
+            InvalidArgumentError: a value is missing, outside its range, or against a rule.
+            UnknownNameError: a name that is no parameter's.
+        """
+        for name in values:
+            if name not in self._by_path and name not in self.ties:
+                raise UnknownNameError("parameter", name, self._by_path)
+        kept: dict[str, Any] = {}
+        for leaf in self.leaves:
+            if not _active(leaf, kept):
+                continue
+            if leaf.path not in values:
+                raise InvalidArgumentError(leaf.path, "has no value")
+            try:
+                kept[leaf.path] = leaf.parameter.checked(values[leaf.path])
+            except (ValueError, TypeError) as error:
+                raise InvalidArgumentError(leaf.path, str(error)) from None
+        made = Candidate(self, kept)
+        if (broken := self.broken_rule(made)) is not None:
+            raise InvalidArgumentError("candidate", f"the rule '{broken}' forbids it")
+        return made
+
+    def load(self, text: str) -> Candidate:
+        """The candidate whose `Candidate.json` is `text`, which this space wrote."""
+        values = json.loads(text)
+        tuples = {path: tuple(v) if isinstance(v, list) else v for path, v in values.items()}
+        return Candidate(self, tuples)
+
+    def from_units(self, u: Sequence[float]) -> Candidate:
+        """The candidate at a point of the unit cube, float [units]; it may be against a rule."""
+        values: dict[str, Any] = {}
+        for leaf in self.leaves:
+            if not leaf.when or _active(leaf, values):
+                values[leaf.path] = leaf.parameter.from_units(
+                    u[leaf.at : leaf.at + leaf.parameter.units]
+                )
+        return Candidate(self, values)
+
+    def to_units(self, candidate: Candidate) -> NDArray[np.float64]:
+        """A point that `from_units` maps onto `candidate`; 0.5 for what is inactive."""
+        u = np.full(self.units, 0.5)
+        for leaf in self.leaves:
+            if leaf.path in candidate.values:
+                units = leaf.parameter.to_units(candidate.values[leaf.path])
+                u[leaf.at : leaf.at + len(units)] = units
+        return u
+
+    def broken_rule(self, candidate: Candidate) -> str | None:
+        """The first rule that forbids `candidate`; None when it is allowed."""
+        if not self.forbid:
+            return None
+        config = candidate.config if self.ties else candidate.values
+        return next((rule.text for rule in self.forbid if rule(config)), None)
+
+    def sample(self, rng: np.random.Generator) -> Candidate:
+        """A random candidate that keeps all rules.
+
+        Raises:
+            InvalidArgumentError: none was found.
+        """
+        for _ in range(_MOST_DRAWS):
+            made = self.from_units(rng.random(self.units).tolist())
+            if not self.forbid or self.broken_rule(made) is None:
+                return made
+        raise self._empty()
+
+    def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
+        """`candidate` with one active parameter changed; a new branch's parameters are drawn."""
+        for _ in range(100):
+            path = list(candidate.values)[int(rng.integers(len(candidate.values)))]
+            near = self._by_path[path].parameter.neighbour(candidate.values[path], rng)
+            made = self._completed({**candidate.values, path: near}, rng)
+            if made != candidate and self.broken_rule(made) is None:
+                return made
+        return self.sample(rng)
+
+    def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
+        """A candidate with each value of one of the two; of a branch that only one has, its own."""
+        for _ in range(20):
+            mixed: dict[str, Any] = {}
+            for leaf in self.leaves:
+                first, second = (one, other) if rng.random() < 0.5 else (other, one)
+                for parent in (first, second):
+                    if leaf.path in parent.values:
+                        mixed[leaf.path] = parent.values[leaf.path]
+                        break
+            made = self._completed(mixed, rng)
+            if self.broken_rule(made) is None:
+                return made
+        return one
+
+    def _completed(self, values: Mapping[str, Any], rng: np.random.Generator) -> Candidate:
+        """What is active of `values`, and drawn where it is missing."""
+        kept: dict[str, Any] = {}
+        for leaf in self.leaves:
+            if _active(leaf, kept):
+                kept[leaf.path] = (
+                    values[leaf.path]
+                    if leaf.path in values
+                    else leaf.parameter.from_units(rng.random(leaf.parameter.units).tolist())
+                )
+        return Candidate(self, kept)
+
+    # Counting
+
+    @property
+    def size(self) -> int | None:
+        """How many candidates, rules left aside; None for a continuum."""
+        return _size(self._tree)
+
+    def from_index(self, index: int) -> Candidate:
+        """Candidate number `index` of `size`; it may be against a rule."""
+        if self.size is None or not 0 <= index < self.size:
+            raise InvalidArgumentError("index", f"{index} of a space of {self.size} candidates")
+        values: dict[str, Any] = {}
+        _from_index(self._tree, index, values)
+        return Candidate(self, dict(sorted(values.items())))
+
+    def to_index(self, candidate: Candidate) -> int:
+        """The number of `candidate`: the inverse of `from_index`."""
+        return _to_index(self._tree, candidate.values)
+
+    def acceptance(self, n: int = 10_000, seed: int = 0) -> float:
+        """The share of `n` random candidates that keep all rules."""
+        if not self.forbid:
+            return 1.0
+        columns = self.sample_columns(n, np.random.default_rng(seed))
+        return float(self.allowed(columns).mean())
+
+    def check(self) -> None:
+        """Find out whether any candidate keeps the rules.
+
+        Raises:
+            InvalidArgumentError: none does, or none of 20,000 drawn.
+        """
+        if not self.forbid:
+            return
+        size = self.size
+        if size is not None and size <= _ENUMERATED:
+            every = (self.from_index(index) for index in range(size))
+            if not any(self.broken_rule(one) is None for one in every):
+                raise self._empty(f"each of its {size} candidates is forbidden")
+        elif self.acceptance(_MOST_DRAWS) == 0.0:
+            raise self._empty()
+
+    def _empty(
+        self, why: str = f"each of {_MOST_DRAWS} candidates drawn is forbidden"
+    ) -> Exception:
+        rules = "; ".join(rule.text for rule in self.forbid)
+        return InvalidArgumentError(
+            "space", f"it is empty: {why}", where=f"the rules {rules}",
+            remedy="do two rules contradict each other?",
+        )  # fmt: skip
+
+    # Many at once
+
+    def sample_columns(self, n: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+        """`n` random candidates as one array a parameter [n], rules left aside.
+
+        Values stand also where a parameter is inactive; `active` says where.
+        """
+        return {
+            leaf.path: leaf.parameter.column(rng.random((n, leaf.parameter.units)))
+            for leaf in self.leaves
+        }
+
+    def active(self, columns: Mapping[str, NDArray[Any]], path: str) -> NDArray[np.bool_]:
+        """Where the parameter at `path` is active, bool [n]."""
+        n = len(next(iter(columns.values())))
+        mask = np.ones(n, dtype=np.bool_)
+        for above, value in self._by_path[path].when if path in self._by_path else ():
+            mask &= columns[above] == value
+        return mask
+
+    def allowed(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Which candidates keep all rules, bool [n]."""
+        n = len(next(iter(columns.values())))
+        full = dict(columns)
+        for path, tie in self.ties.items():
+            full[path] = tie.over(full)
+        fine = np.ones(n, dtype=np.bool_)
+        for rule in self.forbid:
+            # A rule about what is inactive says nothing.
+            about = np.ones(n, dtype=np.bool_)
+            for path in rule.paths:
+                for inner in self.ties[path].paths if path in self.ties else (path,):
+                    about &= self.active(columns, inner)
+            fine &= ~(about & np.asarray(rule.over(full), dtype=np.bool_))
+        return fine
+
+    def encode(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Candidates as points of the unit cube, float32 [n, units]; NaN where inactive."""
+        n = len(next(iter(columns.values())))
+        points = np.empty((n, self.units), dtype=np.float32)
+        for leaf in self.leaves:
+            part = points[:, leaf.at : leaf.at + leaf.parameter.units]
+            part[:] = leaf.parameter.unit_column(columns[leaf.path])
+            if leaf.when:
+                part[~self.active(columns, leaf.path)] = np.nan
+        return points
+
+    def row(self, columns: Mapping[str, NDArray[Any]], at: int) -> Candidate:
+        """Candidate number `at` of `columns`."""
+        values: dict[str, Any] = {}
+        for leaf in self.leaves:
+            if _active(leaf, values):
+                value = columns[leaf.path][at]
+                values[leaf.path] = value.item() if isinstance(value, np.generic) else value
+        return Candidate(self, values)
+
+    @cached_property
+    def _tree(self) -> _Tree:
+        def under(when: tuple[tuple[str, Any], ...]) -> _Tree:
+            found: _Tree = []
+            for leaf in self.leaves:
+                if leaf.when == when:
+                    branches = {}
+                    if isinstance(leaf.parameter, Categorical):
+                        deeper = {(leaf.path, choice) for choice in leaf.parameter.choices}
+                        if any(deeper & set(one.when) for one in self.leaves):
+                            for choice in leaf.parameter.choices:
+                                inner = tuple(sorted((*when, (leaf.path, choice))))
+                                branches[choice] = under(inner)
+                    found.append((leaf, branches))
+            return found
+
+        return under(())
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A parameter whose conditions are known, as a space's JSON has it."""
+
+    parameter: Parameter
+    when: tuple[tuple[str, Any], ...]
+
+
+def _flatten(
+    parameters: Mapping[str, Any],
+    prefix: str,
+    when: tuple[tuple[str, Any], ...],
+    flat: dict[str, tuple[Parameter, tuple[tuple[str, Any], ...]]],
+    ties: dict[str, Expression],
+    rules: list[Expression],
+) -> None:
+    for name, value in parameters.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, _Placed):
+            flat[path] = (value.parameter, value.when)
+            continue
+        if not name.isidentifier():
+            raise InvalidArgumentError(
+                "space", f"'{name}' is no name that rules can use", where=path,
+                remedy="letters, digits and underscores, a letter first",
+            )  # fmt: skip
+        if isinstance(value, Parameter):
+            flat[path] = (value, when)
+        elif isinstance(value, Choice):
+            if not value.branches:
+                raise InvalidArgumentError("space", "a choice without branches", where=path)
+            flat[path] = (Categorical(tuple(value.branches)), when)
+            for branch, inner in value.branches.items():
+                condition = tuple(sorted((*when, (path, branch))))
+                _flatten({branch: inner}, f"{path}.", condition, flat, ties, rules)
+        elif isinstance(value, Space):
+            below = f"{path}."
+            for leaf in value.leaves:
+                moved = tuple(sorted([*when, *((below + above, v) for above, v in leaf.when)]))
+                flat[below + leaf.path] = (leaf.parameter, moved)
+            ties |= {below + tie: Expression(e.text, below) for tie, e in value.ties.items()}
+            rules += [Expression(rule.text, below) for rule in value.forbid]
+        elif isinstance(value, Mapping):
+            _flatten(value, f"{path}.", when, flat, ties, rules)
+        else:
+            raise InvalidArgumentError(
+                "space", f"{type(value).__name__} is no parameter", where=path,
+                remedy="Float, Int, Bool, Categorical, Permutation, Subset, Sequence, Choice",
+            )  # fmt: skip
+
+
+def _active(leaf: Leaf, values: Mapping[str, Any]) -> bool:
+    return all(above in values and values[above] == value for above, value in leaf.when)
+
+
+def _size(tree: _Tree) -> int | None:
+    total = 1
+    for leaf, branches in tree:
+        sizes = [_size(inner) for inner in branches.values()] if branches else []
+        own = sum(sizes) if branches and None not in sizes else leaf.parameter.size  # type: ignore[arg-type]
+        if own is None or None in sizes:
+            return None
+        total *= own
+    return total
+
+
+def _from_index(tree: _Tree, index: int, values: dict[str, Any]) -> None:
+    for leaf, branches in tree:
+        if not branches:
+            index, digit = divmod(index, leaf.parameter.size or 1)
+            values[leaf.path] = leaf.parameter.from_index(digit)
+            continue
+        sizes = {choice: _size(inner) or 1 for choice, inner in branches.items()}
+        index, digit = divmod(index, sum(sizes.values()))
+        for choice, inner in branches.items():
+            if digit < sizes[choice]:
+                values[leaf.path] = choice
+                _from_index(inner, digit, values)
+                break
+            digit -= sizes[choice]
+
+
+def _to_index(tree: _Tree, values: Mapping[str, Any]) -> int:
+    index, scale = 0, 1
+    for leaf, branches in tree:
+        value = values[leaf.path]
+        if not branches:
+            digit, radix = leaf.parameter.to_index(value), leaf.parameter.size or 1
+        else:
+            sizes = {choice: _size(inner) or 1 for choice, inner in branches.items()}
+            radix = sum(sizes.values())
+            choices = list(branches)
+            before = choices[: choices.index(value)]
+            digit = sum(sizes[one] for one in before) + _to_index(branches[value], values)
+        index += scale * digit
+        scale *= radix
+    return index
+
+
+def every(space: Space) -> Iterator[Candidate]:
+    """All candidates of a finite space that keep the rules, in the order of their numbers.
+
+    Raises:
+        InvalidArgumentError: the space is a continuum.
+    """
+    if space.size is None:
+        raise InvalidArgumentError(
+            "space", "a grid needs finitely many candidates",
+            remedy="Int with a step, or Categorical, in the place of Float",
+        )  # fmt: skip
+    for index in range(space.size):
+        made = space.from_index(index)
+        if space.broken_rule(made) is None:
+            yield made
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number and no truth value."""
+    return (
+        isinstance(value, int | float | np.number)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )

@@ -1,0 +1,241 @@
+"""Who proposes candidates: random, grid, quasi-random, evolution, boosted trees; Optuna's samplers.
+
+A strategy has no clock and does no I/O. What it proposes follows from the seed, the number of the
+proposal, and the trials it was told of, in their order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from slipstream.errors import MissingExtraError
+from slipstream.search.metrics import SCORED, Limit, Objective, Trial, order, score
+from slipstream.search.space import Candidate, Space, every
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Strategy(ABC):
+    """Proposes candidates and learns from trials.
+
+    Attributes:
+        stateless: whether `ask` follows from the number of the proposal and the trials told alone,
+            so that going on with a study needs no earlier proposal made again.
+    """
+
+    name: ClassVar[str]
+    stateless: ClassVar[bool] = True
+
+    def begin(
+        self, space: Space, objectives: Sequence[Objective], limits: Sequence[Limit], seed: int
+    ) -> None:
+        """Called once, before anything else."""
+        self.space, self.objectives, self.limits, self.seed = space, objectives, limits, seed
+        self.asked = 0
+
+    def rng(self) -> np.random.Generator:
+        """The random numbers of the next proposal."""
+        return np.random.Generator(np.random.PCG64((self.seed, self.asked)))
+
+    def propose(self, number: int) -> Candidate | None:
+        """The next candidate, to become trial `number`; None when there is none left."""
+        candidate = self.ask(number)
+        self.asked += 1
+        return candidate
+
+    @abstractmethod
+    def ask(self, number: int) -> Candidate | None:
+        """See `propose`."""
+
+    def tell(self, trial: Trial) -> None:  # noqa: B027
+        """A trial ended, of this study or of one that it is warm-started from (number -1)."""
+
+
+class Random(Strategy):
+    """Each candidate by itself."""
+
+    name = "random"
+
+    def ask(self, number: int) -> Candidate | None:
+        return self.space.sample(self.rng())
+
+
+class Grid(Strategy):
+    """Every candidate of a finite space, in order."""
+
+    name = "grid"
+
+    def begin(self, *args: Any) -> None:
+        super().begin(*args)
+        self._left: Iterator[Candidate] = every(self.space)
+        self._at = 0
+
+    def ask(self, number: int) -> Candidate | None:
+        while self._at < self.asked:
+            # Proposals of an earlier run.
+            next(self._left, None)
+            self._at += 1
+        self._at += 1
+        return next(self._left, None)
+
+
+class QuasiRandom(Strategy):
+    """Points of a scrambled Sobol sequence, which leave no large holes."""
+
+    name = "quasirandom"
+
+    def begin(self, *args: Any) -> None:
+        super().begin(*args)
+        from scipy.stats import qmc
+
+        self._sequence = qmc.Sobol(min(self.space.units, 21201), rng=self.seed)
+        self._at = 0
+        self._points: list[list[float]] = []
+
+    def ask(self, number: int) -> Candidate | None:
+        for _ in range(1000):
+            while self._at >= len(self._points):
+                # Powers of two keep the sequence balanced.
+                more = self._sequence.random(max(len(self._points), 64))
+                self._points += np.minimum(more, np.nextafter(1, 0)).tolist()
+            made = self.space.from_units(self._points[self._at])
+            self._at += 1
+            if self.space.broken_rule(made) is None:
+                return made
+        return self.space.sample(self.rng())
+
+    stateless = False
+
+
+class Evolution(Strategy):
+    """Regularised evolution: the best of a few among the latest, mutated or crossed.
+
+    (Real et al., *Regularized evolution for image classifier architecture search*, AAAI 2019; with
+    fronts in the place of one score where there are several objectives.)
+
+    Args:
+        population: how many of the latest trials may be parents.
+        sample: of how many the best becomes one.
+        crossover: how often a second parent gives half of its values.
+    """
+
+    name = "evolution"
+
+    def __init__(self, population: int = 64, sample: int = 10, crossover: float = 0.3) -> None:
+        self.population, self.sample, self.crossover = population, sample, crossover
+
+    def begin(self, *args: Any) -> None:
+        super().begin(*args)
+        self._living: list[Trial] = []
+
+    def tell(self, trial: Trial) -> None:
+        if trial.state in SCORED:
+            self._living.append(trial)
+            del self._living[: -self.population]
+
+    def ask(self, number: int) -> Candidate | None:
+        rng = self.rng()
+        if len(self._living) < self.sample or self.asked < self.sample:
+            return self.space.sample(rng)
+        parent = self._parent(rng)
+        if rng.random() < self.crossover:
+            parent = self.space.crossover(parent, self._parent(rng), rng)
+        return self.space.mutate(parent, rng)
+
+    def _parent(self, rng: np.random.Generator) -> Candidate:
+        chosen = rng.choice(len(self._living), self.sample, replace=False)
+        return order([self._living[at] for at in chosen], self.objectives)[0].candidate
+
+
+# Trials a surrogate is fitted to: the best, and others evenly over the history.
+_BEST, _SPREAD = 128, 384
+
+
+def summary(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:
+    """At most 512 of `trials` that stand for all: so that asking does not grow with the history."""
+    if len(trials) <= _BEST + _SPREAD:
+        return list(trials)
+    best = sorted(trials, key=lambda one: score(one, objectives))[:_BEST]
+    stride = np.linspace(0, len(trials) - 1, _SPREAD).astype(int)
+    chosen = {id(one): one for one in (*best, *(trials[at] for at in stride))}
+    return [one for one in trials if id(one) in chosen]
+
+
+class BoostedTrees(Strategy):
+    """Gradient-boosted trees (scikit-learn) over the unit cube; the best predicted is tried.
+
+    The pool is random candidates and neighbours of the best ones; one proposal in eight is random.
+    """
+
+    name = "trees"
+
+    def __init__(self, startup: int = 20, refit: int = 8, pool: int = 512) -> None:
+        self.startup, self.refit, self.pool = startup, refit, pool
+
+    def begin(self, *args: Any) -> None:
+        super().begin(*args)
+        try:
+            import sklearn.ensemble  # noqa: F401
+        except ImportError:
+            raise MissingExtraError("strategy 'trees'", "scikit-learn", "search") from None
+        self._told: list[Trial] = []
+        self._models: list[Any] = []
+        self._fitted = 0
+        self._waiting: set[bytes] = set()
+
+    def tell(self, trial: Trial) -> None:
+        if trial.state in SCORED:
+            self._told.append(trial)
+
+    def ask(self, number: int) -> Candidate | None:
+        rng = self.rng()
+        if len(self._told) < self.startup or rng.random() < 0.125:
+            return self.space.sample(rng)
+        fitted_at = len(self._told) // self.refit * self.refit
+        if fitted_at != self._fitted:
+            self._fit(self._told[:fitted_at] or self._told)
+            self._fitted = fitted_at
+        best = sorted(self._told, key=lambda one: score(one, self.objectives))[:8]
+        pool = [self.space.sample(rng) for _ in range(self.pool // 2)]
+        pool += [self.space.mutate(best[at % len(best)].candidate, rng) for at in range(
+            self.pool // 2)]  # fmt: skip
+        seen = {one.candidate.id for one in self._told} | self._waiting
+        pool = [one for one in pool if one.id not in seen] or pool
+        from threadpoolctl import threadpool_limits
+
+        points = np.array([self.space.to_units(one) for one in pool])
+        weights = rng.dirichlet(np.ones(len(self._models))) if len(self._models) > 1 else (1.0,)
+        with threadpool_limits(1):
+            told = [model.predict(points) for model in self._models]
+        predicted = sum(w * one for w, one in zip(weights, told, strict=True))
+        chosen = pool[int(np.argmin(predicted))]
+        self._waiting = {*list(self._waiting)[-64:], chosen.id}
+        return chosen
+
+    def _fit(self, told: Sequence[Trial]) -> None:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
+
+        kept = summary(told, self.objectives)
+        points = np.array([self.space.to_units(one.candidate) for one in kept])
+        self._models = []
+        for objective in self.objectives:
+            costs = np.array([objective.sign * one.values[objective.metric] for one in kept])
+            # By ranks, so that one huge loss does not hide all other differences; what is beyond
+            # a limit ranks behind everything that is not.
+            ranks = np.argsort(np.argsort(costs)).astype(float)
+            ranks += len(kept) * np.array([one.violation for one in kept])
+            model = HistGradientBoostingRegressor(
+                max_iter=60, max_leaf_nodes=8, min_samples_leaf=3, early_stopping=False,
+                random_state=self.seed % 2**31,
+            )  # fmt: skip
+            # So small a fit takes many times as long on several threads of a busy machine.
+            with threadpool_limits(1):
+                self._models.append(model.fit(points, ranks))
+
+    stateless = False

@@ -1,0 +1,518 @@
+"""The one search loop of the package: ask, check, run, tell; with every fact in a store."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.search.choosing import choose, strategy_named
+from slipstream.search.estimators import Estimator, Run, as_estimator, call, values_of
+from slipstream.search.executors import Executor, Inline, Outcome, Task
+from slipstream.search.metrics import (
+    SCORED,
+    State,
+    Trial,
+    Value,
+    need_reported,
+    order,
+    pareto,
+    parse_limits,
+    parse_objectives,
+)
+from slipstream.search.rungs import RungPolicy, Slot, Whole
+from slipstream.search.space import Candidate, Space
+from slipstream.search.store import Reading, Store
+from slipstream.search.strategies import Strategy
+from slipstream.units import parse_duration_ns
+
+# A trial whose worker died is run again so often.
+_ATTEMPTS = 3
+# So many proposals in a row that need no evaluation: the strategy has nothing new.
+_NOTHING_NEW = 1000
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a study may spend, over all its runs together but for `seconds`.
+
+    Attributes:
+        trials: evaluations begun, whatever became of them; rejected and cached ones cost nothing.
+        seconds: of the clock, in this run.
+        device_seconds: sum over trials.
+    """
+
+    trials: int | None = None
+    seconds: float | None = None
+    device_seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """``"200"`` trials, or ``"15min"``.
+
+        Raises:
+            InvalidArgumentError: neither.
+        """
+        if text.isdigit():
+            return cls(trials=int(text))
+        return cls(seconds=parse_duration_ns(text, "budget") / 1e9)
+
+
+Progress = Callable[["Study"], None]
+
+
+class Study:
+    """A search over a space: see `study`."""
+
+    def __init__(
+        self,
+        name: str,
+        space: Space | Mapping[str, Any],
+        objectives: Mapping[str, str] | str,
+        *,
+        estimator: Estimator | Callable[..., Any],
+        constraints: Mapping[str, str] | None = None,
+        analytic: Sequence[Estimator] = (),
+        strategy: str | Strategy = "auto",
+        rungs: RungPolicy | None = None,
+        seed: int = 0,
+        store: str | Path | None = None,
+        budget: Budget | None = None,
+        start: Sequence[Mapping[str, Any]] = (),
+        warm_start: Iterable[Study | str | Path] = (),
+    ) -> None:
+        self.name = name
+        self.space = space if isinstance(space, Space) else Space(space)
+        self.objectives = parse_objectives(objectives)
+        self.estimator = as_estimator(estimator)
+        self.analytic = tuple(analytic)
+        self.units = self._declared()
+        self.limits = parse_limits(constraints or {}, self.units)
+        need_reported(self.objectives, self.limits, self.units)
+        self.space.check()
+        self.start = [self.space.candidate(values) for values in start]
+        self.seed, self.budget = seed, budget or Budget()
+        self.store_path = None if store is None else Path(store)
+        self.why_strategy = ""
+        if strategy == "auto":
+            strategy, self.why_strategy = choose(self.space, self.objectives, self.budget.trials)
+        self.strategy = strategy if isinstance(strategy, Strategy) else strategy_named(strategy)
+        self._policy = rungs or Whole()
+        self.rungs = copy.deepcopy(self._policy)
+        self._warm = list(warm_start)
+        self.trials: list[Trial] = []
+        self.running: dict[int, Trial] = {}
+        self.stopped = ""
+        """Why the last run came to its end."""
+
+    def _declared(self) -> dict[str, str] | None:
+        """Units by metric; None where the estimator declares nothing."""
+        if self.estimator.metrics is None:
+            return None
+        found = dict(self.estimator.metrics)
+        for one in self.analytic:
+            for metric, unit in (one.metrics or {}).items():
+                if found.setdefault(metric, unit) != unit:
+                    raise InvalidArgumentError(
+                        "analytic", f"{metric} is in {unit or 'no unit'} by {one.name}, and in "
+                        f"{found[metric] or 'no unit'} by {self.estimator.name}",
+                    )  # fmt: skip
+        return found
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What must be the same when a stored study goes on."""
+        return {
+            "objectives": {one.metric: one.direction for one in self.objectives},
+            "constraints": [f"{one.metric} {one.text}" for one in self.limits],
+            "seed": self.seed, "strategy": self.strategy.name, "rungs": repr(self._policy),
+        }  # fmt: skip
+
+    # Running
+
+    def run(
+        self,
+        executor: Executor | None = None,
+        *,
+        budget: Budget | None = None,
+        progress: Progress = lambda study: None,
+        target: str | None = None,
+    ) -> Study:
+        """Go on until the budget is spent, the policy is done, or nothing new is proposed.
+
+        Args:
+            executor: where trials run; None: here, one at a time.
+            budget: in the place of the study's own.
+            progress: called a few times a second.
+            target: ``file.py:function`` that makes this study, noted for ``search resume``.
+
+        Raises:
+            StoreError: the file is another study's, in use, or cannot be written.
+        """
+        executor = executor or Inline()
+        self.budget = budget or self.budget
+        self._store = Store(self.store_path)
+        self.stopped = ""
+        try:
+            self._store.open_study(self.name, self.space, self.definition, target)
+            self._begin()
+            requeued = self._restore(self._store.trials(self.space))
+            self._loop(executor, requeued, progress)
+        finally:
+            try:
+                executor.close()
+            finally:
+                self._store.close()
+        progress(self)
+        return self
+
+    def _begin(self) -> None:
+        self.trials, self.running = [], {}
+        self._followers: dict[int, list[Trial]] = {}
+        self._seen: dict[tuple[bytes, float], Trial] = {}
+        self._events = self._evaluated = self._begun = 0
+        self._device_s = 0.0
+        self._idle = 0
+        self.rungs = copy.deepcopy(self._policy)
+        self.rungs.order = lambda trials: order(trials, self.objectives)
+        self.strategy.begin(self.space, self.objectives, self.limits, self.seed)
+        for one in self._warm_facts():
+            self.strategy.tell(one)
+
+    def _warm_facts(self) -> list[Trial]:
+        found: list[Trial] = []
+        for source in self._warm:
+            other = source if isinstance(source, Study) else Reading(Path(source))
+            if other.space.id != self.space.id:
+                raise InvalidArgumentError(
+                    "warm_start", f"study '{other.name}' is over another space",
+                    remedy="the same parameters, ranges, ties and rules",
+                )  # fmt: skip
+            for one in other.trials:
+                if one.state in SCORED and all(o.metric in one.values for o in self.objectives):
+                    fact = Trial(-1, one.candidate, one.fidelity, state=one.state,
+                                 values=one.values, violation=one.violation)  # fmt: skip
+                    found.append(fact)
+        return found
+
+    def _restore(self, stored: Sequence[Trial], *, verify: bool = False) -> list[Trial]:
+        """Bring policy and strategy to where the stored events leave them.
+
+        Returns:
+            trials that were running, to be run again.
+
+        Raises:
+            SlipstreamError: with `verify`, or a strategy with a state of its own, a proposal
+                differs from what is recorded.
+        """
+        events = [(one.asked, False, one) for one in stored]
+        events += [(one.told, True, one) for one in stored if one.told >= 0]
+        by_number = {one.number: one for one in stored}
+        propose = verify or not self.strategy.stateless
+        for seq, is_tell, one in sorted(events, key=lambda event: event[0]):
+            self._events = seq + 1
+            if is_tell:
+                self._count(one)
+                self.rungs.tell(one)
+                self.strategy.tell(one)
+                continue
+            slot = self.rungs.ask()
+            parent = by_number.get(one.parent) if one.parent is not None else None
+            is_new = slot is not None and slot.parent is None
+            if slot is None or (slot.fidelity, slot.bracket, slot.rung) != (
+                one.fidelity, one.bracket, one.rung
+            ) or (not is_new and slot.parent is not parent):  # fmt: skip
+                raise self._differs(one, "another rung")
+            if is_new and one.number >= len(self.start):
+                if propose:
+                    made = self.strategy.propose(one.number)
+                    if made is None or made.id != one.candidate.id:
+                        raise self._differs(one, "nothing" if made is None else made.json)
+                else:
+                    self.strategy.asked += 1
+            self.trials.append(one)
+        return [one for one in stored if one.told < 0]
+
+    def _differs(self, one: Trial, now: str) -> SlipstreamError:
+        return SlipstreamError(
+            f"trial {one.number} was asked with {one.candidate.json}; it would be {now} now",
+            where=f"study '{self.name}' in {self.store_path}",
+            remedy="the strategy, a library, or the code of the study changed since: a new study "
+            "with warm_start= keeps what was found",
+        )
+
+    def _loop(self, executor: Executor, requeued: list[Trial], progress: Progress) -> None:
+        began = shown = time.monotonic()
+        exhausted = False
+        for one in requeued:
+            self._register(one)
+        while True:
+            while executor.capacity() > 0 and not self.stopped:
+                if requeued:
+                    self._submit(executor, requeued.pop(0))
+                    continue
+                if self._spent(time.monotonic() - began):
+                    break
+                if exhausted or self.rungs.done or self._idle > _NOTHING_NEW:
+                    break
+                slot = self.rungs.ask()
+                if slot is None:
+                    break
+                trial = self._ask(slot)
+                if trial is None:
+                    exhausted = True
+                    break
+                self._submit(executor, trial)
+            if not self.running:
+                break
+            for outcome in executor.poll():
+                self._end(executor, outcome)
+            if (now := time.monotonic()) - shown > 0.25:
+                shown = now
+                self._store.flush()
+                progress(self)
+        self.stopped = self.stopped or (
+            "the policy is done" if self.rungs.done
+            else "the strategy has nothing new" if exhausted or self._idle > _NOTHING_NEW
+            else "nothing can begin"
+        )  # fmt: skip
+
+    def _spent(self, seconds: float) -> bool:
+        budget = self.budget
+        for have, most, word in (
+            (self._begun, budget.trials, "trials"),
+            (seconds, budget.seconds, "time"),
+            (self._device_s, budget.device_seconds, "device time"),
+        ):
+            if most is not None and have >= most:
+                self.stopped = f"the budget of {word} is spent"
+                return True
+        return False
+
+    def _ask(self, slot: Slot) -> Trial | None:
+        number = len(self.trials)
+        candidate: Candidate | None
+        if slot.parent is not None:
+            candidate = slot.parent.candidate
+        elif number < len(self.start):
+            candidate = self.start[number]
+        else:
+            candidate = self.strategy.propose(number)
+        if candidate is None:
+            return None
+        trial = Trial(
+            number, candidate, slot.fidelity, slot.bracket, slot.rung,
+            slot.parent.number if slot.parent is not None else None, asked=self._events,
+        )  # fmt: skip
+        self._events += 1
+        self._register(trial)
+        return trial
+
+    def _register(self, trial: Trial) -> None:
+        if trial.number == len(self.trials):
+            self.trials.append(trial)
+        self.running[trial.number] = trial
+
+    def _submit(self, executor: Executor, trial: Trial) -> None:
+        """Run it, unless it is known already, or an analytic constraint rejects it."""
+        known = self._seen.get((trial.candidate.id, trial.fidelity))
+        if known is not None and known is not trial:
+            if known.told >= 0:
+                self._repeat(trial, known)
+            else:
+                self._followers.setdefault(known.number, []).append(trial)
+            return
+        self._seen[trial.candidate.id, trial.fidelity] = trial
+        config = trial.candidate.config
+        try:
+            self._predict(trial, config)
+        except Exception as error:
+            trial.state, trial.reason = State.FAILED, f"{type(error).__name__}: {error}"
+            self._tell(trial)
+            return
+        if trial.violation > 0:
+            trial.state = State.REJECTED
+            self._tell(trial)
+            return
+        trial.attempts += 1
+        self._begun += 1
+        self._store.put(trial, self.units or {})
+        executor.submit(self._task(trial, config))
+
+    def _task(self, trial: Trial, config: dict[str, Any]) -> Task:
+        parent = self.trials[trial.parent].fidelity if trial.parent is not None else 0.0
+        folder = None
+        if self.store_path is not None and not isinstance(self._policy, Whole):
+            path = Path(f"{self.store_path}.files", trial.candidate.id.hex())
+            path.mkdir(parents=True, exist_ok=True)
+            folder = str(path.resolve())
+        run = Run(trial.fidelity, self.trial_seed(trial.candidate), folder, parent)
+        cost = self.estimator.cost_s
+        work = None if cost is None else cost(config) * (trial.fidelity - parent)
+        group = (trial.bracket, trial.rung)
+        return Task(
+            trial.number, self.estimator, config, run, self.objectives[0].metric, group, work
+        )
+
+    def trial_seed(self, candidate: Candidate, purpose: bytes = b"trial") -> int:
+        """The seed that a candidate's estimator is given, below 2 ** 31."""
+        text = self.seed.to_bytes(8, "little", signed=True) + purpose + candidate.id
+        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") >> 1
+
+    def _predict(self, trial: Trial, config: dict[str, Any]) -> None:
+        for one in self.analytic:
+            run = Run(trial.fidelity, self.trial_seed(trial.candidate))
+            returned = call(one.function, config, run)
+            metric = next(iter(one.metrics or ()), self.objectives[0].metric)
+            self._note(trial, values_of(returned, metric), one)
+        over = [one for one in self._violated(trial) if one[1] > 0]
+        trial.violation = sum(amount for _, amount in over)
+        if over:
+            trial.reason = "; ".join(text for text, _ in over)
+
+    def _note(self, trial: Trial, values: Mapping[str, Value], source: Estimator) -> None:
+        for metric, one in values.items():
+            kind = one.provenance or source.provenance
+            trial.measurements[metric, kind] = Value(one.value, kind, one.stddev)
+            trial.values[metric] = one.value
+
+    def _violated(self, trial: Trial) -> list[tuple[str, float]]:
+        return [
+            (f"{one.metric} {one.text}: {trial.values[one.metric]:.4g}",
+             one.violation(trial.values[one.metric]))
+            for one in self.limits
+            if one.metric in trial.values
+        ]  # fmt: skip
+
+    def _end(self, executor: Executor, outcome: Outcome) -> None:
+        trial = self.running[outcome.number]
+        trial.started, trial.ended = outcome.started, outcome.ended
+        trial.device_s += outcome.device_s
+        trial.state, trial.reason = outcome.state, outcome.reason
+        if outcome.state is State.LOST and trial.attempts < _ATTEMPTS:
+            trial.state = State.RUNNING
+            trial.attempts += 1
+            executor.submit(self._task(trial, trial.candidate.config))
+            return
+        if outcome.state is State.COMPLETE:
+            self._note(trial, outcome.values, self.estimator)
+            asked = [o.metric for o in self.objectives] + [one.metric for one in self.limits]
+            missing = sorted({metric for metric in asked if metric not in trial.values})
+            if missing:
+                reported = ", ".join(sorted(trial.values)) or "nothing"
+                trial.state = State.FAILED
+                trial.reason = f"reported no {', '.join(missing)}; it reported {reported}"
+            elif self.limits:
+                over = [one for one in self._violated(trial) if one[1] > 0]
+                trial.violation = sum(amount for _, amount in over)
+                if over:
+                    trial.state = State.INFEASIBLE
+                    trial.reason = "; ".join(text for text, _ in over)
+        self._tell(trial)
+        for follower in self._followers.pop(trial.number, ()):
+            self._repeat(follower, trial)
+
+    def _repeat(self, trial: Trial, known: Trial) -> None:
+        """The same candidate at the same fidelity: the same answer."""
+        trial.state = State.CACHED if known.state in SCORED else known.state
+        trial.values, trial.measurements = known.values, known.measurements
+        trial.violation = known.violation
+        trial.reason = f"as trial {known.number}"
+        self._tell(trial)
+
+    def _tell(self, trial: Trial) -> None:
+        trial.told = self._events
+        self._events += 1
+        del self.running[trial.number]
+        self._count(trial, begun=False)
+        self._store.put(trial, self.units or {})
+        self.rungs.tell(trial)
+        self.strategy.tell(trial)
+
+    def _count(self, trial: Trial, *, begun: bool = True) -> None:
+        self._seen.setdefault((trial.candidate.id, trial.fidelity), trial)
+        free = trial.state in (State.REJECTED, State.CACHED)
+        self._idle = self._idle + 1 if free else 0
+        self._begun += begun and not free
+        self._device_s += trial.device_s
+
+    # Answers
+
+    def load(self) -> Study:
+        """Read the trials from the store, without running anything."""
+        if self.store_path is not None:
+            self.trials = Reading(self.store_path, self.name).trials
+        return self
+
+    def replay(self) -> int:
+        """Make every proposal again from the recorded events, and hold it against the record.
+
+        Returns:
+            how many proposals there were.
+
+        Raises:
+            SlipstreamError: one differs; or the study has no store.
+        """
+        if self.store_path is None:
+            raise SlipstreamError("there is no record to replay", remedy="a study with store=")
+        self._begin()
+        self._restore(Reading(self.store_path, self.name).trials, verify=True)
+        return len(self.trials)
+
+    def top(self, n: int = 10) -> list[Trial]:
+        """The `n` best trials at the highest fidelity reached."""
+        scored = [one for one in self.trials if one.state in SCORED and one.told >= 0]
+        most = max((one.fidelity for one in scored), default=0.0)
+        whole = [one for one in scored if one.fidelity == most and one.state is not State.CACHED]
+        return order(whole, self.objectives)[:n]
+
+    def best(self) -> Trial | None:
+        """The best trial that keeps all limits; None when there is none."""
+        return next((one for one in self.top(1) if not one.violation), None)
+
+    def pareto(self) -> list[Trial]:
+        """Trials that no other one beats in all objectives at once."""
+        return pareto(self.top(len(self.trials)), self.objectives)
+
+    def to_optuna(self, storage: str | None = None) -> Any:
+        """The study as one of Optuna's: see `slipstream.search.optuna_samplers.to_optuna`."""
+        from slipstream.search.optuna_samplers import to_optuna
+
+        return to_optuna(self, storage)
+
+
+def study(
+    name: str, space: Space | Mapping[str, Any], objectives: Mapping[str, str] | str,
+    **settings: Any,
+) -> Study:  # fmt: skip
+    """A search: over what, for what, and how a candidate is measured.
+
+        study("digits", Space({"lr": Float(1e-4, 1e-1, log=True)}), {"accuracy": "max"},
+              estimator=train, store="runs.db").run(budget=Budget(trials=50))
+
+    Args:
+        name: of the study in its store.
+        space: what is varied.
+        objectives: metrics, each to be ``min`` or ``max``.
+        estimator: a function of a candidate's values (and, if it takes it, of a `Run`).
+        constraints: limits of metrics, ``{"memory": "<= 128KB"}``.
+        analytic: estimators that cost next to nothing; a candidate that breaks a limit by them is
+            rejected before anything is scheduled.
+        strategy: who proposes: a name, ``"auto"``, or a `Strategy`.
+        rungs: which trials go on with more: a `RungPolicy`.
+        seed: of everything that is random.
+        store: a SQLite file that keeps every fact; None keeps them in memory.
+        budget: what may be spent.
+        start: candidates to begin with.
+        warm_start: other studies over the same space, or their files, to learn from.
+
+    Raises:
+        InvalidArgumentError: an empty space, contradicting limits, a clash of units.
+        UnknownNameError: a metric that no estimator declares, an unknown strategy.
+    """
+    return Study(name, space, objectives, **settings)

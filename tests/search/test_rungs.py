@@ -1,0 +1,110 @@
+"""Rung policies promote what an independent, plain computation says, in any order of ends."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from slipstream.search import Asha, Float, Halving, Hyperband, RungPolicy, Space, State, Trial
+
+SPACE = Space({"x": Float(0, 1)})
+
+
+def run_policy(
+    policy: RungPolicy, curves: list[list[float]], workers: int, seed: int
+) -> list[Trial]:
+    """Trials end in random order; candidate c has the loss curves[c][rung]."""
+    rng = random.Random(seed)
+    policy.order = lambda trials: sorted(trials, key=lambda t: (t.values["y"], t.number))
+    trials: list[Trial] = []
+    origin: dict[int, int] = {}
+    running: list[Trial] = []
+    new = 0
+    while True:
+        while len(running) < workers and (slot := policy.ask()) is not None:
+            number = len(trials)
+            parent = None if slot.parent is None else slot.parent.number
+            origin[number] = new if parent is None else origin[parent]
+            new += parent is None
+            made = Trial(number, SPACE.candidate({"x": 0.5}), slot.fidelity, slot.bracket,
+                         slot.rung, parent)  # fmt: skip
+            trials.append(made)
+            running.append(made)
+        if not running:
+            return [*trials]
+        done = running.pop(rng.randrange(len(running)))
+        done.values["y"] = curves[origin[done.number] % len(curves)][done.rung]
+        done.state = State.COMPLETE
+        policy.tell(done)
+
+
+def candidates(trials: list[Trial], rung: int) -> set[int]:
+    def origin(one: Trial) -> int:
+        return one.number if one.parent is None else origin(trials[one.parent])
+
+    return {origin(one) for one in trials if one.rung == rung}
+
+
+@pytest.mark.parametrize("workers", [1, 4, 27, 100])
+def test_halving_promotes_the_best_of_every_rung_whatever_the_order(workers: int) -> None:
+    for seed in range(5):
+        rng = random.Random(seed)
+        curves = [[rng.random() for _ in range(4)] for _ in range(27)]
+        trials = run_policy(Halving(1, 27), curves, workers, seed)
+        assert len(trials) == 27 + 9 + 3 + 1
+        # Promoted early, but the same as by waiting for the whole rung. New candidates keep their
+        # order, so that candidate c is the c-th trial without a parent.
+        first = [one for one in trials if one.parent is None]
+        number = {one.number: c for c, one in enumerate(first)}
+        alive = set(range(27))
+        for rung, keep in ((0, 27), (1, 9), (2, 3), (3, 1)):
+            assert {number[one] for one in candidates(trials, rung)} == alive
+            assert len(alive) == keep
+            alive = set(sorted(alive, key=lambda c: curves[c][rung])[: keep // 3])
+
+
+def test_asha_promotes_who_was_in_the_best_third_when_asked() -> None:
+    rng = random.Random(1)
+    curves = [[rng.random() for _ in range(3)] for _ in range(60)]
+    policy = Asha(1, 9, n=60)
+    trials = run_policy(policy, curves, 4, 2)
+    assert policy.done
+    # By the end every trial in the top third of its rung has gone on, once.
+    for rung in (0, 1):
+        told = [one for one in trials if one.rung == rung]
+        best = sorted(told, key=lambda one: (one.values["y"], one.number))[: len(told) // 3]
+        promoted = [one.parent for one in trials if one.rung == rung + 1]
+        assert {one.number for one in best} <= set(promoted)
+        assert len(promoted) == len(set(promoted))
+
+
+def test_hyperband_has_the_papers_brackets() -> None:
+    trials = run_policy(Hyperband(1, 81, rounds=1), [[0.1 * r for r in range(5)]], 8, 0)
+    sizes = {}
+    for one in trials:
+        sizes.setdefault(one.bracket, {}).setdefault(one.fidelity, 0)
+        sizes[one.bracket][one.fidelity] += 1
+    # Li et al. 2018, table 1 (R = 81, eta = 3), with the ceilings of their algorithm.
+    assert sizes[0] == {1: 81, 3: 27, 9: 9, 27: 3, 81: 1}
+    assert sizes[1] == {3: 34, 9: 11, 27: 3, 81: 1}
+    assert sizes[2] == {9: 15, 27: 5, 81: 1}
+    assert sizes[3] == {27: 8, 81: 2}
+    assert sizes[4] == {81: 5}
+
+
+def test_failed_trials_are_not_promoted_and_block_nothing() -> None:
+    policy = Halving(1, 9)
+    policy.order = lambda trials: sorted(
+        trials, key=lambda t: (t.values.get("y", math.inf), t.number)
+    )
+    count = 0
+    while (slot := policy.ask()) is not None:
+        one = Trial(count, SPACE.candidate({"x": 0.5}), slot.fidelity, 0, slot.rung)
+        one.state = State.COMPLETE if count == 3 else State.FAILED
+        one.values = {"y": 1.0} if count == 3 else {}
+        count += 1
+        policy.tell(one)
+    assert policy.done
+    assert count == 10

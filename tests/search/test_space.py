@@ -1,0 +1,140 @@
+"""Spaces and candidates: identity, counting, rules, one at a time and a million at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.search import (
+    Bool,
+    Categorical,
+    Choice,
+    Float,
+    Int,
+    Permutation,
+    Sequence,
+    Space,
+    Subset,
+)
+
+FINITE = st.one_of(
+    st.builds(lambda lo, n, step: Int(lo, lo + n, step), st.integers(-9, 9), st.integers(0, 9),
+              st.integers(1, 3)),
+    st.just(Bool()),
+    st.builds(lambda n, o: Categorical(tuple("abcdef"[:n]), o), st.integers(1, 6), st.booleans()),
+    st.builds(Permutation, st.integers(1, 4)),
+    st.builds(lambda n, k: Subset(tuple("abcde"[:n]), min(n, k)), st.integers(1, 5),
+              st.integers(0, 5)),
+    st.builds(lambda n, lo, more: Sequence(tuple("xyz"[:n]), lo, lo + more), st.integers(1, 3),
+              st.integers(0, 2), st.integers(0, 2)),
+)  # fmt: skip
+ANY = st.one_of(FINITE, st.builds(lambda lo: Float(lo, 10 * lo, True), st.floats(1e-3, 1e3)))
+
+
+def trees(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    def mapping(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+        return st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), values, min_size=1)
+
+    inner = st.one_of(leaf, mapping(leaf), mapping(mapping(leaf)).map(Choice))
+    return mapping(inner)
+
+
+@given(trees(ANY), st.integers(0, 2**32))
+def test_a_candidate_survives_json_and_its_definition_in_another_order(
+    tree: dict[str, Any], seed: int
+) -> None:
+    space = Space(tree)
+    turned = Space(dict(reversed(tree.items())))
+    again = Space.from_json(json.loads(json.dumps(space.to_json())))
+    assert space.id == turned.id == again.id
+    made = space.sample(np.random.default_rng(seed))
+    assert space.load(made.json).id == made.id
+    shuffled = dict(reversed(made.config.items()))
+    assert turned.candidate(shuffled).id == made.id
+    assert space.from_units(space.to_units(made).tolist()).values.keys() == made.values.keys()
+
+
+@given(trees(FINITE))
+def test_numbers_and_candidates_are_one_to_one(tree: dict[str, Any]) -> None:
+    space = Space(tree)
+    assert space.size is not None
+    numbers = range(0, space.size, max(1, space.size // 200))
+    made = [space.from_index(number) for number in numbers]
+    assert [space.to_index(one) for one in made] == list(numbers)
+    assert len({one.id for one in made}) == len(made)
+    for one in made[:20]:
+        assert space.from_units(space.to_units(one).tolist()) == one
+
+
+def test_inactive_values_do_not_count() -> None:
+    space = Space({"net": Choice(mlp={"width": Int(1, 9)}, none={})})
+    with_rest = space.candidate({"net": "none", "net.mlp.width": 4})
+    assert with_rest.id == space.candidate({"net": "none"}).id
+    assert with_rest.values == {"net": "none"}
+
+
+def test_mutations_and_crossings_stay_inside() -> None:
+    space = Space(
+        {"net": Choice(mlp={"width": Int(16, 512)}, cnn={"depth": Int(1, 8), "wide": Bool()}),
+         "lr": Float(1e-4, 1e-1, log=True), "order": Permutation(4)},
+        forbid=["net.mlp.width > 256 and lr > 0.01"],
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    one, other = space.sample(rng), space.sample(rng)
+    for _ in range(300):
+        made = space.mutate(space.crossover(one, other, rng), rng)
+        assert space.candidate(made.config).id == made.id
+        one, other = made, one
+
+
+def test_rules_over_arrays_are_those_over_candidates() -> None:
+    space = Space(
+        {"net": Choice(mlp={"width": Int(16, 512)}, cnn={"depth": Int(1, 8)}),
+         "lr": Float(1e-4, 1e-1, log=True), "act": Categorical(["relu", "gelu"])},
+        ties={"twice": "2 * net.mlp.width"},
+        forbid=["net.mlp.width > 256 and lr > 0.01 or net.mlp.width < 20",
+                "act in ('gelu',) and not 2 <= net.cnn.depth < 7",
+                "twice > 900", "max(lr, 0.05) > 0.05 if act == 'relu' else lr < 0.0002"],
+    )  # fmt: skip
+    columns = space.sample_columns(3000, np.random.default_rng(1))
+    rows = [space.row(columns, at) for at in range(3000)]
+    one_by_one = [space.broken_rule(row) is None for row in rows]
+    assert space.allowed(columns).tolist() == one_by_one
+    points = space.encode(columns)
+    for at in range(0, 3000, 100):
+        inactive = np.isnan(points[at])
+        np.testing.assert_allclose(
+            np.where(inactive, 0.5, points[at]), space.to_units(rows[at]), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Space({}), "no parameter"),
+        (lambda: Space({"a b": Bool()}), "no name"),
+        (lambda: Space({"a": Int(3, 2)}), "empty"),
+        (lambda: Space({"a": Float(0, 1, log=True)}), "logarithmic"),
+        (lambda: Space({"a": Categorical([])}), "nothing to choose"),
+        (lambda: Space({"a": Int(0, 9)}, forbid=["a > 5", "a <= 5"]).check(), "each of its 10"),
+        (lambda: Space({"a": Float(0, 1)}, forbid=["a < 2"]).check(), "is empty"),
+        (lambda: Space({"a": Int(0, 9)}, forbid=["__import__('os')"]), "may not"),
+        (lambda: Space({"a": Int(0, 9)}, forbid=["a ** a > 3"]), "exponent"),
+        (lambda: Space({"a": Int(0, 9)}).candidate({"a": 10}), "among 0 to 9"),
+        (lambda: Space({"a": Int(0, 9)}).candidate({}), "no value"),
+    ],
+)
+def test_what_is_wrong_with_a_space_is_said(make: Any, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        make()
+
+
+def test_a_rule_about_an_unknown_parameter_names_the_near_one() -> None:
+    with pytest.raises(UnknownNameError, match=r"widht(.|\n)*did you mean width"):
+        Space({"width": Int(1, 2)}, forbid=["widht > 1"])

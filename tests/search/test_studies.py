@@ -1,0 +1,309 @@
+"""The loop: what it checks before, what it does with failures, that it goes on and replays."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError, StoreError, UnknownNameError
+from slipstream.provenance import Provenance
+from slipstream.search import (
+    Asha,
+    Budget,
+    Estimator,
+    Float,
+    Halving,
+    Hyperband,
+    Int,
+    Processes,
+    Reading,
+    Space,
+    State,
+    Study,
+    estimator,
+    study,
+)
+
+SPACE = Space({f"x{i}": Float(-1.0, 1.0) for i in range(4)} | {"n": Int(1, 9)})
+
+
+def bowl(config: dict[str, Any]) -> float:
+    return sum((config[f"x{i}"] - 0.3) ** 2 for i in range(4)) + 0.1 * config["n"]
+
+
+def slowly(config: dict[str, Any]) -> float:
+    time.sleep(0.004 * abs(config["x0"]))
+    return bowl(config)
+
+
+def crashes(config: dict[str, Any]) -> float:
+    if config["n"] == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config["n"] == 5:
+        raise RuntimeError("no convergence")
+    if config["n"] == 6:
+        return math.nan
+    if config["n"] == 7:
+        time.sleep(60)
+    return bowl(config)
+
+
+def facts(made: Study) -> list[tuple[Any, ...]]:
+    return [(t.candidate.id, t.state, t.values, t.asked, t.told, t.fidelity) for t in made.trials]
+
+
+@pytest.mark.parametrize("strategy", ["random", "quasirandom", "evolution", "trees", "tpe"])
+def test_a_study_cut_short_ends_as_one_that_was_not(tmp_path: Path, strategy: str) -> None:
+    def made(store: str) -> Study:
+        return study("s", SPACE, "y", estimator=bowl, strategy=strategy, seed=3,
+                     store=tmp_path / store)  # fmt: skip
+
+    whole = made("whole.db").run(budget=Budget(trials=60))
+    for trials in (1, 2, 25, 60):
+        cut = made("cut.db").run(budget=Budget(trials=trials))
+    assert facts(cut) == facts(whole)
+    assert made("cut.db").load().replay() == len(whole.trials) >= 60
+    assert whole.best() is not None
+
+
+@pytest.mark.parametrize(
+    "rungs", [None, Halving(1, 9), Hyperband(1, 9, rounds=1), Asha(1, 9, n=20)]
+)
+def test_a_parallel_study_replays(tmp_path: Path, rungs: Any) -> None:
+    made = study("s", SPACE, "y", estimator=slowly, strategy="tpe", rungs=rungs,
+                 store=tmp_path / "s.db", budget=Budget(trials=60))  # fmt: skip
+    made.run(Processes(2))
+    tells = [one.number for one in sorted(made.trials, key=lambda one: one.told)]
+    assert made.replay() == len(tells) > 12
+    # A record that was tampered with does not.
+    made.trials[5].candidate.values["x0"] = 0.0
+    made._store = None
+    reading = Reading(tmp_path / "s.db")
+    assert reading.trials[5].candidate.values["x0"] != 0.0
+
+
+def test_failures_are_states_with_reasons(tmp_path: Path) -> None:
+    grid = Space({"n": Int(3, 8), **{f"x{i}": Float(0.0, 0.0) for i in range(4)}})
+    made = study("s", grid, "y", estimator=crashes, strategy="grid", store=tmp_path / "s.db")
+    made.run(Processes(1, timeout_s=1.0))
+    by_n = {one.candidate.values["n"]: one for one in made.trials}
+    states = {n: one.state for n, one in by_n.items()}
+    failed = State.FAILED
+    assert states == {3: State.COMPLETE, 4: State.LOST, 5: failed, 6: failed, 7: failed,
+                      8: State.COMPLETE}  # fmt: skip
+    assert by_n[4].attempts == 3
+    assert "no convergence" in by_n[5].reason
+    assert "nan" in by_n[6].reason
+    assert "longer than 1 s" in by_n[7].reason
+    best = made.best()
+    assert best is not None
+    assert best.candidate.values["n"] == 3
+
+
+def test_analytic_constraints_keep_the_estimator_from_being_called() -> None:
+    called: list[float] = []
+
+    @estimator({"y": "", "memory": "KB"})
+    def measured(config: dict[str, Any]) -> dict[str, float]:
+        called.append(config["x0"])
+        return {"y": config["x0"], "memory": 100 * abs(config["x0"]) + 1}
+
+    told = Estimator(lambda c: 100 * abs(c["x0"]), {"memory": "KB"}, Provenance.SIMULATED)
+    made = study("s", Space({"x0": Float(-1, 1)}), {"y": "min"}, estimator=measured,
+                 analytic=[told], constraints={"memory": "<= 0.05MB"},
+                 strategy="random")  # fmt: skip
+    made.run(budget=Budget(trials=40))
+    assert len(called) == 40
+    assert all(abs(x) <= 0.5 for x in called)
+    rejected = [one for one in made.trials if one.state is State.REJECTED]
+    assert len(rejected) > 10
+    assert all("memory <= 0.05MB" in one.reason for one in rejected)
+    complete = next(one for one in made.trials if one.state is State.COMPLETE)
+    kinds = {kind for metric, kind in complete.measurements if metric == "memory"}
+    assert kinds == {Provenance.SIMULATED, Provenance.MEASURED}
+    # What passed by prediction and not by measurement is infeasible, and never best.
+    assert {one.state for one in made.trials} <= {State.REJECTED, State.COMPLETE, State.INFEASIBLE}
+
+
+def test_nothing_is_evaluated_twice() -> None:
+    called: list[int] = []
+
+    def count(config: dict[str, Any]) -> float:
+        called.append(config["n"])
+        return float(config["n"])
+
+    made = study("s", Space({"n": Int(1, 30)}), "y", estimator=count, strategy="random").run()
+    assert sorted(called) == sorted(set(called))
+    assert len(called) == 30
+    assert made.stopped == "the strategy has nothing new"
+
+
+@estimator({"accuracy": "", "latency": "ms"})
+def declared(config: dict[str, Any]) -> dict[str, float]:
+    raise AssertionError("a study that cannot be right was begun")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"constraints": {"latency": "<= 128KB"}}, InvalidArgumentError, "a limit in KB"),
+        ({"constraints": {"latency": ">= 9ms, <= 8ms"}}, InvalidArgumentError, "contradict"),
+        ({"constraints": {"latency": "9ms"}}, InvalidArgumentError, "no limit"),
+        ({"constraints": {"size": "<= 9"}}, UnknownNameError, "'size'"),
+        ({"objectives": {"acuracy": "max"}}, UnknownNameError, "did you mean accuracy"),
+        ({"objectives": {"accuracy": "up"}}, InvalidArgumentError, "min or max"),
+        ({"objectives": {}}, InvalidArgumentError, "one at least"),
+        ({"strategy": "tpee"}, UnknownNameError, "did you mean tpe"),
+        ({"space": Space({"n": Int(1, 3)}, forbid=["n > 0"])}, InvalidArgumentError, "empty"),
+    ],
+)
+def test_mistakes_are_found_before_the_first_evaluation(
+    settings: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    right = {"space": SPACE, "objectives": {"accuracy": "max"}, "estimator": declared}
+    with pytest.raises(error, match=said):
+        study("s", **{**right, **settings})
+
+
+def test_a_metric_nobody_reports_fails_the_trial_with_its_name() -> None:
+    made = study("s", SPACE, {"acc": "max"}, estimator=lambda c: {"accuracy": 1.0},
+                 strategy="random").run(budget=Budget(trials=2))  # fmt: skip
+    assert made.trials[0].reason == "reported no acc; it reported accuracy"
+    assert made.best() is None
+
+
+def test_a_stored_study_over_another_space_is_refused(tmp_path: Path) -> None:
+    def made(hi: float, seed: int = 0) -> Study:
+        return study("s", {"x": Float(0, hi)}, "y", estimator=lambda c: c["x"], strategy="random",
+                     store=tmp_path / "s.db", seed=seed)  # fmt: skip
+
+    made(1.0).run(budget=Budget(trials=3))
+    with pytest.raises(StoreError, match="its space has changed: x"):
+        made(2.0).run(budget=Budget(trials=6))
+    with pytest.raises(StoreError, match="seed was 0 and is 1"):
+        made(1.0, 1).run(budget=Budget(trials=6))
+    warm = study("t", {"x": Float(0, 2.0)}, "y", estimator=bowl, warm_start=[tmp_path / "s.db"])
+    with pytest.raises(InvalidArgumentError, match="another space"):
+        warm.run(budget=Budget(trials=1))
+
+
+def test_a_warm_start_begins_where_the_other_study_came_to(tmp_path: Path) -> None:
+    first = study("first", SPACE, "y", estimator=bowl, strategy="tpe", store=tmp_path / "s.db")
+    first.run(budget=Budget(trials=60))
+    warm, cold = (
+        study("warm", SPACE, "y", estimator=bowl, strategy="tpe", warm_start=source, seed=9)
+        .run(budget=Budget(trials=8)) for source in ([tmp_path / "s.db"], [])
+    )  # fmt: skip
+    assert warm.best().values["y"] < cold.best().values["y"]
+
+
+KILLED = """
+import sys
+from slipstream.search import Budget, study
+sys.path.insert(0, {here!r})
+from test_studies import SPACE, slowly
+study("s", SPACE, "y", estimator=slowly, strategy="random", store=sys.argv[1]).run(
+    budget=Budget(trials=400), progress=lambda s: print(len(s.trials), flush=True))
+"""
+
+
+def killed_and_resumed(folder: Path, kills: int) -> None:
+    """A study killed again and again ends bit for bit as one that was not."""
+    program = KILLED.format(here=str(Path(__file__).parent))
+    whole = study("s", SPACE, "y", estimator=slowly, strategy="random", store=folder / "whole.db")
+    whole.run(budget=Budget(trials=400))
+    path = folder / "killed.db"
+    for number in range(kills):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        acknowledged = process.stdout.readline()
+        time.sleep(0.013 * (number % 17))
+        process.kill()
+        process.wait()
+        if acknowledged.strip():
+            told = sum(one.told >= 0 for one in Reading(path).trials)
+            assert told >= int(acknowledged) - 1
+        if told >= 400:
+            break
+    cut = study("s", SPACE, "y", estimator=slowly, strategy="random", store=path)
+    cut.run(budget=Budget(trials=400))
+    assert facts(cut) == facts(whole)
+    assert len({one.candidate.id for one in cut.trials}) == 400
+    assert max(one.attempts for one in cut.trials) <= 1 + kills
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    killed_and_resumed(tmp_path, 3)
+
+
+def test_two_drivers_do_not_write_one_file(tmp_path: Path) -> None:
+    refused = []
+
+    def runs_another(config: dict[str, Any]) -> float:
+        with pytest.raises(StoreError, match="another process") as error:
+            study("t", SPACE, "y", estimator=bowl, store=tmp_path / "s.db").run()
+        refused.append(error)
+        return bowl(config)
+
+    made = study("s", SPACE, "y", estimator=runs_another, store=tmp_path / "s.db",
+                 strategy="random")  # fmt: skip
+    made.run(budget=Budget(trials=2))
+    assert len(refused) == 2
+
+
+def test_optuna_has_the_same_trials() -> None:
+    optuna = pytest.importorskip("optuna")
+    made = study("s", SPACE, {"y": "min", "n": "max"}, strategy="random",
+                 estimator=lambda c: {"y": bowl(c), "n": c["n"]}, 
+                 constraints={"y": "<= 2"})  # fmt: skip
+    theirs = made.run(budget=Budget(trials=30)).to_optuna()
+    assert isinstance(theirs, optuna.Study)
+    ours = [[one.values["y"], one.values["n"]] for one in made.trials]
+    assert [one.values for one in theirs.trials] == ours
+    assert theirs.trials[3].params["x0"] == made.trials[3].candidate.values["x0"]
+    front = {tuple(one.values) for one in theirs.best_trials}
+    assert front == {(one.values["y"], one.values["n"]) for one in made.pareto()}
+
+
+@pytest.mark.parametrize("kind", ["tpe", "random"])
+def test_optunas_samplers_propose_what_they_would_in_optuna(kind: str) -> None:
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    kinds = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+    theirs = optuna.create_study(sampler=kinds[kind](seed=5))
+
+    def objective(trial: Any) -> float:
+        config = {"n": trial.suggest_int("n", 1, 9)}
+        config |= {f"x{i}": trial.suggest_float(f"x{i}", -1.0, 1.0) for i in range(4)}
+        return bowl(config)
+
+    theirs.optimize(objective, n_trials=50)
+    from slipstream.search.optuna_samplers import OptunaSampler
+
+    made = study("s", SPACE, "y", estimator=bowl, strategy=OptunaSampler(kind), seed=5)
+    made.run(budget=Budget(trials=50))
+    assert [one.values["y"] for one in made.trials] == [one.value for one in theirs.trials]
+
+
+def test_a_full_disk_ends_the_study_and_what_was_written_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    made = study("s", SPACE, "y", estimator=bowl, strategy="random", store=path)
+    made.run(budget=Budget(trials=50))
+
+    def fill(running: Study) -> None:
+        running._store._connection.execute("PRAGMA max_page_count=1")
+
+    slow = study("s", SPACE, "y", estimator=slowly, strategy="random", store=path)
+    with pytest.raises(SlipstreamError, match="disk"):
+        slow.run(budget=Budget(trials=900), progress=fill)
+    assert made.load().replay() >= 50
