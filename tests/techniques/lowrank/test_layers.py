@@ -11,7 +11,15 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
-from slipstream.techniques.lowrank import RankMonitor, factorize, merge, plan, switch, truncated
+from slipstream.techniques.lowrank import (
+    RankMonitor,
+    Start,
+    factorize,
+    merge,
+    plan,
+    switch,
+    truncated,
+)
 from slipstream.techniques.lowrank.factors import stable_rank
 from slipstream_bench.systems.lowrank.models import PUBLISHED, ResNet18, resnet18_ranks, trained
 
@@ -98,11 +106,18 @@ def test_what_is_lost_is_the_singular_values_that_are_dropped(randomised: bool) 
     torch.manual_seed(0)
     weight = torch.randn(60, 90, dtype=torch.float64) * torch.logspace(0, -2, 90)
     values = torch.linalg.svdvals(weight).square()
-    found = truncated(weight, 20, randomised=randomised)
+    found = truncated(weight, 20, Start(randomised=randomised))
     lost = float((weight - found.b @ found.a).square().sum() / values.sum())
     assert found.lost == pytest.approx(lost, abs=1e-9)
     least = float(values[20:].sum() / values.sum())
     assert lost == pytest.approx(least, rel=0.04 if randomised else 1e-5)
+
+
+def test_drawn_weights_keep_their_norm_where_asked() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(60, 90, dtype=torch.float64)
+    found = truncated(weight, 5, Start(keep_norm=True))
+    assert float((found.b @ found.a).norm()) == pytest.approx(float(weight.norm()))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -117,7 +132,7 @@ def test_published_sizes(name: str) -> None:
 
 def test_what_is_planned_is_what_becomes() -> None:
     model = ResNet18()
-    report = factorize(model, resnet18_ranks(model), randomised=True)
+    report = factorize(model, resnet18_ranks(model), start=Start(randomised=True))
     assert trained(model) == report.parameters == 3_336_138
     assert "█" in str(report.table().rows[5][1])
 

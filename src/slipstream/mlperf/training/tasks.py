@@ -28,9 +28,9 @@ from typing import Any
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 
 SUITE = (
-    "fashion_cnn", "cifar_resnet8", "char_lm", "ncf", "ctr", "sst_bag", "nmt_tiny", "kws",
+    "digits", "fashion_cnn", "cifar_resnet8", "char_lm", "ncf", "ctr", "sst_bag", "nmt_tiny", "kws",
 )  # fmt: skip
-"""The tasks that come with slipstream, by name."""
+"""The tasks that come with slipstream, by name; the first needs no data folder."""
 _ROOM = "slipstream.mlperf.training.suite"
 
 

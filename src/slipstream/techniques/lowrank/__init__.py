@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
-    from slipstream.techniques.lowrank.factors import Factors, truncated
+    from slipstream.techniques.lowrank.factors import Factors, Start, truncated
     from slipstream.techniques.lowrank.layers import Layer, Report, factorize, merge, plan, switch
     from slipstream.techniques.lowrank.monitor import RankMonitor
     from slipstream.techniques.lowrank.nn import (
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "layers": ("Layer", "Report", "factorize", "merge", "plan", "switch"),
-    "factors": ("Factors", "truncated"),
+    "factors": ("Factors", "Start", "truncated"),
     "monitor": ("RankMonitor",),
     "nn": ("LowRankAttention", "LowRankConv1d", "LowRankConv2d", "LowRankLSTM", "LowRankLinear"),
     "technique": ("LowRank",),
@@ -42,6 +42,7 @@ __all__ = [
     "LowRankLinear",
     "RankMonitor",
     "Report",
+    "Start",
     "factorize",
     "merge",
     "plan",

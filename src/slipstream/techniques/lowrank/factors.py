@@ -38,13 +38,31 @@ class Factors:
     lost: float
 
 
-def truncated(weight: Tensor, rank: int, *, randomised: bool = False) -> Factors:
+@dataclass(frozen=True)
+class Start:
+    """How factors begin.
+
+    Attributes:
+        randomised: find the leading singular vectors by random projection (Halko, Martinsson and
+            Tropp, SIAM Review 2011): faster, and a little further off.
+        keep_norm: give the product the norm of the whole matrix, for weights that were drawn a
+            moment ago: what is dropped of these is no error, but signals would shrink from layer
+            to layer.
+    """
+
+    randomised: bool = False
+    keep_norm: bool = False
+
+
+NEAREST = Start()
+"""As near to the matrix as can be, exactly."""
+
+
+def truncated(weight: Tensor, rank: int, start: Start = NEAREST) -> Factors:
     """The nearest product of rank `rank`, split evenly between both factors.
 
     Args:
         weight: [m, n], float32 or float64.
-        randomised: find the leading singular vectors by random projection (Halko, Martinsson and
-            Tropp, SIAM Review 2011): faster, and a little further off.
 
     Raises:
         InvalidArgumentError: `rank` is below 1 or above the smaller side, or a number is not
@@ -56,15 +74,15 @@ def truncated(weight: Tensor, rank: int, *, randomised: bool = False) -> Factors
     weight = weight.detach()
     if not bool(weight.isfinite().all()):
         raise InvalidArgumentError("weight", "holds NaN or infinity")
-    if randomised and rank + _OVERSAMPLED < full:
+    if start.randomised and rank + _OVERSAMPLED < full:
         left, values, right = _leading(weight, rank)
     else:
         left, values, right = torch.linalg.svd(weight, full_matrices=False)
         left, values, right = left[:, :rank], values[:rank], right[:rank]
-    root = values.sqrt()
     total = float(weight.double().square().sum())
     kept = float(values.double().square().sum())
     lost = max(0.0, 1 - kept / total) if total else 0.0
+    root = values.sqrt() * ((total / kept) ** 0.25 if start.keep_norm and kept else 1.0)
     return Factors((root[:, None] * right).contiguous(), (left * root).contiguous(), lost)
 
 

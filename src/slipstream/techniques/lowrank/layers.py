@@ -20,7 +20,7 @@ from torch import nn
 from slipstream.errors import InvalidArgumentError, UnknownNameError
 from slipstream.surgery import Selection, exchange_parameters, place
 from slipstream.tables import Drawing, Field, Table
-from slipstream.techniques.lowrank.factors import rank_for
+from slipstream.techniques.lowrank.factors import NEAREST, Start, rank_for
 from slipstream.techniques.lowrank.moments import carry
 from slipstream.techniques.lowrank.nn import (
     LOW_RANK,
@@ -157,7 +157,7 @@ def factorize(
     only: str = "*",
     except_: str = "",
     must_shrink: bool = True,
-    randomised: bool = False,
+    start: Start = NEAREST,
     carry_moments: bool = True,
 ) -> Report:
     """Put the nearest products in the place of dense layers, in `model` itself.
@@ -171,7 +171,8 @@ def factorize(
         keep: ``ends`` leaves the first and the last layer dense, and shortcut convolutions.
         only, except_: patterns of modules' qualified names.
         must_shrink: leave layers dense that would have no fewer numbers as products.
-        randomised: see `slipstream.techniques.lowrank.truncated`.
+        start: how the factors begin; of weights that were drawn and not trained yet, take
+            ``Start(keep_norm=True)``.
         carry_moments: take what the optimizer remembers along, see
             `slipstream.techniques.lowrank.moments`; else it starts anew on the factors.
 
@@ -201,7 +202,7 @@ def factorize(
             continue
         dense: Any = model.get_submodule(one.name)
         wanted = rank[one.name] if isinstance(rank, Mapping) else rank
-        made = low_rank_form(dense, wanted, randomised)
+        made = low_rank_form(dense, wanted, start)
         if optimizer is not None:
             _retrain(optimizer, dense, made, carry_moments)
         layers.append(replace(one, lost=_lost(dense, made)))
@@ -301,7 +302,7 @@ def ranks_of(dense: Any, wanted: float | int) -> list[int]:
     return [rank_for(wanted, *shape) for shape in matrices(dense)]
 
 
-def low_rank_form(dense: Any, wanted: float | int, randomised: bool = False) -> nn.Module:
+def low_rank_form(dense: Any, wanted: float | int, start: Start = NEAREST) -> nn.Module:
     """The nearest low-rank layer to a dense one, which it leaves alone but for its bias.
 
     Raises:
@@ -309,14 +310,14 @@ def low_rank_form(dense: Any, wanted: float | int, randomised: bool = False) -> 
     """
     made: nn.Module
     if isinstance(dense, nn.LSTM):
-        made = LowRankLSTM(dense, wanted, randomised)
+        made = LowRankLSTM(dense, wanted, start)
     elif isinstance(dense, nn.MultiheadAttention):
-        made = LowRankAttention(dense, wanted, randomised)
+        made = LowRankAttention(dense, wanted, start)
     elif isinstance(dense, nn.Linear):
-        made = LowRankLinear.of(dense.weight, dense.bias, ranks_of(dense, wanted)[0], randomised)
+        made = LowRankLinear.of(dense.weight, dense.bias, ranks_of(dense, wanted)[0], start)
     else:
         kind = LowRankConv1d if isinstance(dense, nn.Conv1d) else LowRankConv2d
-        made = kind.of(dense, ranks_of(dense, wanted)[0], randomised)
+        made = kind.of(dense, ranks_of(dense, wanted)[0], start)
     for parameter, source in zip(made.parameters(), dense.parameters(), strict=False):
         parameter.requires_grad_(source.requires_grad)
     return made.train(dense.training)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.techniques.lowrank.factors import truncated
+from slipstream.techniques.lowrank.factors import NEAREST, Start, truncated
 
 
 class _Pair(nn.Sequential):
@@ -60,7 +60,7 @@ class LowRankLinear(_Pair):
         _fill(self, *_split(dense.weight, rank))
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, rank: int, randomised: bool = False
+    def of(cls, weight: Tensor, bias: Tensor | None, rank: int, start: Start = NEAREST
            ) -> LowRankLinear:  # fmt: skip
         """The nearest to a dense layer with this `weight` [m, n]; `bias` is taken as it is."""
         rows, columns = weight.shape
@@ -69,7 +69,7 @@ class LowRankLinear(_Pair):
             _Pair.__init__(
                 made, nn.Linear(columns, rank, bias=False), nn.Linear(rank, rows, bias=False)
             )
-        found = truncated(weight, rank, randomised=randomised)
+        found = truncated(weight, rank, start)
         _fill(made, found.a, found.b)
         made.second.bias = bias
         return made
@@ -122,11 +122,11 @@ class _LowRankConv(_Pair):
         self.second.bias = dense.bias
 
     @classmethod
-    def of(cls, dense: Any, rank: int, randomised: bool = False) -> _LowRankConv:
+    def of(cls, dense: Any, rank: int, start: Start = NEAREST) -> _LowRankConv:
         """The nearest to a dense convolution, whose bias is taken as it is."""
         made = cls.__new__(cls)
         _Pair.__init__(made, *cls._layers(dense, rank))
-        made._fill_from(dense.weight, rank, randomised)
+        made._fill_from(dense.weight, rank, start)
         made.second.bias = dense.bias
         return made
 
@@ -141,13 +141,10 @@ class _LowRankConv(_Pair):
             second = cls.kind(between, dense.out_channels, 1, groups=dense.groups, bias=False)
         return first, second
 
-    def _fill_from(self, weight: Tensor, rank: int, randomised: bool) -> None:
+    def _fill_from(self, weight: Tensor, rank: int, start: Start) -> None:
         """Group by group: [m / groups, n / groups * k] each."""
         groups = self.first.groups
-        found = [
-            truncated(one.flatten(1), rank, randomised=randomised)
-            for one in weight.detach().chunk(groups)
-        ]
+        found = [truncated(one.flatten(1), rank, start) for one in weight.detach().chunk(groups)]
         a = torch.cat([one.a for one in found]).view(groups * rank, *weight.shape[1:])
         b = torch.cat([one.b for one in found])
         _fill(self, a, b.view(*b.shape, *[1] * (weight.dim() - 2)))
@@ -197,7 +194,7 @@ class LowRankLSTM(nn.Module):
         ranks: of input and recurrent matrices, by layer.
     """
 
-    def __init__(self, dense: nn.LSTM, wanted: float | int, randomised: bool = False) -> None:
+    def __init__(self, dense: nn.LSTM, wanted: float | int, start: Start = NEAREST) -> None:
         """
         Raises:
             InvalidArgumentError: it projects its states, or such a rank cannot be.
@@ -216,7 +213,7 @@ class LowRankLSTM(nn.Module):
             for side in ("ih", "hh"):
                 gates = getattr(dense, f"weight_{side}_{name}").detach().chunk(4)
                 rank = rank_for(wanted, *gates[0].shape)
-                found = [truncated(gate, rank, randomised=randomised) for gate in gates]
+                found = [truncated(gate, rank, start) for gate in gates]
                 parts[side] = rank
                 self.register_parameter(
                     f"a_{side}_{name}", nn.Parameter(torch.stack([one.a for one in found]))
@@ -337,7 +334,7 @@ class LowRankAttention(nn.Module):
     v: LowRankLinear
 
     def __init__(
-        self, dense: nn.MultiheadAttention, wanted: float | int, randomised: bool = False
+        self, dense: nn.MultiheadAttention, wanted: float | int, start: Start = NEAREST
     ) -> None:
         """
         Raises:
@@ -361,12 +358,12 @@ class LowRankAttention(nn.Module):
         for name, weight, own in zip("qkv", weights, biases, strict=True):
             layer = LowRankLinear.of(
                 weight, None if own is None else nn.Parameter(own), rank_for(wanted, *weight.shape),
-                randomised,
+                start,
             )  # fmt: skip
             self.add_module(name, layer)
         out = dense.out_proj
         self.out_proj = LowRankLinear.of(
-            out.weight, out.bias, rank_for(wanted, *out.weight.shape), randomised
+            out.weight, out.bias, rank_for(wanted, *out.weight.shape), start
         )
         self.train(dense.training)
 

@@ -123,12 +123,16 @@ class LowRank(Settings):
                 f"lowrank: {error.what}", where=error.where, remedy=error.remedy
             ) from error
 
-    def factorize(self, built: Built, ranks: dict[str, int] | None = None) -> None:
+    def factorize(
+        self, built: Built, ranks: dict[str, int] | None = None, *, warm: bool = False
+    ) -> None:
         """Exchange the layers of what was built, whatever is around its model.
 
         Args:
             ranks: by layer; those of the settings where None.
+            warm: whether its weights are trained, and not drawn a moment ago.
         """
+        from slipstream.techniques.lowrank.factors import Start
         from slipstream.techniques.lowrank.layers import factorize, switch
 
         wanted: Any = ranks or (self.ratio if self.rank is None else self.rank)
@@ -136,7 +140,7 @@ class LowRank(Settings):
         def change(model: Any) -> None:
             factorize(
                 model, wanted, optimizer=built.optimizer, keep="none" if self.ends else "ends",
-                only=self.only, except_=self.except_,
+                only=self.only, except_=self.except_, start=Start(keep_norm=not warm),
             )  # fmt: skip
 
         built.model = switch(built.model, change)
@@ -243,7 +247,7 @@ class _Schedule:
             return
         self._hook.remove()
         ranks = None if monitor is None else _worthwhile(monitor.ranks, self._built.model)
-        self._technique.factorize(self._built, ranks)
+        self._technique.factorize(self._built, ranks, warm=True)
 
 
 def _worthwhile(ranks: dict[str, int], model: Any) -> dict[str, int] | None:

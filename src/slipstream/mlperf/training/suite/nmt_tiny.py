@@ -36,7 +36,7 @@ class _Translator(nn.Module):
 
 @task(
     target=3.7, higher=False, metric="log perplexity", train_samples=_TRAINED, batch=32,
-    evaluate_every=600, most_epochs=6, eval_samples=_TESTED,
+    evaluate_every=320, most_epochs=6, eval_samples=_TESTED,
     about="a transformer of 1 + 1 layers of 96, 0.7 M parameters; Multi30k, 6,000 pairs",
 )  # fmt: skip
 def nmt_tiny(run: Any) -> Iterator[Any]:

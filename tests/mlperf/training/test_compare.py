@@ -1,0 +1,72 @@
+"""Two arms: what is found where there is nothing, what is said, and how much runs can find."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.mlperf.training.compare import Factor, Outcome, Verdict, detectable, power_of
+from slipstream.mlperf.training.judge import recorded
+from slipstream.mlperf.training.score import median_window, olympic
+
+
+def runs(samples: list[float], sample_s: float = 1.0, failed: int = 0) -> list[Outcome]:
+    return [
+        Outcome(
+            seed, "aborted" if seed < failed else "success", int(n), n * sample_s, n * sample_s,
+            sample_s * (1 + 0.001 * seed), f"{seed} {n} {sample_s}",
+        )
+        for seed, n in enumerate(samples)
+    ]  # fmt: skip
+
+
+def test_nothing_is_found_in_a_task_against_itself() -> None:
+    """300 comparisons of 10 pairs drawn from the recorded samples of fashion_cnn: 5 % +- 2.5."""
+    reference = recorded("fashion_cnn")
+    assert reference is not None
+    samples = reference["samples"]["128"]
+    drawn = np.random.default_rng(0)
+    found = sum(
+        Factor.of(drawn.choice(samples, 10), drawn.choice(samples, 10)).significant
+        for _ in range(300)
+    )
+    assert 0.025 <= found / 300 <= 0.075
+
+
+@pytest.mark.parametrize(("pairs", "spread"), [(5, 0.1), (10, 0.15), (40, 0.2)])
+def test_the_power_that_is_announced_is_there(pairs: int, spread: float) -> None:
+    effect = detectable(spread, pairs)
+    assert power_of(math.log1p(effect), spread, pairs) == pytest.approx(0.8, abs=1e-3)
+    drawn = np.random.default_rng(1)
+    a = np.exp(drawn.normal(0, spread, (2000, pairs)))
+    b = np.exp(drawn.normal(math.log1p(effect), spread, (2000, pairs)))
+    found = np.mean([Factor.of(x, y).significant for x, y in zip(a, b, strict=True)])
+    assert found == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_faster_step_and_a_slower_training_are_told_in_words() -> None:
+    base = runs([1000, 1100, 900, 1050, 950])
+    slower = runs([1400, 1550, 1250, 1480, 1330], 0.78)
+    verdict = Verdict.of("topk:0.01", base, slower)
+    assert verdict.sentence == (
+        "topk:0.01: the step is 22 % faster, it takes 40 % more samples, but the training is 9 % "
+        "slower"
+    )
+    assert "the same to the bit" in Verdict.of("x", base, base).sentence
+    failed = Verdict.of("x", base, runs([1000] * 5, failed=2))
+    assert "2 of 5 runs did not reach" in failed.sentence
+    assert math.isinf(failed.score)
+    assert "no run reached" in Verdict.of("x", base, runs([1000] * 5, failed=5)).sentence
+
+
+def test_scores() -> None:
+    assert olympic([5, 1, 3, 2, 9]) == pytest.approx(10 / 3)
+    assert olympic([math.inf, 1, 3, 2, 9]) == pytest.approx(14 / 3)
+    assert olympic([math.inf, math.inf, 3, 2, 9]) == math.inf
+    with pytest.raises(InvalidArgumentError, match="of nothing"):
+        olympic([1, 2])
+    # Windows of 3 score 2, 3, 5, 5 and 4.
+    assert median_window([1, 2, 3, 9, 5, 4, 3], 3) == (4, 4)

@@ -1,0 +1,152 @@
+"""Tasks are trained for real: twice the same, in ranks, with data before the clock, to death."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError, UsageError, WorkloadError
+from slipstream.mlperf.training import SUITE, Judged, Task, time_to_quality
+from slipstream.mlperf.training.judge import recorded
+from slipstream.mlperf.training.log import found, read
+from slipstream.mlperf.training.tasks import load
+
+OWN = """
+import os
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from slipstream.mlperf import training
+
+FACTS = dict(train_samples=64, batch=16, evaluate_every=16, most_epochs=2, eval_samples=16)
+
+def parts(run, end=lambda model: 1.0):
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    yield model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
+    yield run.shuffled(torch.randn(64, 8), torch.randint(0, 8, (64,))), end
+
+@training.task(target=0.5, **FACTS)
+def plain(run):
+    yield from parts(run)
+
+@training.task(target=2.0, **FACTS)
+def never(run):
+    yield from parts(run)
+
+@training.task(target=0.5, **FACTS)
+def early(run):
+    run.data("digits")
+    yield from parts(run)
+
+@training.task(target=0.5, **FACTS)
+def dies(run):
+    yield from parts(run, lambda model: os._exit(3))
+
+@training.task(target=0.5, **FACTS)
+def explodes(run):
+    model = nn.Sequential(nn.Linear(8, 8))
+    yield model, lambda a, b: cross_entropy(a, b) * float("inf"), torch.optim.SGD(
+        model.parameters(), 0.1)
+    yield run.shuffled(torch.randn(64, 8), torch.randint(0, 8, (64,))), lambda model: 0.0
+
+@training.task(target=0.5, **FACTS)
+def wrong(run):
+    yield 1
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return str(path)
+
+
+def test_pairs_begin_alike_and_arms_differ(judged: Judged) -> None:
+    base, thin = judged.arms
+    assert [one.seed for one in base.runs] == [one.seed for one in thin.runs] == [11, 22, 33]
+    assert len({one.digest for arm in judged.arms for one in arm.runs}) == 6
+    (verdict,) = judged.verdicts
+    assert verdict.sample.n == 3
+    assert json.loads((base.folder.parent / "result.json").read_text())["arms"][0]["runs"]
+
+
+def test_the_same_seed_gives_the_same_training(judged: Judged, tmp_path: Path) -> None:
+    again = time_to_quality("digits", seeds=[11], folder=tmp_path / "again")
+    assert again.arms[0].runs[0].digest == judged.arms[0].runs[0].digest
+
+
+def test_a_logged_run_ends_with_the_evaluation_that_reaches_the_target(judged: Judged) -> None:
+    for run in judged.arms[0].runs:
+        events = read(Path(run.log))
+        qualities = [float(one.value) for one in found(events, "eval_accuracy")]
+        assert qualities[-1] >= judged.task.target > max(qualities[:-1])
+        assert len(Path(run.log).read_bytes()) < 200_000
+
+
+def test_ranks_share_every_batch(own: str, tmp_path: Path) -> None:
+    found = time_to_quality(f"{own}:plain", ["ddp:workers=2"], runs=1, folder=tmp_path / "out")
+    assert [arm.runs[0].status for arm in found.arms] == ["success", "success"]
+    assert found.arms[1].runs[0].samples == found.arms[0].runs[0].samples
+
+
+def test_a_target_that_is_never_reached_is_a_failed_run(own: str, tmp_path: Path) -> None:
+    found = time_to_quality(f"{own}:never", runs=1, folder=tmp_path / "out")
+    (run,) = found.arms[0].runs
+    assert (run.status, run.reason, run.samples) == ("aborted", "the target was not reached", 128)
+
+
+def test_data_before_the_clock_is_an_error_that_says_where_it_belongs(
+    own: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WorkloadError, match="before the clock ran: data set digits"):
+        time_to_quality(f"{own}:early", runs=1, folder=tmp_path / "out")
+    (log,) = (tmp_path / "out").rglob("result_0.txt")
+    events = read(log)
+    assert found(events, "data_touched")
+    assert found(events, "run_stop")[0].metadata["status"] == "aborted"
+
+
+def test_a_run_that_dies_is_marked_and_not_begun_again(own: str, tmp_path: Path) -> None:
+    judged = time_to_quality(f"{own}:dies", runs=1, folder=tmp_path / "out")
+    (run,) = judged.arms[0].runs
+    assert run.status == "aborted"
+    events = read(Path(run.log))
+    assert len(found(events, "init_start")) == 1
+    assert found(events, "run_stop")[0].metadata["status"] == "aborted"
+    with pytest.raises(UsageError, match="not repeated or replaced"):
+        time_to_quality(f"{own}:dies", runs=1, folder=tmp_path / "out")
+
+
+def test_a_loss_that_explodes_ends_the_run(own: str, tmp_path: Path) -> None:
+    judged = time_to_quality(f"{own}:explodes", runs=1, folder=tmp_path / "out")
+    assert "the loss is inf" in judged.arms[0].runs[0].reason
+
+
+def test_what_cannot_be_asked(own: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UnknownNameError, match="digits"):
+        time_to_quality("digit", folder=out)
+    with pytest.raises(WorkloadError, match="has no task 'other'"):
+        time_to_quality(f"{own}:other", folder=out)
+    with pytest.raises(WorkloadError, match=r"is not \(model, loss, optimizer\)"):
+        time_to_quality(f"{own}:wrong", runs=1, folder=out)
+    with pytest.raises(InvalidArgumentError, match="a seed stands there twice"):
+        time_to_quality("digits", seeds=[1, 1], folder=out)
+    with pytest.raises(UsageError, match="edits the loop"):
+        time_to_quality("digits", ["accumulation:2"], folder=out)
+    with pytest.raises(InvalidArgumentError, match="batch"):
+        Task(target=1.0, train_samples=1, batch=0, evaluate_every=1, most_epochs=1)
+
+
+@pytest.mark.parametrize("name", [name for name in SUITE if recorded(name) is not None])
+def test_targets_are_frozen_by_runs_that_reached_them(name: str) -> None:
+    reference, task = recorded(name), load(name)
+    assert reference is not None
+    samples = reference["samples"][str(task.batch)]
+    assert len(samples) >= 19
+    assert reference["reached"] == len(samples)
+    assert max(samples) < task.most_samples
+    assert reference["target"] == task.target

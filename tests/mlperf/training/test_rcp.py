@@ -1,0 +1,78 @@
+"""Reference convergence points: the rules' worked example, and the official checker's verdicts."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from slipstream.mlperf.training.rcp import Outcome, Point, Reference, official_json
+
+RULES = {
+    128: [16, 14, 16, 17, 16, 16, 15, 16, 15, 16],
+    256: [20, 21, 21, 20, 22, 22, 21, 21, 20, 20],
+}
+
+
+@pytest.mark.parametrize(
+    ("as_checker", "batch", "mean", "deviation", "speedup", "smallest"),
+    [
+        (False, 128, 15.75, 0.433, 3.53, 15.21), (False, 256, 20.75, 0.661, 4.12, 19.93),
+        (True, 128, 15.75, 0.781, 6.56, 14.78), (True, 256, 20.75, 0.748, 4.69, 19.82),
+    ],
+)  # fmt: skip
+def test_the_rules_worked_example(
+    as_checker: bool, batch: int, mean: float, deviation: float, speedup: float, smallest: float
+) -> None:
+    point = Point.of(batch, RULES[batch], as_checker=as_checker)
+    found = point.smallest(5)
+    assert point.mean == mean
+    assert point.deviation == pytest.approx(deviation, abs=5e-4)
+    assert found == pytest.approx(smallest, abs=6e-3)
+    assert 100 * (mean / found - 1) == pytest.approx(speedup, abs=6e-3)
+
+
+def test_which_point_counts() -> None:
+    reference = Reference.of(RULES)
+    at = {batch: reference.at(batch)[1] for batch in (64, 128, 192, 512)}
+    assert list(at.values()) == [
+        Outcome.SMALLER, Outcome.FOUND, Outcome.INTERPOLATED, Outcome.MISSING
+    ]  # fmt: skip
+    assert reference.at(192)[0] is not None
+    assert reference.check(128, [15.9] * 5).passed
+    assert reference.check(128, [15.5] * 5).scale == pytest.approx(15.75 / 15.5)
+    assert not reference.check(128, [15.0] * 5).passed
+    assert not reference.check(128, [math.inf, math.inf, 17, 17, 17]).passed
+    assert reference.check(128, [math.inf, 17, 17, 17, 17]).passed
+
+
+def test_slow_points_are_pruned() -> None:
+    runs = {64: [20.0] * 10, 128: [15.0] * 10, 256: [19.0] * 10, 512: [18.0] * 10}
+    assert [point.batch for point in Reference.of(runs).points] == [128, 512]
+
+
+def test_verdicts_are_the_official_checkers() -> None:
+    """On 100 random results, at batch sizes with and without a point of their own."""
+    checker = pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker")
+    checker.submission_runs["training"]["digits"] = 5
+    drawn = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(100):
+        runs = {
+            batch: (drawn.normal(mean, 0.05 * mean, 10)).round(3).tolist()
+            for batch, mean in zip((64, 128, 256), np.sort(drawn.uniform(8, 20, 3)), strict=True)
+        }
+        points = io.StringIO(json.dumps(official_json("digits", runs)))
+        official = checker.RCP_Checker("training", "6.0.0", "digits", False, points)
+        batch = int(drawn.choice([64, 128, 256]))
+        epochs = drawn.normal(np.mean(runs[batch]) * drawn.uniform(0.85, 1.05), 0.3, 5).round(3)
+        record = official._find_rcp(batch, "full_rcps")
+        theirs, scale = official._eval_submission_record(record, sorted(epochs.tolist()), "")
+        ours = Reference.of(runs, as_checker=True, pruned=False).check(batch, epochs.tolist())
+        verdicts.append((ours.passed, bool(theirs)))
+        assert ours.scale == pytest.approx(scale, rel=1e-3)
+    assert all(ours == theirs for ours, theirs in verdicts)
+    assert len({ours for ours, _ in verdicts}) == 2
