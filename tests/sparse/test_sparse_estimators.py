@@ -12,7 +12,7 @@ import torch
 from formulas import FORMULAS, skewed
 
 import slipstream as ss
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import InvalidArgumentError, SlipstreamWarning
 
 sklearn = pytest.importorskip("sklearn")
 from sklearn.base import clone  # noqa: E402
@@ -181,3 +181,15 @@ def test_a_fitted_searcher_serves_other_queries() -> None:
     negative = skewed(20, 60, 2, negative=True)
     expected = np.sort(FORMULAS["manhattan"](negative.toarray(), rows.toarray()), axis=1)[:, :3]
     assert np.allclose(fitted.kneighbors(negative)[0], expected)
+
+
+def test_arguments_of_scikit_learn_are_taken_or_said_to_be_ignored() -> None:
+    x = skewed(60, 30, 5)
+    settings: dict[str, Any] = {
+        "n_neighbors": 4, "metric": "minkowski", "p": 3, "algorithm": "brute",
+    }  # fmt: skip
+    ours = ss.sparse.NearestNeighbors(**settings).fit(x)
+    theirs = NearestNeighbors(**settings).fit(x.toarray())
+    np.testing.assert_allclose(ours.kneighbors()[0], theirs.kneighbors()[0], rtol=1e-9)
+    with pytest.warns(SlipstreamWarning, match="algorithm='kd_tree' and leaf_size=10 ignored"):
+        ss.sparse.NearestNeighbors(algorithm="kd_tree", leaf_size=10).fit(x)

@@ -155,7 +155,7 @@ def test_many_equal_texts_are_one_row_not_a_square_of_pairs(tmp_path: Path) -> N
         ("not json", "the line is no JSON"),
         ("[1]", "no JSON object"),
         ('{"body": "x"}', "has no 'text'"),
-        ('{"text": 3}', "'text' is not a text"),
+        ('{"text": 3}', "'text' is a int, not a text"),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, words: str) -> None:
@@ -168,6 +168,17 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, w
     assert caught.value.where == f"{corpus}:2"
     assert target.read_text() == "as it was"
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "out.jsonl"}
+
+
+def test_a_null_is_a_text_without_words(tmp_path: Path) -> None:
+    corpus, target = tmp_path / "c.jsonl", tmp_path / "out.jsonl"
+    corpus.write_text(
+        '{"text": null}\n{"text": "One, two"}\n{"text": "..."}\n{"text": "one two"}\n'
+    )
+    found = dedup(corpus, target)
+    assert found.group.tolist() == [0, 1, 0, 1]
+    assert found.wordless == 2
+    assert target.read_text() == '{"text": null}\n{"text": "One, two"}\n'
 
 
 def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:

@@ -99,11 +99,17 @@ def test_minkowski_takes_any_power(p: float, negative: bool) -> None:
 
 def test_kl_may_be_smoothed_and_normalised() -> None:
     a, b = skewed(9, 60, 3), skewed(140, 60, 4)
-    x, y = a.toarray(), b.toarray() + 0.01
-    with np.errstate(divide="ignore", invalid="ignore"):
-        expected = np.where(x[:, None] > 0, x[:, None] * np.log(x[:, None] / y[None]), 0).sum(2)
-    assert off(pairwise_distances(a, b, "kl", smoothing=0.01), expected) <= 1e-10
-    shares = [m / np.maximum(m.sum(axis=1, keepdims=True), 1e-300) for m in (x, b.toarray())]
+    for smoothing in (0.01, 3.0):
+        x, y = (m.toarray() + smoothing for m in (a, b))
+        expected = FORMULAS["kl"](x, y)
+        assert off(pairwise_distances(a, b, "kl", smoothing=smoothing), expected) <= 1e-10
+    full = b[b.getnnz(axis=1) > 0]
+    itself = pairwise_distances(full, full, "kl", smoothing=0.01, normalise=True)
+    assert np.abs(np.diag(itself)).max() <= 1e-15
+    assert itself.min() >= -1e-15
+    shares = [
+        m / np.maximum(m.sum(axis=1, keepdims=True), 1e-300) for m in (a.toarray(), b.toarray())
+    ]
     expected = FORMULAS["kl"](*shares)
     assert off(pairwise_distances(a, b, "kl", normalise=True), expected) <= 1e-10
 

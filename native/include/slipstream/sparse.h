@@ -50,7 +50,7 @@ enum slipstream_sparse_finish {
   SLIPSTREAM_SPARSE_COSINE = 2,      /* max(0, max(u, v) - s) */
   SLIPSTREAM_SPARSE_RATIO = 3,       /* (u + v + c1 s) / (u + v + c2 t), 0 / 0 = 0 */
   SLIPSTREAM_SPARSE_CORRELATION = 4, /* max(0, 1 - s + u v) */
-  SLIPSTREAM_SPARSE_DIVERGENCE = 5   /* u - s; +inf where t < u2 */
+  SLIPSTREAM_SPARSE_DIVERGENCE = 5   /* u + v - s; +inf where t < u2 */
 };
 
 enum slipstream_sparse_root {

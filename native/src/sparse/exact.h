@@ -9,7 +9,8 @@ namespace {
 inline double absolute(double a) { return __builtin_fabs(a); }
 
 inline double relative(double a, double b, double smoothing) {
-  return a > 0 ? a * __builtin_log(a / (b + smoothing)) : 0;
+  const double whole = a + smoothing;
+  return whole > 0 ? whole * __builtin_log(whole / (b + smoothing)) : 0;
 }
 
 inline double half_entropy(double a, double b) {

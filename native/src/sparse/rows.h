@@ -165,7 +165,7 @@ struct Finish {
       // Not larger(): a row without variance has no correlation, and is to stay not a number.
       return (Vec<T>)((Bits<T>)x & ~(Bits<T>)(x < (T)0));
     }
-    const Vec<T> x = u - s;
+    const Vec<T> x = u + v - s;
     *cancelled |= (Bits<T>)(magnitude<T>(x) < limit);
     const Vec<T> inf = splat((T)__builtin_inf());
     const Bits<T> outside = (Bits<T>)(t < u2);
@@ -184,7 +184,7 @@ struct Finish {
       case SLIPSTREAM_SPARSE_CORRELATION:
         return ((T)1 + ui * v) - s < near * ((T)1 + (T)absolute((double)(ui * v)));
       case SLIPSTREAM_SPARSE_DIVERGENCE:
-        return t >= u2 && (T)absolute((double)(ui - s)) < near;
+        return t >= u2 && (T)absolute((double)(ui + v - s)) < near;
       default:
         return false;
     }

@@ -29,7 +29,8 @@ def command(
 ) -> None:
     """Find documents that are nearly the same, and keep one of each.
 
-    A document is the set of its shingles, runs of so many words. Two are alike when the shingles
+    A document is the set of its shingles, runs of so many words, in lower case and without
+    punctuation; a null is a document without words. Two are alike when the shingles
     they share are at least the threshold's part of all that either has (Jaccard similarity); every
     such pair is found, not only most of them. Of documents that are alike, directly or through
     others, the first is kept. Without --output nothing is written.
@@ -55,12 +56,15 @@ def command(
         "removed": found.documents - kept,
         "identical": found.identical,
         "near_duplicate_pairs": found.pairs,
+        "wordless": found.wordless,
         "shingles": found.shingles,
         "threshold": threshold,
         "shingle": shingle,
         "group": found.group.tolist(),
     }
     notes = [f"alike: Jaccard similarity >= {threshold:g} of {shingle}-word shingles, exact"]
+    if found.wordless:
+        notes.append(f"{found.wordless:,} documents have no words; one of them is kept")
     if output is not None:
         notes.append(f"kept lines are in {output}")
     counts = {

@@ -121,7 +121,7 @@ def distances(
         # A row without variance is at no distance: not a number stays that.
         x = tl.where(x < 0, 0.0, x)
     else:
-        x = a - s
+        x = a + b - s
         outside = t < tl.load(u2 + number, mask=own, other=0.0)
         again = (outside == 0) & (tl.abs(x) < near * tl.load(u1 + number, mask=own, other=0.0))
         x = tl.where(outside, float("inf"), x)
@@ -142,7 +142,7 @@ def _difference(x, y, c3, p, shift, exact: tl.constexpr):
     if exact == 5:
         return _relative(x, (x + y) / 2) + _relative(y, (x + y) / 2)
     if exact == 6:
-        return _relative(x, y + c3)
+        return _relative(x + c3, y + c3)
     if exact == 7:
         return (x - y - shift) * (x - y - shift)
     return tl.abs(x - y)

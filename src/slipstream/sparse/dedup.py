@@ -1,6 +1,8 @@
 """Near-duplicates in a corpus, by exact Jaccard similarity; one text of each group is kept.
 
-Texts are sets of shingles: every run of so many words that follow each other.
+Texts are sets of shingles: every run of so many words that follow each other. Words are what
+``\\w+`` finds, in lower case; spaces, punctuation and marks count for nothing, and other forms of
+the same letters (Unicode's) are other letters. A null is a text without words.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class Deduplicated:
         group: int64 [documents]; the first document each is alike, directly or through others.
         pairs: near-duplicate pairs among documents with different shingles.
         identical: documents whose shingles are those of an earlier one.
+        wordless: documents without words, or null; the first of them is kept.
         shingles: different shingles in all.
     """
 
@@ -86,6 +89,7 @@ class Deduplicated:
     pairs: int
     identical: int
     shingles: int
+    wordless: int = 0
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
@@ -190,9 +194,13 @@ def _text(line: bytes, field: str, where: str) -> str:
         raise SlipstreamError(
             f"the object has no '{field}'", where=where, remedy=f"--field one of: {names}"
         )
-    if not isinstance(value[field], str):
-        raise SlipstreamError(f"'{field}' is not a text", where=where)
-    return str(value[field])
+    text = "" if value[field] is None else value[field]
+    if not isinstance(text, str):
+        raise SlipstreamError(
+            f"'{field}' is a {type(text).__name__}, not a text", where=where,
+            remedy="texts, or null for none",
+        )  # fmt: skip
+    return text
 
 
 def _alike(
@@ -224,8 +232,9 @@ def _alike(
         progress(f"{int(i[-1]) + 1:,} of {len(unique):,} compared, {pairs:,} pairs")
     group = np.array([root(int(i)) for i in first_of], np.int64)
     return Deduplicated(
-        len(rows), group, pairs, len(rows) - len(unique), int(rows.nnz and rows.width)
-    )
+        len(rows), group, pairs, len(rows) - len(unique), int(rows.nnz and rows.width),
+        int((np.diff(rows.indptr) == 0).sum()),
+    )  # fmt: skip
 
 
 def _identical(rows: Rows) -> tuple[Int64s, Int64s]:

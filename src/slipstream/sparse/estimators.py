@@ -6,6 +6,7 @@ Isomap and the neighbour classifiers can be given their graph.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,13 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from slipstream.errors import InvalidArgumentError
+from slipstream.errors import InvalidArgumentError, SlipstreamWarning
 from slipstream.sparse.matrix import Int64s, as_rows, of_tensor
 from slipstream.sparse.neighbours import check_distance, lists_within, nearest_of, run_of
 from slipstream.sparse.search import Limits, Searcher
+
+# scikit-learn's default.
+_LEAF_SIZE = 30
 
 
 class _Neighbours(BaseEstimator):
@@ -28,6 +32,9 @@ class _Neighbours(BaseEstimator):
     metric_params: dict[str, Any] | None
     n_jobs: int | None
     block_bytes: int | None
+    algorithm: str
+    leaf_size: int
+    p: float
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -44,14 +51,36 @@ class _Neighbours(BaseEstimator):
 
         Raises:
             InvalidArgumentError: NaN or infinity, an unknown metric, an argument out of range.
+
+        Warns:
+            SlipstreamWarning: `algorithm` or `leaf_size` is given, which have no say here.
         """
+        self._say_ignored()
         rows = as_rows(self._checked(X, reset=True), "X")
         check_distance(self.metric)
         limits = Limits.of(self.n_jobs, self.block_bytes)
-        self._searcher = Searcher(rows, self.metric, dict(self.metric_params or {}), limits, "X")
+        self._searcher = Searcher(rows, self.metric, self._params(), limits, "X")
         self.n_samples_fit_ = len(rows)
         self.effective_metric_ = self._searcher.metric
         return self
+
+    def _params(self) -> dict[str, Any]:
+        params = dict(self.metric_params or {})
+        if self.metric == "minkowski":
+            params.setdefault("p", self.p)
+        return params
+
+    def _say_ignored(self) -> None:
+        ignored = []
+        if self.algorithm not in ("auto", "brute"):
+            ignored.append(f"algorithm={self.algorithm!r}")
+        if self.leaf_size != _LEAF_SIZE:
+            ignored.append(f"leaf_size={self.leaf_size!r}")
+        if ignored:
+            warnings.warn(
+                f"{' and '.join(ignored)} ignored: every search is exact and uses one index",
+                SlipstreamWarning, stacklevel=3,
+            )  # fmt: skip
 
     def kneighbors(
         self,
@@ -162,6 +191,9 @@ class NearestNeighbors(_Neighbours):
         metric_params: its keyword arguments: ``{"p": 3}`` for minkowski.
         n_jobs: threads; None is one, -1 all.
         block_bytes: working memory beside the rows and their index; 64 MiB by default.
+        algorithm, leaf_size: for scikit-learn's callers; ignored, with a warning where they ask
+            for a tree.
+        p: of minkowski, unless `metric_params` says another.
     """
 
     def __init__(
@@ -173,7 +205,13 @@ class NearestNeighbors(_Neighbours):
         metric_params: dict[str, Any] | None = None,
         n_jobs: int | None = None,
         block_bytes: int | None = None,
+        algorithm: str = "auto",
+        leaf_size: int = _LEAF_SIZE,
+        p: float = 2.0,
     ) -> None:
+        self.algorithm = algorithm
+        self.leaf_size = leaf_size
+        self.p = p
         self.n_neighbors = n_neighbors
         self.radius = radius
         self.metric = metric
@@ -191,7 +229,8 @@ class KNeighborsTransformer(TransformerMixin, _Neighbours):
 
     Args:
         mode: ``"distance"`` or ``"connectivity"``.
-        n_neighbors, metric, metric_params, n_jobs, block_bytes: as in `NearestNeighbors`.
+        n_neighbors, metric, metric_params, n_jobs, block_bytes, algorithm, leaf_size, p: as in
+            `NearestNeighbors`.
     """
 
     radius = 1.0
@@ -205,7 +244,13 @@ class KNeighborsTransformer(TransformerMixin, _Neighbours):
         metric_params: dict[str, Any] | None = None,
         n_jobs: int | None = None,
         block_bytes: int | None = None,
+        algorithm: str = "auto",
+        leaf_size: int = _LEAF_SIZE,
+        p: float = 2.0,
     ) -> None:
+        self.algorithm = algorithm
+        self.leaf_size = leaf_size
+        self.p = p
         self.mode = mode
         self.n_neighbors = n_neighbors
         self.metric = metric

@@ -145,7 +145,8 @@ class Options:
         p: exponent of ``minkowski``.
         normalise: divide each row by its sum: for ``hellinger`` and ``jensenshannon`` unless it is
             False, for ``kl`` and ``kl_intersection`` only if True. A row without entries stays so.
-        smoothing: ``kl``: added to every value of B, so that the distance is finite.
+        smoothing: ``kl``: added to every value of both rows, so that the distance is finite, and
+            still 0 of a row to itself; of shares of rows that are not empty never negative.
     """
 
     p: float = 2.0
@@ -380,7 +381,12 @@ def _kl(options: Options, columns: int, common: Op) -> Plan:
 
     def left(rows: Rows) -> Side:
         values = _shares(rows, normalise)
-        logs = values * (np.log(values) - (np.log(smoothing) if smoothing else 0.0))
+        # Smoothed, a column that neither has adds nothing.
+        logs = (
+            (values + smoothing) * np.log1p(values / smoothing)
+            if smoothing
+            else values * np.log(values)
+        )
         channels = (values,) if smoothing else (values, np.ones_like(values))
         # How many entries B must share for a finite distance; smoothed, none.
         needed = np.full(len(rows), -np.inf) if smoothing else _counts(rows)
@@ -389,7 +395,8 @@ def _kl(options: Options, columns: int, common: Op) -> Plan:
     def right(rows: Rows) -> Side:
         values = _shares(rows, normalise)
         if smoothing:
-            return Side((np.log1p(values / smoothing),), values, _zero(rows))
+            logs = np.log1p(values / smoothing)
+            return Side((logs,), values, -smoothing * rows.sums(logs))
         return Side((np.log(values), np.ones_like(values)), values, _zero(rows))
 
     ops = (Op.DOT,) if smoothing else (Op.DOT, Op.DOT)

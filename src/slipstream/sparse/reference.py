@@ -181,7 +181,7 @@ class ReferenceSearch(ByRow):
             )
         assert self.left_side.term1 is not None
         assert self.left_side.term2 is not None
-        x = u - s
+        x = u + v - s
         outside = t < self.left_side.term2[i]
         again = ~outside & (np.abs(x) < near * self.left_side.term1[i])
         return np.where(outside, np.inf, x), self._again(again)
@@ -213,7 +213,7 @@ class ReferenceSearch(ByRow):
             case Exact.ENTROPIES:
                 return float((_relative(a, (a + b) / 2) + _relative(b, (a + b) / 2)).sum())
             case Exact.RELATIVE:
-                return float(_relative(a, b + plan.c3).sum())
+                return float(_relative(a + plan.c3, b + plan.c3).sum())
             case Exact.CENTRED:
                 assert self.left_side.term1 is not None
                 shift = float(self.left_side.term1[i] - self.right_side.term[j])

@@ -16,6 +16,12 @@ from slipstream.errors import InvalidArgumentError
 from slipstream.native.family import INT32, INT64, POINTER, Family, tensor_pointer
 
 _ID, _OFFSET = 1, 2
+
+
+class IdRangeError(InvalidArgumentError, IndexError):
+    """An id that is no row of its table."""
+
+
 _FAMILY = Family("bags", {
     "bags_check": [
         POINTER, INT32, INT64, POINTER, INT64, POINTER, INT64, INT64, INT64, POINTER,
@@ -33,8 +39,8 @@ def check(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, b
         bags: of each table.
 
     Raises:
-        InvalidArgumentError: ``input`` has an id that is negative or too large, or ``offsets``
-            are out of order or beyond the ids; says which and where.
+        IdRangeError: ``input`` has an id that is negative or too large; says which and where.
+        InvalidArgumentError: ``offsets`` are out of order or beyond the ids.
     """
     fault = _fault(ids, offsets, rows, bags)
     if fault is None:
@@ -47,7 +53,7 @@ def check(ids: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor, b
     what = "is negative" if value < 0 else "is too large"
     table = _table_of(where, ids.numel(), offsets, len(rows), bags)
     of = f" (table {table})" if len(rows) > 1 else ""
-    raise InvalidArgumentError(
+    raise IdRangeError(
         "input",
         f"the id {value} at place {where} {what}; the table has {int(rows[table])} rows{of}",
         remedy="ids lie in [0, num_embeddings)",
