@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
     from slipstream.search import Space, study
-    from slipstream.techniques import distributed, embedding, lowbit, lowrank
+    from slipstream.techniques import distributed, embedding, lowbit, lowrank, scan
     from slipstream.verbs.advising import advise
     from slipstream.verbs.applying import Applied, apply
     from slipstream.verbs.batch.model import BatchModel
@@ -65,6 +65,7 @@ _ROOMS = {
     "ranks": "slipstream.ranks",
     "search": "slipstream.search",
     "ship": "slipstream.ship",
+    "scan": "slipstream.techniques.scan",
     "sparse": "slipstream.sparse",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -102,6 +103,7 @@ __all__ = [
     "ranks",
     "search",
     "ship",
+    "scan",
     "sparse",
     "study",
     "write_report",

@@ -12,8 +12,12 @@ from slipstream.techniques.embedding.formats.robe import (
 from slipstream.techniques.embedding.formats.shared_array import SharedArray
 from slipstream.techniques.embedding.formats.tt import TTEmbedding, TTEmbeddingBag
 from slipstream.techniques.embedding.modules import TableEmbedding, TableEmbeddingBag
+from slipstream.techniques.scan.nn import GRU, LSTM, RNN
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
     "Dropout",
     "HashedTable",
     "LowDimTable",

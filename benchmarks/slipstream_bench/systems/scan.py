@@ -1,0 +1,229 @@
+"""``slipstream bench scan``: recurrences backward, beside torch's and beside its scan.
+
+Times are CPU time of one thread. The process keeps its memory pages, so that no arm pays for new
+ones. The task of the training rows is the paper's: bit-streams whose share of ones tells a class.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from slipstream.heap import keep_pages
+from slipstream.native import why_no_library
+from slipstream.techniques.scan import kernels as door
+from slipstream.techniques.scan import linear_recurrence, rnn
+from slipstream.techniques.scan.affine import dense_recurrence
+from slipstream.techniques.scan.cells import Saved, chunked, tree
+from slipstream_bench.harness import one_thread, paired
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
+
+_BACKWARD = {
+    (2, 20, 1000): 100.0, (1, 8, 4000): 400.0, (16, 20, 1000): 18.0, (16, 20, 10000): 15.0,
+    (16, 64, 1000): 8.0,
+}  # fmt: skip
+_CELLS: dict[str, tuple[Callable[..., nn.RNNBase], float]] = {
+    "GRU": (nn.GRU, 8.0),
+    "LSTM": (nn.LSTM, 1.0),
+}
+_STEP = {16: 3.5, 2: 8.0}
+_SHAPES = ((1, 8, 100), (4, 64, 50), (32, 128, 20), (64, 256, 10), (128, 512, 4))
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Rows of the bench. Quick takes two minutes: fewer blocks."""
+    if not door.available():
+        yield not_judged("backward", "x", ">= 100", why_no_library() or "no kernel runs here")
+        return
+    keep_pages()
+    blocks = 15 if options.full else 7
+    with one_thread():
+        yield from _gradient_rows(options)
+        yield from _backward_rows(options, blocks)
+        yield from _step_rows(options, blocks)
+        yield from _auto_rows(options, blocks)
+        yield from _primitive_rows(options, blocks)
+
+
+def _gradient_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "gradients: largest difference from autograd, float64"
+    if not options.wants(bar):
+        return
+    options.progress(bar)
+    worst, count = 0.0, 0
+    for make in (nn.RNN, nn.GRU, nn.LSTM):
+        for steps in (1, 2, 31, 257):
+            torch.manual_seed(steps)
+            module = make(3, 20, 2).double()
+            x = torch.randn(steps, 4, 3, dtype=torch.float64, requires_grad=True)
+            sources = [x, *module.parameters()]
+            expected = torch.autograd.grad(module(x)[0].sin().sum(), sources)
+            for way in ("fused", "chunked", "tree"):
+                made = torch.autograd.grad(rnn(module, x, backward=way)[0].sin().sum(), sources)
+                for one, other in zip(made, expected, strict=True):
+                    worst = max(worst, float((one - other).norm() / other.norm()))
+                    count += 1
+    yield at_most(bar, worst, 1e-10, "", n=count, detail="RNN, GRU, LSTM of 2 layers; three ways")
+
+
+def _backward(module: nn.RNNBase, y: torch.Tensor) -> Callable[[], object]:
+    loss, sources = y[-1].sum(), list(module.parameters())
+    return lambda: torch.autograd.grad(loss, sources, retain_graph=True)
+
+
+def _backward_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    cases = [("RNN", nn.RNN, shape, bar) for shape, bar in _BACKWARD.items()]
+    cases += [(name, make, (16, 20, 1000), bar) for name, (make, bar) in _CELLS.items()]
+    for name, make, (batch, hidden, steps), target in cases:
+        bar = f"backward over nn.{name}, batch {batch}, hidden {hidden}, {steps} steps"
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+        torch.manual_seed(0)
+        module, x = make(1, hidden), torch.randn(steps, batch, 1)
+        taken = paired(
+            {
+                "ours": _backward(module, rnn(module, x, backward="fused")[0]),
+                "torch": _backward(module, module(x)[0]),
+            },
+            blocks=blocks,
+        )
+        yield taken.ratio("torch", "ours").at_least(bar, target, detail=f"loss at the end; {taken}")
+
+
+def _stream(batch: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    kinds = torch.randint(0, 10, (batch,))
+    bits = torch.rand(steps, batch) < 0.05 + 0.1 * kinds
+    return bits.float().unsqueeze(-1), kinds
+
+
+class _Trainer:
+    """One classifier of bit-streams, its optimizer and a batch; a call is a training step."""
+
+    def __init__(self, batch: int, way: str) -> None:
+        torch.manual_seed(0)
+        self._rnn, self._head, self._way = nn.RNN(1, 20), nn.Linear(20, 10), way
+        parameters = [*self._rnn.parameters(), *self._head.parameters()]
+        self._optimizer = torch.optim.Adam(parameters, lr=1e-5)
+        self._x, self._kinds = _stream(batch, 1000)
+        self.losses: list[float] = []
+
+    def __call__(self) -> None:
+        self._optimizer.zero_grad()
+        states = rnn(self._rnn, self._x, backward=self._way)[0]  # type: ignore[arg-type]
+        loss = cross_entropy(self._head(states[-1]), self._kinds)
+        loss.backward()
+        self._optimizer.step()
+        self.losses.append(loss.item())
+
+
+def _step_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    for batch, target in _STEP.items():
+        bar = f"training step over nn.RNN, batch {batch}, hidden 20, 1000 steps"
+        if not options.wants(bar):
+            continue
+        options.progress(bar)
+        ours, theirs = _Trainer(batch, "auto"), _Trainer(batch, "framework")
+        taken = paired({"ours": ours, "torch": theirs}, blocks=blocks)
+        yield taken.ratio("torch", "ours").at_least(bar, target, detail=f"with Adam; {taken}")
+        bar = f"the same loss, batch {batch}"
+        pairs = list(zip(ours.losses, theirs.losses, strict=False))
+        worst = max(abs(a - b) / b for a, b in pairs)
+        yield at_most(bar, worst, 1e-4, "", n=len(pairs), detail="largest relative difference")
+
+
+def _auto_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    for name, make in (("RNN", nn.RNN), ("GRU", nn.GRU), ("LSTM", nn.LSTM)):
+        for batch, hidden, steps in _SHAPES:
+            bar = f"auto is never slower: {name}, batch {batch}, hidden {hidden}, {steps} steps"
+            if not options.wants(bar):
+                continue
+            options.progress(bar)
+            module, x = make(hidden, hidden), torch.randn(steps, batch, hidden)
+            arms = {way: functools.partial(_train, module, x, way) for way in ("auto", "framework")}
+            taken = paired(arms, blocks=blocks, budget_s=8.0)
+            yield taken.ratio("framework", "auto").at_least(bar, 0.95, detail=f"{taken}")
+
+
+def _train(module: nn.RNNBase, x: torch.Tensor, way: str) -> None:
+    y = rnn(module, x, backward=way)[0]  # type: ignore[arg-type]
+    torch.autograd.grad(y.sum(), list(module.parameters()))
+
+
+def _primitive_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    for hidden in (8, 20, 64):
+        bar = f"tree over associative_scan, dense, hidden {hidden}, 256 steps"
+        if options.wants(bar):
+            options.progress(bar)
+            a, b = torch.randn(256, 2, hidden, hidden) / hidden, torch.randn(256, 2, hidden)
+
+            def combine(
+                one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+                (a, b), (later_a, later_b) = one, other
+                return later_a @ a, (later_a @ b.unsqueeze(-1)).squeeze(-1) + later_b
+
+            taken = paired(
+                {
+                    "ours": functools.partial(dense_recurrence, a, b),
+                    "torch": lambda a=a, b=b: associative_scan(
+                        combine, (a, b), dim=0, combine_mode="generic"
+                    ),
+                },
+                blocks=blocks,
+            )
+            yield taken.ratio("torch", "ours").at_least(bar, 2.5, detail=f"affine pairs; {taken}")
+    yield from _diagonal_rows(options, blocks)
+    yield from _batched_rows(options, blocks)
+
+
+def _diagonal_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    speed, back = "diagonal: time of a sweep", "diagonal: backward over forward"
+    if not (options.wants(speed) or options.wants(back)):
+        return
+    options.progress(speed)
+    a, b = torch.rand(20_000, 256), torch.randn(20_000, 256)
+    a.requires_grad_()
+    out = torch.empty_like(b)
+    made = linear_recurrence(a, b, structure="diag")
+    gradient = torch.ones_like(made)
+    taken = paired(
+        {
+            "forward": lambda: linear_recurrence(a.detach(), b, structure="diag"),
+            "sweep": lambda: torch.mul(a.detach(), b, out=out),
+            "backward": lambda: torch.autograd.grad(made, a, gradient, retain_graph=True),
+        },
+        blocks=blocks,
+    )
+    detail = f"20,000 steps of 256; {taken}"
+    if options.wants(speed):
+        yield taken.ratio("forward", "sweep").at_most(speed, 1 / 0.6, detail=detail)
+    if options.wants(back):
+        yield taken.ratio("backward", "forward").at_most(back, 2.5, detail=detail)
+
+
+def _batched_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    torch.manual_seed(0)
+    module, x = nn.RNN(1, 20), torch.randn(1000, 2, 1)
+    y, zero = module(x)[0], torch.zeros(2, 20)
+    states = y.detach()
+    none = states[:0]
+    saved = Saved("tanh", module.weight_hh_l0.detach(), states, none, none, zero, None)
+    dy = torch.zeros_like(states)
+    dy[-1] = 1.0
+    arms: dict[str, Callable[[], object]] = {
+        "chunks of 32": lambda: chunked(saved, dy, zero, None, 32),
+        "tree": lambda: tree(saved, dy, zero, None),
+    }
+    for name, run in arms.items():
+        bar = f"{name} over nn.RNN backward, batch 2, hidden 20, 1000 steps"
+        if options.wants(bar):
+            options.progress(bar)
+            taken = paired({"ours": run, "torch": _backward(module, y)}, blocks=blocks)
+            yield taken.ratio("torch", "ours").reported(bar, detail=f"{taken}")

@@ -1,0 +1,120 @@
+"""Which way a recurrence is computed in: what is fastest here, as measured once per shape.
+
+Every way takes a fixed time and so much for each step: two short runs of the very shape give both,
+and any length follows. Batched ways (chunks, a tree) multiply matrices where the others multiply
+vectors: H + 1 times the arithmetic. They are timed only where more threads than that share it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from slipstream.measure import timed
+from slipstream.techniques.scan import kernels as door
+
+Way = Literal["fused", "chunked", "tree", "framework"]
+WAYS = ("fused", "chunked", "tree", "framework")
+_SHORT, _LONG, _SAMPLES = 12, 60, 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a layer: what decides how long a step takes.
+
+    Attributes:
+        kind: one of `kernels.KINDS`.
+        training: with a backward pass.
+        threads: intra-op threads.
+    """
+
+    kind: str
+    batch: int
+    inputs: int
+    hidden: int
+    dtype: torch.dtype
+    training: bool
+    threads: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one way takes: so much for a call, and so much for each step, in seconds."""
+
+    call_s: float
+    step_s: float
+
+    def seconds(self, steps: int) -> float:
+        """Of so many steps."""
+        return self.call_s + self.step_s * steps
+
+
+Runner = Callable[..., Any]
+"""`slipstream.scan.rnn`, which is what is timed."""
+
+
+def choose(shape: Shape, steps: int, rnn: Runner) -> Way:
+    """The fastest way for so many steps."""
+    known = paces(shape, rnn)
+    best: Way = min(known, key=lambda way: known[way].seconds(steps))
+    return best
+
+
+@functools.lru_cache(maxsize=256)
+def paces(shape: Shape, rnn: Runner) -> dict[Way, Pace]:
+    """Every way worth timing for this shape, timed; takes some ten milliseconds."""
+    ways: list[Way] = ["framework"]
+    if door.available() and shape.dtype in door.DTYPES:
+        ways.insert(0, "fused")
+        if shape.training and shape.threads > shape.hidden + 1:
+            ways += ["chunked", "tree"]
+    if len(ways) == 1:
+        return {"framework": Pace(0.0, 0.0)}
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        torch.manual_seed(0)
+        runs = {
+            (way, steps): _run(shape, way, steps, rnn) for way in ways for steps in (_SHORT, _LONG)
+        }
+        least = dict.fromkeys(runs, float("inf"))
+        clock: Literal["cpu", "wall"] = "cpu" if shape.threads == 1 else "wall"
+        for sample in range(_SAMPLES):
+            for key, run in runs.items():
+                took = timed(run)[clock] / 1e9
+                if sample:
+                    least[key] = min(least[key], took)
+    found: dict[Way, Pace] = {}
+    for way in ways:
+        short, long = least[way, _SHORT], least[way, _LONG]
+        step_s = max(long - short, 0.0) / (_LONG - _SHORT)
+        found[way] = Pace(max(short - _SHORT * step_s, 0.0), step_s)
+    return found
+
+
+def _run(shape: Shape, way: Way, steps: int, rnn: Runner) -> Callable[[], object]:
+    module = layer(shape)
+    x = torch.randn(steps, shape.batch, shape.inputs, dtype=shape.dtype)
+    parameters = list(module.parameters())
+
+    def run() -> object:
+        with torch.set_grad_enabled(shape.training):
+            y = (module(x) if way == "framework" else rnn(module, x, backward=way))[0]
+            if not shape.training:
+                return y
+            return torch.autograd.grad(y, parameters, torch.ones_like(y))
+
+    return run
+
+
+def layer(shape: Shape) -> nn.RNNBase:
+    """Torch's own layer of this shape, with random weights."""
+    sizes = shape.inputs, shape.hidden
+    if shape.kind == "gru":
+        return nn.GRU(*sizes, dtype=shape.dtype)
+    if shape.kind == "lstm":
+        return nn.LSTM(*sizes, dtype=shape.dtype)
+    return nn.RNN(*sizes, nonlinearity=shape.kind, dtype=shape.dtype)

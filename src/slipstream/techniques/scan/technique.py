@@ -1,0 +1,327 @@
+"""scan: ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` with all steps of a layer in one call.
+
+Source: Wang et al., "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm", MLSys 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from slipstream.errors import WorkloadError
+from slipstream.graph import (
+    ITEM_BYTES,
+    Call,
+    Editor,
+    Graph,
+    Price,
+    Role,
+    StepPhase,
+    TensorSpec,
+    price,
+)
+from slipstream.native import library, why_no_library
+from slipstream.source import AlreadyThereError, NotPlacedError, Places, Source, locate
+from slipstream.surgery import Selection, module_of
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.techniques._baseline import already_autocast, already_compiled
+from slipstream.techniques.scan.timing import layer_call
+from slipstream.workload import Built, Workload
+
+_KINDS = {
+    "aten::rnn_tanh": "tanh", "aten::rnn_relu": "relu", "aten::gru": "gru", "aten::lstm": "lstm",
+}  # fmt: skip
+_GATES = {"tanh": 1, "relu": 1, "gru": 3, "lstm": 4}
+# Of each kind, what its backward pass reads beside the states, in states.
+_KEPT = {"tanh": 0, "relu": 0, "gru": 4, "lstm": 5}
+_FUSED_LAYER = "aten::mkldnn_rnn_layer"
+_NAMES = ("RNN", "GRU", "LSTM")
+_BY_HAND = "import slipstream.nn\nself.lstm = slipstream.nn.LSTM(64, 128)  # or RNN, GRU"
+_NONE = "no nn.RNN, nn.GRU or nn.LSTM runs in this step"
+
+
+@dataclass(frozen=True)
+class ScanBackprop(Settings):
+    """Every recurrent module of the model with all steps of a layer in one call.
+
+    Attributes:
+        backward: how gradients are computed, see `slipstream.scan.rnn`.
+        only, except_: patterns of modules' qualified names.
+    """
+
+    backward: Literal["auto", "fused", "chunked", "tree"] = "auto"
+    only: str = "*"
+    except_: str = ""
+
+    name: ClassVar[str] = "scan"
+    traits: ClassVar[Traits] = Traits(stage=Stage.MODEL)
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING, "the same sums in another order; Wang et al. 2020"
+    )
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why no recurrence of the step can be exchanged."""
+        for reason in (already_compiled(graph), already_autocast(graph)):
+            if reason is not None:
+                return reason
+        found = recurrences(graph)
+        if not found:
+            return _NONE
+        usable = [one for one in found if one.refusal is None]
+        if not usable:
+            return found[0].refusal
+        if library() is None:
+            return f"it needs the compiled library: {why_no_library()}"
+        return self._selection.why_none(module_of(graph, one.forward[0]) for one in usable)
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Each layer forward and backward."""
+        return [
+            call
+            for one in self._chosen(graph)
+            for backward in (False, True)
+            for call in one.calls(backward)
+        ]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """One task in place of each module's forward operators, one in that of its backward.
+
+        A module stays as it was where that is not shorter: `auto` leaves it to torch.
+        """
+        edit = Editor(graph, str(self))
+        changed = removed = 0
+        for one in self._chosen(graph):
+            # Not at the step's pace: that of thousands of small operators is none of one loop's.
+            prices = [
+                price(context.durations, one.calls(backward), _sum_ns(graph, tasks))
+                for backward, tasks in ((False, one.forward), (True, one.backward))
+            ]
+            before_ns = _sum_ns(graph, one.tasks)
+            if self.backward == "auto" and sum(p.nanoseconds for p in prices) >= before_ns:
+                continue
+            handle = _put(edit, graph, one.forward, prices[0])
+            if one.backward:
+                last = _put(edit, graph, one.backward, prices[1])
+                if one.kept_bytes:
+                    edit.allocate(one.kept_bytes, Role.ACTIVATION, handle, last)
+            changed += 1
+            removed += len(one.tasks)
+        return edit.apply(f"{removed} operators of {changed} recurrent modules in one call a layer")
+
+    def apply(self, built: Built) -> None:
+        """Make every ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` of the model ours.
+
+        Modules stay the objects they are, with their parameters, names and hooks.
+
+        Raises:
+            WorkloadError: the step hides its model, or the model has none of them.
+        """
+        from slipstream.techniques.scan.nn import CLASSES
+
+        built.need_model(self.name)
+        found = {n: m for n, m in built.model.named_modules() if type(m) in CLASSES}
+        if not found:
+            raise WorkloadError(
+                "the model has no nn.RNN, nn.GRU or nn.LSTM",
+                remedy="slipstream.scan.rnn(cell, x) runs a cell over all steps",
+            )
+        self._selection.need_some(self.name, found)
+        for name, module in found.items():
+            if name in self._selection:
+                module.__class__ = CLASSES[type(module)]
+                module.backward_as = self.backward
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """``slipstream.nn.LSTM`` where the file makes an ``nn.LSTM``, and so with the others."""
+        if not self._selection.everything:
+            return CodeChange("", f"for the modules you mean, by hand:\n{_BY_HAND}")
+        return CodeChange.of(workload, _edit, by_hand=_BY_HAND)
+
+    @property
+    def _selection(self) -> Selection:
+        return Selection(self.only, self.except_)
+
+    def _chosen(self, graph: Graph) -> list[Recurrence]:
+        """Recurrences of the modules that are meant."""
+        return [
+            one
+            for one in recurrences(graph)
+            if one.refusal is None and module_of(graph, one.forward[0]) in self._selection
+        ]
+
+
+def _edit(where: Places) -> Source:
+    edited: Source | None = None
+    name = None if where.function is None else where.function.name
+    reasons: list[NotPlacedError | AlreadyThereError] = []
+    for one in _NAMES:
+        try:
+            edited = where.replace_class(f"torch.nn.{one}", f"slipstream.nn.{one}")
+        except (NotPlacedError, AlreadyThereError) as reason:
+            reasons.append(reason)
+        else:
+            where = locate(edited, name)
+    if edited is None:
+        raise next((one for one in reasons if isinstance(one, AlreadyThereError)), reasons[0])
+    return edited
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One direction of a layer, as it was recorded."""
+
+    kind: str
+    steps: int
+    batch: int
+    inputs: int
+    hidden: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What one recurrent module does in the step.
+
+    Attributes:
+        layers: every direction of every layer.
+        forward, backward: its tasks, in order.
+        refusal: why it has to stay torch's; None if it has not.
+    """
+
+    layers: tuple[Layer, ...]
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    refusal: str | None
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Forward, then backward."""
+        return self.forward + self.backward
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the backward pass reads beside the module's output."""
+        total = 0
+        for number, one in enumerate(self.layers):
+            states = _KEPT[one.kind] + (number + 1 < len(self.layers))
+            total += one.steps * one.batch * one.hidden * states * ITEM_BYTES.get(one.dtype, 4)
+        return total
+
+    def calls(self, backward: bool) -> list[Call]:
+        """Every layer's pass, as the micro-benchmark times it; none of a pass not in the step."""
+        if backward and not self.backward:
+            return []
+        return [
+            layer_call(
+                one.kind, one.steps, one.batch, one.inputs, one.hidden, one.dtype, backward,
+                bool(self.backward),
+            )
+            for one in self.layers
+        ]  # fmt: skip
+
+
+def recurrences(graph: Graph) -> list[Recurrence]:
+    """Every call of a recurrent module in the step."""
+    forward: dict[tuple[str, str], list[int]] = {}
+    for task in range(len(graph)):
+        view = graph.task(task)
+        root = view.scope.partition("/")[0]
+        if view.phase == StepPhase.FORWARD and root in _KINDS and view.call is not None:
+            forward.setdefault((view.module, root), []).append(task)
+    found = []
+    for (module, root), tasks in forward.items():
+        numbers = {graph.task(task).sequence for task in tasks} - {-1}
+        backward = [
+            task
+            for task in range(tasks[-1] + 1, len(graph))
+            if graph.tasks.phase[task] == StepPhase.BACKWARD
+            and int(graph.tasks.sequence[task]) in numbers
+            and graph.task(task).call is not None
+        ]
+        layers = tuple(_layers(graph, _KINDS[root], tasks))
+        found.append(Recurrence(layers, tuple(tasks), tuple(backward), _refusal(layers, module)))
+    return found
+
+
+def _refusal(layers: Sequence[Layer], module: str) -> str | None:
+    if not layers:
+        return f"the recurrence of {module or 'the step'} is of packed sequences, or projected"
+    if any(one.dtype not in ("float32", "float64") for one in layers):
+        return f"{module} computes in {layers[0].dtype}; the kernels do in float32 and float64"
+    return None
+
+
+def _layers(graph: Graph, kind: str, tasks: Sequence[int]) -> Iterable[Layer]:
+    """What the module's operators say of its layers."""
+    for place, task in enumerate(tasks):
+        view = graph.task(task)
+        inputs = view.known_call.inputs
+        if view.name == _FUSED_LAYER:
+            x, weight = inputs[0], inputs[2]
+            yield Layer(kind, x.shape[0], x.shape[1], x.shape[2], weight.shape[1], x.dtype)
+        elif view.name == "aten::unbind" and inputs and len(inputs[0].shape) == 3:
+            steps, batch, wide = inputs[0].shape
+            product = next((p for p in reversed(tasks[:place]) if _is_product(graph, p)), None)
+            # The states' own unbind comes before any product.
+            if product is None or wide % _GATES[kind]:
+                continue
+            of_input = graph.task(product).known_call.inputs[-2]
+            if math.prod(of_input.shape[:-1]) == steps * batch:
+                width = of_input.shape[-1]
+                yield Layer(kind, steps, batch, width, wide // _GATES[kind], inputs[0].dtype)
+
+
+def _is_product(graph: Graph, task: int) -> bool:
+    return graph.task(task).name in ("aten::mm", "aten::addmm", "aten::bmm")
+
+
+def _sum_ns(graph: Graph, tasks: Sequence[int]) -> float:
+    chosen = list(tasks)
+    return float((graph.tasks.duration_ns[chosen] + graph.tasks.gap_ns[chosen]).sum())
+
+
+def _put(edit: Editor, graph: Graph, tasks: Sequence[int], cost: Price) -> int:
+    """One task in the place of `tasks`, that reads and writes what they did for others."""
+    inputs, outputs = _boundary(graph, tasks)
+    call = Call("slipstream::scan_layers()", tuple(inputs.values()), tuple(outputs.values()))
+    handle = edit.put(
+        tasks[-1], call, cost, gap_ns=graph.task(tasks[-1]).gap_ns,
+        storages=[*inputs, *outputs], sequence=graph.task(tasks[0]).sequence,
+    )  # fmt: skip
+    edit.remove(np.array(tasks))
+    return handle
+
+
+def _boundary(
+    graph: Graph, tasks: Sequence[int]
+) -> tuple[dict[int, TensorSpec], dict[int, TensorSpec]]:
+    """Storages that `tasks` read of others, and those they make that others read, with a tensor."""
+    inside = set(tasks)
+    read: dict[int, TensorSpec] = {}
+    made: dict[int, TensorSpec] = {}
+    for task in tasks:
+        view = graph.task(task)
+        call = view.known_call
+        before, after = view.operands
+        for storage, spec in zip(before, call.inputs, strict=True):
+            if storage not in made and storage >= 0:
+                _widest(read, storage, spec)
+        for storage, spec in zip(after, call.outputs, strict=True):
+            if storage not in read and storage >= 0:
+                _widest(made, storage, spec)
+    outside = {
+        storage
+        for task in range(len(graph))
+        if task not in inside
+        for storage in graph.task(task).storages
+    }
+    return read, {storage: spec for storage, spec in made.items() if storage in outside}
+
+
+def _widest(known: dict[int, TensorSpec], storage: int, spec: TensorSpec) -> None:
+    if storage not in known or known[storage].nbytes < spec.nbytes:
+        known[storage] = spec

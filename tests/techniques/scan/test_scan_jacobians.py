@@ -1,0 +1,57 @@
+"""Sparse Jacobians are autograd's, and so are the gradients of a chain of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.techniques.scan.jacobians import backprop, jacobian_transposed
+
+LAYERS = [
+    nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
+    nn.Conv2d(3, 3, (3, 2), stride=(1, 2), padding=(2, 0), dilation=(2, 1)),
+    nn.Conv2d(4, 4, 3, groups=4), nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1),
+    nn.MaxPool2d(3, 1), nn.AvgPool2d(2), nn.AvgPool2d(3, 2, 1), nn.Flatten(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_a_jacobian_is_autograds(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    layer = layer.double()
+    x = torch.randn(getattr(layer, "in_channels", 3), 7, 8, dtype=torch.float64)
+    made = torch.autograd.functional.jacobian(lambda x: layer(x[None])[0], x)
+    found = jacobian_transposed(layer, x)
+    again = found.copy()
+    again.has_sorted_indices = False
+    again.sort_indices()
+    assert (again.indices == found.indices).all()
+    found.check_format(full_check=True)
+    expected = made.reshape(-1, x.numel()).T.numpy()
+    assert abs(found.toarray() - expected).max() <= 1e-14
+
+
+def test_a_chains_gradients_are_autograds() -> None:
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(36, 3),
+    ]  # fmt: skip
+    activations = [torch.randn(1, 1, 10, 10, dtype=torch.float64, requires_grad=True)]
+    for layer in layers:
+        activations.append(layer.double()(activations[-1]))
+    gradient = torch.randn(3, dtype=torch.float64)
+    expected = torch.autograd.grad(activations[-1], activations, gradient[None])
+    for levels in (None, 0, 1):
+        found = backprop(layers, activations[0][0], gradient, levels)
+        for one, other in zip(found.gradients, reversed(expected), strict=True):
+            assert abs(one - other.numpy().reshape(-1)).max() <= 1e-12
+        if levels == 0:  # one after the other: everything lies on the critical path
+            assert found.critical == sum(map(sum, found.operations)) <= found.sequential
+
+
+def test_a_layer_without_one_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="GELU"):
+        jacobian_transposed(nn.GELU(), torch.zeros(3))

@@ -1,0 +1,168 @@
+"""Torch's recurrent modules and ours give the same numbers, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.techniques.scan import cells, rnn
+from slipstream.techniques.scan import kernels as door
+from slipstream.techniques.scan.nn import CLASSES
+
+MAKERS = {
+    "tanh": nn.RNN, "relu": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k),
+    "gru": nn.GRU, "lstm": nn.LSTM,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _compiled(require: Any) -> None:
+    require("native", door.available(), "no compiled kernels")
+    torch.manual_seed(0)
+
+
+def flat(made: Any) -> Iterator[torch.Tensor]:
+    for one in made:
+        yield from flat(one) if isinstance(one, tuple) else (one,)
+
+
+def worst(module: nn.Module, x: torch.Tensor, **how: Any) -> float:
+    """The largest relative difference of outputs and of all gradients to torch's."""
+    found = []
+    for run in (module, lambda x: rnn(module, x, **how)):
+        x.grad = None
+        outputs = list(flat(run(x)))
+        loss = sum(
+            (y * torch.arange(1.0, y.numel() + 1).view(y.shape).sin()).sum() for y in outputs
+        )
+        gradients = torch.autograd.grad(loss, [x, *module.parameters()])
+        found.append([*outputs, *gradients])
+    pairs = zip(*found, strict=True)
+    return max(float(((a - b).norm() / a.norm().clamp_min(1e-30)).detach()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("way", ["fused", "chunked", "tree"])
+def test_gradients_are_autograds(kind: str, way: Any) -> None:
+    for steps, layers in itertools.product((1, 2, 3, 8, 9, 31, 65), (1, 2)):
+        module = MAKERS[kind](3, 6, layers, bidirectional=layers == 2).double()
+        x = torch.randn(steps, 2, 3, dtype=torch.float64, requires_grad=True)
+        assert worst(module, x, backward=way) <= 1e-10, (steps, layers)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_float32_is_as_near_as_rounding(kind: str) -> None:
+    module = MAKERS[kind](5, 33, batch_first=True)
+    x = torch.randn(7, 40, 5, requires_grad=True)
+    assert worst(module, x, backward="fused") <= 1e-5
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_gradcheck(kind: str) -> None:
+    module = MAKERS[kind](2, 3).double()
+    x = torch.randn(4, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: rnn(module, x, backward="fused")[0], (x,))
+
+
+def test_every_kernel_agrees() -> None:
+    for kind, number in itertools.product(door.KINDS, door.kernels().values()):
+        count = door.GATES[kind]
+        gates, weight = torch.randn(9, 5, 21 * count), torch.randn(21 * count, 21) / 5
+        h0, c0 = torch.randn(5, 21), torch.randn(5, 21) if kind == "lstm" else None
+        bias = torch.randn(21) if kind == "gru" else None
+        both = []
+        for kernel in (number, min(door.kernels().values())):
+            own = gates.clone()
+            y, extra = door.run_forward(own, weight, bias, h0, c0, kind, kernel)
+            dy = torch.ones_like(y)
+            both.append(
+                [y, *door.run_backward(y, own, extra, weight, h0, c0, dy, None, None, kind, kernel)]
+            )
+        for one, other in zip(*both, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_two_threads_give_the_same() -> None:
+    module, x = nn.GRU(3, 8), torch.randn(20, 5, 3, requires_grad=True)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert worst(module, x, backward="fused") <= 1e-5
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("radius", [0.5, 1.5])
+def test_finite_wherever_step_by_step_is(radius: float) -> None:
+    module = nn.RNN(1, 8, nonlinearity="relu")
+    weight, _ = torch.linalg.qr(torch.randn(8, 8))
+    module.weight_hh_l0.data = weight * radius
+    y = torch.rand(300, 1, 8) + 0.1  # all units on: products of 300 Jacobians leave float32
+    saved = cells.Saved("relu", module.weight_hh_l0.data, y, y[:0], y[:0], y[0], None)
+    end = torch.zeros(1, 8)
+    dy = torch.zeros_like(y)
+    dy[20] = 1.0  # the gradient itself only goes through twenty of them
+    expected = cells.sequential(saved, dy, end, None).dgates
+    assert torch.isfinite(expected).all()
+    for found in (cells.chunked(saved, dy, end, None, 300), cells.tree(saved, dy, end, None)):
+        torch.testing.assert_close(found.dgates, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_cell_runs_over_all_steps() -> None:
+    cell, x = nn.GRUCell(3, 5), torch.randn(6, 2, 3)
+    torch.testing.assert_close(rnn(cell, x)[0], rnn(cell, x, backward="framework")[0])
+
+
+def test_what_is_not_taken_is_torchs_own() -> None:
+    for module in (nn.LSTM(3, 6, proj_size=2), nn.GRU(3, 6)):
+        x = torch.randn(4, 2, 3)
+        packed = pack_padded_sequence(x, torch.tensor([4, 2]))
+        given = x if module.proj_size else packed
+        expected, found = flat(module(given)), flat(rnn(module, given, backward="fused"))
+        for one, other in zip(expected, found, strict=True):
+            if isinstance(one, torch.Tensor):
+                assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda: rnn(nn.RNN(2, 3), torch.zeros(0, 1, 2)), "no step"),
+        (lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 2), backward="soon"), "not possible"),
+        (lambda: rnn(nn.Linear(2, 3), torch.zeros(4, 1, 2)), r"no nn\.RNN"),
+        (lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 5), backward="fused"), "is 5 wide"),
+        (
+            lambda: rnn(nn.RNN(2, 3), torch.zeros(4, 1, 2), torch.zeros(1, 2, 3), backward="fused"),
+            "does not fit",
+        ),
+    ],
+)
+def test_errors_say_what(given: Any, words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        given()
+
+
+def test_second_derivatives_are_refused() -> None:
+    module, x = nn.RNN(2, 3), torch.randn(4, 1, 2, requires_grad=True)
+    y = rnn(module, x, backward="fused")[0]
+    with pytest.raises(SlipstreamError, match="no derivatives of its own"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_the_drop_in_keeps_parameters_and_dropout() -> None:
+    module = nn.LSTM(3, 4, 2, dropout=0.5)
+    before = {name: one.clone() for name, one in module.state_dict().items()}
+    module.__class__ = CLASSES[nn.LSTM]
+    module.backward_as = "fused"
+    assert all(torch.equal(before[name], one) for name, one in module.state_dict().items())
+    x = torch.randn(5, 2, 3)
+    assert not torch.equal(module(x)[0], module(x)[0])
+    module.eval()
+    assert torch.equal(module(x)[0], module(x)[0])

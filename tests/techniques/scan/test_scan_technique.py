@@ -1,0 +1,134 @@
+"""Recurrent modules become one call a layer: in the graph, in the model and in the source."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from slipstream.errors import WorkloadError
+from slipstream.graph import StepPhase
+from slipstream.technique import Context, QualityKind, parse
+from slipstream.techniques.scan import kernels as door
+from slipstream.techniques.scan.nn import CLASSES
+from slipstream.techniques.scan.technique import Layer, ScanBackprop, recurrences
+from slipstream.workload import Workload
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recorded import build, cannot_be_timed, graph_of, mlp
+
+from known_durations import BytesMoved, timed_by_bytes
+
+
+class Reader(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], layers: int) -> None:
+        super().__init__()
+        self.rnn = kind(3, 6, layers, batch_first=True)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(self.rnn(x)[0][:, -1])
+        return made
+
+
+def workload(kind: type[nn.RNNBase], layers: int) -> Any:
+    model = Reader(kind, layers)
+    batch = (torch.randn(4, 9, 3), torch.randint(0, 2, (4,)))
+    return model, batch, cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def plain() -> Any:
+    return workload(nn.RNN, 2)
+
+
+def gated() -> Any:
+    return workload(nn.GRU, 1)
+
+
+def lstm() -> Any:
+    return workload(nn.LSTM, 2)
+
+
+EXPECTED: dict[Callable[[], Any], list[Layer]] = {
+    plain: [Layer("tanh", 9, 4, 3, 6, "float32"), Layer("tanh", 9, 4, 6, 6, "float32")],
+    gated: [Layer("gru", 9, 4, 3, 6, "float32")],
+    lstm: [Layer("lstm", 9, 4, 3, 6, "float32"), Layer("lstm", 9, 4, 6, 6, "float32")],
+}
+
+
+@pytest.mark.parametrize("make", EXPECTED, ids=lambda make: make.__name__)
+def test_layers_are_read_off_the_recorded_step(make: Callable[[], Any]) -> None:
+    (found,) = recurrences(graph_of(make))
+    assert list(found.layers) == EXPECTED[make]
+
+
+@pytest.mark.parametrize("make", EXPECTED, ids=lambda make: make.__name__)
+def test_a_module_is_one_task_each_way(make: Callable[[], Any], require: Any) -> None:
+    require("native", door.available(), "no compiled kernels")
+    graph = timed_by_bytes(graph_of(make))
+    technique, durations = ScanBackprop(backward="fused"), BytesMoved()
+    assert technique.why_not(graph) is None
+    durations.measure(technique.questions(graph))
+    edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
+    tasks = [edited.task(number) for number in range(len(edited))]
+    ours = [one for one in tasks if one.name == "slipstream::scan_layers"]
+    assert [one.phase for one in ours] == [StepPhase.FORWARD, StepPhase.BACKWARD]
+    theirs = [one for one in tasks if one not in ours]
+    assert not [one for one in theirs if one.scope.startswith(("aten::rnn", "aten::gru"))]
+    assert edited.tasks.duration_ns.sum() < graph.tasks.duration_ns.sum() or make is lstm
+    # What others do is as it was: every gradient is still given to its parameter.
+    gathers = [
+        sum("AccumulateGrad" in one.string(scope) for scope in one.tasks.scope)
+        for one in (graph, edited)
+    ]
+    assert gathers[0] == gathers[1]
+    assert np.isfinite(edited.tasks.duration_ns).all()
+
+
+def test_every_question_can_be_timed() -> None:
+    for make in EXPECTED:
+        assert cannot_be_timed(ScanBackprop().questions(graph_of(make))) == []
+
+
+def test_the_step_takes_the_same_update(require: Any) -> None:
+    require("native", door.available(), "no compiled kernels")
+    for make in EXPECTED:
+        steps = []
+        for techniques in ((), (ScanBackprop(backward="fused"),)):
+            built = build(make, *techniques)
+            built.step()
+            steps.append([one.detach().clone() for one in built.model.parameters()])
+        assert type(built.model.rnn) in CLASSES.values()
+        for one, other in zip(*steps, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_recurrence_it_says_so() -> None:
+    assert "no nn.RNN" in str(ScanBackprop().why_not(graph_of(mlp)))
+    with pytest.raises(WorkloadError, match=r"no nn\.RNN"):
+        build(mlp, ScanBackprop())
+
+
+def test_the_edit_of_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n\n\ndef make():\n"
+        "    model = nn.Sequential(nn.GRU(3, 4), nn.LSTM(4, 4))\n"
+        "    return model, torch.zeros(2, 1, 3)\n"
+    )
+    change = ScanBackprop().code(Workload(f"{path}:make"))
+    assert change is not None
+    assert "slipstream.nn.GRU(3, 4), slipstream.nn.LSTM(4, 4)" in change.diff
+
+
+def test_it_is_found_by_name() -> None:
+    (found,) = parse("scan:fused")
+    assert found == ScanBackprop(backward="fused")
+    assert found.quality().kind is QualityKind.ROUNDING
