@@ -148,6 +148,85 @@ def replay(runs: _File, study: _Name = None, as_json: Json = False) -> None:
     emit(table, {"study": made.name, "proposals": count, "differ": 0}, as_json=as_json)
 
 
+_Devices = Annotated[
+    str, typer.Option("--gpus", metavar="N,N,...", help="Numbers of devices to compare.")
+]
+_Scheduler = Annotated[
+    str, typer.Option("--scheduler", metavar="NAME", help="level, fifo, uniform or fluid.")
+]
+_Restart = Annotated[
+    str, typer.Option("--restart", metavar="TIME", help="What a resize costs a trial.")
+]
+
+
+@app.command()
+def predict(
+    study: _Target,
+    gpus: _Devices = "1,8,64",
+    scheduler: _Scheduler = "level",
+    restart: _Restart = "15s",
+    price: Annotated[
+        float | None, typer.Option(metavar="PRICE", help="Of a device and hour.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """How long a study takes on so many devices, and where more of them stop helping.
+
+    The study's own loop and rung policy run on a virtual clock, with the scheduler that would run
+    them; no device is needed. T* is what no schedule can be below.
+
+        slipstream search predict digits.py:study --gpus 1,8,64,1000 --price 2.5
+    """
+    from slipstream.cli._output import emit, progress
+    from slipstream.engines.trials.forecast import (
+        forecast_table,
+        parse_devices,
+        to_json,
+    )
+    from slipstream.engines.trials.forecast import predict as forecast
+    from slipstream.units import parse_duration_ns
+
+    made, numbers = _load(study), parse_devices(gpus)
+    seconds = parse_duration_ns(restart, "restart") / 1e9
+    found = []
+    with progress("predicting") as say:
+        for n in numbers:
+            say(f"{n} devices")
+            found += forecast(made, [n], scheduler=scheduler, restart_s=seconds)
+    title = f"study {made.name}: predicted"
+    emit(forecast_table(found, price, title), to_json(found, price), as_json=as_json)
+
+
+@app.command()
+def timeline(
+    study: _Target,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many devices.")] = 8,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE.json", help="The trace.")
+    ] = Path("timeline.json"),
+    scheduler: _Scheduler = "level",
+    restart: _Restart = "15s",
+) -> None:
+    """Which trial would run on which device when, as a trace for Perfetto (ui.perfetto.dev).
+
+    slipstream search timeline digits.py:study --gpus 16 -o digits.json
+    """
+    import json
+
+    from slipstream.cli._output import need_place, note
+    from slipstream.engines.trials.forecast import predict as forecast
+    from slipstream.engines.trials.timeline import perfetto
+    from slipstream.files import write_text
+    from slipstream.units import parse_duration_ns
+
+    need_place(output, ".json")
+    seconds = parse_duration_ns(restart, "restart") / 1e9
+    (found,) = forecast(_load(study), [gpus], scheduler=scheduler, restart_s=seconds, record=True)
+    trace = perfetto(found.intervals, found.rows, f"{gpus} devices, {scheduler}")
+    write_text(output, json.dumps(trace), "the trace")
+    note(f"{len(found.intervals)} slices; open {output} in ui.perfetto.dev")
+
+
 def _run(
     made: Study, target: str, budget: str | None, workers: int, timeout: str | None,
     *, as_json: bool,

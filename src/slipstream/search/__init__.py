@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from slipstream.late import late
 
 if TYPE_CHECKING:
-    from slipstream.search.estimators import Estimator, Run, estimator
+    from slipstream.search.estimators import Cost, Estimator, Run, estimator
     from slipstream.search.executors import Executor, Inline, Outcome, Processes, Task
     from slipstream.search.metrics import Limit, Objective, State, Trial, Value
     from slipstream.search.parameters import (
@@ -42,6 +42,7 @@ _HOMES = {
     "Candidate": "space",
     "Categorical": "parameters",
     "Choice": "space",
+    "Cost": "estimators",
     "Estimator": "estimators",
     "Executor": "executors",
     "Float": "parameters",
@@ -79,6 +80,7 @@ __all__ = [
     "Candidate",
     "Categorical",
     "Choice",
+    "Cost",
     "Estimator",
     "Executor",
     "Float",

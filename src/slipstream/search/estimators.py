@@ -18,6 +18,23 @@ from slipstream.search.metrics import Value
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a candidate is expected to take of devices.
+
+    Attributes:
+        seconds: on one device by itself, for each unit of fidelity.
+        gamma: over w devices it is w / (1 + gamma (w - 1)) times as fast.
+        utilisation: of one device, by itself: what packing can use is the rest.
+        memory: share of one device's memory.
+    """
+
+    seconds: float
+    gamma: float = 0.1
+    utilisation: float = 1.0
+    memory: float = 0.0
+
+
+@dataclass(frozen=True)
 class Estimator:
     """A function that measures, or predicts, metrics of a candidate.
 
@@ -27,13 +44,13 @@ class Estimator:
     Attributes:
         metrics: units by metric, as far as they are declared; None where nothing is.
         provenance: of what it returns.
-        cost_s: roughly how many seconds of a device a candidate takes, by its values; or None.
+        cost: what a candidate is expected to take, by its values; None where nobody knows.
     """
 
     function: Callable[..., Any]
     metrics: Mapping[str, str] | None = None
     provenance: Provenance = Provenance.MEASURED
-    cost_s: Callable[[Mapping[str, Any]], float] | None = None
+    cost: Callable[[Mapping[str, Any]], Cost] | None = None
 
     @property
     def name(self) -> str:
@@ -86,7 +103,7 @@ def estimator(
     metrics: Mapping[str, str] | None = None,
     *,
     provenance: str = "measured",
-    cost_s: Callable[[Mapping[str, Any]], float] | None = None,
+    cost: Callable[[Mapping[str, Any]], Cost] | None = None,
 ) -> Callable[[Callable[..., Any]], Estimator]:
     """Declare what a function reports, so that mistakes are found before it is called.
 
@@ -94,7 +111,7 @@ def estimator(
     def measure(config): ...
     """
     kind = Provenance(provenance)
-    return lambda function: Estimator(function, metrics, kind, cost_s)
+    return lambda function: Estimator(function, metrics, kind, cost)
 
 
 def as_estimator(thing: Estimator | Callable[..., Any]) -> Estimator:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from slipstream.child import Child, channel, is_user_file, ready
 from slipstream.errors import ChildError, InvalidArgumentError, SlipstreamError
 from slipstream.provenance import Provenance
-from slipstream.search.estimators import Estimator, Run, call, load_target, values_of
+from slipstream.search.estimators import Cost, Estimator, Run, call, load_target, values_of
 from slipstream.search.metrics import State, Value
 
 # What importing a user's file, with torch and data, may take a worker.
@@ -25,7 +25,7 @@ class Task:
 
     Attributes:
         group: bracket and rung: tasks of one group are wanted together.
-        work_s: how long it is expected to take on one device; None where nobody knows.
+        cost: what it is expected to take a unit of fidelity; None where nobody knows.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Task:
     run: Run
     only_metric: str
     group: tuple[int, int] = (0, 0)
-    work_s: float | None = None
+    cost: Cost | None = None
 
 
 @dataclass

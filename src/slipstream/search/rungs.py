@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.search.metrics import SCORED, Trial
@@ -38,6 +39,8 @@ class RungPolicy(ABC):
     """Says at which fidelity trials run. `order` is set by the study: the best trials first."""
 
     order: Order
+    synchronous: ClassVar[bool] = False
+    """Whether it says at once which trials are wanted together."""
 
     @abstractmethod
     def ask(self) -> Slot | None:
@@ -105,6 +108,7 @@ class Halving(RungPolicy):
     eta: float = 3.0
     n: int | None = None
     bracket: int = 0
+    synchronous = True
 
     def __post_init__(self) -> None:
         self._at = fidelities(self.minimum, self.maximum, self.eta)

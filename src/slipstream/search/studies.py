@@ -352,12 +352,10 @@ class Study:
             path.mkdir(parents=True, exist_ok=True)
             folder = str(path.resolve())
         run = Run(trial.fidelity, self.trial_seed(trial.candidate), folder, parent)
-        cost = self.estimator.cost_s
-        work = None if cost is None else cost(config) * (trial.fidelity - parent)
+        cost = None if self.estimator.cost is None else self.estimator.cost(config)
+        metric = self.objectives[0].metric
         group = (trial.bracket, trial.rung)
-        return Task(
-            trial.number, self.estimator, config, run, self.objectives[0].metric, group, work
-        )
+        return Task(trial.number, self.estimator, config, run, metric, group, cost)
 
     def trial_seed(self, candidate: Candidate, purpose: bytes = b"trial") -> int:
         """The seed that a candidate's estimator is given, below 2 ** 31."""

@@ -1,0 +1,181 @@
+"""Which trial is on which devices now: the one state that schedulers change, clocks read.
+
+The simulator and the real executor both keep one; a scheduler cannot tell which it was given.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.engines.trials.trialset import Floats, TrialSet
+from slipstream.errors import InvalidArgumentError
+
+# What may be filled of a device's memory: predictions are not exact.
+MEMORY = 0.92
+
+
+class ClusterState:
+    """Devices and trials.
+
+    Args:
+        trials: all that there are; they may arrive later.
+        devices: how many.
+        restart_s: what a resize costs a trial that runs: checkpoint, restart, rendezvous.
+        max_pack: trials on one device at most.
+
+    Attributes:
+        left_s: work left, in seconds of one device, float64 [m].
+        width: devices it has; 1 where it is packed, 0 where it does not run, int64 [m].
+        packed_on: device that it shares, or -1, int64 [m].
+        pause_s: until it computes again, float64 [m].
+        begun: it has computed, so that a change of devices costs a restart, bool [m].
+        here: it has arrived and is not over, bool [m].
+        load, count, memory: of packed devices: sums over members, [devices].
+    """
+
+    def __init__(
+        self, trials: TrialSet, devices: int, *, restart_s: float = 15.0, max_pack: int = 4
+    ) -> None:
+        if devices < 1:
+            raise InvalidArgumentError("devices", f"{devices} devices run nothing")
+        _need_fitting(trials)
+        m = self._rows = len(trials)
+        self.trials, self.devices = trials, devices
+        self.restart_s, self.max_pack = restart_s, max_pack
+        self.left_s = trials.work_s.copy()
+        self.width = np.zeros(m, dtype=np.int64)
+        self.packed_on = np.full(m, -1, dtype=np.int64)
+        self.pause_s = np.zeros(m)
+        self.begun = np.zeros(m, dtype=np.bool_)
+        self.here = np.zeros(m, dtype=np.bool_)
+        self.load = np.zeros(devices)
+        self.count = np.zeros(devices, dtype=np.int64)
+        self.memory = np.zeros(devices)
+        self.on: list[list[int]] = [[] for _ in range(m)]
+        """Devices of each trial."""
+        self.free = list(range(devices - 1, -1, -1))
+        self.restarts = 0
+
+    @property
+    def waiting(self) -> NDArray[np.int64]:
+        """Trials that are here and have no device."""
+        return np.flatnonzero(self.here & (self.width == 0))
+
+    @property
+    def running(self) -> NDArray[np.int64]:
+        """Trials that have devices."""
+        return np.flatnonzero(self.width > 0)
+
+    def rates(self, at: NDArray[np.int64]) -> Floats:
+        """How fast the trials `at` run, as times one device by itself; pauses left aside."""
+        packed = self.packed_on[at]
+        wide = self.trials.rates[at, np.maximum(self.width[at], 1) - 1]
+        shared = 1.0 / np.maximum(self.load[packed], 1.0)
+        return np.where(packed >= 0, shared, wide)
+
+    def finishes(self, at: NDArray[np.int64]) -> Floats:
+        """Seconds until each of the trials `at` is over, if nothing changes."""
+        return self.pause_s[at] + self.left_s[at] / self.rates(at)
+
+    def add(self, work_s: float, rates: Floats, utilisation: float, memory: float) -> int:
+        """Another trial, its row; it has not arrived yet.
+
+        Args:
+            rates: at width 1, 2, ..., as long as those of the others.
+
+        Raises:
+            InvalidArgumentError: it fits on no device, or a number of it makes no sense.
+        """
+        one = TrialSet(
+            np.array([work_s]), rates[None, :], np.array([utilisation]), np.array([memory])
+        )
+        _need_fitting(one)
+        if self._rows == len(self.trials):
+            self._grow(max(64, self._rows))
+        i = self._rows
+        self._rows += 1
+        trials = self.trials
+        trials.work_s[i] = self.left_s[i] = work_s
+        trials.rates[i], trials.utilisation[i], trials.memory[i] = rates, utilisation, memory
+        return i
+
+    def _grow(self, by: int) -> None:
+        old, ones = self.trials, np.ones(by)
+        self.trials = TrialSet(
+            np.append(old.work_s, ones), np.vstack([old.rates, np.ones((by, old.rates.shape[1]))]),
+            np.append(old.utilisation, ones), np.append(old.memory, 0.0 * ones),
+        )  # fmt: skip
+        self.left_s = np.append(self.left_s, ones)
+        self.width = np.append(self.width, np.zeros(by, dtype=np.int64))
+        self.packed_on = np.append(self.packed_on, np.full(by, -1, dtype=np.int64))
+        self.pause_s = np.append(self.pause_s, 0.0 * ones)
+        self.begun = np.append(self.begun, np.zeros(by, dtype=np.bool_))
+        self.here = np.append(self.here, np.zeros(by, dtype=np.bool_))
+        self.on += [[] for _ in range(by)]
+
+    def arrive(self, at: NDArray[np.int64]) -> None:
+        """Trials become runnable."""
+        self.here[at] = True
+
+    def spread(self, i: int, width: int) -> None:
+        """Give trial `i` that many whole devices."""
+        self._stop(i)
+        self.on[i] = [self.free.pop() for _ in range(width)]
+        self.width[i] = width
+
+    def pack(self, i: int, device: int | None = None) -> None:
+        """Put trial `i` on a device that others may share; a free one where None."""
+        self._stop(i)
+        device = self.free.pop() if device is None else device
+        self.width[i], self.packed_on[i], self.on[i] = 1, device, [device]
+        self.load[device] += self.trials.utilisation[i]
+        self.count[device] += 1
+        self.memory[device] += self.trials.memory[i]
+
+    def room(self, i: int, most_load: float) -> int:
+        """The fullest shared device that takes trial `i` up to `most_load`; -1 where none does."""
+        u, memory = self.trials.utilisation[i], self.trials.memory[i]
+        fits = (self.count > 0) & (self.count < self.max_pack) & (self.load + u <= most_load + 1e-9)
+        fits &= self.memory + memory <= MEMORY
+        if not fits.any():
+            return -1
+        return int(np.argmax(np.where(fits, self.load, -1.0)))
+
+    def leave(self, i: int) -> None:
+        """Trial `i` is over."""
+        self._give_back(i)
+        self.here[i] = False
+        self.left_s[i] = 0.0
+
+    def _stop(self, i: int) -> None:
+        if self.width[i]:
+            self._give_back(i)
+        if self.begun[i]:
+            self.pause_s[i] = self.restart_s
+            self.restarts += 1
+
+    def _give_back(self, i: int) -> None:
+        device = int(self.packed_on[i])
+        if device >= 0:
+            self.count[device] -= 1
+            empty = self.count[device] == 0
+            # Exactly nothing where nobody is left, whatever rounding adds up to.
+            self.load[device] = 0.0 if empty else self.load[device] - self.trials.utilisation[i]
+            self.memory[device] = 0.0 if empty else self.memory[device] - self.trials.memory[i]
+            if empty:
+                self.free.append(device)
+        else:
+            self.free.extend(self.on[i])
+        self.width[i], self.packed_on[i], self.on[i] = 0, -1, []
+
+
+def _need_fitting(trials: TrialSet) -> None:
+    over = np.flatnonzero(trials.memory > MEMORY)
+    if len(over):
+        at = int(over[0])
+        name = trials.names[at] if len(trials.names) else str(at)
+        raise InvalidArgumentError(
+            "trials", f"trial {name} needs {trials.memory[at]:.2f} of a device's memory and fits "
+            f"on none ({MEMORY} may be filled)",
+        )  # fmt: skip

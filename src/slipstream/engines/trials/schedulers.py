@@ -1,0 +1,336 @@
+"""Who gets how many devices: first come first served, even shares, Fluid's rule, the level rule.
+
+Each decides on every arrival and end, by changing the `ClusterState` it is given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.engines.trials.cluster_state import MEMORY, ClusterState
+from slipstream.engines.trials.trialset import bound_s
+from slipstream.errors import UnknownNameError
+
+# A resize must bring the end of the last trial this much nearer, its restart included.
+_GAIN = 0.08
+
+
+class Scheduler(ABC):
+    """Places trials on devices."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def decide(self, state: ClusterState) -> None:
+        """Called whenever trials arrived or ended."""
+
+
+class Fifo(Scheduler):
+    """One device a trial, in the order of arrival."""
+
+    name = "fifo"
+
+    def decide(self, state: ClusterState) -> None:
+        for i in state.waiting[: len(state.free)]:
+            state.spread(int(i), 1)
+
+
+class Uniform(Scheduler):
+    """Even shares: with fewer trials than devices each has devices // trials of them.
+
+    As Ray Tune's ``DistributeResources``; who has fewer than its share is restarted with it.
+    """
+
+    name = "uniform"
+
+    def decide(self, state: ClusterState) -> None:
+        for i in state.waiting[: len(state.free)]:
+            state.spread(int(i), 1)
+        running = state.running
+        if not len(running) or len(state.waiting):
+            return
+        share = min(max(state.devices // len(running), 1), state.trials.rates.shape[1])
+        for i in running:
+            extra = share - int(state.width[i])
+            if 0 < extra <= len(state.free):
+                state.spread(int(i), share)
+
+
+class Fluid(Scheduler):
+    """Width in proportion to work, at most `pack` on a device and `most` devices for one.
+
+    (Yu et al., *Fluid: resource-aware hyperparameter tuning engine*, MLSys 2021, by its formula.)
+    """
+
+    name = "fluid"
+
+    def __init__(self, pack: int = 2, most: int = 4) -> None:
+        self.pack, self.most = pack, most
+
+    def decide(self, state: ClusterState) -> None:
+        waiting, running = state.waiting, state.running
+        if not len(waiting):
+            widen(state, self.most)
+            return
+        active = np.concatenate([waiting, running])
+        total = state.left_s[active].sum()
+        share = state.devices * state.left_s / max(total, 1e-12)
+        pack = min(self.pack, state.max_pack)
+        for i in waiting[np.argsort(-state.left_s[waiting], kind="stable")]:
+            width = min(int(share[i]), self.most, state.trials.rates.shape[1], len(state.free))
+            if width >= 1:
+                state.spread(int(i), width)
+            elif share[i] < 1:
+                fits = (state.count > 0) & (state.count < pack)
+                fits &= state.memory + state.trials.memory[i] <= MEMORY
+                # A full round of devices first, then back over them: long beside short.
+                if len(state.free):
+                    state.pack(int(i))
+                elif fits.any():
+                    state.pack(int(i), int(np.flatnonzero(fits)[0]))
+                else:
+                    return
+
+
+class Level(Scheduler):
+    """Devices filled to one level of time: the integer plan nearest to T*, or a rolling packing.
+
+    A group that has room at once is planned whole: the least time T for which every trial, at the
+    smallest width that makes it by T or packed with others that do, has devices. What has no room
+    at once is packed longest first. Whatever idles at the end goes to whoever ends last, where
+    that is worth its restart. Of several fillings the one that a simulation says ends first is
+    taken, with the plainer rules among them.
+
+    Attributes:
+        chosen: the rule taken for the last group.
+    """
+
+    name = "level"
+
+    def __init__(self) -> None:
+        self.chosen: Scheduler | None = None
+
+    def decide(self, state: ClusterState) -> None:
+        waiting = state.waiting
+        if self.chosen is None or (len(waiting) > 1 and not len(state.running)):
+            self.chosen = self._best(state)
+        self.chosen.decide(state)
+
+    def _best(self, state: ClusterState) -> Scheduler:
+        from slipstream.engines.trials.simulator import makespan
+
+        m, n = len(state.waiting), state.devices
+        # The larger the group, the longer a simulation, and the nearer to each other the rules.
+        fillings = (1.0, 1.15, 1.3, 1.6) if m <= 1000 else (1.0, 1.3)
+        rules: list[Scheduler] = [Filling(load) for load in fillings]
+        if m <= 3 * n:
+            rules += [Plan(slack) for slack in ((1.0, 1.1) if m <= 1000 else (1.0,))]
+        if m <= 1000:
+            rules += [Fluid(), Uniform(), Fifo(), Fluid(4, 8)]
+        waiting = state.trials.rows(state.waiting)
+        ends = [
+            makespan(waiting, n, rule, restart_s=state.restart_s, max_pack=state.max_pack)
+            for rule in rules
+        ]
+        return rules[int(np.argmin(ends))]
+
+
+class Filling(Scheduler):
+    """Longest first onto free devices, then beside others up to a load; then idle ones widen.
+
+    Args:
+        most_load: sum of utilisations on one device; above 1 its trials slow each other, and none
+            of it idles.
+    """
+
+    name = "filling"
+
+    def __init__(self, most_load: float = 1.0) -> None:
+        self.most_load = most_load
+        self._level_s = 0.0
+
+    def decide(self, state: ClusterState) -> None:
+        waiting = state.waiting
+        if len(waiting):
+            if not len(state.running):
+                self._level_s = bound_s(state.trials.rows(waiting), state.devices)
+            self._fill(state, waiting)
+        widen(state, state.trials.rates.shape[1])
+
+    def _fill(self, state: ClusterState, waiting: NDArray[np.int64]) -> None:
+        failed = np.inf
+        for i in waiting[np.argsort(-state.left_s[waiting], kind="stable")].tolist():
+            level = self._level_s
+            if state.free and level and state.left_s[i] > level:
+                times = state.left_s[i] / state.trials.rates[i]
+                enough = np.flatnonzero(times <= 1.1 * level)
+                width = int(enough[0]) + 1 if len(enough) else int(np.argmin(times)) + 1
+                if width > 1 and width <= len(state.free):
+                    state.spread(i, width)
+                    continue
+            if state.free:
+                state.pack(i)
+                continue
+            if state.trials.utilisation[i] >= failed:
+                continue
+            device = state.room(i, self.most_load)
+            if device >= 0:
+                state.pack(i, device)
+            elif not state.memory.any():
+                # Where memory is no matter, whoever needs more has no room either.
+                failed = float(state.trials.utilisation[i])
+                if failed <= 0.05:
+                    return
+
+
+class Plan(Scheduler):
+    """Every waiting trial placed at once, at the least common end; then idle devices widen.
+
+    Args:
+        slack: of the common end, that packed trials may use beyond it.
+    """
+
+    name = "plan"
+
+    def __init__(self, slack: float = 1.0) -> None:
+        self.slack = slack
+
+    def decide(self, state: ClusterState) -> None:
+        waiting, n = state.waiting, len(state.free)
+        if len(waiting) and n:
+            placed = self._least(state, waiting, n)
+            if placed is None:
+                Filling(1.3).decide(state)
+                return
+            for i, width in placed[0].items():
+                state.spread(i, width)
+            for members in placed[1]:
+                state.pack(members[0])
+                for i in members[1:]:
+                    state.pack(i, int(state.packed_on[members[0]]))
+        widen(state, state.trials.rates.shape[1])
+
+    def _least(
+        self, state: ClusterState, waiting: NDArray[np.int64], n: int
+    ) -> tuple[dict[int, int], list[list[int]]] | None:
+        low = bound_s(state.trials.rows(waiting), n) * 0.999
+        best, high = None, 2.0 * low
+        for _ in range(6):
+            best = self._fits(state, waiting, n, high)
+            if best is not None:
+                break
+            high *= 2.0
+        if best is None:
+            return None
+        for _ in range(10):
+            middle = 0.5 * (low + high)
+            found = self._fits(state, waiting, n, middle)
+            if found is None:
+                low = middle
+            else:
+                best, high = found, middle
+        return best
+
+    def _fits(
+        self, state: ClusterState, waiting: NDArray[np.int64], n: int, end_s: float
+    ) -> tuple[dict[int, int], list[list[int]]] | None:
+        """Widths, and members of shared devices, by which all end by `end_s`; None: no room."""
+        trials = state.trials
+        work, u, memory = state.left_s, trials.utilisation, trials.memory
+        wide: dict[int, int] = {}
+        narrow: list[int] = []
+        for i in waiting[np.argsort(-work[waiting], kind="stable")].tolist():
+            if work[i] <= end_s:
+                narrow.append(i)
+                continue
+            enough = np.flatnonzero(work[i] <= end_s * trials.rates[i])
+            if not len(enough):
+                return None
+            wide[i] = int(enough[0]) + 1
+            n -= wide[i]
+            if n < 0:
+                return None
+        shared: list[list[int]] = []
+        # Who would be alone anyway, as long as there are devices for all.
+        spare = n - len(narrow)
+        if spare >= 0:
+            return wide, [[i] for i in narrow]
+        loads: list[float] = []
+        filled: list[float] = []
+        for i in narrow:
+            best, best_load = -1, -1.0
+            for at in range(len(shared) - 1, max(-1, len(shared) - 65), -1):
+                members = shared[at]
+                if len(members) >= state.max_pack or filled[at] + memory[i] > MEMORY:
+                    continue
+                if loads[at] > best_load and (
+                    loads[at] + u[i] <= 1.0 or _ends(work, u, [*members, i]) <= end_s * self.slack
+                ):
+                    best, best_load = at, loads[at]
+            if best < 0:
+                shared.append([i])
+                loads.append(float(u[i]))
+                filled.append(float(memory[i]))
+                if len(shared) > n:
+                    return None
+            else:
+                shared[best].append(i)
+                loads[best] += float(u[i])
+                filled[best] += float(memory[i])
+        return wide, shared
+
+
+def _ends(work: NDArray[np.float64], u: NDArray[np.float64], members: list[int]) -> float:
+    """When a device is done with `members` that begin together."""
+    now, done = 0.0, 0.0
+    load = float(sum(u[i] for i in members))
+    for i in sorted(members, key=lambda one: work[one]):
+        now += (work[i] - done) * max(load, 1.0)
+        done = float(work[i])
+        load -= float(u[i])
+    return now
+
+
+def widen(state: ClusterState, most: int) -> None:
+    """Idle devices to the trial that ends last, while that brings the end nearer by 8 %."""
+    while state.free and not len(state.waiting):
+        running = state.running
+        if not len(running):
+            return
+        ends = state.finishes(running)
+        last = int(np.argmax(ends))
+        i, now = int(running[last]), float(ends[last])
+        device = int(state.packed_on[i])
+        own = int(state.width[i]) if device < 0 or state.count[device] == 1 else 0
+        widest = min(len(state.free) + own, most, state.trials.rates.shape[1])
+        if widest <= own:
+            return
+        times = state.restart_s + state.left_s[i] / state.trials.rates[i, :widest]
+        width = int(np.argmin(times)) + 1
+        if times[width - 1] > now * (1.0 - _GAIN) or width == state.width[i] == own:
+            return
+        # No wider than needed to end with the one before it.
+        second = float(np.partition(ends, -2)[-2]) if len(ends) > 1 else 0.0
+        enough = np.flatnonzero(times <= max(second, float(times.min())))
+        state.spread(i, int(enough[0]) + 1)
+
+
+SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
+    kind.name: kind for kind in (Level, Fifo, Uniform, Fluid)
+}
+
+
+def scheduler_named(name: str) -> Scheduler:
+    """A scheduler by its name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in SCHEDULERS:
+        raise UnknownNameError("scheduler", name, SCHEDULERS)
+    return SCHEDULERS[name]()
