@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import need_runtimes
+from models import need_emulator, need_runtimes
 from random_networks import RandomNetwork
 from torch import nn
 
@@ -94,7 +94,8 @@ def compare_random(seeds: range, count: int, folder: Path) -> None:
     for seed in seeds:
         data = write_network(RandomNetwork(seed).network(count))
         place = folder / str(seed)
-        export_firmware(data, overlap=bool(seed % 2)).write(place)
+        device = ("cortex-m4", "cortex-m55")[seed // 2 % 2]
+        export_firmware(data, device=device, overlap=bool(seed % 2)).write(place)
         found = verify_firmware(read_firmware(place), sets=6, seed=seed, emulate=False)
         assert found.equal, (seed, found.places[0].first)
 
@@ -102,6 +103,16 @@ def compare_random(seeds: range, count: int, folder: Path) -> None:
 def test_random_operators_are_equal_in_tflite_micro(tmp_path: Path, require: Require) -> None:
     need_runtimes(require)
     compare_random(range(4), 24, tmp_path)
+
+
+def test_random_operators_are_equal_on_vectors(tmp_path: Path, require: Require) -> None:
+    need_runtimes(require)
+    need_emulator(require)
+    export_firmware(write_network(RandomNetwork(1).network(24)), device="cortex-m55").write(
+        tmp_path
+    )
+    found = verify_firmware(read_firmware(tmp_path), sets=3)
+    assert [place.differing for place in found.places] == [0, 0]
 
 
 @pytest.mark.full

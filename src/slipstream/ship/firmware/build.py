@@ -23,9 +23,14 @@ from slipstream.ship.firmware.targets import Target
 
 _CFLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-ffunction-sections", "-fdata-sections")
 _COMPILE_S, _RUN_S = 120, 240
-# Instructions of virtual time that pass for one tick of the counter are found by a loop of known
-# length; 2^2 ns an instruction keep 24 bits from overflowing below some 100 million instructions.
-_ICOUNT = "shift=2"
+# 2^5 ns of virtual time pass for an instruction: a tick of the counter is about one, and its 24
+# bits are enough for a step of 16 million.
+_ICOUNT = "shift=5"
+# What model.c calls between steps, on a board.
+_STEP = """#include <stdint.h>
+void board_step(uint32_t number);
+#define SLIP_STEP(number) board_step(number);
+"""
 _INSTALL = {
     "gcc": "apt-get install gcc",
     "arm-none-eabi-gcc": "apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi",
@@ -39,15 +44,20 @@ class Run:
 
     Attributes:
         outputs: one list a set of inputs: an int8 array for each of the model's outputs.
-        instructions: of one inference, one a set of inputs; empty where they are not counted.
+        steps: instructions, [sets of inputs][steps]; empty where they are not counted.
         stack: bytes of the deepest call; 0 where it is not measured.
         size: of the image; None where none was linked.
     """
 
     outputs: list[list[Array]]
-    instructions: tuple[int, ...] = ()
+    steps: tuple[tuple[int, ...], ...] = ()
     stack: int = 0
     size: ImageSize | None = None
+
+    @property
+    def instructions(self) -> tuple[int, ...]:
+        """Of one inference, one a set of inputs."""
+        return tuple(map(sum, self.steps))
 
 
 @dataclass(frozen=True)
@@ -130,16 +140,19 @@ def run_emulated(
         ToolchainError: compiler or emulator is missing or refuses; the program faults or hangs.
     """
     need_tool("qemu-system-arm")
+    steps = len(re.findall(r"^  SLIP_STEP\(", sources["model.c"], re.MULTILINE)) - 1
     boards = files("slipstream.ship.firmware") / "boards"
     every = dict(sources) | {
         "board.c": (boards / "board.c").read_text("utf-8"),
-        "board.h": _board_header(interface, inputs),
+        "board.h": _board_header(interface, inputs, steps),
+        "board_step.h": _STEP,
         "link.ld": (boards / "link.ld").read_text("utf-8")
         .replace("BOARD_CONSTANTS", hex(target.constants)).replace("BOARD_RAM", hex(target.ram)),
     }  # fmt: skip
     image = folder / "firmware.elf"
     paths = _write(every, folder)
     flags = [*_CFLAGS, *target.flags, "-nostartfiles", "--specs=nano.specs", "-Wl,--gc-sections"]
+    flags += ["-include", str(folder / "board_step.h")]
     _compile(target.compiler, [*flags, "-T", str(folder / "link.ld"), "-o", str(image), *paths])
     command = [
         "qemu-system-arm", "-M", target.board, "-nographic", "-monitor", "none", "-serial", "none",
@@ -167,7 +180,8 @@ def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
         return [int(found) for found in re.findall(rf"^{name} (\d+)$", text, re.MULTILINE)]
 
     per_million = numbers("ticks_per_million")[0]
-    instructions = tuple(round(ticks * 1e6 / per_million) for ticks in numbers("ticks"))
+    mark = numbers("ticks_per_mark")[0]
+    counts = [max(0, round((ticks - mark) * 1e6 / per_million)) for ticks in numbers("ticks")]
     shapes = [port.shape for port in interface.outputs]
     flat = [
         np.frombuffer(bytes.fromhex(found), np.int8)
@@ -177,7 +191,9 @@ def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
         [flat[start + number].reshape(shape) for number, shape in enumerate(shapes)]
         for start in range(0, len(flat), len(shapes))
     ]
-    return Run(outputs, instructions, numbers("stack")[0], size)
+    each = len(counts) // len(outputs)
+    steps = [tuple(counts[start : start + each]) for start in range(0, len(counts), each)]
+    return Run(outputs, tuple(steps), numbers("stack")[0], size)
 
 
 def image_size(image: Path) -> ImageSize:
@@ -203,11 +219,12 @@ def image_size(image: Path) -> ImageSize:
     return ImageSize(code, constants, library, ram)
 
 
-def _board_header(interface: Interface, inputs: Sequence[Sequence[Array]]) -> str:
+def _board_header(interface: Interface, inputs: Sequence[Sequence[Array]], steps: int) -> str:
     flat = np.concatenate([values.reshape(-1) for given in inputs for values in given])
     lines = [
         '#include "model.h"', f"#define BOARD_ARENA_BYTES {interface.arena_bytes}",
-        f"#define BOARD_RUNS {len(inputs)}u", f"#define BOARD_INVOKE {interface.name}_invoke",
+        f"#define BOARD_RUNS {len(inputs)}u", f"#define BOARD_STEPS {steps}u",
+        f"#define BOARD_INVOKE {interface.name}_invoke",
     ]  # fmt: skip
 
     def places(kind: str, ports: Sequence[Port]) -> list[str]:

@@ -17,12 +17,16 @@ from slipstream.ship.firmware.lowering import Program, Step
 from slipstream.ship.firmware.network import Array
 
 _A_LINE = 24
+_HOOK = (
+    "/* Before each step, and once behind the last: define it to see where time goes. */",
+    "#ifndef SLIP_STEP", "#define SLIP_STEP(number)", "#endif",
+)  # fmt: skip
 
 
 def emit(program: Program, arena: Arena) -> dict[str, str]:
     """Files by name: ``model.h``, ``model.c``, and those of the kernels that are called."""
     kernels = files("slipstream.ship.firmware") / "kernels"
-    wanted = ["slip_micro.h", *sorted({step.source for step in program.steps})]
+    wanted = ["slip_micro.h", *sorted({name for step in program.steps for name in step.sources})]
     made = {name: (kernels / name).read_text("utf-8") for name in wanted}
     interface = interface_of(program.network, arena)
     header = _header(program, interface)
@@ -54,12 +58,13 @@ def _header(program: Program, interface: Interface) -> str:
 
 
 def _source(program: Program, arena: Arena, name: str) -> str:
-    lines = ['#include "model.h"', '#include "slip_micro.h"', ""]
+    lines = ['#include "model.h"', '#include "slip_micro.h"', "", *_HOOK, ""]
     for number, step in enumerate(program.steps):
         lines += [*_constants(number, step), ""]
     lines += [f"void {name}_invoke(void *arena) {{", "  int8_t *at = arena;"]
-    lines += [f"  {_call(number, step, arena)}" for number, step in enumerate(program.steps)]
-    return "\n".join([*lines, "}", ""])
+    for number, step in enumerate(program.steps):
+        lines.append(f"  SLIP_STEP({number}) {_call(number, step, arena)}")
+    return "\n".join([*lines, f"  SLIP_STEP({len(program.steps)})", "}", ""])
 
 
 def _constants(number: int, step: Step) -> Iterator[str]:

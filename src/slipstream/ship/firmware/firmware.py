@@ -174,8 +174,9 @@ def export_firmware(
                 f"it cannot be read: {error.strerror}", where=str(model)
             ) from error
         name = name or Path(model).stem
-    program = lower(parse_network(data, name or "model", where=where))
-    made = Firmware(data, program, plan_arena(program, overlap=overlap), target(device))
+    chosen = target(device)
+    program = lower(parse_network(data, name or "model", where=where), chosen.layout)
+    made = Firmware(data, program, plan_arena(program, overlap=overlap), chosen)
     _check_fit(made, ram_bytes, flash_bytes)
     return made
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _MOST_SUM = 2**30
 _NARROW_SHIFTS = (2, 31)
 _WIDE = 64
 
+Layout = Literal["pairs", "rows"]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -28,7 +31,7 @@ class Step:
 
     Attributes:
         kernel: the C function.
-        source: the file of `kernels/` that it is in.
+        sources: the files of `kernels/` that it needs.
         struct: type of its first argument.
         numbers: the struct's fields that are numbers.
         tables: its fields that point at constants: int8 or int32, one dimension.
@@ -43,7 +46,7 @@ class Step:
     """
 
     kernel: str
-    source: str
+    sources: tuple[str, ...]
     struct: str
     numbers: Mapping[str, int]
     tables: Mapping[str, Array]
@@ -80,8 +83,12 @@ class Program:
         return sum(step.macs for step in self.steps)
 
 
-def lower(network: Network) -> Program:
+def lower(network: Network, layout: Layout = "pairs") -> Program:
     """The steps of a network.
+
+    Args:
+        layout: of weights; ``pairs`` for instructions that multiply two 16-bit numbers, ``rows``
+            for vectors of bytes.
 
     Raises:
         UnsupportedModelError: operators, types or shapes no kernel of ours computes; all at once.
@@ -91,7 +98,7 @@ def lower(network: Network) -> Program:
     views: dict[int, int] = {}
     for number, operator in enumerate(network.operators):
         try:
-            made = _lower_one(network, number, operator)
+            made = _lower_one(_Call(network, number, operator, layout))
         except UnsupportedModelError as error:
             problems.setdefault(error.what, []).append(number)
             continue
@@ -117,11 +124,11 @@ def _all_problems(network: Network, problems: Mapping[str, list[int]]) -> Unsupp
     )
 
 
-def _lower_one(network: Network, number: int, operator: Operator) -> Step | int:
-    kind = operator.kind
+def _lower_one(call: _Call) -> Step | int:
+    kind = call.operator.kind
     if kind not in _LOWERINGS:
         raise UnsupportedModelError(kind.upper())
-    return _LOWERINGS[kind](_Call(network, number, operator))
+    return _LOWERINGS[kind](call)
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,7 @@ class _Call:
     network: Network
     number: int
     operator: Operator
+    layout: Layout
 
     def refuse(self, why: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self.operator.kind.upper()} {why}")
@@ -237,9 +245,9 @@ def _window(
 
 
 def _rescales(
-    call: _Call, factors: Array, bias: Array, most: Array, limits: tuple[int, int]
+    call: _Call, factors: Array, bias: Array, most: Array, limits: tuple[int, int], in_rows: bool
 ) -> tuple[Array, bool]:
-    """Pairs for `rescale`, and whether the short form may be used for all of them.
+    """`rescale`, [channels, 2] or in rows [2, channels]; whether all may take the short form.
 
     Args:
         factors: float64 [channels].
@@ -253,6 +261,8 @@ def _rescales(
     low, high = _NARROW_SHIFTS
     short = (low <= shifts) & (shifts <= high) & (sums < _MOST_SUM) & (limits == (-128, 127))
     seconds = np.where(short, 1 << np.clip(32 - shifts, 0, 32), shifts - _WIDE)
+    if in_rows:
+        return np.stack([multipliers, shifts]).astype(np.int32), False
     return np.stack([multipliers, seconds], 1).astype(np.int32), bool(short.all())
 
 
@@ -293,21 +303,32 @@ def _convolution(
     )
     limits = call.limits()
     factors = _factors(given.scale, scales, to.scale, float_product)
-    rescale, narrow = _rescales(call, factors, folded, products, limits)
+    rows = call.layout == "rows"
+    rescale, narrow = _rescales(call, factors, folded, products, limits, rows)
     padded = -(-channels // 4) * 4
     deep = -(-depth // 4) * 4
     height, width, in_channels = image
     direct = kernel == (1, 1) and stride == (1, 1) and deep == in_channels
     if direct:
-        # Blocks of two pixels are read before they are written; a single last one is not.
+        # Blocks of two pixels are read before they are written; in pairs, a single last one is not.
         pixels = out[0] * out[1]
-        distance = max(0, pixels // 2 * 2 * (channels - in_channels))
-        if pixels % 2:
+        distance = max(0, pixels * (channels - in_channels))
+        if pixels % 2 and not rows:
             distance = max(distance, pixels * channels - (pixels - 1) * in_channels)
     else:
         distance = _row_distance(image, out, channels, stride[0], padding[0])
+    if rows:
+        scratch = min(out[0] * out[1], 2) * deep
+        packed = _padded_rows(weights, (padded, deep))
+        scales_of = _padded_rows(rescale, (2, padded)).reshape(-1)
+    else:
+        scratch = _columns(out[0] * out[1], deep, direct)
+        packed = pack_pairs(weights)
+        scales_of = _padded(rescale.reshape(-1), 2 * padded)
+    kernel_name = "slip_conv_rows" if rows else "slip_conv_2d"
+    sources = ("conv_rows.c", "gather.c", "rows.h") if rows else ("conv.c", "gather.c")
     return call.step(
-        kernel="slip_conv_2d", source="conv.c", struct="slip_conv",
+        kernel=kernel_name, sources=sources, struct="slip_conv",
         numbers={
             "in_h": height, "in_w": width, "in_c": in_channels, "out_h": out[0], "out_w": out[1],
             "out_c": channels, "depth": deep, "kernel_h": kernel[0], "kernel_w": kernel[1],
@@ -317,10 +338,9 @@ def _convolution(
             "high": limits[1], "narrow": int(narrow),
         },
         tables={
-            "weights": pack_pairs(weights), "bias": _padded(folded, padded),
-            "rescale": _padded(rescale.reshape(-1), 2 * padded),
+            "weights": packed, "bias": _padded(folded, padded), "rescale": scales_of,
         },
-        scratch=_columns(out[0] * out[1], deep, direct), distances=(distance,),
+        scratch=scratch, distances=(distance,),
         macs=out[0] * out[1] * channels * depth,
     )  # fmt: skip
 
@@ -346,6 +366,12 @@ def _padded(values: Array, size: int) -> Array:
     found = np.zeros(size, np.int32)
     found[: len(values)] = values
     return found
+
+
+def _padded_rows(values: Array, shape: tuple[int, int]) -> Array:
+    found = np.zeros(shape, values.dtype)
+    found[: values.shape[0], : values.shape[1]] = values
+    return found.reshape(-1) if values.dtype == np.int8 else found
 
 
 def _row_distance(
@@ -409,19 +435,28 @@ def _depthwise(call: _Call) -> Step:
         )  # fmt: skip
     given, to = _quantization(call.activation(0)), _quantization(call.output)
     products = abs(flat.astype(np.int64)).sum(1) * 255
-    bias = call.bias(2, channels) - given.zero_point * flat.astype(np.int64).sum(1)
+    plain = call.bias(2, channels)
+    bias = plain - given.zero_point * flat.astype(np.int64).sum(1)
     _checked_bias(call, bias, products)
     limits = call.limits()
     factors = _factors(given.scale, scales, to.scale, False)
-    rescale, _ = _rescales(call, factors, bias, products, limits)
+    rows = call.layout == "rows" and channels == image[2]
+    rescale, _ = _rescales(call, factors, bias, products, limits, rows)
     fast = kernel == (3, 3) and stride in ((1, 1), (2, 2)) and dilation == (1, 1)
-    fast = fast and channels == image[2]
-    # Three rows of 16-bit numbers: see `row_pitch` in kernels/depthwise.c.
+    fast = fast and channels == image[2] and call.layout == "pairs"
+    stored = weights.reshape(-1) if rows else np.ascontiguousarray(flat).reshape(-1)
+    if rows:
+        rescale = _padded_rows(rescale, (2, -(-channels // 4) * 4))
+    kind = "2d" if fast else "rows" if rows else "any"
+    # Four rows of 16-bit numbers and one of sums: see kernels/depthwise.c.
     pitch = ((-(-out_w // 2) * 2 - 1) * stride[1] + 4) // 2 * 2
     distance = None if fast else _row_distance(image, out, channels, stride[0], padding[0])
     return call.step(
-        kernel="slip_depthwise_2d" if fast else "slip_depthwise_any",
-        source="depthwise.c" if fast else "depthwise_any.c", struct="slip_depthwise",
+        kernel=f"slip_depthwise_{kind}", struct="slip_depthwise",
+        sources={
+            "2d": ("depthwise.c",), "any": ("depthwise_any.c",),
+            "rows": ("depthwise_rows.c", "rows.h"),
+        }[kind],
         numbers={
             "in_h": image[0], "in_w": image[1], "channels": image[2], "out_h": out_h,
             "out_w": out_w, "multiplier": channels // image[2], "kernel_h": kernel[0],
@@ -431,10 +466,11 @@ def _depthwise(call: _Call) -> Step:
             "low": limits[0], "high": limits[1],
         },
         tables={
-            "weights": np.ascontiguousarray(flat).reshape(-1), "bias": bias.astype(np.int32),
+            "weights": stored, "bias": (plain if rows else bias).astype(np.int32),
             "rescale": rescale.reshape(-1),
         },
-        scratch=6 * pitch if fast else 0, distances=(distance,), in_place=fast,
+        scratch=8 * pitch + 4 * (-(-out_w // 2) * 2) if fast else 0,
+        distances=(distance,), in_place=fast,
         macs=out_h * out_w * channels * flat.shape[1],
     )  # fmt: skip
 
@@ -464,7 +500,7 @@ def _pool(call: _Call) -> Step:
     kernel, stride, _, padding = _windows(call, image, (out_h, out_w), size)
     low, high = call.limits()
     return call.step(
-        kernel="slip_" + call.operator.kind.removesuffix("_2d"), source="pool.c",
+        kernel="slip_" + call.operator.kind.removesuffix("_2d"), sources=("pool.c",),
         struct="slip_pool",
         numbers={
             "in_h": image[0], "in_w": image[1], "channels": channels, "out_h": out_h,
@@ -496,7 +532,7 @@ def _add(call: _Call) -> Step:
     for name, (multiplier, shift) in parts.items():
         numbers |= {f"multiplier{name}": multiplier, f"shift{name}": shift}
     return call.step(
-        kernel="slip_add_int8", source="add.c", struct="slip_add", numbers=numbers, tables={},
+        kernel="slip_add_int8", sources=("add.c",), struct="slip_add", numbers=numbers, tables={},
         inputs=(call.index(0), call.index(1)), distances=(0, 0),
     )  # fmt: skip
 
@@ -510,7 +546,7 @@ def _softmax(call: _Call) -> Step:
     multiplier, shift, least = softmax_scaling(beta, float(_quantization(given).scale))
     columns = given.shape[-1]
     return call.step(
-        kernel="slip_softmax_int8", source="softmax.c", struct="slip_softmax",
+        kernel="slip_softmax_int8", sources=("softmax.c",), struct="slip_softmax",
         numbers={
             "rows": given.size // columns, "columns": columns, "multiplier": multiplier,
             "left_shift": shift, "least_difference": least,

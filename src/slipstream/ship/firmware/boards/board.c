@@ -84,8 +84,15 @@ static __attribute__((noinline)) uint32_t board_ticks(void) {
   return 0xFFFFFFu & ~SYSTICK_NOW;
 }
 
-static uint32_t board_ticks_since(uint32_t start) {
-  return (board_ticks() - start) & 0xFFFFFFu;
+static uint32_t board_marks[BOARD_STEPS + 1];
+
+/* Called between two steps of the model. */
+void board_step(uint32_t number) {
+  board_marks[number] = board_ticks();
+}
+
+static uint32_t board_ticks_between(uint32_t start, uint32_t end) {
+  return (end - start) & 0xFFFFFFu;
 }
 
 #define BOARD_PATTERN 0xA5u
@@ -98,10 +105,12 @@ void board_main(void) {
   uint32_t start = board_ticks();
   uint32_t loops = 500000;
   __asm__ volatile("1: subs %0, #1\n bne 1b" : "+r"(loops) : : "cc");
-  board_say_number("ticks_per_million ", board_ticks_since(start));
+  board_say_number("ticks_per_million ", board_ticks_between(start, board_ticks()));
+  board_step(0);
+  board_step(1);
+  board_say_number("ticks_per_mark ", board_ticks_between(board_marks[0], board_marks[1]));
   memset(board_arena, BOARD_PATTERN, BOARD_ARENA_BYTES);
-  uint8_t *top = (uint8_t *)__builtin_frame_address(0) - 256;
-  for (uint32_t i = 0; i < BOARD_STACK_BYTES; i++) ((volatile uint8_t *)top)[-(int)i] = BOARD_PATTERN;
+  uint32_t deepest = 0;
   uint32_t inputs = 0;
   for (uint32_t run = 0; run < BOARD_RUNS; run++) {
     const uint8_t *next = board_inputs + inputs;
@@ -110,19 +119,23 @@ void board_main(void) {
       next += board_input_places[2 * i + 1];
     }
     inputs = (uint32_t)(next - board_inputs);
-    start = board_ticks();
+    /* Below here the stack is the model's. */
+    volatile uint8_t *top;
+    __asm__ volatile("mov %0, sp" : "=r"(top));
+    for (uint32_t i = 1; i <= BOARD_STACK_BYTES; i++) top[-(int)i] = BOARD_PATTERN;
     BOARD_INVOKE(board_arena);
-    board_say_number("ticks ", board_ticks_since(start));
+    uint32_t used = BOARD_STACK_BYTES;
+    while (used && top[-(int)used] == BOARD_PATTERN) used--;
+    deepest = used > deepest ? used : deepest;
+    for (uint32_t i = 0; i < BOARD_STEPS; i++) {
+      board_say_number("ticks ", board_ticks_between(board_marks[i], board_marks[i + 1]));
+    }
     for (uint32_t i = 0; i < BOARD_OUTPUTS; i++) {
       board_say_bytes("output ", board_arena + board_output_places[2 * i],
                       board_output_places[2 * i + 1]);
     }
     memset(board_arena, BOARD_PATTERN, BOARD_ARENA_BYTES);
   }
-  uint32_t untouched = 0;
-  const volatile uint8_t *bottom = top - BOARD_STACK_BYTES + 1;
-  while (untouched < BOARD_STACK_BYTES && bottom[untouched] == BOARD_PATTERN) untouched++;
-  /* From where the model was called: it and what it calls. */
-  board_say_number("stack ", BOARD_STACK_BYTES - untouched + 256);
+  board_say_number("stack ", deepest);
   board_exit(0);
 }

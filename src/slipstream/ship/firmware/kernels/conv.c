@@ -100,32 +100,6 @@ static __attribute__((noinline)) void write_any(
   }
 }
 
-/* What a pixel's kernel covers, one int8 a depth; outside of the input stands its zero point. */
-static const int8_t *gather(const slip_conv *op, const int8_t *in, int y, int x, int8_t *column) {
-  int8_t *next = column;
-  int row = y * op->stride_h - op->pad_top, left = x * op->stride_w - op->pad_left;
-  for (int i = 0; i < op->kernel_h; i++, row += op->dilation_h) {
-    int col = left;
-    const int8_t *line = in + (row * op->in_w) * op->in_c;
-    int inside = row >= 0 && row < op->in_h;
-    if (inside && op->dilation_w == 1 && col >= 0 && col + op->kernel_w <= op->in_w) {
-      const int8_t *from = line + col * op->in_c;
-      for (int n = op->kernel_w * op->in_c; n > 0; n--) *next++ = *from++;
-      continue;
-    }
-    for (int j = 0; j < op->kernel_w; j++, col += op->dilation_w) {
-      if (inside && col >= 0 && col < op->in_w) {
-        memcpy(next, line + col * op->in_c, op->in_c);
-      } else {
-        memset(next, op->in_zero, op->in_c);
-      }
-      next += op->in_c;
-    }
-  }
-  memset(next, 0, (size_t)(column + op->depth - next));
-  return column;
-}
-
 /* Four depths of each pixel as words of 16-bit pairs, in the order that widening bytes gives. */
 static inline void widen(const int8_t *first, const int8_t *second, int quads, uint32_t *columns) {
   for (; quads > 0; quads--, first += 4, second += 4, columns += 4) {
@@ -182,9 +156,9 @@ void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scra
     if (direct) {
       in += 2 * op->in_c;
     } else {
-      first = gather(op, in, y, x, first_column);
+      first = slip_gather(op, in, y, x, first_column);
       if (++x == op->out_w) x = 0, y++;
-      if (second) second = gather(op, in, y, x, second_column);
+      if (second) second = slip_gather(op, in, y, x, second_column);
       if (++x == op->out_w) x = 0, y++;
     }
     multiply(op, first, second, columns, out);

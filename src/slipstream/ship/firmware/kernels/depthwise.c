@@ -1,24 +1,22 @@
-/* Depthwise convolution, one channel at a time: rows of the channel are copied to 16-bit numbers,
- * padded, as many as the kernel is high; two outputs beside each other share what they read.
+/* Depthwise convolution of 3 x 3, one channel at a time: rows of the channel are copied to 16-bit
+ * numbers, three of them and one of padding; two outputs beside each other share what they read.
  *
  * A row is copied before the first output that could lie on it is written, and no other channel is
  * touched: with as many outputs as inputs a channel, output and input may begin at one address. */
 #include "slip_micro.h"
 
-static void copy_row(
-    const slip_depthwise *op, const int8_t *in, int row, int channel, int pitch, int16_t *to) {
-  int16_t zero = op->in_zero;
-  if (row < 0 || row >= op->in_h) {
-    for (int n = 0; n < pitch; n++) to[n] = zero;
-    return;
-  }
-  int16_t *end = to + pitch;
-  for (int n = 0; n < op->pad_left; n++) *to++ = zero;
-  int step = op->channels, width = op->in_w;
-  if (width > end - to) width = (int)(end - to);
-  const int8_t *from = in + row * op->in_w * step + channel;
-  int n = width;
-  for (; n >= 4; n -= 4, to += 4) {
+/* Words that are read from where 16-bit numbers were written. */
+typedef uint32_t __attribute__((may_alias)) pair_of_16;
+
+/* Of a row with its padding: even, and enough for an output beyond the last where it is odd. */
+static inline int row_pitch(const slip_depthwise *op) {
+  int outputs = (op->out_w + 1) & ~1;
+  return ((outputs - 1) * op->stride_w + op->kernel_w + 1) & ~1;
+}
+
+static inline __attribute__((always_inline)) void copy_row(
+    const int8_t *from, int step, int width, int16_t *to) {
+  for (; width >= 4; width -= 4, to += 4) {
     int16_t a = *from;
     from += step;
     int16_t b = *from;
@@ -29,95 +27,105 @@ static void copy_row(
     from += step;
     to[0] = a, to[1] = b, to[2] = c, to[3] = d;
   }
-  for (; n > 0; n--, from += step) *to++ = *from;
-  while (to < end) *to++ = zero;
+  for (; width > 0; width--, from += step) *to++ = *from;
 }
 
-static __attribute__((noinline)) int32_t wide(
-    const slip_depthwise *op, int32_t sum, const int32_t *pair) {
-  return slip_to_int8(sum, pair, op->out_zero, op->low, op->high);
-}
-
-/* A channel of 3 x 3 with stride 1 or 2. `pitch` is even, so that words are aligned. */
-static inline __attribute__((always_inline)) void channel_3x3(
-    const slip_depthwise *op, const int8_t *in, int8_t *out, int channel, int stride, int narrow,
-    int pitch, int16_t *rows) {
-  const int8_t *w = op->weights + 9 * channel;
-  const uint32_t w01 = slip_pack(w[0], w[1]), w12 = slip_pack(w[1], w[2]);
-  const uint32_t w34 = slip_pack(w[3], w[4]), w45 = slip_pack(w[4], w[5]);
-  const uint32_t w67 = slip_pack(w[6], w[7]), w78 = slip_pack(w[7], w[8]);
-  const int32_t bias = op->bias[channel];
-  const int32_t *pair = op->rescale + 2 * channel;
-  const int32_t multiplier = pair[0], power = pair[1], zero = op->out_zero, step = op->channels;
-  int16_t *top = rows, *middle = rows + pitch, *bottom = rows + 2 * pitch;
-  int row = -op->pad_top;
-  copy_row(op, in, row++, channel, pitch, top);
-  if (stride == 1) copy_row(op, in, row++, channel, pitch, middle);
-  int8_t *to = out + channel;
-  for (int y = 0; y < op->out_h; y++) {
-    if (stride == 2) copy_row(op, in, row++, channel, pitch, middle);
-    copy_row(op, in, row++, channel, pitch, bottom);
-    const int16_t *r0 = top, *r1 = middle, *r2 = bottom;
-    for (int x = op->out_w; x > 0; x -= 2) {
-      int32_t a = bias, b = bias;
-      uint32_t p, q;
-      if (stride == 1) {
-        p = slip_word(r0), q = slip_word(r0 + 2), r0 += 2;
-        a = slip_smlad(p, w01, a), b = slip_smlatb(p, w01, b);
-        a = slip_smlabt(q, w12, a), b = slip_smlad(q, w12, b);
-        p = slip_word(r1), q = slip_word(r1 + 2), r1 += 2;
-        a = slip_smlad(p, w34, a), b = slip_smlatb(p, w34, b);
-        a = slip_smlabt(q, w45, a), b = slip_smlad(q, w45, b);
-        p = slip_word(r2), q = slip_word(r2 + 2), r2 += 2;
-        a = slip_smlad(p, w67, a), b = slip_smlatb(p, w67, b);
-        a = slip_smlabt(q, w78, a), b = slip_smlad(q, w78, b);
-      } else {
-        p = slip_word(r0), q = slip_word(r0 + 2), a = slip_smlad(p, w01, a);
-        a = slip_smlabt(q, w12, a), b = slip_smlad(q, w01, b);
-        p = slip_word(r0 + 4), r0 += 4, b = slip_smlabt(p, w12, b);
-        p = slip_word(r1), q = slip_word(r1 + 2), a = slip_smlad(p, w34, a);
-        a = slip_smlabt(q, w45, a), b = slip_smlad(q, w34, b);
-        p = slip_word(r1 + 4), r1 += 4, b = slip_smlabt(p, w45, b);
-        p = slip_word(r2), q = slip_word(r2 + 2), a = slip_smlad(p, w67, a);
-        a = slip_smlabt(q, w78, a), b = slip_smlad(q, w67, b);
-        p = slip_word(r2 + 4), r2 += 4, b = slip_smlabt(p, w78, b);
-      }
-      *to = (int8_t)(narrow ? slip_narrow(a, multiplier, power, zero) : wide(op, a, pair));
-      to += step;
-      if (x == 1) break;
-      *to = (int8_t)(narrow ? slip_narrow(b, multiplier, power, zero) : wide(op, b, pair));
-      to += step;
-    }
-    int16_t *free = top;
+/* Sums of a row, an even number of them: by themselves, so that all weights stay in registers. */
+static inline __attribute__((always_inline)) void sum_row(
+    const int16_t *top, const int16_t *middle, const int16_t *bottom, const uint32_t *w,
+    int stride, int32_t *sums, const int32_t *end) {
+  const pair_of_16 *r0 = (const pair_of_16 *)(const void *)top;
+  const pair_of_16 *r1 = (const pair_of_16 *)(const void *)middle;
+  const pair_of_16 *r2 = (const pair_of_16 *)(const void *)bottom;
+  const uint32_t w01 = w[0], w12 = w[1], w34 = w[2], w45 = w[3], w67 = w[4], w78 = w[5];
+  do {
+    int32_t a = 0, b = 0;
+    uint32_t p, q;
     if (stride == 1) {
-      top = middle, middle = bottom, bottom = free;
+      p = r0[0], q = r0[1], r0++;
+      a = slip_smlad(p, w01, a), b = slip_smlatb(p, w01, b);
+      a = slip_smlabt(q, w12, a), b = slip_smlad(q, w12, b);
+      p = r1[0], q = r1[1], r1++;
+      a = slip_smlad(p, w34, a), b = slip_smlatb(p, w34, b);
+      a = slip_smlabt(q, w45, a), b = slip_smlad(q, w45, b);
+      p = r2[0], q = r2[1], r2++;
+      a = slip_smlad(p, w67, a), b = slip_smlatb(p, w67, b);
+      a = slip_smlabt(q, w78, a), b = slip_smlad(q, w78, b);
     } else {
-      top = bottom, bottom = free;
+      p = r0[0], q = r0[1], a = slip_smlad(p, w01, a);
+      a = slip_smlabt(q, w12, a), b = slip_smlad(q, w01, b);
+      p = r0[2], r0 += 2, b = slip_smlabt(p, w12, b);
+      p = r1[0], q = r1[1], a = slip_smlad(p, w34, a);
+      a = slip_smlabt(q, w45, a), b = slip_smlad(q, w34, b);
+      p = r1[2], r1 += 2, b = slip_smlabt(p, w45, b);
+      p = r2[0], q = r2[1], a = slip_smlad(p, w67, a);
+      a = slip_smlabt(q, w78, a), b = slip_smlad(q, w67, b);
+      p = r2[2], r2 += 2, b = slip_smlabt(p, w78, b);
+    }
+    sums[0] = a, sums[1] = b, sums += 2;
+  } while (sums < end);
+}
+
+static inline __attribute__((always_inline)) int8_t *write_row(
+    const slip_depthwise *op, const int32_t *sums, int32_t bias, const int32_t *rescale,
+    int8_t *to) {
+  const int32_t multiplier = rescale[0], power = rescale[1], zero = op->out_zero;
+  const int32_t *end = sums + op->out_w;
+  int step = op->channels;
+  if (power > 0) {
+    for (; sums < end; to += step) *to = (int8_t)slip_narrow(*sums++ + bias, multiplier, power, zero);
+    return to;
+  }
+  for (; sums < end; to += step) {
+    *to = (int8_t)slip_to_int8(*sums++ + bias, rescale, zero, op->low, op->high);
+  }
+  return to;
+}
+
+static inline __attribute__((always_inline)) void all_channels(
+    const slip_depthwise *op, const int8_t *in, int8_t *out, int stride, int16_t *padding) {
+  int pitch = row_pitch(op), channels = op->channels, left = op->pad_left;
+  int width = pitch - left < op->in_w ? pitch - left : op->in_w, line = op->in_w * channels;
+  int32_t *sums = (int32_t *)(void *)(padding + 4 * pitch);
+  const int32_t *end = sums + ((op->out_w + 1) & ~1);
+  /* Columns of padding are the same for every channel: they are written once. */
+  for (int n = 0; n < 4 * pitch; n++) padding[n] = op->in_zero;
+  const int8_t *w = op->weights;
+  for (int c = 0; c < channels; c++, in++, w += 9) {
+    const uint32_t pairs[6] = {slip_pack(w[0], w[1]), slip_pack(w[1], w[2]), slip_pack(w[3], w[4]),
+                               slip_pack(w[4], w[5]), slip_pack(w[6], w[7]), slip_pack(w[7], w[8])};
+    int16_t *row[3] = {padding + pitch, padding + 2 * pitch, padding + 3 * pitch};
+    const int16_t *top, *middle, *bottom = padding;
+    int8_t *to = out + c;
+    const int8_t *from = in;
+    int y = -op->pad_top, next = 0;
+    top = middle = padding;
+    /* Rows that are ready before the first output needs its last one. */
+    for (int ready = 3 - stride; ready > 0; ready--, y++) {
+      top = middle, middle = bottom, bottom = padding;
+      if (y < 0) continue;
+      copy_row(from, channels, width, row[next] + left);
+      bottom = row[next], from += line, next = next == 2 ? 0 : next + 1;
+    }
+    for (int n = op->out_h; n > 0; n--) {
+      for (int k = 0; k < stride; k++, y++) {
+        top = middle, middle = bottom, bottom = padding;
+        if (y < 0 || y >= op->in_h) continue;
+        copy_row(from, channels, width, row[next] + left);
+        bottom = row[next], from += line, next = next == 2 ? 0 : next + 1;
+      }
+      sum_row(top, middle, bottom, pairs, stride, sums, end);
+      to = write_row(op, sums, op->bias[c], op->rescale + 2 * c, to);
     }
   }
 }
 
-/* Even, and enough for an output beyond the last where their number is odd. */
-static inline int row_pitch(const slip_depthwise *op) {
-  int outputs = (op->out_w + 1) & ~1;
-  return ((outputs - 1) * op->stride_w + op->kernel_w + 1) & ~1;
-}
-
-/* 3 x 3, stride 1 or 2 both ways, multiplier 1. scratch: 3 rows of `row_pitch` numbers. */
+/* Stride 1 or 2 both ways, multiplier 1. scratch: 4 rows of `row_pitch` 16-bit numbers and a row of
+ * sums. */
 void slip_depthwise_2d(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch) {
-  int pitch = row_pitch(op);
-  for (int c = 0; c < op->channels; c++) {
-    int narrow = op->rescale[2 * c + 1] > 0;
-    if (op->stride_w == 1) {
-      if (narrow) {
-        channel_3x3(op, in, out, c, 1, 1, pitch, scratch);
-      } else {
-        channel_3x3(op, in, out, c, 1, 0, pitch, scratch);
-      }
-    } else if (narrow) {
-      channel_3x3(op, in, out, c, 2, 1, pitch, scratch);
-    } else {
-      channel_3x3(op, in, out, c, 2, 0, pitch, scratch);
-    }
+  if (op->stride_w == 1) {
+    all_channels(op, in, out, 1, scratch);
+  } else {
+    all_channels(op, in, out, 2, scratch);
   }
 }

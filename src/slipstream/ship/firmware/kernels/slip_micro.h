@@ -21,9 +21,10 @@
 #include <arm_acle.h>
 #endif
 
-/* What is known of a convolution before it runs. Weights are packed, four channels and two depths
- * at a time (see `pack_pairs` of the exporter); the input's zero point is folded into the bias, so that the
- * padding is the zero point itself. */
+/* What is known of a convolution before it runs. The input's zero point is folded into the bias, so
+ * that the padding is the zero point itself. `slip_conv_2d` has weights packed, four channels and two
+ * depths at a time (see `pack_pairs` in lowering.py); `slip_conv_rows` has a row of `depth` for each
+ * channel, and `rescale` as all multipliers and then all shifts, both padded to four channels. */
 typedef struct {
   const int8_t *weights;
   const int32_t *bias;     /* one an output channel, padded to four */
@@ -35,7 +36,8 @@ typedef struct {
   uint8_t narrow;          /* all channels may be rescaled in the short form */
 } slip_conv;
 
-/* A depthwise convolution: weights are [channel][kernel_h][kernel_w]. */
+/* A depthwise convolution: weights are [channel][kernel_h][kernel_w]; for `slip_depthwise_rows`
+ * [kernel_h][kernel_w][channel], with `rescale` as for `slip_conv_rows`. */
 typedef struct {
   const int8_t *weights;
   const int32_t *bias;
@@ -61,8 +63,12 @@ typedef struct {
   int32_t rows, columns, multiplier, left_shift, least_difference;
 } slip_softmax;
 
+/* What the kernel covers at an output pixel, `depth` int8 written to `column`, which is returned. */
+const int8_t *slip_gather(const slip_conv *op, const int8_t *in, int y, int x, int8_t *column);
 void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
 void slip_depthwise_2d(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
+void slip_conv_rows(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
+void slip_depthwise_rows(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
 void slip_depthwise_any(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
 void slip_average_pool(const slip_pool *op, const int8_t *in, int8_t *out);
 void slip_max_pool(const slip_pool *op, const int8_t *in, int8_t *out);

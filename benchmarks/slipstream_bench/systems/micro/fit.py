@@ -1,0 +1,228 @@
+"""Fit `slipstream.ship.firmware.costs`: ``python -m slipstream_bench.systems.micro.fit COSTS.json``.
+
+Steps of random shapes run on each emulated processor; the weights are the non-negative ones of
+least relative error. None of the networks that predictions are held against is among them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from slipstream.ship.export import write_network
+from slipstream.ship.firmware import (
+    Firmware,
+    Network,
+    Operator,
+    Quantization,
+    Run,
+    Step,
+    Tensor,
+    export_firmware,
+    random_inputs,
+    run_emulated,
+    targets,
+)
+from slipstream.ship.firmware.costs import counts
+
+_NETWORKS, _OPERATORS = 14, 14
+
+
+class _Shapes:
+    """Operators of sizes that networks for microcontrollers have, each by itself."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = np.random.default_rng(seed)
+        self._tensors: list[Tensor] = []
+        self._operators: list[Operator] = []
+        self._inputs: list[int] = []
+        self._outputs: list[int] = []
+
+    def network(self, kinds: list[str]) -> Network:
+        for kind in kinds:
+            getattr(self, f"_{kind}")()
+        return Network(
+            "fit", tuple(self._tensors), tuple(self._operators), tuple(self._inputs),
+            tuple(self._outputs),
+        )  # fmt: skip
+
+    def _of(self, *values: int) -> int:
+        return int(self._dice.choice(values))
+
+    def _tensor(self, shape: tuple[int, ...], scale: float = 0.05, zero: int = -3) -> int:
+        grid = Quantization(np.array([scale], np.float32), np.array([zero], np.int64))
+        self._tensors.append(Tensor(f"t{len(self._tensors)}", shape, "int8", grid))
+        return len(self._tensors) - 1
+
+    def _step(self, kind: str, inputs: tuple[int, ...], output: int, **options: Any) -> None:
+        self._operators.append(Operator(kind, inputs, (output,), options))
+        self._outputs.append(output)
+        made = [index for index in inputs if self._tensors[index].data is None]
+        self._inputs += made
+
+    def _weights(self, shape: tuple[int, ...], axis: int) -> tuple[int, int]:
+        channels = shape[axis]
+        # Some channels of shifts that are too small for the short form, where there are any.
+        odd = self._dice.random() < 0.2
+        scales = np.full(channels, 0.002, np.float32)
+        if odd:
+            scales[self._dice.random(channels) < 0.3] = 0.4
+        zeros = np.zeros(channels, np.int64)
+        data = self._dice.integers(-127, 128, shape).astype(np.int8)
+        grid = Quantization(scales, zeros, axis)
+        self._tensors.append(Tensor(f"w{len(self._tensors)}", shape, "int8", grid, data))
+        bias = self._dice.integers(-900, 900, channels).astype(np.int32)
+        of_bias = Quantization((np.float32(0.05) * scales).astype(np.float32), zeros)
+        self._tensors.append(Tensor(f"b{len(self._tensors)}", (channels,), "int32", of_bias, bias))
+        return len(self._tensors) - 2, len(self._tensors) - 1
+
+    def _image(self, depth: int) -> tuple[int, int, int, int]:
+        high, wide = self._of(1, 3, 5, 6, 9, 12, 24), self._of(1, 3, 5, 6, 10, 12, 24)
+        while high * wide * depth > 12_000:
+            high, wide = max(1, high // 2), max(1, wide // 2)
+        return 1, high, wide, depth
+
+    def _convolution(self, kernel: tuple[int, int], stride: int, depth: int) -> None:
+        shape = self._image(depth)
+        out = -(-shape[1] // stride), -(-shape[2] // stride)
+        channels = self._of(2, 4, 8, 10, 16, 32, 64)
+        x = self._tensor(shape)
+        w, b = self._weights((channels, *kernel, depth), 0)
+        self._step(
+            "conv_2d", (x, w, b), self._tensor((1, *out, channels), 0.3), padding="same",
+            stride_h=stride, stride_w=stride, activation="none",
+        )  # fmt: skip
+
+    def _point(self) -> None:
+        self._convolution((1, 1), 1, self._of(4, 8, 16, 20, 32, 64, 128))
+
+    def _conv(self) -> None:
+        kernel = (3, 3) if self._of(0, 1) else (self._of(1, 3, 5, 10), self._of(1, 2, 3, 4, 8))
+        self._convolution(kernel, self._of(1, 2), self._of(1, 3, 8, 16, 40))
+
+    def _depthwise_of(self, kernel: tuple[int, int], stride: int, multiplier: int) -> None:
+        shape = self._image(self._of(4, 8, 13, 32, 64))
+        channels = shape[3] * multiplier
+        out = -(-shape[1] // stride), -(-shape[2] // stride)
+        x = self._tensor(shape)
+        w, b = self._weights((1, *kernel, channels), 3)
+        self._step(
+            "depthwise_conv_2d", (x, w, b), self._tensor((1, *out, channels), 0.3), padding="same",
+            stride_h=stride, stride_w=stride, activation="none", multiplier=multiplier,
+        )  # fmt: skip
+
+    def _depthwise(self) -> None:
+        self._depthwise_of((3, 3), self._of(1, 1, 2), 1)
+
+    def _other_depthwise(self) -> None:
+        self._depthwise_of((self._of(1, 3, 5), self._of(1, 2, 4)), self._of(1, 2), self._of(1, 2))
+
+    def _connected(self) -> None:
+        depth, channels = self._of(20, 64, 128, 300), self._of(4, 10, 12, 64, 128)
+        x = self._tensor((1, depth))
+        w, b = self._weights((channels, depth), 0)
+        self._step(
+            "fully_connected", (x, w, b), self._tensor((1, channels), 0.3), activation="none",
+            weights_format=0,
+        )  # fmt: skip
+
+    def _pool_of(self, kind: str) -> None:
+        shape = self._image(self._of(8, 16, 64))
+        size = min(shape[1], shape[2], self._of(2, 3, 8))
+        out = (shape[1] - size) // size + 1, (shape[2] - size) // size + 1
+        self._step(
+            kind, (self._tensor(shape),), self._tensor((1, *out, shape[3])), padding="valid",
+            stride_h=size, stride_w=size, filter_h=size, filter_w=size, activation="none",
+        )  # fmt: skip
+
+    def _average(self) -> None:
+        self._pool_of("average_pool_2d")
+
+    def _maximum(self) -> None:
+        self._pool_of("max_pool_2d")
+
+    def _add(self) -> None:
+        shape = self._image(self._of(8, 16))
+        a, b = self._tensor(shape), self._tensor(shape, 0.04, 5)
+        self._step("add", (a, b), self._tensor(shape, 0.08), activation="none")
+
+    def _softmax(self) -> None:
+        shape = (1, self._of(2, 3, 10, 12, 40))
+        x = self._tensor(shape, self._of(1, 2, 8) / 64)
+        self._step("softmax", (x,), self._tensor(shape, 1 / 256, -128), beta=1.0)
+
+
+_KINDS = [
+    "point", "conv", "depthwise", "point", "conv", "depthwise", "other_depthwise", "connected",
+    "average", "maximum", "add", "softmax", "point", "depthwise",
+]  # fmt: skip
+
+
+def _ran(device: str, kinds: list[str], seed: int) -> tuple[Firmware, Run]:
+    made = export_firmware(write_network(_Shapes(seed).network(kinds)), device=device)
+    inputs = random_inputs(made.interface, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        ran = run_emulated(made.sources, made.interface, inputs, Path(folder), made.target)
+    return made, ran
+
+
+def _samples(device: str) -> Iterator[tuple[Step, int]]:
+    for seed in range(_NETWORKS):
+        made, ran = _ran(device, _KINDS[:_OPERATORS], seed)
+        yield from zip(made.program.steps, ran.steps[0], strict=True)
+
+
+def _fit(samples: list[tuple[Step, int]]) -> dict[str, dict[str, float]]:
+    found = {}
+    for kernel in sorted({step.kernel for step, _ in samples}):
+        own = [(counts(step), cost) for step, cost in samples if step.kernel == kernel]
+        names = sorted({name for one, _ in own for name in one})
+        rows = np.array([[one.get(name, 0.0) / cost for name in names] for one, cost in own])
+        weights, _ = nnls(rows, np.ones(len(own)))
+        found[kernel] = {
+            name: round(float(w), 3) for name, w in zip(names, weights, strict=True) if w
+        }
+    return found
+
+
+def _sizes(device: str) -> dict[str, Any]:
+    """Code and stack of each kernel, from images that have no other."""
+    code: dict[str, int] = {}
+    stack: dict[str, int] = {}
+    found: dict[str, Any] = {"code": code, "stack": stack}
+    for kind in dict.fromkeys(_KINDS):
+        for seed in range(8):
+            made, ran = _ran(device, [kind], seed)
+            kernel = made.program.steps[0].kernel
+            assert ran.size is not None
+            if kernel not in code:
+                twice, again = _ran(device, [kind, kind], seed)
+                assert again.size is not None
+                if {step.kernel for step in twice.program.steps} == {kernel}:
+                    found["step_code"] = again.size.code - ran.size.code
+                code[kernel] = ran.size.code - found["step_code"]
+                found["library"] = max(ran.size.library, found.get("library", 0))
+            stack[kernel] = max(ran.stack, stack.get(kernel, 0))
+    return found
+
+
+def main() -> None:
+    """Fit all processors that are emulated, and write the file."""
+    made = {}
+    for target in targets():
+        if target.board:
+            print(f"fitting {target.name}", file=sys.stderr, flush=True)
+            weights = _fit(list(_samples(target.name)))
+            made[target.name] = {"instructions": weights} | _sizes(target.name)
+    Path(sys.argv[1]).write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
