@@ -62,7 +62,10 @@ def test_a_plan_fits_its_budget_and_says_what_it_takes(trained: bool, ratio: flo
     assert made.nbytes <= made.budget == int(DENSE / ratio)
     assert made.basis is (Provenance.MEASURED if trained else Provenance.ASSUMED)
     fitting = [one for one in made.alternatives if one.error is not None]
-    errors = [one.error for one in fitting if one.error is not None]
+    # Nothing is risked on what is only assumed: a plain smaller dimension goes first.
+    plain_first = not trained and "lowdim" in {one.method for one in fitting}
+    assert not plain_first or fitting[0].method == "lowdim"
+    errors = [one.error for one in fitting[plain_first:] if one.error is not None]
     assert errors == sorted(errors)
     assert made.method == fitting[0].method
     assert {one.method for one in made.alternatives} == {*FORMATS, "mixed"} - {"dense"}
@@ -135,6 +138,26 @@ def test_measured_scores_decide() -> None:
     assert bool(model.top.weight.any())
     assert type(model.item) is nn.Embedding
     assert "score 0.9" in str(made)
+
+
+def test_a_smaller_dimension_is_always_among_the_rows() -> None:
+    model = Two()
+    made = plan(model, counts(), ratio=4, methods=["hash"], least_rows=350)
+    assert made.method == "hash"
+    beside = next(one for one in made.alternatives if one.method == "lowdim")
+    assert beside.error is not None
+    assert "lowdim" in str(made)
+    assert "not among the methods asked for" in str(made)
+    scores = {"HashEmbedding": 0.3, "TableEmbedding": 0.6}
+
+    def evaluate(copied: nn.Module) -> float:
+        kind = "TableEmbedding" if "dim=" in repr(copied.item) else "HashEmbedding"
+        return scores[kind]
+
+    judged = plan(model, counts(), ratio=4, methods=["hash"], evaluate=evaluate, least_rows=350)
+    assert judged.method == "lowdim"
+    tight = plan(model, counts(), ratio=200, methods=["hash"], least_rows=350)
+    assert all(one.method != "lowdim" for one in tight.alternatives)
 
 
 def test_an_optimizer_trains_the_new_parameters() -> None:

@@ -1,4 +1,4 @@
-"""What others make of the same product: PyTorch's engines, gemmlowp, ONNX Runtime.
+"""What others make of the same product: PyTorch's engines, gemmlowp, ONNX Runtime, OpenVINO.
 
 Each peer is a function without arguments that multiplies once, on one thread, or the reason why it
 cannot be run here.
@@ -162,3 +162,26 @@ def gemmlowp(m: int, n: int, k: int) -> Peer:
     if not torch.equal(c.T.float(), a.float() @ b.float().T):
         return "gemmlowp gives a wrong product"
     return run
+
+
+def openvino(bits: int, m: int, n: int, k: int) -> Peer:
+    """OpenVINO's product with weights of 4 or 8 bits in blocks of 32, floats around."""
+    try:
+        import openvino as ov
+    except ImportError:
+        return "no openvino (pip install openvino)"
+    ops = ov.opset13
+    draw = np.random.default_rng(0)
+    shape = (n, k // _ORT_BLOCK, _ORT_BLOCK)
+    kind = {4: ov.Type.u4, 8: ov.Type.u8}[bits]
+    values = draw.integers(0, 255, n * k * bits // 8, dtype=np.uint8)
+    codes = ops.convert(ops.constant(ov.Tensor(values, list(shape), kind)), "f16")
+    middle = ops.constant(np.float16(2 ** (bits - 1)))
+    scales = ops.constant(draw.random((*shape[:2], 1)).astype(np.float16))
+    weight = ops.reshape(ops.multiply(ops.subtract(codes, middle), scales), [n, k], False)
+    x = ops.parameter([m, k], ov.Type.f32)
+    made = ops.matmul(x, ops.convert(weight, "f32"), False, True)
+    settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
+    compiled = ov.compile_model(ov.Model([made], [x]), "CPU", settings)
+    request, given = compiled.create_infer_request(), draw.random((m, k), dtype=np.float32)
+    return lambda: request.infer([given], share_inputs=True)

@@ -37,6 +37,9 @@ LEAST_ROWS = 2000
 """Smaller tables stay as they are: they cost nothing and would only collide."""
 
 MIXED = "mixed"
+PLAIN = "lowdim"
+"""The format that goes first where nothing was measured."""
+
 _BLOCK = 32
 _LARGEST_BYTES = 64 << 20
 _VERSION = 1
@@ -272,9 +275,11 @@ def plan(
 
     The mixture that loses least is compared with each format alone: where one of them is no worse,
     it is taken, since it is simpler. What is lost of a trained table is measured on its numbers,
-    weighted by how often rows are read. For a table that is yet to be trained it is an assumption;
-    `evaluate` tells the truth: it trains or scores a compressed copy of the model, one for each
-    alternative, and the best score wins.
+    weighted by how often rows are read. For a table that is yet to be trained it is an assumption,
+    on which nothing is risked: a plain smaller dimension goes first wherever it fits, since no
+    other format was above it on real data by more than seeds differ. `evaluate` tells the truth: it
+    trains or scores a compressed copy of the model, one for each alternative, and the best score
+    wins. A smaller dimension is among them whatever `methods` are.
 
     Args:
         id_stats: how often rows are looked up: a recorded graph with the statistic "ids", or
@@ -297,8 +302,15 @@ def plan(
     least_rows = whole_number("least_rows", least_rows)
     facts = facts_of(model, id_stats, trained=trained, least_rows=least_rows)
     compared = plan_tables(facts, budget=budget, ratio=ratio, methods=methods)
+    plain = _plain(facts, compared, budget, ratio)
     if evaluate is None:
-        return compared.best
+        beside = tuple(
+            dataclasses.replace(_alternative(one), why_not="not among the methods asked for")
+            for one in plain
+        )
+        best = compared.best
+        return dataclasses.replace(best, alternatives=(*best.alternatives, *beside))
+    compared = dataclasses.replace(compared, plans=(*compared.plans, *plain))
     scored = [(_score(evaluate(one.apply(copy.deepcopy(model)))), one) for one in compared.plans]
     if all(score == -math.inf for score, _ in scored):
         raise InvalidArgumentError("evaluate", "gave no alternative a score: all are NaN")
@@ -310,7 +322,8 @@ class Compared:
     """Plans for the same tables and budget: the mixture, and each format alone.
 
     Attributes:
-        plans: those that fit, the one with the least error first.
+        plans: those that fit, the one with the least error first; where errors are assumed, the
+            plain smaller dimension before all.
         left_out: formats that cannot reach the budget, or need trained tables.
     """
 
@@ -390,7 +403,23 @@ def plan_tables(
         )  # fmt: skip
     # The mixture last: of equals the simpler is taken.
     order = sorted([*plans, mixture], key=_error)
+    if not fixed and basis is Provenance.ASSUMED:
+        # Stable: others stay in the order of what they are assumed to lose.
+        order.sort(key=lambda one: one.method != PLAIN)
     return Compared(tuple(order), tuple(left_out))
+
+
+def _plain(
+    facts: Sequence[TableFacts], compared: Compared, budget: int | str | None, ratio: float | None
+) -> tuple[Plan, ...]:
+    """The plan of a smaller dimension, which others have to beat, where it is not compared yet."""
+    if any(one.method == PLAIN for one in (*compared.plans, *compared.left_out)):
+        return ()
+    try:
+        plans = plan_tables(facts, budget=budget, ratio=ratio, methods=[PLAIN]).plans
+    except InvalidArgumentError:  # it cannot be so small
+        return ()
+    return tuple(one for one in plans if one.method == PLAIN)
 
 
 def _check(name: str, module: Any, choice: Choice, known: TableFacts | None) -> None:
@@ -474,4 +503,5 @@ def _said(one: Alternative) -> str:
     if one.error is None:
         return f"{one.method}: {one.why_not}"
     score = "" if one.score is None else f", score {one.score:.4g}"
+    score += f" ({one.why_not})" if one.why_not else ""
     return f"{one.method}: {format_bytes(one.nbytes)}, {one.error:.1%} lost{score}"

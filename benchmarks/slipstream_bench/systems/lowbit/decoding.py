@@ -1,0 +1,174 @@
+"""Rows of ``slipstream bench lowbit`` about decoding at batch 1: speed, memory, quality.
+
+One thread. A token of a decoder reads every weight once: what counts is how many bytes that is.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from slipstream_bench.harness import one_thread, paired
+from slipstream_bench.rows import Bar, BenchOptions, at_most, not_judged
+
+_WIDTH, _LAYERS, _HEADS = 2048, 2, 16
+_TOKENS = 6
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """A decoder of 101 million weights against torch's int8, its products against other runtimes'
+    four bits, and what a small trained one loses."""
+    with one_thread(gradients=False):
+        yield from _token_rows(options)
+        yield from _product_rows(options)
+        yield from _quality_rows(options)
+
+
+def _token_rows(options: BenchOptions) -> Iterator[Bar]:
+    rows = {
+        "decoding: w4a8 against torch int8, batch 1": ("int8", "w4a8", 2.0),
+        "decoding: w3a8 against torch int8, batch 1": ("int8", "w3a8", 2.5),
+        "decoding: w8a8 against torch int8, batch 1": ("int8", "w8a8", 1.0),
+        "decoding: w4a8 against float32, batch 1": ("float32", "w4a8", 4.0),
+    }
+    wanted = [bar for bar in rows if options.wants(bar)]
+    if not wanted:
+        return
+    import torch
+
+    from slipstream_bench.systems.lowbit.decoder import Decoder
+
+    torch.manual_seed(0)
+    model = Decoder(_WIDTH, _LAYERS, _HEADS).eval()
+    ids = torch.randint(0, 256, (1, 16))
+    models: dict[str, Any] = {"float32": model, "int8": _int8(model)}
+    for bar in wanted:
+        name = rows[bar][1]
+        if name not in models:
+            options.progress(f"decoding: {name}")
+            models[name] = _low_bit(model, ids, int(name[1]), edge_bits=int(name[1]))
+    arms = {name: _tokens(one, ids) for name, one in models.items()}
+    taken = paired(arms, blocks=9 if options.full else 6, budget_s=60.0)
+    sizes = {name: _weight_bytes(one) / 2**20 for name, one in models.items()}
+    for bar in wanted:
+        slow, fast, target = rows[bar]
+        each = ", ".join(
+            f"{name} {_TOKENS / taken.median_s(name):.1f} tokens/s, {sizes[name]:.0f} MiB"
+            for name in (fast, slow)
+        )
+        yield taken.ratio(slow, fast).at_least(bar, target, detail=f"{each} of weights")
+
+
+def _product_rows(options: BenchOptions) -> Iterator[Bar]:
+    rows = {
+        "decoding: products of a token in 4 bits against ONNX Runtime": "onnxruntime",
+        "decoding: products of a token in 4 bits against OpenVINO": "openvino",
+    }
+    wanted = [bar for bar in rows if options.wants(bar)]
+    if not wanted:
+        return
+    import torch
+    from torch import nn
+
+    from slipstream.techniques.lowbit.nn import LowBitLinear
+    from slipstream_bench.systems.lowbit import peers
+    from slipstream_bench.systems.lowbit.decoder import Layer
+
+    shapes = [
+        one.weight.shape for one in Layer(_WIDTH, _HEADS).modules() if isinstance(one, nn.Linear)
+    ] * _LAYERS
+    layers = [
+        LowBitLinear.from_float(nn.Linear(k, n, bias=False), 4, 8, (-3.0, 3.0), least_error=False)
+        for n, k in shapes
+    ]
+    inputs = {k: torch.randn(1, k) for _, k in shapes}
+
+    def ours() -> None:
+        for layer, (_, k) in zip(layers, shapes, strict=True):
+            layer(inputs[k])
+
+    for bar in wanted:
+        options.progress(bar)
+        runs = [getattr(peers, rows[bar])(4, 1, n, k) for n, k in shapes]
+        if isinstance(runs[0], str):
+            yield not_judged(bar, "x", ">= 1.3", runs[0])
+            continue
+
+        def theirs(runs: list[Callable[[], object]] = runs) -> None:
+            for run in runs:
+                run()
+
+        taken = paired({"theirs": theirs, "ours": ours}, blocks=9, budget_s=20.0)
+        detail = f"{len(shapes)} products of one row, floats around; theirs in blocks of 32"
+        yield taken.ratio("theirs", "ours").at_least(bar, 1.3, detail=detail)
+
+
+def _quality_rows(options: BenchOptions) -> Iterator[Bar]:
+    rows = {
+        "decoding: perplexity of w8a8 over float32": (8, 1.02),
+        "decoding: perplexity of w4a8 over float32": (4, 1.10),
+        "decoding: perplexity of w3a8 over float32": (3, 1.30),
+    }
+    wanted = [bar for bar in rows if options.wants(bar)]
+    if not wanted:
+        return
+    import torch
+
+    from slipstream_bench.systems.lowbit.decoder import batch, perplexity, text, trained
+
+    options.progress("decoding: a decoder is trained")
+    with torch.enable_grad():
+        model = trained(600 if options.full else 200)
+    before, int8 = perplexity(model), perplexity(_int8(model))
+    calibrated = batch(text()[0], 16, 64)[:, :-1]
+    for bar in wanted:
+        bits, most = rows[bar]
+        after = perplexity(_low_bit(model, calibrated, bits))
+        detail = (
+            f"{after:.2f} of bytes held out, float32 {before:.2f}, torch int8 {int8:.2f}; not "
+            "trained again, first and last layer in 8 bits"
+        )
+        yield at_most(bar, after / before, most, "x", detail=detail)
+
+
+def _int8(model: Any) -> Any:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantise: Any = torch.ao.quantization.quantize_dynamic
+        return quantise(model, {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def _low_bit(model: Any, ids: Any, bits: int, **settings: Any) -> Any:
+    from slipstream.techniques.lowbit.qat import quantise_model
+
+    copied = copy.deepcopy(model)
+    quantise_model(copied, [ids], wbits=bits, abits=8, **settings)
+    return copied
+
+
+def _tokens(model: Any, ids: Any) -> Callable[[], object]:
+    from slipstream_bench.systems.lowbit.decoder import Decoder
+
+    assert isinstance(model, Decoder)
+    return lambda: model.decode(ids, _TOKENS)
+
+
+def _weight_bytes(model: Any) -> int:
+    """Of linear layers, as they are multiplied with."""
+    import torch
+
+    from slipstream.techniques.lowbit.layer import LowBitLayer
+
+    total = 0
+    for one in model.modules():
+        if isinstance(one, LowBitLayer):
+            total += sum(packed.nbytes for packed in one.packed)
+        elif isinstance(one, torch.nn.Linear):
+            total += one.weight.nbytes
+        elif callable(getattr(one, "weight", None)):
+            total += one.weight().numel()
+    return total
