@@ -76,6 +76,7 @@ def _backward(module: nn.RNNBase, y: torch.Tensor) -> Callable[[], object]:
 
 
 def _backward_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    cases: list[tuple[str, Callable[..., nn.RNNBase], tuple[int, int, int], float]]
     cases = [("RNN", nn.RNN, shape, bar) for shape, bar in _BACKWARD.items()]
     cases += [(name, make, (16, 20, 1000), bar) for name, (make, bar) in _CELLS.items()]
     for name, make, (batch, hidden, steps), target in cases:
@@ -172,8 +173,8 @@ def _primitive_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
             taken = paired(
                 {
                     "ours": functools.partial(dense_recurrence, a, b),
-                    "torch": lambda a=a, b=b: associative_scan(
-                        combine, (a, b), dim=0, combine_mode="generic"
+                    "torch": functools.partial(
+                        associative_scan, combine, (a, b), dim=0, combine_mode="generic"
                     ),
                 },
                 blocks=blocks,
@@ -214,7 +215,15 @@ def _batched_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
     y, zero = module(x)[0], torch.zeros(2, 20)
     states = y.detach()
     none = states[:0]
-    saved = Saved("tanh", module.weight_hh_l0.detach(), states, none, none, zero, None)
+    saved = Saved(
+        "tanh",
+        dict(module.named_parameters())["weight_hh_l0"].detach(),
+        states,
+        none,
+        none,
+        zero,
+        None,
+    )
     dy = torch.zeros_like(states)
     dy[-1] = 1.0
     arms: dict[str, Callable[[], object]] = {

@@ -95,6 +95,6 @@ def _drawn(net: Any, ratio: float) -> None:
         elif isinstance(layer, nn.Conv2d):
             rank = max(1, int(ratio * min(layer.weight.flatten(1).shape)))
             net[at] = nn.Sequential(
-                nn.Conv2d(layer.in_channels, rank, 3, layer.stride, 1, bias=False),
+                nn.Conv2d(layer.in_channels, rank, 3, layer.stride, 1, bias=False),  # type: ignore[arg-type]
                 nn.Conv2d(rank, layer.out_channels, 1),
             )

@@ -1,4 +1,4 @@
-"""Fit `slipstream.ship.firmware.costs`: ``python -m slipstream_bench.systems.micro.fit COSTS.json``.
+"""Fit `slipstream.ship.firmware.costs`: ``python -m slipstream_bench.systems.micro.fit FILE``.
 
 Steps of random shapes run on each emulated processor; the weights are the non-negative ones of
 least relative error. None of the networks that predictions are held against is among them.

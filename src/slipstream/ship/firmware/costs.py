@@ -1,7 +1,7 @@
-"""What a step costs on a processor, without building it: counts of what its loops do, times weights.
+"""What a step costs on a processor, without building it: counts of its loops, times weights.
 
-The counts follow from the kernels' loops and a step's numbers; the weights are fitted, per kernel and
-processor, on steps of random shapes run on the emulated processor (`slipstream_bench` keeps the
+The counts follow from the kernels' loops and a step's numbers; the weights are fitted, per kernel
+and processor, on steps of random shapes run on the emulated processor (`slipstream_bench` keeps the
 program that fits them), and stand in ``costs.json``. Instructions hardly depend on data: what
 saturates or is clamped takes a few more or less.
 """
@@ -48,7 +48,7 @@ def constant_bytes(program: Program) -> int:
     tables = sum(table.nbytes for step in program.steps for table in step.tables.values())
     structs = sum(STRUCT_BYTES[step.struct] for step in program.steps)
     softmax = any(step.struct == "slip_softmax" for step in program.steps)
-    return tables + structs + (_SOFTMAX_TABLE if softmax else 0)
+    return int(tables + structs + (_SOFTMAX_TABLE if softmax else 0))
 
 
 def code_bytes(program: Program, target: Target) -> int:
@@ -56,7 +56,7 @@ def code_bytes(program: Program, target: Target) -> int:
     found = _weights()[target.name]
     kernels = {step.kernel for step in program.steps}
     own = sum(found["code"][kernel] for kernel in kernels)
-    return round(own + found["step_code"] * len(program.steps) + found["library"])
+    return int(round(own + found["step_code"] * len(program.steps) + found["library"]))
 
 
 def stack_bytes(program: Program, target: Target) -> int:

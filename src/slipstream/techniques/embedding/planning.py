@@ -402,7 +402,7 @@ def plan_tables(
             f"the least is about {format_bytes(least)}",
         )  # fmt: skip
     # The mixture last: of equals the simpler is taken.
-    order = sorted([*plans, mixture], key=_error)
+    order: list[Plan] = sorted([*plans, mixture], key=_error)
     if not fixed and basis is Provenance.ASSUMED:
         # Stable: others stay in the order of what they are assumed to lose.
         order.sort(key=lambda one: one.method != PLAIN)
@@ -413,7 +413,8 @@ def _plain(
     facts: Sequence[TableFacts], compared: Compared, budget: int | str | None, ratio: float | None
 ) -> tuple[Plan, ...]:
     """The plan of a smaller dimension, which others have to beat, where it is not compared yet."""
-    if any(one.method == PLAIN for one in (*compared.plans, *compared.left_out)):
+    known = {one.method for one in compared.plans} | {one.method for one in compared.left_out}
+    if PLAIN in known:
         return ()
     try:
         plans = plan_tables(facts, budget=budget, ratio=ratio, methods=[PLAIN]).plans

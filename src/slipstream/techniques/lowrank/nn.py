@@ -118,7 +118,7 @@ class _LowRankConv(_Pair):
             padding_mode,
         )  # fmt: skip
         super().__init__(*self._layers(dense, rank))
-        self._fill_from(dense.weight, rank, False)
+        self._fill_from(dense.weight, rank, NEAREST)
         self.second.bias = dense.bias
 
     @classmethod
