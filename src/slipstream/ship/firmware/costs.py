@@ -56,7 +56,8 @@ def code_bytes(program: Program, target: Target) -> int:
     found = _weights()[target.name]
     kernels = {step.kernel for step in program.steps}
     own = sum(found["code"][kernel] for kernel in kernels)
-    return int(round(own + found["step_code"] * len(program.steps) + found["library"]))
+    nbytes: int = round(own + found["step_code"] * len(program.steps) + found["library"])
+    return nbytes
 
 
 def stack_bytes(program: Program, target: Target) -> int:
