@@ -44,6 +44,15 @@ def register(app: typer.Typer) -> None:
 def train(
     task: _Task,
     technique: options.Techniques = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            metavar="NAME:KEY=VALUE,...",
+            help="What to compare with, as ddp:workers=2 where a technique changes what replicas "
+            "exchange; the task as it is by default.",
+        ),
+    ] = "",
     runs: Runs = 5,
     division: _Division = "open",
     target: Annotated[
@@ -71,14 +80,15 @@ def train(
         slipstream mlperf train mine.py:digits -t ddp:workers=2+powersgd:4
     """
     to_quality(
-        task, technique or (), runs=runs, division=division, target=target, batch=batch,
-        threads=threads, out=out, as_json=as_json,
+        task, technique or (), against=against, runs=runs, division=division, target=target,
+        batch=batch, threads=threads, out=out, as_json=as_json,
     )  # fmt: skip
 
 
 def to_quality(
-    task: str, techniques: Any, *, runs: int, division: str = "open", target: float | None = None,
-    batch: int | None = None, threads: int = 1, out: Path | None = None, as_json: bool = False,
+    task: str, techniques: Any, *, runs: int, against: str = "", division: str = "open",
+    target: float | None = None, batch: int | None = None, threads: int = 1,
+    out: Path | None = None, as_json: bool = False,
 ) -> None:  # fmt: skip
     """What ``mlperf train`` and ``prove --to-quality`` do."""
     from slipstream.cli._output import emit_result, note, progress
@@ -90,8 +100,8 @@ def to_quality(
         )
     with progress(f"training {task}") as say:
         judged = time_to_quality(
-            task, list(techniques), runs=runs, division=division, folder=out, threads=threads,
-            batch=batch, target_quality=target, say=say,
+            task, list(techniques), against=against, runs=runs, division=division, folder=out,
+            threads=threads, batch=batch, target_quality=target, say=say,
         )  # fmt: skip
     note(f"logs: {judged.arms[0].folder.parent}")
     emit_result(judged, *judged.tables(), as_json=as_json)

@@ -66,6 +66,18 @@ def command(
             help="Every clock and metric, each side's sentences, real ranks, layers and links.",
         ),
     ] = False,
+    to_quality: Annotated[
+        bool,
+        typer.Option(
+            "--to-quality",
+            help="Train the task file.py:function until its target instead, several times from "
+            "paired seeds: see slipstream mlperf train.",
+        ),
+    ] = False,
+    runs: Annotated[
+        int,
+        typer.Option("--runs", metavar="N", min=1, help="With --to-quality: runs of every side."),
+    ] = 5,
     store: options.StorePath = None,
     as_json: options.Json = False,
 ) -> None:
@@ -86,6 +98,8 @@ def command(
 
         slipstream prove train.py:make_workload --technique amp:bf16
 
+        slipstream prove task.py:digits -t lowrank:0.25 --to-quality --runs 5
+
         slipstream prove train.py:make_workload --cluster workers=2,link=100mbit
         -t ddp:workers=2 -t ddp:workers=2+powersgd:4
     """
@@ -100,6 +114,14 @@ def command(
 
     if not technique:
         raise UsageError("no technique is named", remedy="--technique amp:bf16")
+    if to_quality:
+        from slipstream.cli import mlperf_train
+
+        threads = request.threads or 1
+        mlperf_train.to_quality(
+            request.target, technique, runs=runs, threads=threads, as_json=as_json
+        )
+        return
     # Everything that can be wrong in the request, before anything takes time.
     chosen = {techniques.combination_name(one): one for one in map(techniques.parse, technique)}
     names = list(chosen)

@@ -9,8 +9,8 @@ import pytest
 
 from slipstream.errors import InvalidArgumentError
 from slipstream.mlperf.training.compare import Factor, Outcome, Verdict, detectable, power_of
-from slipstream.mlperf.training.judge import recorded
 from slipstream.mlperf.training.score import median_window, olympic
+from slipstream.mlperf.training.tasks import recorded
 
 
 def runs(samples: list[float], sample_s: float = 1.0, failed: int = 0) -> list[Outcome]:

@@ -9,9 +9,8 @@ import pytest
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, UsageError, WorkloadError
 from slipstream.mlperf.training import SUITE, Judged, Task, time_to_quality
-from slipstream.mlperf.training.judge import recorded
 from slipstream.mlperf.training.log import found, read
-from slipstream.mlperf.training.tasks import load
+from slipstream.mlperf.training.tasks import load, recorded
 
 OWN = """
 import os

@@ -104,6 +104,8 @@ class Factor:
 
     def words(self, better: str, worse: str, alike: str) -> str:
         """``22 % faster``, ``9 % slower``, or that no difference was found."""
+        if self.n < 2:
+            return f"{self.ratio:.2f} of it in the one pair, which says nothing"
         if not self.significant:
             narrow = self.high < 1 + _ALIKE and self.low > 1 - _ALIKE
             return alike if narrow else f"{alike} within {100 * (self.high / self.ratio - 1):.0f} %"

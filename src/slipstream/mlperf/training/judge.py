@@ -27,7 +27,7 @@ from slipstream.mlperf.training.log import Log, read, value_of
 from slipstream.mlperf.training.rcp import Check, Reference
 from slipstream.mlperf.training.rules import Violation, check_set, epochs_of
 from slipstream.mlperf.training.score import LEAST_RUNS
-from slipstream.mlperf.training.tasks import Task
+from slipstream.mlperf.training.tasks import Task, recorded
 from slipstream.ranks.launch import Host, joined
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration
@@ -138,15 +138,6 @@ _FACTOR_FIELDS = (
 )
 
 
-def recorded(task: str) -> dict[str, Any] | None:
-    """The recorded reference runs of a task of the suite: samples to the target by batch size."""
-    path = Path(__file__).parent / "suite" / "reference.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] | None = json.loads(path.read_text("utf-8")).get(task)
-    return found
-
-
 def describe(target: str, say: Say = lambda line: None) -> Task:
     """The task of a name or ``file.py:function``; its file runs in a child.
 
@@ -157,13 +148,7 @@ def describe(target: str, say: Say = lambda line: None) -> Task:
         facts = child.call(
             "slipstream.mlperf.training.running:describe", target=target, timeout_s=_LIMIT_S
         )
-    found = Task(**facts)
-    reference = recorded(found.name) if ":" not in target else None
-    if reference is not None and not found.typical:
-        samples = reference["samples"].get(str(found.batch), [])
-        facts["typical"] = int(np.median(samples)) if samples else 0
-        found = Task(**facts)
-    return found
+    return Task(**facts)
 
 
 def power_line(target: str, task: Task, runs: int) -> str:
@@ -183,6 +168,7 @@ def time_to_quality(
     target: str,
     combinations: Sequence[str] = (),
     *,
+    against: str = "",
     runs: int = 5,
     division: str = "open",
     folder: Path | None = None,
@@ -198,6 +184,7 @@ def time_to_quality(
     Args:
         target: a task of the suite, or ``file.py:function``.
         combinations: in the grammar: ``lowrank:0.25``, ``ddp:workers=2+powersgd:4``.
+        against: the combination that all others are compared with; none by default.
         folder: for the logs; by default one of its own among this user's cached files.
         threads: of each process.
         batch, target_quality, most_epochs: in place of the task's; logged.
@@ -210,10 +197,11 @@ def time_to_quality(
     """
     if runs < 1:
         raise InvalidArgumentError("runs", f"{runs} is less than 1")
-    arms = [BASELINE, *(techniques.combination_name(techniques.parse(c)) for c in combinations)]
+    first = techniques.combination_name(techniques.parse(against)) if against else BASELINE
+    arms = [first, *(techniques.combination_name(techniques.parse(c)) for c in combinations)]
     if len(set(arms)) < len(arms):
         raise UsageError("a combination of techniques is given twice")
-    _need_trainable(combinations)
+    _need_trainable([*combinations, *filter(None, [against])])
     seeds = list(seeds) if seeds is not None else _drawn(runs)
     if len(set(seeds)) < len(seeds):
         raise InvalidArgumentError("seeds", "a seed stands there twice: runs would be the same")
@@ -238,8 +226,9 @@ def time_to_quality(
             log = places[at] / f"result_{number}.txt"
             done[at].append(
                 _one(
-                    target, task, "" if at == 0 else name, seed, log, threads, division=division,
-                    batch=batch, target_quality=target_quality, most_epochs=most_epochs,
+                    target, task, "" if name == BASELINE else name, seed, log, threads,
+                    division=division, batch=batch, target_quality=target_quality,
+                    most_epochs=most_epochs,
                 )
             )  # fmt: skip
     found = [
@@ -258,6 +247,11 @@ def _need_trainable(combinations: Sequence[str]) -> None:
             if one.traits.edits_script:
                 raise UsageError(
                     f"'{one.name}' edits the loop of a script, and the loop of a task is ours"
+                )
+            if one.traits.stage == techniques.Stage.BATCH:
+                raise UsageError(
+                    f"'{one.name}' changes how many samples a step takes, which a task's loop sets",
+                    remedy="slipstream mlperf train --batch N",
                 )
 
 

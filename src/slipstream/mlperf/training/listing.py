@@ -9,12 +9,12 @@ from statistics import median
 from typing import Any
 
 from slipstream.errors import UsageError
-from slipstream.mlperf.training.judge import describe, recorded
+from slipstream.mlperf.training.judge import describe
 from slipstream.mlperf.training.log import read
 from slipstream.mlperf.training.rcp import Reference
 from slipstream.mlperf.training.rules import Violation, check_set, seconds_of
 from slipstream.mlperf.training.score import LEAST_RUNS, olympic
-from slipstream.mlperf.training.tasks import SUITE, Task, load
+from slipstream.mlperf.training.tasks import SUITE, Task, load, recorded
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration
 

@@ -1,0 +1,168 @@
+"""``slipstream bench lowrank``: products of thin matrices, in the step and in what is learned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from slipstream.techniques.lowrank import Start, factorize, plan
+from slipstream_bench.harness import one_thread, paired
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.lowrank.accuracy import MODELS, percent
+from slipstream_bench.systems.lowrank.models import PUBLISHED, ResNet18, resnet18_ranks, trained
+
+_BATCH, _RATIO = 16, 0.25
+_EPOCH = 50_000
+_STEP = "step, dense over r = 1/4, ResNet-18 on 32 x 32"
+_COLLAPSE_AT, _COLLAPSE_SEEDS = (1 / 16, 1 / 40), 10
+_ACCURACY_SEEDS = 5
+_ABOVE = 80.0
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Quick: sizes, identity, the step and the switch; accuracy by one seed."""
+    yield from _sizes(options)
+    yield from _identity(options)
+    with one_thread():
+        yield from _steps(options)
+        yield from _switch(options)
+        yield from _collapse(options)
+        yield from _accuracy(options)
+
+
+def _sizes(options: BenchOptions) -> Iterator[Bar]:
+    bar = "published parameter counts"
+    if not options.wants(bar):
+        return
+    right = 0
+    for make, ranks, before, after, *_ in PUBLISHED.values():
+        with torch.device("meta"):
+            model = make()
+        report = plan(model, ranks(model))
+        saved = report.parameters_before - report.parameters
+        right += (trained(model) == before) + (before - saved == after)
+    yield at_least(bar, right, 12, "of 12", n=12, detail=", ".join(PUBLISHED))
+
+
+def _identity(options: BenchOptions) -> Iterator[Bar]:
+    bar = "full rank against dense, float32, largest relative error"
+    if not options.wants(bar):
+        return
+    torch.manual_seed(0)
+    cases: list[tuple[Any, tuple[int, ...]]] = [
+        (nn.Linear(300, 200), (16, 300)), (nn.Conv1d(32, 48, 5, padding=2), (4, 32, 50)),
+        (nn.Conv2d(32, 64, 3, 2, 1), (4, 32, 16, 16)), (nn.LSTM(64, 96, 2), (12, 4, 64)),
+    ]  # fmt: skip
+    errors = []
+    for dense, shape in cases:
+        x, model = torch.randn(shape), nn.Sequential(dense)
+        with torch.no_grad():
+            before = _first(dense(x))
+            factorize(model, 1.0, keep="none", must_shrink=False)
+            errors.append(float((_first(model[0](x)) - before).norm() / before.norm()))
+    yield at_most(bar, max(errors), 1e-5, "", n=len(errors))
+
+
+def _first(made: Any) -> torch.Tensor:
+    found: torch.Tensor = made[0] if isinstance(made, tuple) else made
+    return found
+
+
+def _step(ratio: float, channels_last: bool = False) -> Callable[[], object]:
+    """A training step of ResNet-18; dense at a ratio of 0."""
+    torch.manual_seed(0)
+    model: nn.Module = ResNet18()
+    if ratio:
+        factorize(model, resnet18_ranks(model, ratio), start=Start(keep_norm=True))
+    x, y = torch.randn(_BATCH, 3, 32, 32), torch.randint(0, 10, (_BATCH,))
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x = x.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def _steps(options: BenchOptions) -> Iterator[Bar]:
+    both = f"{_STEP}, both channels last"
+    if not (options.wants(_STEP) or options.wants(both)):
+        return
+    options.progress(_STEP)
+    arms = {
+        "dense": _step(0), "thin": _step(_RATIO), "dense NHWC": _step(0, True),
+        "thin NHWC": _step(_RATIO, True),
+    }  # fmt: skip
+    taken = paired(arms, blocks=20 if options.full else 8)
+    detail = f"batch {_BATCH}, SGD with momentum; FLOPs 2.57"
+    yield taken.ratio("dense", "thin").at_least(_STEP, 2.4, detail=detail)
+    yield taken.ratio("dense NHWC", "thin NHWC").reported(both, detail=detail)
+
+
+def _switch(options: BenchOptions) -> Iterator[Bar]:
+    for randomised, most in ((False, 5.0), (True, 1.0)):
+        how = "randomised" if randomised else "exact"
+        bar = f"switch of ResNet-18 over an epoch, {how}"
+        if not options.wants(bar, 20):
+            continue
+        options.progress(bar)
+        model = ResNet18()
+        step = _step(0)
+        step()
+        began = time.process_time()
+        step()
+        epoch = (time.process_time() - began) * _EPOCH / _BATCH
+        began = time.process_time()
+        factorize(model, resnet18_ranks(model), start=Start(randomised=randomised))
+        took = time.process_time() - began
+        yield at_most(bar, 100 * took / epoch, most, "%", detail=f"{took:.1f} s of {epoch:.0f} s")
+
+
+def _collapse(options: BenchOptions) -> Iterator[Bar]:
+    bar = "no collapse of products from the first step, rank 1/16 and 1/40"
+    seeds = _COLLAPSE_SEEDS if options.full else 1
+    wanted = len(_COLLAPSE_AT) * seeds
+    if not options.wants(bar, 60):
+        return
+    options.progress(bar)
+    try:
+        found = [percent("MLP", "spectral", r, s) for r in _COLLAPSE_AT for s in range(seeds)]
+    except Exception as error:
+        yield not_judged(bar, "runs", f">= {wanted}", str(error))
+        return
+    above = sum(one > _ABOVE for one in found)
+    yield at_least(
+        bar, above, wanted, f"of {wanted} above {_ABOVE:.0f} %", n=wanted,
+        detail=f"lowest {min(found):.1f} %; Fashion-MNIST, 20,000 images, 6 epochs",
+        data={"percent": found},
+    )  # fmt: skip
+
+
+def _accuracy(options: BenchOptions) -> Iterator[Bar]:
+    seeds = _ACCURACY_SEEDS if options.full else 1
+    for model in MODELS:
+        for ratio in (1 / 4, 1 / 16):
+            bar = f"accuracy of {model} at r = 1/{1 / ratio:.0f}, hybrid less dense"
+            if not options.wants(bar, 90):
+                continue
+            options.progress(bar)
+            pairs = [
+                (percent(model, "dense", 1.0, s), percent(model, "hybrid", ratio, s))
+                for s in range(seeds)
+            ]
+            less = [b - a for a, b in pairs]
+            spread = f" +- {2.78 * stdev(less) / seeds**0.5:.2f}" if seeds > 1 else ""
+            yield at_least(
+                bar, mean(less), -0.3, "points", n=seeds,
+                detail=f"dense {mean(a for a, _ in pairs):.2f} %{spread}", data={"pairs": pairs},
+            )  # fmt: skip
