@@ -3,6 +3,8 @@
 Every argument of a valid call is changed in every way below, one at a time. An operator may refuse;
 if it gives something, that is what its reference gives, or tensors without numbers. Prints JSON:
 ``calls``, ``refused``, ``equal``, ``undefined``, and ``wrong``, the calls that gave something else.
+
+An argument names a folder with the compiled library to take instead of the installed one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 import slipstream
+from slipstream.native import loader
 from slipstream.techniques.dropout import kernels as dropout
 from slipstream.techniques.embedding.kernels import bags, robe, robe_reference, tt, tt_reference
 from slipstream.techniques.lowbit import pack_weights
@@ -338,6 +341,10 @@ def defined() -> set[str]:
 
 
 def main() -> None:
+    if len(sys.argv) > 1:
+        # The library of another build.
+        folder = Path(sys.argv[1])
+        loader._search_folders = lambda: [folder]
     torch.manual_seed(0)
     counts = {"calls": 0, "refused": 0, "equal": 0, "undefined": 0}
     wrong, seen = [], set()

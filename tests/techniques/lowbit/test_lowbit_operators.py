@@ -221,6 +221,13 @@ def test_gradients_end_with_words(kind: str) -> None:
         layer(x)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_torch_onnx_refuses_with_words() -> None:
+    layer, x = made("linear")
+    with pytest.raises(InvalidArgumentError, match=r"torch\.onnx has no form"):
+        torch.onnx.export(nn.Sequential(layer), (x,), io.BytesIO(), dynamo=False)
+
+
 def test_a_profiler_sees_them() -> None:
     for kind in ("linear", "conv"):
         layer, x = made(kind)

@@ -255,7 +255,12 @@ class LowBitLayer(nn.Module):
         self.bias = addend.clone() if self.bias is None else self.bias * factor + addend
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What is no tensor, and the weights without gaps; loaded with ``weights_only=True``."""
+        """What is no tensor, and the weights without gaps; loaded with ``weights_only=True``.
+
+        Raises:
+            InvalidArgumentError: ``torch.onnx`` asks, which has no form for these layers.
+        """
+        _refuse_onnx()
         parts = [one.to_bytes() for one in self._packed]
         sum_ = self.after_sum
         return {
@@ -358,6 +363,7 @@ class LowBitLayer(nn.Module):
                 remedy="model.eval() to infer, slipstream.lowbit.prepare_training to train",
             )  # fmt: skip
         self._check(x)
+        _refuse_onnx()
         if not x.is_floating_point():
             raise InvalidArgumentError("x", f"is {x.dtype}; operators of torch take floats")
         weights = [stored(one) for one in self.packed]
@@ -416,6 +422,15 @@ class LowBitLayer(nn.Module):
     def _described(self) -> str:
         parts = [f"W{self.wbits}A{self.abits}", f"scales per {self.granularity}"]
         return ", ".join(parts + ["relu"] * self.relu)
+
+
+def _refuse_onnx() -> None:
+    """Raise InvalidArgumentError while ``torch.onnx`` exports."""
+    if torch.onnx.is_in_onnx_export():
+        raise InvalidArgumentError(
+            "model", "has low-bit layers, for which torch.onnx has no form",
+            remedy="slipstream.lowbit.to_onnx(model, path), for linear layers of 2, 4 and 8 bits",
+        )  # fmt: skip
 
 
 def _numbers(codes: Codes | None) -> list[Any] | None:

@@ -191,10 +191,12 @@ class LowBit(Settings):
                 has a low-bit form.
         """
         from slipstream.quant import calibrate
+        from slipstream.techniques.lowbit.attention import open_up
         from slipstream.techniques.lowbit.qat import (
             added_parameters,
             chosen_layers,
             convert,
+            convertible,
             prepare_training,
         )
 
@@ -210,7 +212,8 @@ class LowBit(Settings):
                 )  # fmt: skip
                 built.optimizer.add_param_group({"params": added_parameters(built.model)})
                 return
-            ranges = calibrate(built.model, [None], run=lambda _: built.step())
+            open_up(built.model)
+            ranges = calibrate(built.model, [None], run=lambda _: built.step(), modules=convertible)
             chosen_layers(built.model, ranges, self.only, self.except_)
             built.model.eval()
             convert(
