@@ -76,12 +76,21 @@ def use_compiled(model: Any, mode: str) -> None:
     Raises:
         WorkloadError: it is compiled already.
     """
-    if compiled_already(model):
-        raise WorkloadError("the model is compiled already", remedy="measure it as it is")
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1
-    model._compiled_call_impl = compiled_call(model, mode=mode)
+    put_compiled(model, mode=mode)
+
+
+def put_compiled(model: Any, **options: Any) -> None:
+    """Let every call of `model` go through ``torch.compile(model, **options)``.
+
+    Raises:
+        WorkloadError: it is compiled already.
+    """
+    if compiled_already(model):
+        raise WorkloadError("the model is compiled already", remedy="measure it as it is")
+    model._compiled_call_impl = compiled_call(model, **options)
 
 
 def compiled_already(model: Any) -> bool:

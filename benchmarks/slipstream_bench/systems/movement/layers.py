@@ -13,7 +13,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn import functional
 
 from slipstream.durations.movement import Moved, Operation, analyze, find_regions
-from slipstream.techniques.fusion.traced import operations_of
+from slipstream.techniques.fusion.traced import trace_of
 
 _DROPPED = 0.1
 
@@ -108,11 +108,10 @@ def traced_layer(batch: int, length: int, width: int, heads: int) -> LayerBytes:
     made = torch.compile(model, backend=aot_autograd(**options))(x)
     made.backward(torch.empty_like(made))
     values: dict[str, int] = {}
-    forward, out, _ = operations_of(graphs[0], 1, values)
+    forward = trace_of(graphs[0], 1, values)
     # The backward's placeholders have the names of what the forward returned.
-    backward, gradients, _ = operations_of(graphs[1], 2, values)
-    kept = {v for one in backward for v, _ in one.reads}
-    result = {values[name] for name in values} & out
+    backward = trace_of(graphs[1], 2, values)
+    kept = {v for one in backward.operations for v, _ in one.reads}
     # What is only kept for the backward does not leave the step.
-    lasting = frozenset(gradients | {v for v in result if v not in kept})
-    return LayerBytes((*forward, *backward), lasting)
+    lasting = frozenset(backward.leaving | {v for v in forward.leaving if v not in kept})
+    return LayerBytes((*forward.operations, *backward.operations), lasting)

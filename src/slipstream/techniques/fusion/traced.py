@@ -6,15 +6,17 @@ value on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from slipstream.durations.movement import Operation
-from slipstream.durations.traffic import traffic
+from slipstream.durations.traffic import is_view, traffic
 from slipstream.graph import Call, TensorSpec
+from slipstream.graph.call import SCALAR_TYPE
 
 
 def spec_of(value: Any) -> TensorSpec | None:
@@ -34,6 +36,8 @@ def _argument(value: Any) -> Any:
         return spec_of(made) if isinstance(made, torch.Tensor) else None
     if isinstance(value, (list, tuple)):
         return tuple(_argument(item) for item in value)
+    if isinstance(value, torch.dtype):
+        return SCALAR_TYPE.get(str(value).removeprefix("torch."))
     return value if isinstance(value, (int, float, bool, str, type(None))) else None
 
 
@@ -70,10 +74,31 @@ def _tensor_inputs(node: Node) -> Iterator[Node]:
                 yield item
 
 
-def operations_of(
-    module: GraphModule, part: int = 0, values: dict[str, int] | None = None
-) -> tuple[list[Operation], frozenset[int], list[Node]]:
-    """Operations of a traced graph, values that leave it, and the node of each operation.
+@dataclass(frozen=True)
+class Traced:
+    """A traced graph, operation by operation.
+
+    Attributes:
+        operations: as `durations.movement` takes them.
+        nodes: of each operation.
+        inputs, sources: of each operation, for each tensor of its call: its value, and the node
+            that stands for it as the operator sees it.
+        outputs: of each operation, a value for each tensor it returns.
+        leaving: values that the graph returns.
+        value: of each node that stands for one tensor.
+    """
+
+    operations: tuple[Operation, ...]
+    nodes: tuple[Node, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[Node, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    leaving: frozenset[int]
+    value: Mapping[Node, int]
+
+
+def trace_of(module: GraphModule, part: int = 0, values: dict[str, int] | None = None) -> Traced:
+    """The operations of a traced graph.
 
     Args:
         part: of the step, see `Operation`.
@@ -83,8 +108,7 @@ def operations_of(
     known = values if values is not None else {}
     following = max(known.values(), default=-1) + 1
     of: dict[Node, tuple[int, ...]] = {}
-    operations: list[Operation] = []
-    nodes: list[Node] = []
+    rows: list[tuple[Operation, Node, tuple[int, ...], tuple[Node, ...], tuple[int, ...]]] = []
     leaving: set[int] = set()
     for node in module.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -102,23 +126,30 @@ def operations_of(
             of[node] = (parts[index],) if index < len(parts) else ()
         else:
             call = call_of(node)
-            if call is None:
-                of[node] = ()
+            sources = tuple(_tensor_inputs(node)) if call is not None else ()
+            inputs = tuple(of[one][0] for one in sources if of.get(one))
+            if call is None or len(inputs) != len(sources):
+                made = node.meta.get("val")
+                count = len(made) if isinstance(made, (list, tuple)) else 1
+                of[node] = tuple(range(following, following + count))
+                following += count
                 continue
             moved = traffic(call)
-            inputs = [of[one][0] for one in _tensor_inputs(node) if of.get(one)]
-            reads = tuple((v, n) for v, n in zip(inputs, moved.reads, strict=False) if n)
-            if call.outputs and not any(moved.writes) and inputs:
+            reads = tuple((v, n) for v, n in zip(inputs, moved.reads, strict=True) if n)
+            if call.outputs and is_view(call) and inputs:
                 of[node] = (inputs[0],)
                 continue
-            made = tuple(range(following, following + len(call.outputs)))
-            following += len(made)
-            of[node] = made
-            operations.append(
-                Operation(
-                    len(operations), call, reads,
-                    tuple(zip(made, moved.writes, strict=True)), part,
-                )
-            )  # fmt: skip
-            nodes.append(node)
-    return operations, frozenset(leaving), nodes
+            # By place in what it returns, which may hold None.
+            made = node.meta.get("val")
+            several = made if isinstance(made, (list, tuple)) else (made,)
+            present = [spec_of(one) is not None for one in several]
+            of[node] = tuple(range(following, following + len(present)))
+            following += len(present)
+            outputs = tuple(v for v, there in zip(of[node], present, strict=True) if there)
+            writes = tuple(zip(outputs, moved.writes, strict=True))
+            one = Operation(len(rows), call, reads, writes, part)
+            rows.append((one, node, inputs, sources, outputs))
+    columns = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+    operations, nodes, inputs_, sources_, outputs_ = (tuple(column) for column in columns)
+    values_of = {node: parts[0] for node, parts in of.items() if len(parts) == 1}
+    return Traced(operations, nodes, inputs_, sources_, outputs_, frozenset(leaving), values_of)

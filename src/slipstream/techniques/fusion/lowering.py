@@ -1,0 +1,353 @@
+"""From operations of a region to a `Nest`: which dimensions are rows, and where tensors lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.durations.traffic import short_name
+from slipstream.graph import Call, TensorSpec
+from slipstream.techniques.fusion import operators
+from slipstream.techniques.fusion.loops import (
+    Access,
+    Nest,
+    Shape,
+    Statement,
+    Store,
+    UnsupportedError,
+    access,
+    broadcast,
+    cut,
+    refinement,
+)
+
+_REAL = ("float32", "bfloat16", "float64")
+_DTYPES = (*_REAL, "bool", "uint8")
+_REDUCTIONS = ("sum", "mean", "amax")
+_FEWEST_COLUMNS = 256
+DROPOUT = "dropout"
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator of a region.
+
+    Attributes:
+        inputs, outputs: values, one for each tensor of the call.
+        sources: whatever stands for each input as this operator sees it: of views of one value,
+            each has its own.
+    """
+
+    call: Call
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    sources: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return short_name(self.call)
+
+    @property
+    def shape(self) -> Shape:
+        """Of its iteration space."""
+        tensors = [*self.call.outputs, *self.call.inputs]
+        return max(tensors, key=lambda spec: spec.numel).shape
+
+
+@dataclass(frozen=True)
+class Region:
+    """Operators with their loops.
+
+    Attributes:
+        reads: sources, one for each of the nest's inputs.
+        makes: values, one for each of its outputs.
+    """
+
+    steps: tuple[Step, ...]
+    nest: Nest
+    reads: tuple[Any, ...]
+    makes: tuple[int, ...]
+
+
+def columns_of(step: Step) -> int | None:
+    """How many columns an operator must have; None where any number will do.
+
+    Raises:
+        UnsupportedError: it reduces what is neither the innermost dimensions nor all others.
+    """
+    call, name = step.call, step.name
+    if name in ("native_layer_norm", "native_layer_norm_backward"):
+        return math.prod(call.arguments[1 if name == "native_layer_norm" else 2])
+    if "softmax" in name:
+        dim = call.arguments[1 if "backward" not in name else 2]
+        shape = call.inputs[0].shape
+        if not shape or dim % len(shape) != len(shape) - 1:
+            raise UnsupportedError("a softmax over an outer dimension")
+        return shape[-1]
+    if name in _REDUCTIONS:
+        shape = call.inputs[0].shape
+        over = _reduced_dims(call)
+        first = [dim for dim in range(len(shape)) if dim not in over]
+        if over == set(range(len(first), len(shape))) and first:
+            return math.prod(shape[dim] for dim in over)
+        if over == set(range(len(over))) and first:
+            return math.prod(shape[dim] for dim in first)
+        raise UnsupportedError("a reduction over dimensions between others")
+    return None
+
+
+def _reduced_dims(call: Call) -> set[int]:
+    shape = call.inputs[0].shape
+    dims = call.arguments[1] if len(call.arguments) > 1 else None
+    if isinstance(dims, int) and not isinstance(dims, bool):
+        dims = (dims,)
+    if not isinstance(dims, (tuple, list)) or not dims:
+        return set(range(len(shape)))
+    return {dim % len(shape) for dim in dims}
+
+
+def can_lower(step: Step) -> bool:
+    """Whether an operator may be a part of a nest, as far as it can be told alone."""
+    tensors = (*step.call.inputs, *step.call.outputs)
+    if step.name not in (DROPOUT, *_REDUCTIONS) and not operators.known(step.name):
+        return False
+    if step.name == DROPOUT:
+        tensors = (step.call.inputs[0], *step.call.outputs)
+    if any(spec.device != "cpu" or spec.dtype not in _DTYPES for spec in tensors):
+        return False
+    if not step.call.outputs or not any(spec.dtype in _REAL for spec in tensors):
+        return False
+    try:
+        columns = columns_of(step)
+    except UnsupportedError:
+        return False
+    return columns is None or columns > 1
+
+
+def lower(steps: Sequence[Step], makes: Sequence[int]) -> Region:
+    """The loops of a region.
+
+    Args:
+        makes: values that leave it.
+
+    Raises:
+        UnsupportedError: it has none of this form; `operation` says which of `steps` is at fault.
+    """
+    wanted = None
+    for number, step in enumerate(steps):
+        columns = columns_of(step)
+        if columns is not None and wanted is not None and columns != wanted:
+            raise UnsupportedError(f"{columns} columns where others have {wanted}", number)
+        wanted = wanted if columns is None else columns
+    size = max(math.prod(step.shape) for step in steps)
+    last: UnsupportedError | None = None
+    for columns in [wanted] if wanted else _candidates(steps, size):
+        if size % columns or columns < 2:
+            continue
+        try:
+            return _Builder(steps, size // columns, columns).build(makes)
+        except UnsupportedError as error:
+            last = error
+    raise last or UnsupportedError("no number of columns divides it")
+
+
+def _candidates(steps: Sequence[Step], size: int) -> list[int]:
+    """Numbers of columns, the best first: as few as fill vectors, so that there are many rows."""
+    shapes = [step.shape for step in steps if math.prod(step.shape) == size]
+    extents = refinement(shapes) or ()
+    sizes, product = [], 1
+    for extent in reversed(extents):
+        product *= extent
+        sizes.append(product)
+    enough = [one for one in sizes if one >= _FEWEST_COLUMNS]
+    return [*enough, *reversed([one for one in sizes if one < _FEWEST_COLUMNS])]
+
+
+class _Builder:
+    def __init__(self, steps: Sequence[Step], rows: int, columns: int) -> None:
+        self._steps = steps
+        tensors = [s for step in steps for s in (*step.call.inputs, *step.call.outputs)]
+        double = any(spec.dtype == "float64" for spec in tensors)
+        self.nest = Nest(rows, columns, "double" if double else "float")
+        self._extents, self._inner = self._cut_extents()
+        self._statement: dict[int, int] = {}
+        self._columns: dict[int, int] = {}
+        self._made: dict[int, TensorSpec] = {}
+        self._external: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._reads: list[Any] = []
+
+    def _cut_extents(self) -> tuple[tuple[int, ...], int]:
+        """The finest dimensions, and how many of the last are columns."""
+        rows, columns = self.nest.rows, self.nest.columns
+        shapes: list[Shape] = [(rows, columns)]
+        for step in self._steps:
+            for shape in (step.shape, *(spec.shape for spec in step.call.outputs)):
+                if math.prod(shape) == rows * columns:
+                    shapes.append(shape)
+                elif math.prod(shape) == rows:
+                    shapes.append((*(e for e in shape if e != 1), columns))
+        extents = refinement(shapes)
+        if extents is None:
+            raise UnsupportedError("shapes that have no common dimensions")
+        inner, product = 0, 1
+        while product < columns:
+            inner += 1
+            product *= extents[-inner]
+        return extents, inner
+
+    def _strides(self, spec: TensorSpec, shape: Shape) -> list[int]:
+        """Strides over the finest dimensions of a tensor in an operator of a shape."""
+        strides = broadcast(spec, shape)
+        size = math.prod(shape)
+        outer = self._extents[: len(self._extents) - self._inner]
+        if size == self.nest.rows * self.nest.columns:
+            found = cut(shape, strides, self._extents)
+        elif size == self.nest.rows:
+            pairs = [(e, s) for e, s in zip(shape, strides, strict=True) if e != 1]
+            found = cut(tuple(e for e, _ in pairs), tuple(s for _, s in pairs), outer)
+            found += [0] * self._inner
+        elif size == 1:
+            found = [0] * len(self._extents)
+        else:
+            raise UnsupportedError(f"{shape} is neither all rows and columns nor all rows")
+        return found
+
+    def build(self, makes: Sequence[int]) -> Region:
+        for number, step in enumerate(self._steps):
+            try:
+                self._step(step)
+            except UnsupportedError as error:
+                if error.operation < 0:
+                    error.operation = number
+                raise
+        stored = [self._store(value) for value in makes]
+        self.nest.stores.extend(stored)
+        return Region(tuple(self._steps), self.nest, tuple(self._reads), tuple(makes))
+
+    def _step(self, step: Step) -> None:
+        call = step.call
+        shape = step.shape
+        if step.name == DROPOUT:
+            results: operators.Result = [self._dropout(step, shape)]
+        else:
+            tensors = iter(zip(step.inputs, call.inputs, step.sources, strict=True))
+            arguments = [self._argument(one, tensors, shape) for one in call.arguments]
+            if step.name in _REDUCTIONS:
+                over_rows = 0 in _reduced_dims(call) and self._is_outer(call)
+                results = operators.reduced(self.nest, step.name, arguments[0], over_rows)
+            else:
+                results = operators.lower(self.nest, step.name, arguments)
+        present = [one for one in results if one is not None]
+        for value, spec, made in zip(step.outputs, call.outputs, present, strict=False):
+            if isinstance(made, operators.Column):
+                self._columns[value] = made.value
+            else:
+                self._statement[value] = made
+            self._made[value] = spec
+
+    def _is_outer(self, call: Call) -> bool:
+        kept = call.inputs[0].numel // max(math.prod(
+            call.inputs[0].shape[dim] for dim in _reduced_dims(call)
+        ), 1)  # fmt: skip
+        return kept == self.nest.columns
+
+    def _argument(
+        self, value: Any, tensors: Iterator[tuple[int, TensorSpec, Any]], shape: Shape
+    ) -> Any:
+        if isinstance(value, TensorSpec):
+            return operators.Tensor(self._operand(*next(tensors), shape))
+        if isinstance(value, tuple) and any(isinstance(one, TensorSpec) for one in value):
+            raise UnsupportedError("an operator of a list of tensors")
+        return value
+
+    def _operand(self, value: int, spec: TensorSpec, source: Any, shape: Shape) -> int:
+        """The statement of a tensor as an operator of `shape` sees it."""
+        if value in self._columns:
+            raise UnsupportedError("a sum over rows is used with rows")
+        broad = shape
+        if math.prod(spec.shape) > math.prod(shape):
+            broad = spec.shape
+        strides = self._strides(spec, self._aligned(spec, broad))
+        if value not in self._statement:
+            return self._load(source, spec, strides)
+        number = self._statement[value]
+        made = self._made[value]
+        extent = self.nest.statements[number].extent
+        own = self._strides(made, made.shape)
+        if extent == "row" and math.prod(made.shape) == self.nest.rows * self.nest.columns:
+            return number
+        if own != strides and extent != "one":
+            raise UnsupportedError("what is made here is read in another order")
+        return number
+
+    def _aligned(self, spec: TensorSpec, shape: Shape) -> Shape:
+        """The operator's shape where the operand is broadcast to it, else the operand's own."""
+        return shape if len(spec.shape) <= len(shape) else spec.shape
+
+    def _load(self, source: Any, spec: TensorSpec, strides: list[int]) -> int:
+        if spec.dtype not in _DTYPES:
+            raise UnsupportedError(f"numbers of {spec.dtype}")
+        key = id(source), tuple(strides)
+        if key not in self._external:
+            place = access(strides, self._extents, self._inner)
+            if place is None:
+                raise UnsupportedError("columns that do not lie at one distance")
+            self.nest.inputs.append(spec)
+            self.nest.reads.append(place)
+            self._reads.append(source)
+            number = len(self.nest.inputs) - 1
+            extent = "full" if place.column else "row" if any(s for _, s in place.rows) else "one"
+            self._external[key] = self.nest._put(Statement("load", (), extent, 0, number))  # type: ignore[arg-type]
+        return self._external[key]
+
+    def _dropout(self, step: Step, shape: Shape) -> int:
+        """A product with factors drawn from the seed; elements are numbered as in memory."""
+        x = self._operand(step.inputs[0], step.call.inputs[0], step.sources[0], shape)
+        contiguous = _contiguous(shape)
+        if self.nest.statements[x].extent != "full":
+            raise UnsupportedError("dropout of what is the same in a whole row")
+        if cut(shape, contiguous, self._extents) != cut(
+            (self.nest.rows, self.nest.columns), (self.nest.columns, 1), self._extents
+        ):
+            raise UnsupportedError("dropout in another order than that of memory")
+        self.nest.inputs.append(step.call.inputs[1])
+        self.nest.reads.append(Access((), 1))
+        self._reads.append(step.sources[1])
+        p = float(step.call.arguments[2])
+        drawn = self.nest._put(Statement(f"draw {p!r}", (), "full", 0, len(self.nest.inputs) - 1))
+        return self.nest.add("keep({0}, {1})", x, drawn)
+
+    def _store(self, value: int) -> Store:
+        spec = self._made[value]
+        if spec.dtype not in _DTYPES:
+            raise UnsupportedError(f"numbers of {spec.dtype}")
+        number = len(self.nest.outputs)
+        self.nest.outputs.append(spec)
+        if value in self._columns:
+            if spec.numel != self.nest.columns or not _dense(spec):
+                raise UnsupportedError("a sum over rows that is not dense")
+            self.nest.writes.append(Access((), 1))
+            return Store(self._columns[value], number, column=True)
+        place = access(self._strides(spec, spec.shape), self._extents, self._inner)
+        if place is None:
+            raise UnsupportedError("results whose columns do not lie at one distance")
+        self.nest.writes.append(place)
+        return Store(self._statement[value], number)
+
+
+def _contiguous(shape: Shape) -> Shape:
+    strides, product = [], 1
+    for extent in reversed(shape):
+        strides.append(product)
+        product *= extent
+    return tuple(reversed(strides))
+
+
+def _dense(spec: TensorSpec) -> bool:
+    pairs = zip(spec.shape, spec.strides, _contiguous(spec.shape), strict=True)
+    return all(stride == dense for extent, stride, dense in pairs if extent != 1)
+
+
+__all__ = ["Region", "Step", "can_lower", "columns_of", "lower"]

@@ -1,0 +1,272 @@
+"""What torch's operators are in statements of a `Nest`: one function for each.
+
+A function is given the nest and the operator's arguments, tensors as numbers of statements, and
+returns a number for each of its outputs: of a value, or of a `Column`, summed over all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.techniques.fusion.loops import Nest, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Column:
+    """A sum over all rows of a value."""
+
+    value: int
+
+
+Result = Sequence[int | Column | None]
+Rule = Callable[..., Result]
+RULES: dict[str, Rule] = {}
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def put(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return put
+
+
+def _number(nest: Nest, value: Any) -> int:
+    """A statement: a tensor's is there, a scalar becomes a constant."""
+    if isinstance(value, Tensor):
+        return value.statement
+    if isinstance(value, (bool, int, float)):
+        return nest.constant(float(value))
+    raise UnsupportedError(f"{value!r} is no number")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor argument: its statement."""
+
+    statement: int
+
+
+_MAPS = {
+    "neg": "-{0}", "exp": "f_exp({0})", "log": "f_log({0})", "sqrt": "f_sqrt({0})",
+    "rsqrt": "(real)1 / f_sqrt({0})", "reciprocal": "(real)1 / {0}",
+    "abs": "({0} < 0 ? -{0} : {0})", "erf": "f_erf({0})", "tanh": "f_tanh({0})",
+    "sigmoid": "(real)1 / ((real)1 + f_exp(-{0}))", "relu": "({0} < 0 ? (real)0 : {0})",
+    "silu": "{0} / ((real)1 + f_exp(-{0}))", "square": "{0} * {0}",
+    "logical_not": "({0} == 0 ? (real)1 : (real)0)", "clone": "{0}", "_to_copy": "{0}",
+    "alias": "{0}", "detach": "{0}",
+    "div": "{0} / {1}", "mul": "{0} * {1}", "maximum": "f_max({0}, {1})",
+    "minimum": "f_min({0}, {1})", "where": "({0} != 0 ? {1} : {2})",
+    "masked_fill": "({1} != 0 ? {2} : {0})",
+    "gt": "({0} > {1} ? (real)1 : (real)0)", "ge": "({0} >= {1} ? (real)1 : (real)0)",
+    "lt": "({0} < {1} ? (real)1 : (real)0)", "le": "({0} <= {1} ? (real)1 : (real)0)",
+    "eq": "({0} == {1} ? (real)1 : (real)0)", "ne": "({0} != {1} ? (real)1 : (real)0)",
+    "logical_and": "({0} != 0 && {1} != 0 ? (real)1 : (real)0)",
+    "threshold_backward": "({1} <= {2} ? (real)0 : {0})",
+    "sigmoid_backward": "{0} * {1} * ((real)1 - {1})",
+    "tanh_backward": "{0} * ((real)1 - {1} * {1})",
+    "native_dropout_backward": "{0} * {1} * {2}",
+}  # fmt: skip
+_TANH_SCALE = math.sqrt(2 / math.pi)
+_TAKES = {
+    code_name: 1 + max(n for n in range(3) if f"{{{n}}}" in code)
+    for code_name, code in _MAPS.items()
+}
+
+
+def lower(nest: Nest, name: str, arguments: Sequence[Any]) -> Result:
+    """Statements of one operator.
+
+    Raises:
+        UnsupportedError: there is no rule for it, or not with these arguments.
+    """
+    if name in RULES:
+        return RULES[name](nest, *arguments)
+    if name in _MAPS:
+        taken = [_number(nest, one) for one in arguments[: _TAKES[name]]]
+        if name == "div" and len(arguments) > 2 and arguments[2] is not None:
+            raise UnsupportedError("a division that rounds")
+        return [nest.add(_MAPS[name], *taken)]
+    raise UnsupportedError(f"there are no loops for {name}")
+
+
+def known(name: str) -> bool:
+    """Whether there is a rule for an operator."""
+    return name in RULES or name in _MAPS
+
+
+@_rule("add", "sub")
+def _add(nest: Nest, a: Any, b: Any, alpha: float = 1, *, sign: str = "+") -> Result:
+    x, y = _number(nest, a), _number(nest, b)
+    if alpha != 1:
+        y = nest.add("{0} * {1}", y, nest.constant(float(alpha)))
+    return [nest.add(f"{{0}} {sign} {{1}}", x, y)]
+
+
+RULES["sub"] = lambda nest, a, b, alpha=1: _add(nest, a, b, alpha, sign="-")
+RULES["rsub"] = lambda nest, a, b, alpha=1: _add(nest, b, a, alpha, sign="-")
+
+
+@_rule("addcmul")
+def _addcmul(nest: Nest, x: Any, a: Any, b: Any, value: float = 1) -> Result:
+    parts = [_number(nest, one) for one in (x, a, b, value)]
+    return [nest.add("{0} + {3} * {1} * {2}", *parts)]
+
+
+@_rule("full_like", "zeros_like", "ones_like")
+def _like(nest: Nest, x: Any, value: Any = None, *rest: Any) -> Result:
+    raise UnsupportedError("a constant tensor")
+
+
+@_rule("pow")
+def _pow(nest: Nest, x: Any, power: Any) -> Result:
+    base = _number(nest, x)
+    codes = {
+        2: "{0} * {0}", 3: "{0} * {0} * {0}", 0.5: "f_sqrt({0})", -0.5: "(real)1 / f_sqrt({0})",
+        -1: "(real)1 / {0}", -2: "(real)1 / ({0} * {0})", 1: "{0}",
+    }  # fmt: skip
+    if isinstance(power, Tensor) or power not in codes:
+        raise UnsupportedError(f"a power of {power}")
+    return [nest.add(codes[power], base)]
+
+
+@_rule("gelu")
+def _gelu(nest: Nest, x: Any, approximate: str = "none") -> Result:
+    value = _number(nest, x)
+    if approximate == "tanh":
+        return [
+            nest.add(
+                "(real)0.5 * {0} * ((real)1 + f_tanh({1}))", value, _tanh_argument(nest, value)
+            )
+        ]
+    return [nest.add("{0} * {1}", value, _normal_share(nest, value))]
+
+
+def _tanh_argument(nest: Nest, x: int) -> int:
+    code = "(real)%r * ({0} + (real)0.044715 * {0} * {0} * {0})"
+    return nest.add(code % _TANH_SCALE, x)
+
+
+def _normal_share(nest: Nest, x: int) -> int:
+    """The normal distribution's cumulative function."""
+    return nest.add("(real)0.5 * ((real)1 + f_erf({0} * (real)%r))" % math.sqrt(0.5), x)  # noqa: UP031
+
+
+@_rule("gelu_backward")
+def _gelu_backward(nest: Nest, gradient: Any, x: Any, approximate: str = "none") -> Result:
+    g, value = _number(nest, gradient), _number(nest, x)
+    if approximate == "tanh":
+        bent = nest.add("f_tanh({0})", _tanh_argument(nest, value))
+        inner = nest.add("(real)1 + (real)0.134145 * {0} * {0}", value)
+        slope = nest.add(
+            "(real)0.5 * ((real)1 + {1} + {0} * ((real)1 - {1} * {1}) * {3} * {2})",
+            value, bent, inner, nest.constant(_TANH_SCALE),
+        )  # fmt: skip
+        return [nest.add("{0} * {1}", g, slope)]
+    phi = _normal_share(nest, value)
+    density = nest.add(
+        "f_exp((real)-0.5 * {0} * {0}) * (real)%r" % (1 / math.sqrt(2 * math.pi)), value
+    )
+    return [nest.add("{0} * ({1} + {2} * {3})", g, phi, value, density)]
+
+
+@_rule("silu_backward")
+def _silu_backward(nest: Nest, gradient: Any, x: Any) -> Result:
+    g, value = _number(nest, gradient), _number(nest, x)
+    s = nest.add("(real)1 / ((real)1 + f_exp(-{0}))", value)
+    return [nest.add("{0} * {1} * ((real)1 + {2} * ((real)1 - {1}))", g, s, value)]
+
+
+@_rule("_softmax")
+def _softmax(nest: Nest, x: Any, dim: int, half_to_float: bool) -> Result:
+    value = _number(nest, x)
+    power = nest.add("f_exp({0} - {1})", value, nest.reduce("max", value))
+    scale = nest.add("(real)1 / {0}", nest.reduce("sum", power))
+    return [nest.add("{0} * {1}", power, scale)]
+
+
+@_rule("_log_softmax")
+def _log_softmax(nest: Nest, x: Any, dim: int, half_to_float: bool) -> Result:
+    value = _number(nest, x)
+    shifted = nest.add("{0} - {1}", value, nest.reduce("max", value))
+    total = nest.reduce("sum", nest.add("f_exp({0})", shifted))
+    return [nest.add("{0} - f_log({1})", shifted, total)]
+
+
+@_rule("_softmax_backward_data")
+def _softmax_backward(nest: Nest, gradient: Any, y: Any, dim: int, dtype: Any) -> Result:
+    g, value = _number(nest, gradient), _number(nest, y)
+    product = nest.add("{0} * {1}", g, value)
+    return [nest.add("{0} - {1} * {2}", product, value, nest.reduce("sum", product))]
+
+
+@_rule("_log_softmax_backward_data")
+def _log_softmax_backward(nest: Nest, gradient: Any, y: Any, dim: int, dtype: Any) -> Result:
+    g, value = _number(nest, gradient), _number(nest, y)
+    return [nest.add("{0} - f_exp({1}) * {2}", g, value, nest.reduce("sum", g))]
+
+
+def _mean(nest: Nest, value: int) -> int:
+    return nest.add("{0} * (real)%r" % (1.0 / nest.columns), nest.reduce("sum", value))
+
+
+@_rule("native_layer_norm")
+def _layer_norm(nest: Nest, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Result:
+    value = _number(nest, x)
+    mean = _mean(nest, value)
+    centred = nest.add("{0} - {1}", value, mean)
+    variance = _mean(nest, nest.add("{0} * {0}", centred))
+    rstd = nest.add(f"(real)1 / f_sqrt({{0}} + (real){float(eps)!r})", variance)
+    made = nest.add("{0} * {1}", centred, rstd)
+    if weight is not None:
+        made = nest.add("{0} * {1}", made, _number(nest, weight))
+    if bias is not None:
+        made = nest.add("{0} + {1}", made, _number(nest, bias))
+    return [made, mean, rstd]
+
+
+@_rule("native_layer_norm_backward")
+def _layer_norm_backward(
+    nest: Nest, gradient: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any,
+    wanted: Sequence[bool],
+) -> Result:  # fmt: skip
+    g, value = _number(nest, gradient), _number(nest, x)
+    scale = _number(nest, rstd)
+    hat = nest.add("({0} - {1}) * {2}", value, _number(nest, mean), scale)
+    found: list[int | Column | None] = [None, None, None]
+    if wanted[0]:
+        scaled = g if weight is None else nest.add("{0} * {1}", g, _number(nest, weight))
+        first = _mean(nest, scaled)
+        second = _mean(nest, nest.add("{0} * {1}", scaled, hat))
+        found[0] = nest.add("{0} * ({1} - {2} - {3} * {4})", scale, scaled, first, hat, second)
+    if wanted[1]:
+        found[1] = Column(nest.add("{0} * {1}", g, hat))
+    if wanted[2]:
+        found[2] = Column(g)
+    return found
+
+
+@_rule("sum", "mean", "amax")
+def _reduced(nest: Nest, *arguments: Any) -> Result:
+    raise AssertionError("reductions are lowered by what they reduce")
+
+
+def reduced(nest: Nest, name: str, x: Tensor, over_rows: bool) -> Result:
+    """A reduction over all columns, or over all rows.
+
+    Raises:
+        UnsupportedError: it is no sum over rows.
+    """
+    value = x.statement
+    if over_rows:
+        if name == "amax" or nest.statements[value].extent != "full":
+            raise UnsupportedError(f"{name} over rows")
+        if name == "mean":
+            value = nest.add("{0} * (real)%r" % (1.0 / nest.rows), value)
+        return [Column(value)]
+    if name == "mean":
+        return [_mean(nest, value)]
+    return [nest.reduce("max" if name == "amax" else "sum", value)]

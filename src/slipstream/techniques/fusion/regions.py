@@ -1,0 +1,79 @@
+"""Which operations of a step or of a traced graph become kernels.
+
+The regions of `durations.movement` that have loops; an operation at which the loops of one fail is
+left alone and the regions are found anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slipstream.durations.movement import Operation, find_regions, iteration_size
+from slipstream.techniques.fusion.loops import UnsupportedError
+from slipstream.techniques.fusion.lowering import DROPOUT, Region, Step, can_lower, lower
+
+# Below, calling a kernel takes longer than the operators it replaces.
+_FEWEST_ELEMENTS = 1 << 12
+_ALONE = frozenset({
+    DROPOUT, "gelu", "gelu_backward", "native_layer_norm_backward", "silu", "silu_backward",
+})  # fmt: skip
+_COPIES = frozenset({"clone", "_to_copy", "alias", "detach"})
+
+
+@dataclass(frozen=True)
+class Found:
+    """Regions with loops.
+
+    Attributes:
+        members: of each region, the numbers of its operations.
+        left: operators that stay alone, with the reason, of those that were tried.
+    """
+
+    regions: tuple[Region, ...]
+    members: tuple[tuple[int, ...], ...]
+    left: tuple[tuple[str, str], ...]
+
+
+def find(operations: Sequence[Operation], steps: Sequence[Step], leaving: Iterable[int]) -> Found:
+    """The regions of `operations` that have loops.
+
+    Args:
+        steps: of each operation.
+        leaving: values that must be written, whoever reads them here.
+    """
+    outside = set(leaving)
+    able = [can_lower(step) and iteration_size(step.call) >= _FEWEST_ELEMENTS for step in steps]
+    left: list[tuple[str, str]] = []
+    users: dict[int, set[int]] = {}
+    for n, step in enumerate(steps):
+        for v in step.inputs:
+            users.setdefault(v, set()).add(n)
+    while True:
+        groups: dict[int, list[int]] = {}
+        for n, number in enumerate(find_regions(operations, able)):
+            if able[n]:
+                groups.setdefault(number, []).append(n)
+        found: list[tuple[Region, tuple[int, ...]]] = []
+        failed = False
+        for group in groups.values():
+            inside = set(group)
+            if not worth_it([steps[n] for n in group]):
+                continue
+            made = [v for n in group for v in steps[n].outputs]
+            makes = [v for v in made if v in outside or users.get(v, set()) - inside]
+            try:
+                found.append((lower([steps[n] for n in group], makes), tuple(group)))
+            except UnsupportedError as error:
+                guilty = group[error.operation if error.operation >= 0 else -1]
+                able[guilty], failed = False, True
+                left.append((steps[guilty].name, str(error)))
+        if not failed:
+            return Found(tuple(r for r, _ in found), tuple(m for _, m in found), tuple(left))
+
+
+def worth_it(steps: Sequence[Step]) -> bool:
+    """Whether one kernel of these saves anything."""
+    real = [step for step in steps if step.name not in _COPIES]
+    alone = any(step.name in _ALONE for step in real)
+    return len(real) > 1 or alone or (len(real) == 1 and len(steps) > 1)

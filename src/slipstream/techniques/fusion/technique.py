@@ -1,0 +1,121 @@
+"""fusion: contraction-free regions of the model in generated kernels, forward and backward.
+
+Source: Ivanov et al., "Data Movement Is All You Need: A Case Study on Optimizing Transformers",
+MLSys 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from slipstream.capture import put_compiled
+from slipstream.codegen import why_no_compiler
+from slipstream.durations import pace
+from slipstream.graph import Call, Editor, Graph, calls_of, price
+from slipstream.provenance import Provenance
+from slipstream.source import Places, Source
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.techniques._baseline import already_compiled
+from slipstream.techniques.fusion.recorded import RecordedRegion, recorded_regions
+from slipstream.techniques.fusion.timing import MOST, measured_faster
+from slipstream.workload import Built, Workload
+
+# Guards, and calling what was compiled, once forward and once backward.
+_OVERHEAD_NS = 60e3
+
+
+@dataclass(frozen=True)
+class Fusion(Settings):
+    """Regions of the model's operators, without matrix products and convolutions, in one kernel."""
+
+    name: ClassVar[str] = "fusion"
+    traits: ClassVar[Traits] = Traits(stage=Stage.COMPILE, conflicts=frozenset({"compile"}))
+    effect: ClassVar[Quality] = Quality(
+        QualityKind.ROUNDING,
+        "the same operators in one pass, in float32 or wider: sums may round differently; dropout "
+        "drops as often, by other random numbers",
+    )
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why nothing can be fused."""
+        if (reason := already_compiled(graph)) is not None:
+            return reason
+        if (reason := why_no_compiler()) is not None:
+            return f"kernels are generated in C++, and {reason}"
+        if not recorded_regions(graph):
+            return (
+                "no operators of this step can share a kernel: they are small, unknown, have an "
+                "effect, or stand alone between matrix products"
+            )
+        return None
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """Every region's kernel beside the operators it replaces."""
+        regions = recorded_regions(graph)
+        return [call for one in regions for call in (one.call, *calls_of(graph, one.tasks))]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """One task in the place of each region whose kernel is faster; the others stay."""
+        regions = recorded_regions(graph)
+        edit = Editor(graph, str(self))
+        in_step = pace(graph, [t for one in regions for t in one.tasks], context.durations)
+        chosen, removed = [], 0
+        for one in regions:
+            before_ns = float(graph.tasks.duration_ns[list(one.tasks)].sum())
+            known = context.durations.lookup(one.call)
+            kernel = price(context.durations, one.call, _assumed(graph, one), pace=in_step)
+            if known is not None and kernel.nanoseconds > MOST * before_ns:
+                continue
+            chosen.append(one)
+            last = one.tasks[-1]
+            edit.put(last, one.call, kernel, name="fused", gap_ns=graph.task(last).gap_ns)
+            edit.remove(np.array(one.tasks))
+            removed += len(one.tasks)
+        if chosen:
+            first = min(one.tasks[0] for one in chosen)
+            spot = max(first - 1, 0)
+            edit.insert(spot, "guards and wrappers", _OVERHEAD_NS, Provenance.ASSUMED, spread=0.5)
+        words = f"{removed} operators in {len(chosen)} kernels"
+        if len(chosen) < len(regions):
+            words += f"; {len(regions) - len(chosen)} regions are faster as they are"
+        return edit.apply(words)
+
+    def apply(self, built: Built) -> None:
+        """Let every call of the model go through torch.compile with our back end.
+
+        What is compiled is timed against what it replaces, kept between runs, and put in place
+        only where it is faster. Buffers, hooks and names stay; a copy of the model is plain.
+
+        Raises:
+            WorkloadError: the step hides its model, or the model is compiled already.
+        """
+        from slipstream.techniques.fusion.backend import FusionBackend
+
+        built.need_model(self.name)
+        put_compiled(built.model, backend=FusionBackend(faster=measured_faster), dynamic=False)
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """Two lines: the import, and the call after the model is made."""
+
+        def edit(where: Places) -> Source:
+            return where.with_named_model().after_model(
+                '{model} = {torch}.compile({model}, backend="slipstream_fusion", dynamic=False)'
+            )
+
+        return CodeChange.of(
+            workload, edit,
+            by_hand='model = torch.compile(model, backend="slipstream_fusion", dynamic=False)',
+            note="the back end is registered by the package; the first step compiles",
+        )  # fmt: skip
+
+
+def _assumed(graph: Graph, one: RecordedRegion) -> float:
+    """The kernel's duration where nobody measured it: its bytes' share of its operators' time."""
+    calls = calls_of(graph, one.tasks)
+    before = sum(call.moved_bytes for call in calls)
+    before_ns = float(graph.tasks.duration_ns[list(one.tasks)].sum())
+    return before_ns * min(one.call.moved_bytes / max(before, 1), 1.0)

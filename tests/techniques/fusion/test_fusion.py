@@ -1,0 +1,191 @@
+"""Kernels generated for a model's regions compute what torch computes, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.codegen import why_no_compiler
+from slipstream.technique import parse
+from slipstream.techniques.dropout import kernels as door
+from slipstream.techniques.fusion.backend import FusionBackend
+from slipstream.techniques.fusion.recorded import recorded_regions, region_of
+from slipstream.techniques.fusion.technique import Fusion
+from tiny_models import captured
+
+pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+
+
+class Layer(nn.Module):
+    def __init__(self, dropped: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+        self.norm, self.drop = nn.LayerNorm(64), nn.Dropout(dropped)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = torch.softmax(x @ x.transpose(-1, -2) / 8.0, -1)
+        x = self.norm(x + self.drop(scores @ x))
+        return x + self.drop(self.down(self.drop(functional.gelu(self.up(x)))))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def both(
+    model: nn.Module, x: torch.Tensor, backend: FusionBackend
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Output and gradients, plain and fused."""
+    twin = copy.deepcopy(model)
+    found = []
+    for call, owner in (
+        (model, model),
+        (torch.compile(twin, backend=backend, dynamic=False), twin),
+    ):
+        given = x.detach().clone().requires_grad_()
+        made = call(given)
+        made.backward(torch.linspace(-1, 1, made.numel(), dtype=made.dtype).view_as(made))
+        found.append([made, given.grad, *(p.grad for p in owner.parameters())])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+def test_outputs_and_gradients_are_those_of_autograd(dtype: torch.dtype, close: float) -> None:
+    backend = FusionBackend()
+    plain, fused = both(Layer().to(dtype), torch.randn(4, 64, 64, dtype=dtype), backend)
+    assert sum(len(one.regions) for one in backend.plans) >= 5
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert (ours - theirs).abs().max() <= close * theirs.abs().max()
+
+
+MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tanh": lambda x: torch.tanh(x * 3) + 1,
+    "sigmoid": lambda x: torch.sigmoid(x) * x,
+    "silu": lambda x: functional.silu(x) - 0.5,
+    "gelu tanh": lambda x: functional.gelu(x, approximate="tanh") * 2,
+    "relu": lambda x: torch.relu(x - 0.1) / 3,
+    "where": lambda x: torch.where(x > 0, x, x * 0.1) + x,
+    "exp": lambda x: torch.exp(-x.abs()) * x,
+    "log_softmax": lambda x: functional.log_softmax(x * 2, -1),
+    "mean": lambda x: x - x.mean(-1, keepdim=True) * x.amax(-1, keepdim=True),
+    "rsqrt": lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6),
+    "masked": lambda x: x.masked_fill(x < 0, -1e9).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_functions_equal_torchs(name: str) -> None:
+    class Mapped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return MAPS[name](x)
+
+    plain, fused = both(Mapped(), torch.randn(8, 20, 50), FusionBackend())
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=3e-6)
+
+
+def test_a_mask_is_the_operators_own_and_drawn_again_in_the_backward() -> None:
+    class Dropped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.dropout(x * 2.0, 0.25) + 0.0
+
+    x = torch.randn(40, 50, 3, requires_grad=True)
+    torch.manual_seed(5)
+    made = torch.compile(Dropped(), backend=FusionBackend(), dynamic=False)(x)
+    made.backward(torch.ones_like(made))
+    torch.manual_seed(5)
+    expected = door.dropout(x.detach() * 2.0, door.draw_seed(), 0.25)
+    assert torch.equal(made, expected)
+    assert torch.equal(x.grad != 0, expected != 0)
+
+
+def test_what_is_infinite_and_masked_stays_what_it_is_in_torch() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(x * 2, -1)
+
+    x = torch.randn(64, 128)
+    x[:, 5] = float("-inf")
+    x[3] = float("nan")
+    with torch.no_grad():
+        ours = torch.compile(Masked(), backend=FusionBackend(), dynamic=False)(x)
+    assert torch.allclose(ours, torch.softmax(x * 2, -1), atol=1e-6, equal_nan=True)
+
+
+def test_what_is_not_known_stays_torchs_with_the_right_numbers() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.cumsum(x * 2 + 1, -1)
+            z = torch.view_as_real(torch.complex(y, x * x)).sum(-1)
+            return torch.special.bessel_j0(z) + torch.tanh(z) * 2
+
+    plain, fused = both(Odd(), torch.randn(80, 64), FusionBackend())
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_writes_its_buffer_writes_it() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(x) * 2
+            self.total.add_(y.detach().mean(0))
+            return y + self.total
+
+    model = Counting()
+    plain, fused = both(model, torch.randn(80, 64), FusionBackend())
+    assert torch.allclose(plain[0], fused[0], atol=1e-5)
+    compiled = torch.compile(model, backend=FusionBackend(), dynamic=False)
+    before = model.total.clone()
+    compiled(torch.randn(80, 64))
+    assert not torch.equal(before, model.total)
+
+
+def test_another_batch_size_is_compiled_anew() -> None:
+    model = Layer()
+    compiled = torch.compile(model, backend=FusionBackend(), dynamic=False)
+    for size in (4, 2, 3):
+        x = torch.randn(size, 64, 64)
+        assert torch.allclose(compiled(x), model(x), atol=1e-5)
+
+
+def test_bfloat16_under_autocast_is_as_close_to_float32_as_torchs_own() -> None:
+    model, x = Layer(), torch.randn(4, 64, 64)
+    compiled = torch.compile(copy.deepcopy(model), backend=FusionBackend(), dynamic=False)
+    exact = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs, ours = model(x), compiled(x)
+    assert (ours - exact).abs().mean() <= 1.2 * (theirs - exact).abs().mean()
+
+
+def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> None:
+    from slipstream.verbs.profiling import profile
+    from slipstream.workload import Workload
+
+    model = Layer(0.1)
+    batch = torch.randn(4, 64, 64), torch.randn(4, 64, 64)
+    workload = Workload.of(model, batch, functional.mse_loss, torch.optim.SGD(model.parameters()))
+    graph = profile(workload, warmup=1, steps=3, threads=1)
+    regions = recorded_regions(graph)
+    assert len(regions) >= 5
+    assert any("aten::bernoulli_" in [graph.task(t).name for t in one.tasks] for one in regions)
+    for one in regions:
+        assert region_of(one.call).nest.outputs
+    tasks = [task for one in regions for task in one.tasks]
+    assert len(tasks) == len(set(tasks))
+
+
+def test_a_step_of_small_operators_says_why_not() -> None:
+    (technique,) = parse("fusion")
+    assert isinstance(technique, Fusion)
+    assert "small" in str(technique.why_not(captured("mlp")))
