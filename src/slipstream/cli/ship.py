@@ -108,6 +108,43 @@ def _read(
 
 
 @app.command()
+def predict(
+    model: _Model,
+    calib: _Calib = None,
+    weights: _Weights = None,
+    observer: _Observer = "percentile",
+    target: _Target = "cortex-m4",
+    ram: _Ram = None,
+    flash: _Flash = None,
+    overlap: Annotated[bool, typer.Option(help="As for export.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Say whether a model fits a device and how many instructions it takes, without building it.
+
+    The arena and the constants are exact; code, stack and instructions come from measurements of
+    the kernels. Leaves with code 1 where it does not fit, and says what would make it fit.
+
+        slipstream ship predict model.tflite --target cortex-m4 --ram 64KiB --flash 512KiB
+    """
+    from slipstream.cli._output import emit, progress
+    from slipstream.ship.firmware import export_firmware, forecast
+    from slipstream.units import parse_bytes
+
+    with progress("predict") as say:
+        data, name = _read(model, calib, weights, observer, say)
+        say("planning memory")
+        made = export_firmware(data, name=name, device=target, overlap=overlap)
+        found = forecast(
+            made,
+            ram_bytes=None if ram is None else parse_bytes(ram),
+            flash_bytes=None if flash is None else parse_bytes(flash),
+        )
+    emit(found.tables(), found.to_json(), as_json=as_json)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+@app.command()
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="That export wrote.")],
     against: Annotated[

@@ -17,20 +17,25 @@ import numpy as np
 
 from slipstream.data import MissingDataError, get
 from slipstream.errors import MissingExtraError
+from slipstream.ship import ToolchainError
+from slipstream.ship.export import quantize_model, write_network
 from slipstream.ship.firmware import (
     Buffer,
     Firmware,
     Run,
     export_firmware,
+    forecast,
     greedy_plan,
     plan_memory,
     random_inputs,
     read_firmware,
     run_emulated,
+    targets,
     verify_firmware,
 )
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.micro.models import MODELS, seeded
 
 _MODELS = {
     "person_detect": ("mcu", "person_detect"),
@@ -50,10 +55,13 @@ _PLANS_QUICK, _PLANS_FULL = 60, 500
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench; quick takes 10 inputs and 60 plans, full 200 and 500."""
+    """Rows of the bench; quick takes 10 inputs, 60 plans and one processor's forecasts, full 200,
+    500 and three."""
     yield from _planner(options)
     yield from _equal(options)
+    yield from _exported(options)
     yield from _emulated(options)
+    yield from _forecasts(options)
 
 
 def _model(name: str) -> Path:
@@ -87,6 +95,84 @@ def _equal(options: BenchOptions) -> Iterator[Bar]:
             bar, place.differing, 0, "bytes", n=sets,
             detail=f"{place.compared:,} bytes of {sets} random inputs, tensors overlapping",
         )  # fmt: skip
+
+
+@functools.cache
+def _tiny(name: str) -> bytes:
+    """An architecture of MLPerf Tiny, exported from PyTorch."""
+    model, inputs = seeded(name)
+    return write_network(quantize_model(model, [inputs], name=name))
+
+
+def _exported(options: BenchOptions) -> Iterator[Bar]:
+    sets = _INPUTS_FULL if options.full else _INPUTS_QUICK
+    for name in MODELS:
+        for against in ("tflite-micro", "litert"):
+            bar = f"{name} from PyTorch: output bytes that differ from {against}"
+            if not options.wants(bar, 10):
+                continue
+            options.progress(bar)
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    export_firmware(_tiny(name), name=name).write(Path(folder))
+                    exported = read_firmware(Path(folder))
+                    found = verify_firmware(exported, against=against, sets=sets, emulate=False)
+            except MissingExtraError as error:
+                yield not_judged(bar, "bytes", "<= 0", error.what)
+                continue
+            place = found.places[0]
+            rounding = "; its fully connected layers round once, tflite-micro's twice"
+            yield at_most(
+                bar, place.differing, 0, "bytes", n=sets,
+                detail=f"of {place.compared:,}{rounding if against == 'litert' else ''}",
+            )  # fmt: skip
+
+
+def _forecasts(options: BenchOptions) -> Iterator[Bar]:
+    """Predictions held against what the emulator counts, over all networks here."""
+    devices = [one.name for one in targets() if one.board]
+    for device in devices if options.full else devices[:1]:
+        rows = {
+            f"{device}: instructions predicted, worst error": 5.0,
+            f"{device}: flash predicted, worst error": 3.0,
+            f"{device}: RAM predicted, worst error": 1.0,
+        }
+        if not any(options.wants(bar, 60) for bar in rows):
+            continue
+        options.progress(next(iter(rows)))
+        try:
+            errors = [_errors(model, name, device) for name, model in _networks()]
+        except (MissingDataError, MissingExtraError, ToolchainError) as error:
+            yield from (
+                not_judged(bar, "%", f"<= {most:g}", error.what) for bar, most in rows.items()
+            )
+            continue
+        for (bar, most), found in zip(rows.items(), zip(*errors, strict=True), strict=True):
+            if options.wants(bar):
+                yield at_most(
+                    bar, 100 * max(map(abs, found)), most, "%", n=len(errors),
+                    detail="networks none of which the costs are fitted on",
+                )  # fmt: skip
+
+
+def _networks() -> Iterator[tuple[str, bytes]]:
+    yield from ((name, _model(name).read_bytes()) for name in _MODELS)
+    yield from ((name, _tiny(name)) for name in MODELS)
+
+
+def _errors(model: bytes, name: str, device: str) -> tuple[float, float, float]:
+    """Relative errors of instructions, flash and RAM with the stack."""
+    made = export_firmware(model, name=name, device=device)
+    found = forecast(made)
+    inputs = random_inputs(made.interface, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        ran = run_emulated(made.sources, made.interface, inputs, Path(folder), made.target)
+    assert ran.size is not None  # an emulated run links an image
+    ram = made.arena.size + ran.stack + ran.size.ram
+    return (
+        found.instructions / ran.instructions[0] - 1, found.flash / ran.size.flash - 1,
+        found.ram / ram - 1,
+    )  # fmt: skip
 
 
 @functools.cache

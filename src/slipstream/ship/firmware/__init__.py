@@ -12,6 +12,7 @@ from slipstream.ship.firmware.arena import Arena, Region, plan_arena
 from slipstream.ship.firmware.build import ImageSize, Run, run_emulated, run_here
 from slipstream.ship.firmware.emit_c import emit
 from slipstream.ship.firmware.firmware import Exported, Firmware, export_firmware, read_firmware
+from slipstream.ship.firmware.forecast import Forecast, forecast
 from slipstream.ship.firmware.interface import Interface, Port
 from slipstream.ship.firmware.lowering import Program, Step, lower
 from slipstream.ship.firmware.network import Network, Operator, Quantization, Tensor
@@ -25,6 +26,7 @@ __all__ = [
     "Buffer",
     "Exported",
     "Firmware",
+    "Forecast",
     "ImageSize",
     "Interface",
     "Network",
@@ -42,6 +44,7 @@ __all__ = [
     "Verified",
     "emit",
     "export_firmware",
+    "forecast",
     "greedy_plan",
     "lower",
     "parse_network",

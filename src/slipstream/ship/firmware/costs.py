@@ -1,4 +1,4 @@
-"""What a step costs on a processor, without building it: counts of its loops, times weights.
+"""What a step costs on a processor, without building it: how often its loops run, times weights.
 
 The counts follow from the kernels' loops and a step's numbers; the weights are fitted, per kernel
 and processor, on steps of random shapes run on the emulated processor (`slipstream_bench` keeps the
@@ -22,6 +22,8 @@ STRUCT_BYTES = {
     "slip_conv": 40, "slip_depthwise": 36, "slip_pool": 18, "slip_add": 48, "slip_softmax": 20,
 }  # fmt: skip
 _SOFTMAX_TABLE = 28
+# What a model of many steps may save more than one of a single step.
+_FRAME = 24
 Counts = dict[str, float]
 
 
@@ -55,15 +57,14 @@ def code_bytes(program: Program, target: Target) -> int:
     """Functions of kernels, of the model, and of the C library."""
     found = _weights()[target.name]
     kernels = {step.kernel for step in program.steps}
-    own = sum(found["code"][kernel] for kernel in kernels)
-    nbytes: int = round(own + found["step_code"] * len(program.steps) + found["library"])
-    return nbytes
+    own = sum(int(found["code"][kernel]) for kernel in kernels)
+    return own + int(found["step_code"]) * len(program.steps) + int(found["library"])
 
 
 def stack_bytes(program: Program, target: Target) -> int:
-    """Of the deepest call."""
+    """Of the deepest call, at most."""
     stacks: Mapping[str, int] = _weights()[target.name]["stack"]
-    return max(stacks[step.kernel] for step in program.steps)
+    return _FRAME + max(stacks[step.kernel] for step in program.steps)
 
 
 def counts(step: Step) -> Counts:
@@ -84,12 +85,13 @@ def _gathered(n: Mapping[str, int]) -> Counts:
         inner = 0
     taps, run = n["kernel_h"] * n["kernel_w"], n["kernel_w"] * n["in_c"]
     border = pixels - inner
+    copied = sum(_inside(n, "h")) * sum(_inside(n, "w")) - inner * taps
     rows = inner * n["kernel_h"]
     return {
         "inner": inner, "inner rows": rows, "inner words": rows * (run // 4),
         "inner bytes": rows * (run % 4) if run != 3 else 0, "border": border,
-        "border taps": border * taps, "border words": border * taps * (n["in_c"] // 4),
-        "border bytes": border * taps * (n["in_c"] % 4),
+        "copied taps": copied, "copied words": copied * (n["in_c"] // 4),
+        "copied bytes": copied * (n["in_c"] % 4), "padded taps": border * taps - copied,
         "zeros": pixels * (n["depth"] - taps * n["in_c"]),
     }  # fmt: skip
 
@@ -131,7 +133,7 @@ def _conv_rows(step: Step) -> Counts:
         "tails": (two + one) * groups * bool(n["depth"] % 16),
     }  # fmt: skip
     if _direct(n):
-        return found | {"copies": pixels, "copied words": pixels * n["depth"] // 4}
+        return found | {"copies": pixels, "words": pixels * n["depth"] // 4}
     return found | _gathered(n)
 
 

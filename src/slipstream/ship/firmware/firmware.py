@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UsageError
+from slipstream.files import read_bytes
 from slipstream.ship.errors import DoesNotFitError, ModelFileError
 from slipstream.ship.firmware.arena import Arena, plan_arena
 from slipstream.ship.firmware.drawing import draw_arena
@@ -128,13 +129,14 @@ class Firmware:
 
     def _live(self) -> list[int]:
         """Bytes in use, a step; what lies on each other counts once."""
-        return [_covered(self.arena, number) for number in range(len(self.program.steps))]
+        return [covered_bytes(self.arena, number) for number in range(len(self.program.steps))]
 
     def _plain_buffers(self) -> list[Buffer]:
         return [Buffer(one.size, one.first, one.last) for one in self.arena.regions]
 
 
-def _covered(arena: Arena, step: int) -> int:
+def covered_bytes(arena: Arena, step: int) -> int:
+    """Bytes of the arena in use in a step; what lies on each other counts once."""
     spans = sorted(
         (one.offset, one.offset + one.size)
         for one in arena.regions
@@ -167,12 +169,7 @@ def export_firmware(
     if isinstance(model, bytes):
         data, where = model, None
     else:
-        try:
-            data, where = Path(model).read_bytes(), str(model)
-        except OSError as error:
-            raise ModelFileError(
-                f"it cannot be read: {error.strerror}", where=str(model)
-            ) from error
+        data, where = read_bytes(Path(model), ModelFileError), str(model)
         name = name or Path(model).stem
     chosen = target(device)
     program = lower(parse_network(data, name or "model", where=where), chosen.layout)

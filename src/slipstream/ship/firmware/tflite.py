@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.files import read_bytes
 from slipstream.ship.errors import ModelFileError, UnsupportedModelError
 from slipstream.ship.firmware.network import Array, Network, Operator, Quantization, Tensor
 
@@ -81,11 +82,7 @@ def read_network(path: Path | str) -> Network:
         UnsupportedModelError: several graphs, shapes that are not fixed, types we do not know.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelFileError(f"it cannot be read: {error.strerror}", where=str(path)) from error
-    return parse_network(data, path.stem, where=str(path))
+    return parse_network(read_bytes(path, ModelFileError), path.stem, where=str(path))
 
 
 def parse_network(data: bytes, name: str = "model", *, where: str | None = None) -> Network:

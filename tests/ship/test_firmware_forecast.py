@@ -1,0 +1,56 @@
+"""What firmware costs is known before it is built: held against what is built and run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models import MICRO_SPEECH, PERSON_DETECT, need_emulator
+
+from slipstream.cli._main import _command
+from slipstream.errors import UnknownNameError
+from slipstream.ship.firmware import export_firmware, forecast, random_inputs, run_emulated
+
+Require = Callable[[str, bool, str], None]
+NETWORKS = (PERSON_DETECT, MICRO_SPEECH, "mlperf_tiny/kws_ref_model.tflite")
+
+
+@pytest.mark.parametrize("device", ["cortex-m4", "cortex-m7", "cortex-m55"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_forecasts_come_true(
+    name: str, device: str, shared_data: Path, tmp_path: Path, require: Require
+) -> None:
+    need_emulator(require)
+    made = export_firmware(shared_data / name, device=device)
+    found = forecast(made)
+    inputs = random_inputs(made.interface, 1)
+    ran = run_emulated(made.sources, made.interface, inputs, tmp_path, made.target)
+    assert ran.size is not None
+    assert found.instructions == pytest.approx(ran.instructions[0], rel=0.05)
+    assert found.flash == pytest.approx(ran.size.flash, rel=0.03)
+    assert found.constants == ran.size.constants
+    # The arena is exact; of the stack, no more than is said is used.
+    assert found.arena == made.arena.size
+    assert ran.stack <= found.stack <= ran.stack + 256
+
+
+def test_what_does_not_fit_is_told_with_a_remedy(
+    shared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(shared_data / PERSON_DETECT)
+    assert _command(["ship", "predict", model, "--ram", "32KiB", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"]
+    assert "fewer channels" in found["remedies"][0]
+    assert found["ram_bytes"] - 32 * 1024 == int(
+        found["remedies"][0].split()[1].replace(",", "")
+    )  # the text says what the numbers do
+    assert _command(["ship", "predict", model, "--ram", "64KiB", "--flash", "512KiB"]) == 0
+
+
+def test_this_machine_is_no_target_of_predictions(shared_data: Path) -> None:
+    made = export_firmware(shared_data / MICRO_SPEECH, device="host")
+    with pytest.raises(UnknownNameError, match="target of predictions"):
+        forecast(made)
