@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engines.trials.cluster_state import MEMORY, ClusterState
+from slipstream.engines.trials.simulator import makespan
 from slipstream.engines.trials.trialset import bound_s
 from slipstream.errors import UnknownNameError
 
@@ -122,8 +123,6 @@ class Level(Scheduler):
         self.chosen.decide(state)
 
     def _best(self, state: ClusterState) -> Scheduler:
-        from slipstream.engines.trials.simulator import makespan
-
         m, n = len(state.waiting), state.devices
         # The larger the group, the longer a simulation, and the nearer to each other the rules.
         fillings = (1.0, 1.15, 1.3, 1.6) if m <= 1000 else (1.0, 1.3)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream.engines.trials.cluster_state import ClusterState
-from slipstream.engines.trials.schedulers import Scheduler
 from slipstream.engines.trials.trialset import TrialSet
+
+if TYPE_CHECKING:
+    from slipstream.engines.trials.schedulers import Scheduler
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,174 @@
+"""``slipstream bench trials``: schedulers beside each other and the bound, on a virtual clock.
+
+Trials are drawn as the literature has them: log-normal work, w / (1 + gamma (w - 1)) times as fast
+over w devices, a share of one device used; a resize costs 15 s.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from slipstream.engines.trials import (
+    ClusterState,
+    Level,
+    TrialSet,
+    bound_s,
+    makespan,
+    scheduler_named,
+    simulate,
+)
+from slipstream.engines.trials.forecast import predict
+from slipstream.search import Asha, Cost, Float, Halving, Hyperband, Space, estimator, study
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most
+
+_NAMES = ("fifo", "uniform", "fluid", "level")
+_HALVING = {4: 1.9, 8: 2.7, 16: 3.6, 32: 4.2, 64: 4.5}
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Quick: three seeds, and no thousand devices in the grid."""
+    yield from _grid(options)
+    yield from _halving(options)
+    yield from _policies(options)
+    yield from _scale(options)
+
+
+def drawn(m: int, seed: int) -> TrialSet:
+    """`m` trials of the usual kind."""
+    rng = np.random.default_rng(seed)
+    return TrialSet.of(
+        rng.lognormal(5, 0.6, m), rng.uniform(0.03, 0.15, m), rng.uniform(0.3, 0.9, m)
+    )
+
+
+def _grid(options: BenchOptions) -> Iterator[Bar]:
+    mean, worst = "makespan over T*, mean of cells", "makespan over T*, worst cell"
+    simpler = "makespan over the best simpler rule, worst cell"
+    if not any(options.wants(bar, 60.0) for bar in (mean, worst, simpler)):
+        return
+    devices, seeds = ((4, 10, 100, 1000), 10) if options.full else ((4, 10, 100), 3)
+    cells: dict[str, dict[str, float]] = {}
+    for n in devices:
+        for m in (n // 2, n, 2 * n + 1, 5 * n):
+            options.progress(f"{n} devices, {m} trials")
+            few = min(seeds, 2) if n == 1000 else seeds
+            found: dict[str, list[float]] = {name: [] for name in _NAMES}
+            for seed in range(few):
+                trials = drawn(m, seed)
+                bound = bound_s(trials, n)
+                for name in _NAMES:
+                    found[name].append(makespan(trials, n, scheduler_named(name)) / bound)
+            cells[f"{n} devices, {m} trials"] = {k: float(np.mean(v)) for k, v in found.items()}
+    level = {cell: row["level"] for cell, row in cells.items()}
+    beside = {c: row["level"] / min(row[k] for k in _NAMES[:3]) for c, row in cells.items()}
+    data: Mapping[str, Any] = {"cells": cells}
+    n = len(cells)
+    if options.wants(mean):
+        value = float(np.mean(list(level.values())))
+        yield at_most(mean, value, 1.2, "x", n=n, detail=f"{seeds} seeds a cell", data=data)
+    if options.wants(worst):
+        at = max(level, key=level.__getitem__)
+        yield at_most(worst, level[at], 1.35, "x", n=n, detail=at)
+    if options.wants(simpler):
+        at = max(beside, key=beside.__getitem__)
+        yield at_most(simpler, beside[at], 1.02, "x", n=n, detail=at)
+
+
+def _halving(options: BenchOptions) -> Iterator[Bar]:
+    """Rung by rung, as a synchronous policy with a barrier has it."""
+    for n, target in _HALVING.items():
+        bar = f"synchronous halving 81 to 1 on {n} devices, over first come first served"
+        if not options.wants(bar, 5.0):
+            continue
+        options.progress(bar)
+        seeds = 10 if options.full else 3
+        ratios = [_rungs_s(n, seed, "fifo") / _rungs_s(n, seed, "level") for seed in range(seeds)]
+        detail = f"{min(ratios):.2f} to {max(ratios):.2f}; the paper's rule is said to reach 3"
+        yield at_least(bar, float(np.mean(ratios)), target, "x", n=seeds, detail=detail)
+
+
+def _rungs_s(devices: int, seed: int, scheduler: str) -> float:
+    rng = np.random.default_rng(seed)
+    m, eta, rungs = 81, 3, 5
+    unit_s = rng.lognormal(0.0, 0.35, m) * 60.0
+    gamma, used = rng.uniform(0.03, 0.15, m), rng.uniform(0.3, 0.9, m)
+    alive, before, total_s = np.arange(m), 0, 0.0
+    for rung in range(rungs):
+        trials = TrialSet.of(unit_s[alive] * (eta**rung - before), gamma[alive], used[alive])
+        total_s += makespan(trials, devices, scheduler_named(scheduler))
+        before = eta**rung
+        alive = rng.permutation(alive)[: max(1, len(alive) // eta)]
+    return total_s
+
+
+SPACE = Space({"size": Float(0.0, 1.0), "gamma": Float(0.03, 0.15), "used": Float(0.3, 0.9)})
+
+
+@estimator(
+    {"loss": ""},
+    cost=lambda c: Cost(60.0 * math.exp(0.7 * (2 * c["size"] - 1)), c["gamma"], c["used"]),
+)
+def told(config: Mapping[str, Any]) -> float:
+    """Never run: a prediction needs its cost alone."""
+    return config["size"]  # type: ignore[no-any-return]
+
+
+def _policies(options: BenchOptions) -> Iterator[Bar]:
+    policies: dict[str, Callable[[], Any]] = {
+        "ASHA": lambda: Asha(1, 81, n=150),
+        "Hyperband (BOHB's brackets)": lambda: Hyperband(1, 81, rounds=1),
+        "halving, promoted early": lambda: Halving(1, 81),
+    }
+    for name, make in policies.items():
+        bar = f"{name} through the search loop, over first come first served"
+        if not options.wants(bar, 10.0):
+            continue
+        options.progress(bar)
+        ratios = {}
+        for n in (8, 16, 64):
+            takes = {
+                scheduler: predict(
+                    study("s", SPACE, "loss", estimator=told, rungs=make()), [n],
+                    scheduler=scheduler,
+                )[0].makespan_s
+                for scheduler in ("fifo", "level")
+            }  # fmt: skip
+            ratios[n] = takes["fifo"] / takes["level"]
+        detail = ", ".join(f"{n} devices {ratio:.2f}" for n, ratio in ratios.items())
+        yield at_least(bar, min(ratios.values()), 1.3, "x", n=len(ratios), detail=detail)
+
+
+class _Timed(Level):
+    """The level rule, with how long each of its decisions takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.took_s: list[float] = []
+
+    def decide(self, state: ClusterState) -> None:
+        began = time.process_time()
+        super().decide(state)
+        self.took_s.append(time.process_time() - began)
+
+
+def _scale(options: BenchOptions) -> Iterator[Bar]:
+    whole, one = "5000 trials on 1000 devices, simulated", "a decision at 1000 devices, p99"
+    if not (options.wants(whole, 20.0) or options.wants(one, 20.0)):
+        return
+    options.progress(whole)
+    trials, scheduler = drawn(5000, 0), _Timed()
+    began = time.process_time()
+    clock = simulate(trials, 1000, scheduler)
+    took = time.process_time() - began
+    if options.wants(whole):
+        over = clock.now_s / bound_s(trials, 1000)
+        yield at_most(whole, took, 20.0, "s", detail=f"makespan {over:.2f} times T*")
+    if options.wants(one):
+        slow = float(np.quantile(scheduler.took_s, 0.99))
+        detail = f"{len(scheduler.took_s)} decisions, the first of all {scheduler.took_s[0]:.1f} s"
+        yield at_most(one, 1e3 * slow, 10.0, "ms", n=len(scheduler.took_s), detail=detail)
