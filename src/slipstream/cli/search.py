@@ -35,6 +35,20 @@ _Budget = Annotated[
 _Workers = Annotated[
     int, typer.Option(metavar="N", min=0, help="Worker processes; 0: in this process.")
 ]
+_Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="here|ADDRESS",
+        help="Run on Ray: started here with --workers slots, or a cluster that runs.",
+    ),
+]
+_RunScheduler = Annotated[
+    str,
+    typer.Option(
+        "--scheduler", metavar="NAME", help="With --ray, who gets how many slots: fifo or level."
+    ),
+]
 _Timeout = Annotated[
     str | None, typer.Option(metavar="TIME", help="End a trial that takes longer than this.")
 ]
@@ -46,6 +60,8 @@ def run(
     budget: _Budget = None,
     workers: _Workers = 1,
     timeout: _Timeout = None,
+    ray: _Ray = None,
+    scheduler: _RunScheduler = "fifo",
     store: Annotated[
         Path | None, typer.Option(metavar="RUNS.db", help="In the place of the study's own store.")
     ] = None,
@@ -59,7 +75,7 @@ def run(
     """
     made = _load(study)
     made.store_path = store or made.store_path or Path(f"{made.name}.db")
-    _run(made, study, budget, workers, timeout, as_json=as_json)
+    _run(made, study, budget, _executor(workers, timeout, ray, scheduler), as_json=as_json)
 
 
 @app.command()
@@ -69,6 +85,8 @@ def resume(
     budget: _Budget = None,
     workers: _Workers = 1,
     timeout: _Timeout = None,
+    ray: _Ray = None,
+    scheduler: _RunScheduler = "fifo",
     as_json: Json = False,
 ) -> None:
     """Go on with a study that was interrupted or killed, from its file.
@@ -78,7 +96,8 @@ def resume(
     reading = _read(runs, study)
     made = _load(_need_target(reading, runs))
     made.store_path = runs
-    _run(made, str(reading.target), budget, workers, timeout, as_json=as_json)
+    executor = _executor(workers, timeout, ray, scheduler)
+    _run(made, str(reading.target), budget, executor, as_json=as_json)
 
 
 @app.command()
@@ -228,9 +247,8 @@ def timeline(
 
 
 def _run(
-    made: Study, target: str, budget: str | None, workers: int, timeout: str | None,
-    *, as_json: bool,
-) -> None:  # fmt: skip
+    made: Study, target: str, budget: str | None, executor: Executor, *, as_json: bool
+) -> None:
     from slipstream.cli._output import emit_result, note, progress
     from slipstream.search import Budget
     from slipstream.search.listing import Listing
@@ -242,7 +260,7 @@ def _run(
         note(f"strategy {made.strategy.name}: {made.why_strategy}")
     with progress(f"study {made.name}") as say:
         made.run(
-            _executor(workers, timeout),
+            executor,
             budget=given,
             progress=lambda study: say(Listing.of(study).line()),
             target=target,
@@ -252,10 +270,22 @@ def _run(
     emit_result(listing, listing.top(5), listing.status(), as_json=as_json)
 
 
-def _executor(workers: int, timeout: str | None) -> Executor:
+def _executor(workers: int, timeout: str | None, ray: str | None, scheduler: str) -> Executor:
+    from slipstream.errors import UsageError
     from slipstream.search import Inline, Processes
     from slipstream.units import parse_duration_ns
 
+    if ray is not None:
+        from slipstream.engines.trials.ray_executor import RayExecutor
+
+        if timeout is not None:
+            raise UsageError(
+                "--timeout ends processes of ours, not of Ray's", remedy="leave it out"
+            )
+        address = None if ray == "here" else ray
+        return RayExecutor(max(workers, 1), scheduler=scheduler, address=address)
+    if scheduler != "fifo":
+        raise UsageError(f"--scheduler {scheduler} needs Ray", remedy="--ray here")
     if workers == 0:
         return Inline()
     limit = None if timeout is None else parse_duration_ns(timeout, "timeout") / 1e9

@@ -91,12 +91,14 @@ class Run:
         folder: where the candidate's checkpoints may be, kept between its rungs; None where the
             study has no store.
         parent: the fidelity that the candidate was at before; 0.0 for the first time.
+        width: devices it may use; below two, one or a part of it.
     """
 
     fidelity: float
     seed: int
     folder: str | None = None
     parent: float = 0.0
+    width: int = 1
 
 
 def estimator(

@@ -214,7 +214,14 @@ def run_task(
     target: str, config: dict[str, Any], run: dict[str, Any], only_metric: str
 ) -> dict[str, Any]:
     """In a worker: evaluate one candidate; the answer is JSON."""
-    channel()  # only a worker runs users' functions this way
+    channel()  # nobody else is to run users' functions this way
+    return run_task_here(target, config, run, only_metric)
+
+
+def run_task_here(
+    target: str, config: dict[str, Any], run: dict[str, Any], only_metric: str
+) -> dict[str, Any]:
+    """The same, in a process that somebody else started to run trials: Ray's."""
     thing = load_target(target)
     function = thing.function if isinstance(thing, Estimator) else thing
     task = Task(0, Estimator(function), _tuples(config), Run(**run), only_metric)

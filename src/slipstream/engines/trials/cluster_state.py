@@ -23,6 +23,7 @@ class ClusterState:
         devices: how many.
         restart_s: what a resize costs a trial that runs: checkpoint, restart, rendezvous.
         max_pack: trials on one device at most.
+        resizable: whether a trial that has begun may be given other devices.
 
     Attributes:
         left_s: work left, in seconds of one device, float64 [m].
@@ -35,14 +36,15 @@ class ClusterState:
     """
 
     def __init__(
-        self, trials: TrialSet, devices: int, *, restart_s: float = 15.0, max_pack: int = 4
-    ) -> None:
+        self, trials: TrialSet, devices: int, *, restart_s: float = 15.0, max_pack: int = 4,
+        resizable: bool = True,
+    ) -> None:  # fmt: skip
         if devices < 1:
             raise InvalidArgumentError("devices", f"{devices} devices run nothing")
         _need_fitting(trials)
         m = self._rows = len(trials)
         self.trials, self.devices = trials, devices
-        self.restart_s, self.max_pack = restart_s, max_pack
+        self.restart_s, self.max_pack, self.resizable = restart_s, max_pack, resizable
         self.left_s = trials.work_s.copy()
         self.width = np.zeros(m, dtype=np.int64)
         self.packed_on = np.full(m, -1, dtype=np.int64)
@@ -66,6 +68,10 @@ class ClusterState:
     def running(self) -> NDArray[np.int64]:
         """Trials that have devices."""
         return np.flatnonzero(self.width > 0)
+
+    def fixed(self, i: int) -> bool:
+        """Whether trial `i` keeps the devices it has."""
+        return not self.resizable and bool(self.begun[i])
 
     def rates(self, at: NDArray[np.int64]) -> Floats:
         """How fast the trials `at` run, as times one device by itself; pauses left aside."""

@@ -28,11 +28,15 @@ _WORTH = 0.75
 _AHEAD = 2
 
 
-def empty_state(devices: int, max_width: int, restart_s: float, max_pack: int) -> ClusterState:
+def empty_state(
+    devices: int, max_width: int, restart_s: float, max_pack: int, *, resizable: bool = True
+) -> ClusterState:
     """A cluster without trials yet."""
     none = np.zeros(0)
     trials = TrialSet(none, np.ones((0, max_width)), none, none)
-    return ClusterState(trials, devices, restart_s=restart_s, max_pack=max_pack)
+    return ClusterState(
+        trials, devices, restart_s=restart_s, max_pack=max_pack, resizable=resizable
+    )
 
 
 def rates_of(cost: Cost, max_width: int) -> Floats:

@@ -58,7 +58,7 @@ class Uniform(Scheduler):
         share = min(max(state.devices // len(running), 1), state.trials.rates.shape[1])
         for i in running:
             extra = share - int(state.width[i])
-            if 0 < extra <= len(state.free):
+            if 0 < extra <= len(state.free) and not state.fixed(int(i)):
                 state.spread(int(i), share)
 
 
@@ -304,6 +304,8 @@ def widen(state: ClusterState, most: int) -> None:
         ends = state.finishes(running)
         last = int(np.argmax(ends))
         i, now = int(running[last]), float(ends[last])
+        if state.fixed(i):
+            return
         device = int(state.packed_on[i])
         own = int(state.width[i]) if device < 0 or state.count[device] == 1 else 0
         widest = min(len(state.free) + own, most, state.trials.rates.shape[1])

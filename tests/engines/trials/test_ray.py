@@ -1,0 +1,90 @@
+"""Studies on Ray: the same facts as anywhere, also when a worker is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.search import Budget, Cost, Float, Halving, Run, Space, State, estimator, study
+
+SPACE = Space({"x": Float(0.0, 1.0)})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray(require: Callable[[str, bool, str], None]) -> Iterator[None]:
+    try:
+        import ray
+    except ImportError:
+        require("ray", False, "Ray is not installed")
+        return
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    # One Ray for all tests: an executor that finds one leaves it running.
+    executor = RayExecutor(2)
+    yield
+    executor.close()
+    ray.shutdown()
+
+
+@estimator({"y": "", "width": ""}, cost=lambda config: Cost(0.05, 0.1, 0.5))
+def shaped(config: dict[str, Any], run: Run) -> dict[str, float]:
+    time.sleep(0.01)
+    return {"y": config["x"] / run.fidelity, "width": run.width}
+
+
+def dies_once(config: dict[str, Any], run: Run) -> float:
+    mark = Path(os.environ["SLIPSTREAM_DIES_ONCE"])
+    if config["x"] > 0.5 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float(config["x"])
+
+
+def test_promotions_are_those_of_a_study_in_one_process(tmp_path: Path) -> None:
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    def made(store: str) -> Any:
+        return study("s", SPACE, {"y": "min"}, estimator=shaped, strategy="random",
+                     rungs=Halving(1, 9), store=tmp_path / store)  # fmt: skip
+
+    executor = RayExecutor(4, scheduler="level", ahead=100)
+    there = made("ray.db").run(executor)
+    here = made("here.db").run()
+    assert {(t.candidate.id, t.fidelity) for t in there.trials} == {
+        (t.candidate.id, t.fidelity) for t in here.trials
+    }
+    assert there.best().candidate == here.best().candidate
+    assert there.replay() == len(there.trials) == 13
+    # Fewer trials than slots: the last one was given more than one, and never more than there are.
+    assert there.trials[-1].values["width"] > 1
+    for _, devices, start, end in executor.intervals:
+        beside = {d for _, ds, s, e in executor.intervals if s < end and start < e for d in ds}
+        assert set(devices) <= beside <= set(range(4))
+
+
+def test_a_killed_worker_costs_no_trial(tmp_path: Path) -> None:
+    import ray
+
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    mark = tmp_path / "died"
+    os.environ["SLIPSTREAM_DIES_ONCE"] = str(mark)
+    try:
+        executor = RayExecutor(2)
+        executor._actor_kind = executor._actor_kind.options(
+            runtime_env={"env_vars": {"SLIPSTREAM_DIES_ONCE": str(mark)}}
+        )
+        made = study("s", SPACE, "y", estimator=dies_once, strategy="random",
+                     budget=Budget(trials=12)).run(executor)  # fmt: skip
+    finally:
+        del os.environ["SLIPSTREAM_DIES_ONCE"]
+    assert ray.is_initialized()
+    assert mark.exists()
+    assert [one.state for one in made.trials] == [State.COMPLETE] * 12
+    assert sorted(one.attempts for one in made.trials)[-1] == 2
