@@ -56,7 +56,7 @@ def _loop_rows(options: BenchOptions, folder: Path) -> Iterator[Bar]:
     numbers = itertools.count()
 
     def objective(trial: Any) -> float:
-        return sum(trial.suggest_float(f"x{i}", -1.0, 1.0) for i in range(10))
+        return float(sum(trial.suggest_float(f"x{i}", -1.0, 1.0) for i in range(10)))
 
     def theirs(storage: str | None, count: int) -> None:
         made = optuna.create_study(
@@ -184,8 +184,8 @@ def _identity_row(options: BenchOptions) -> Iterator[Bar]:
         return
     options.progress(bar)
     rng = np.random.default_rng(2)
-    wrong, seen = 0, {}
-    made = 0
+    wrong, made = 0, 0
+    seen: dict[bytes, tuple[bytes, str]] = {}
     while made < count:
         tree: dict[str, Any] = {}
         for name in rng.permutation(list("abcdef"))[: rng.integers(1, 6)]:

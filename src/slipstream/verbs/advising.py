@@ -13,11 +13,11 @@ from typing import Any
 
 from slipstream import technique
 from slipstream.durations import Durations
-from slipstream.errors import UsageError
 from slipstream.graph import Graph, need_graph
 from slipstream.tables import Table
 from slipstream.technique import QualityKind, Technique
 from slipstream.units import format_percent
+from slipstream.verbs.combining import Combination, joined, search_combinations
 from slipstream.verbs.goals import Goal
 from slipstream.verbs.outlooks import Outlook, first_look
 from slipstream.verbs.predicting import predict
@@ -35,8 +35,6 @@ from slipstream.verbs.results import (
     starred,
 )
 from slipstream.workload import Workload
-
-Combination = tuple[Technique, ...]
 
 # A part of a combination must save this share of time or memory on its own.
 _USEFUL = 0.01
@@ -61,6 +59,8 @@ class Advice:
         goals: all that were asked for.
         needed: goals that the step does not meet unmodified.
         unmet: of these, those that nothing meets; all of them when no step meets all.
+        seen, combinations: combinations that were predicted, and how many there are of the
+            techniques that help alone; 0 where they were not looked for.
     """
 
     predictions: tuple[Prediction, ...]
@@ -69,6 +69,8 @@ class Advice:
     goals: tuple[Goal, ...] = ()
     needed: tuple[Goal, ...] = ()
     unmet: tuple[Goal, ...] = ()
+    seen: int = 0
+    combinations: int = 0
 
     def _repr_html_(self) -> str:
         notes = [BEST_OF_ALL if applying(self.predictions) else ""]
@@ -83,6 +85,7 @@ class Advice:
             "predictions": [p.to_json() for p in self.predictions],
             "front": sorted(self.front),
             "best": self.best.technique if self.best is not None else None,
+            "combinations": {"seen": self.seen, "all": self.combinations},
             "goals": [
                 {
                     "goal": str(one),
@@ -110,6 +113,9 @@ class Advice:
             if by_hand
             else "",
             self._why_not_the_largest(),
+            f"{self.seen:,} of {self.combinations:,} combinations of what helps were predicted"
+            if self.combinations
+            else "",
             self._next(graph, by_hand),
         )
         return prediction_table(graph, self.predictions, *lines, marked=self.front)
@@ -201,8 +207,13 @@ def advise(
     singles = [*ask([one.prediction.techniques for one in looked if not one.decided]), *decided]
     singles = [_worth_training(one) for one in singles]
     known = {p.techniques: p for p in applying(singles)}
+    seen = size = 0
     if combinations:
-        _grow(known, ask, say)
+        parts = [one for one, p in known.items() if _saves(p)]
+        tried = _grow(known, ask, say)
+        more, size = search_combinations(parts, known, tried, ask, say)
+        seen = min(len(tried) + len(more), size)
+        known.update({p.techniques: p for p in applying(more.values()) if _adds(p, known)})
     ranked = sorted(known.values(), key=lambda p: p.ratio)
     front = frozenset(p.technique for p in ranked if not _beaten(p, ranked))
     # A technique is always shown, a combination only when nothing beats it.
@@ -216,7 +227,7 @@ def advise(
     unmet = tuple(goal for goal in needed if not any(goal.met_by(p) for p in ranked))
     return Advice(
         (*ranked, *refused(singles)), front, best, tuple(goals), needed,
-        unmet if unmet or meeting else needed,
+        unmet if unmet or meeting else needed, seen, size,
     )  # fmt: skip
 
 
@@ -230,33 +241,32 @@ def _grow(
     known: dict[Combination, Predicted],
     ask: Callable[[Sequence[Combination]], list[Prediction]],
     say: Callable[[str], None],
-) -> None:
-    """Add combinations to `known`: useful parts, joined as long as the joint is better."""
+) -> set[Combination]:
+    """Add combinations to `known`: useful parts, joined as long as the joint is better.
+
+    Returns:
+        all that were predicted, the parts among them.
+    """
     parts = [one for one, p in known.items() if _saves(p)]
+    tried = set(parts)
     beam = list(parts)
     for size in range(2, _MOST_PARTS + 1):
         wanted = {
             joint: None
             for one in beam
             for part in parts
-            if (joint := _joined(one, part)) is not None and joint not in known
+            if (joint := joined(one, part)) is not None and joint not in known
         }
         if not wanted:
-            return
+            break
+        tried |= set(wanted)
         say(f"trying {len(wanted)} combinations of {size} techniques")
-        joined = [p for p in applying(ask(list(wanted))) if _adds(p, known)]
-        known.update({p.techniques: p for p in joined})
-        by_time = sorted(joined, key=lambda p: p.ratio)[:_BEAM]
-        by_memory = sorted(joined, key=lambda p: p.memory[1])[:_BEAM]
+        better = [p for p in applying(ask(list(wanted))) if _adds(p, known)]
+        known.update({p.techniques: p for p in better})
+        by_time = sorted(better, key=lambda p: p.ratio)[:_BEAM]
+        by_memory = sorted(better, key=lambda p: p.memory[1])[:_BEAM]
         beam = list({p.techniques: None for p in (*by_time, *by_memory)})
-
-
-def _joined(one: Combination, part: Combination) -> Combination | None:
-    """The combination of both; None where they cannot stand together."""
-    try:
-        return technique.combination((*one, *part))
-    except UsageError:
-        return None
+    return tried
 
 
 def _saves(p: Predicted) -> bool:
