@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
     from slipstream.search import Space, study
-    from slipstream.techniques import distributed, embedding, lowbit, lowrank, scan
+    from slipstream.techniques import (
+        distributed,
+        embedding,
+        ensembles,
+        lowbit,
+        lowrank,
+        quadratic,
+        scan,
+    )
     from slipstream.verbs.advising import advise
     from slipstream.verbs.applying import Applied, apply
     from slipstream.verbs.batch.model import BatchModel
@@ -57,10 +65,12 @@ _ROOMS = {
     "data": "slipstream.data",
     "distributed": "slipstream.techniques.distributed",
     "embedding": "slipstream.techniques.embedding",
+    "ensembles": "slipstream.techniques.ensembles",
     "lowbit": "slipstream.techniques.lowbit",
     "lowrank": "slipstream.techniques.lowrank",
     "measure": "slipstream.measure",
     "nn": "slipstream.nn",
+    "quadratic": "slipstream.techniques.quadratic",
     "quant": "slipstream.quant",
     "ranks": "slipstream.ranks",
     "search": "slipstream.search",
@@ -88,6 +98,7 @@ __all__ = [
     "diff",
     "distributed",
     "embedding",
+    "ensembles",
     "explain",
     "export",
     "load",
@@ -99,6 +110,7 @@ __all__ = [
     "predict_device",
     "profile",
     "prove",
+    "quadratic",
     "quant",
     "ranks",
     "scan",

@@ -4,22 +4,28 @@ from slipstream.surgery.attention import NotRewrittenError, attend, with_attenti
 from slipstream.surgery.check import difference, outputs_of, tensors_in
 from slipstream.surgery.pairs import Pair, consecutive_pairs, place
 from slipstream.surgery.parameters import exchange_parameters
+from slipstream.surgery.saved import saved_bytes
 from slipstream.surgery.selection import Selection, module_of
 from slipstream.surgery.sites import Site, callers
+from slipstream.surgery.units import Units, chain_units, remove_units
 
 __all__ = [
     "NotRewrittenError",
     "Pair",
     "Selection",
     "Site",
+    "Units",
     "attend",
     "callers",
+    "chain_units",
     "consecutive_pairs",
     "difference",
     "exchange_parameters",
     "module_of",
     "outputs_of",
     "place",
+    "remove_units",
+    "saved_bytes",
     "tensors_in",
     "with_attention",
 ]

@@ -1,0 +1,238 @@
+"""Quadratic neurons: projections of the input, and how they are put together.
+
+All projections of a layer are one product with a stacked weight. The backward pass keeps the input
+alone and makes the projections again; then their gradients stand side by side, so that the weights'
+gradient is one product and the input's another.
+
+Source: Xu et al., "QuadraLib: A Performant Quadratic Neural Network Library for Architecture
+Optimization and Design Exploration", MLSys 2022; gated forms: Shazeer, "GLU Variants Improve
+Transformer", 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slipstream.errors import SlipstreamError
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """One kind of neuron.
+
+    Attributes:
+        formula: in words of its projections a, b, c.
+        branches: projections of x.
+        of_squares: whether one more projects x squared: the last.
+        combine: the output of its projections.
+        gradients: of each projection, of the projections and the output's gradient.
+        linear: whether the last projection is added as it is, so that it can start as a first-order
+            layer.
+    """
+
+    formula: str
+    branches: int
+    of_squares: bool
+    combine: Callable[[Tensors], torch.Tensor]
+    gradients: Callable[[Tensors, torch.Tensor], Tensors]
+    linear: bool = False
+
+    @property
+    def projections(self) -> int:
+        """All of them."""
+        return self.branches + self.of_squares
+
+
+def _glu_gradients(p: Tensors, g: torch.Tensor) -> Tensors:
+    gate = p[1].sigmoid()
+    return [g * gate, g * p[0] * gate * (1 - gate)]
+
+
+_PRODUCT = Neuron("a * b", 2, False, lambda p: p[0] * p[1], lambda p, g: [g * p[1], g * p[0]])
+
+NEURONS: dict[str, Neuron] = {
+    "t2": Neuron("W (x * x)", 0, True, lambda p: p[0], lambda p, g: [g]),
+    "t3": Neuron("a * a", 1, False, lambda p: p[0] * p[0], lambda p, g: [2 * g * p[0]]),
+    "t4": _PRODUCT,
+    "bilinear": _PRODUCT,
+    "t2&4": Neuron(
+        "a * b + W (x * x)", 2, True, lambda p: torch.addcmul(p[2], p[0], p[1]),
+        lambda p, g: [g * p[1], g * p[0], g],
+    ),
+    "ours": Neuron(
+        "a * b + c", 3, False, lambda p: torch.addcmul(p[2], p[0], p[1]),
+        lambda p, g: [g * p[1], g * p[0], g], linear=True,
+    ),
+    "glu": Neuron("a * sigmoid(b)", 2, False, lambda p: p[0] * p[1].sigmoid(), _glu_gradients),
+}  # fmt: skip
+"""By name; `ours` is the paper's own."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear map with a stacked weight [groups, projections, out / groups, ...].
+
+    Attributes:
+        convolution: stride, padding, dilation, groups; None for a linear layer.
+    """
+
+    convolution: tuple[Sequence[int], Sequence[int], Sequence[int], int] | None = None
+
+    @property
+    def groups(self) -> int:
+        return 1 if self.convolution is None else self.convolution[3]
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`x` by all rows of `weight`."""
+        if self.convolution is None:
+            return torch.nn.functional.linear(x, weight)
+        stride, padding, dilation, groups = self.convolution
+        return torch.nn.functional.conv2d(
+            x, weight, None, tuple(stride), tuple(padding), tuple(dilation), groups
+        )
+
+    def backward(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        g: torch.Tensor,
+        want_x: bool,
+        want_weight: bool,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of x and the weight."""
+        if self.convolution is None:
+            rows, given = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
+            return g @ weight if want_x else None, rows.T @ given if want_weight else None
+        stride, padding, dilation, groups = self.convolution
+        made = torch.ops.aten.convolution_backward(
+            g, x, weight, None, list(stride), list(padding), list(dilation), False, [0, 0], groups,
+            [want_x, want_weight, False],
+        )  # fmt: skip
+        return made[0], made[1]
+
+    def split(self, made: torch.Tensor, count: int) -> Tensors:
+        """What each of `count` projections made."""
+        dim = -1 if self.convolution is None else 1
+        if self.groups == 1:
+            return list(made.chunk(count, dim))
+        shape = (made.shape[0], self.groups, count, -1, *made.shape[2:])
+        parts = made.view(shape).unbind(2)
+        return [one.flatten(1, 2) for one in parts]
+
+    def join(self, parts: Tensors) -> torch.Tensor:
+        """The inverse of `split`."""
+        if self.groups == 1:
+            return torch.cat(parts, -1 if self.convolution is None else 1)
+        shape = (parts[0].shape[0], self.groups, -1, *parts[0].shape[2:])
+        return torch.stack([one.view(shape) for one in parts], 2).flatten(1, 3)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Batch statistics of each projection's channels, float32 [channels] each.
+
+    Attributes:
+        mean, scale: of all stacked channels; the scale is 1 / standard deviation.
+        batch: whether they are of this batch, so that they have gradients.
+    """
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+    batch: bool
+
+
+class Quadratic(torch.autograd.Function):
+    """A layer without bias, whose backward pass keeps x, the weight, and statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, square_weight: torch.Tensor | None,
+        gamma: torch.Tensor | None, beta: torch.Tensor | None, norm: Norm | None, neuron: Neuron,
+        projection: Projection, made: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        made = projection(x, weight) if made is None and neuron.branches else made
+        parts = projections(x, made, square_weight, neuron, projection, gamma, beta, norm)
+        ctx.save_for_backward(x, weight, square_weight, gamma, beta)
+        ctx.norm, ctx.neuron, ctx.projection = norm, neuron, projection
+        return in_range(neuron.combine, parts)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():  # in a backward pass: of create_graph=True
+            raise SlipstreamError(
+                "the backward pass of a quadratic layer has no derivatives of its own",
+                remedy='memory="naive" leaves the layer to autograd',
+            )
+        x, weight, square_weight, gamma, beta = ctx.saved_tensors
+        neuron, projection, norm = ctx.neuron, ctx.projection, ctx.norm
+        made = projection(x, weight) if neuron.branches else None
+        parts = projections(x, made, square_weight, neuron, projection, gamma, beta, norm)
+        each = neuron.gradients(parts, g)
+        wanted = ctx.needs_input_grad
+        dx = dweight = dsquare = dgamma = dbeta = None
+        if neuron.branches:
+            assert made is not None
+            stacked = projection.join([one.contiguous() for one in each[: neuron.branches]])
+            if norm is not None:
+                stacked, dgamma, dbeta = _norm_backward(stacked, made, gamma, norm)
+            dx, dweight = projection.backward(x, weight, stacked, wanted[0], wanted[1])
+        if square_weight is not None:
+            of_square, dsquare = projection.backward(
+                x * x, square_weight, each[-1].contiguous(), wanted[0], wanted[2]
+            )
+            if of_square is not None:
+                of_square = 2 * x * of_square
+                dx = of_square if dx is None else dx + of_square
+        return dx, dweight, dsquare, dgamma, dbeta, None, None, None, None
+
+
+def projections(
+    x: torch.Tensor, made: torch.Tensor | None, square_weight: torch.Tensor | None, neuron: Neuron,
+    projection: Projection, gamma: torch.Tensor | None, beta: torch.Tensor | None,
+    norm: Norm | None,
+) -> Tensors:  # fmt: skip
+    """Every projection, normalised where the layer does; `made` is the stacked one."""
+    parts: Tensors = []
+    if made is not None:
+        if norm is not None:
+            assert gamma is not None
+            assert beta is not None
+            scale = norm.scale * gamma
+            made = made * _along(scale, made) + _along(beta - norm.mean * scale, made)
+        parts = projection.split(made, neuron.branches)
+    if square_weight is not None:
+        parts.append(projection(x * x, square_weight))
+    return parts
+
+
+def in_range(combine: Callable[[Tensors], torch.Tensor], parts: Tensors) -> torch.Tensor:
+    """The output; products of float16 are made in float32."""
+    if parts[0].dtype is not torch.float16:
+        return combine(parts)
+    return combine([one.float() for one in parts]).to(torch.float16)
+
+
+def _along(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """[channels] as it has to stand beside what a projection made."""
+    return values.view(-1, *[1] * (made.dim() - 2)) if made.dim() > 2 else values
+
+
+def _norm_backward(
+    g: torch.Tensor, made: torch.Tensor, gamma: torch.Tensor, norm: Norm
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Through batch normalisation, whose own output was not kept."""
+    dims = [dim for dim in range(g.dim()) if dim != 1]
+    hat = (made - _along(norm.mean, made)) * _along(norm.scale, made)
+    dbeta, dgamma = g.sum(dims), (g * hat).sum(dims)
+    scale = _along(gamma * norm.scale, made)
+    if not norm.batch:
+        return g * scale, dgamma, dbeta
+    count = g.numel() // g.shape[1]
+    g = g - _along(dbeta / count, made) - hat * _along(dgamma / count, made)
+    return g * scale, dgamma, dbeta

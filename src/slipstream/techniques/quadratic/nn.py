@@ -1,0 +1,231 @@
+"""`QuadraticLinear` and `QuadraticConv2d`: layers of quadratic neurons, and conversion to them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError, SlipstreamWarning, UnknownNameError
+from slipstream.surgery import Selection, place
+from slipstream.techniques.quadratic.neurons import (
+    NEURONS,
+    Norm,
+    Projection,
+    Quadratic,
+    in_range,
+    projections,
+)
+
+Memory = Literal["hybrid", "naive"]
+
+
+class _Layer(nn.Module):
+    """What both layers share: stacked weights, norm, bias.
+
+    Attributes:
+        weight: [projections * out, in, ...], group by group, then projection by projection.
+        square_weight: of x squared, [out, in, ...], or None.
+        gamma, beta: of the branches' batch normalisation, [projections * out], or None.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], neuron: str, bias: bool, branch_norm: bool, memory: Memory,
+        projection: Projection,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if neuron not in NEURONS:
+            raise UnknownNameError("neuron", neuron, NEURONS)
+        if memory not in ("hybrid", "naive"):
+            raise InvalidArgumentError("memory", f"'{memory}' is neither hybrid nor naive")
+        kind = NEURONS[neuron]
+        if branch_norm and not kind.branches:
+            raise InvalidArgumentError("branch_norm", f"'{neuron}' has no branch to normalise")
+        self.neuron, self.memory, self._projection = neuron, memory, projection
+        out, fan = shape[0], math.prod(shape[1:])
+        # The product of two branches has the variance of one if each has half its exponent.
+        self.weight = nn.Parameter(torch.randn(kind.branches * out, *shape[1:]) / math.sqrt(fan))
+        self.square_weight = (
+            nn.Parameter(torch.randn(shape) / math.sqrt(3 * fan)) if kind.of_squares else None
+        )
+        self.bias = nn.Parameter(torch.zeros(out)) if bias else None
+        channels = kind.branches * out
+        self.gamma = nn.Parameter(torch.ones(channels)) if branch_norm else None
+        self.beta = nn.Parameter(torch.zeros(channels)) if branch_norm else None
+        self.eps, self.momentum = 1e-5, 0.1
+        self.running_mean: torch.Tensor | None
+        self.running_variance: torch.Tensor | None
+        self.register_buffer("running_mean", torch.zeros(channels) if branch_norm else None)
+        self.register_buffer("running_variance", torch.ones(channels) if branch_norm else None)
+
+    @property
+    def out(self) -> int:
+        """Output channels."""
+        one = self.square_weight
+        return len(one) if one is not None else len(self.weight) // NEURONS[self.neuron].branches
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] or [N, in, H, W]."""
+        kind, project = NEURONS[self.neuron], self._projection
+        made = project(x, self.weight) if self.gamma is not None else None
+        norm = None if made is None else self._norm(made.detach())
+        # A cast is autocast's own business, which only autograd knows how to undo.
+        if self.memory == "hybrid" and not torch.is_autocast_enabled(x.device.type):
+            kept = None if made is None else made.detach()
+            y: torch.Tensor = Quadratic.apply(
+                x, self.weight, self.square_weight, self.gamma, self.beta, norm, kind, project, kept
+            )
+        else:
+            if made is not None:
+                made, norm = self._normalised(made), None
+            elif kind.branches:
+                made = project(x, self.weight)
+            parts = projections(x, made, self.square_weight, kind, project, None, None, None)
+            y = in_range(kind.combine, parts)
+        if y.dtype is torch.float16 and not torch.isfinite(y).all():
+            warnings.warn(
+                f"a product of a quadratic layer ({self}) overflows float16: bfloat16 does not",
+                SlipstreamWarning, stacklevel=2,
+            )  # fmt: skip
+        if self.bias is None:
+            return y
+        return y + (self.bias if project.convolution is None else self.bias.view(-1, 1, 1))
+
+    def _norm(self, made: torch.Tensor) -> Norm:
+        """This batch's statistics while training, which the running ones follow."""
+        if not self.training:
+            assert self.running_mean is not None
+            assert self.running_variance is not None
+            return Norm(self.running_mean, (self.running_variance + self.eps).rsqrt(), False)
+        dims = [dim for dim in range(made.dim()) if dim != 1]
+        variance, mean = torch.var_mean(made, dims, correction=0)
+        count = made.numel() // made.shape[1]
+        with torch.no_grad():
+            assert self.running_mean is not None
+            assert self.running_variance is not None
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_variance.lerp_(variance * count / max(count - 1, 1), self.momentum)
+        return Norm(mean, (variance + self.eps).rsqrt(), True)
+
+    def _normalised(self, made: torch.Tensor) -> torch.Tensor:
+        """By torch's own batch norm; running statistics have been told already."""
+        mean, variance = (
+            (None, None) if self.training else (self.running_mean, self.running_variance)
+        )
+        return nn.functional.batch_norm(
+            made, mean, variance, self.gamma, self.beta, self.training, 0.0, self.eps
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[-1]}, {self.out}, neuron={self.neuron}"
+
+
+class QuadraticLinear(_Layer):
+    """A linear layer of quadratic neurons, [..., in] to [..., out].
+
+    Args:
+        neuron: one of `NEURONS`.
+        branch_norm: batch normalisation of each branch before they are multiplied.
+        memory: ``hybrid`` keeps the input alone for the backward pass; ``naive`` all that it reads.
+
+    Raises:
+        InvalidArgumentError, UnknownNameError: no such neuron or memory; nothing to normalise.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, neuron: str = "ours", bias: bool = True,
+        branch_norm: bool = False, memory: Memory = "hybrid",
+    ) -> None:  # fmt: skip
+        shape = out_features, in_features
+        super().__init__(shape, neuron, bias, branch_norm, memory, Projection())
+
+
+class QuadraticConv2d(_Layer):
+    """A convolution of quadratic neurons, [N, in, H, W]; arguments as of `QuadraticLinear`."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int | tuple[int, int], *,
+        stride: int | tuple[int, int] = 1, padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1, groups: int = 1, neuron: str = "ours",
+        bias: bool = True, branch_norm: bool = False, memory: Memory = "hybrid",
+    ) -> None:  # fmt: skip
+        kernel, stride, padding, dilation = map(_pair, (kernel_size, stride, padding, dilation))
+        shape = out_channels, in_channels // groups, *kernel
+        projection = Projection((stride, padding, dilation, groups))
+        super().__init__(shape, neuron, bias, branch_norm, memory, projection)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def converted(
+    layer: nn.Linear | nn.Conv2d, neuron: str = "ours", init: str = "first_order"
+) -> _Layer:
+    """A quadratic layer in the place of `layer`.
+
+    Args:
+        init: ``first_order`` computes what `layer` does until it is trained: its weight becomes the
+            linear term, one branch begins at zero. ``random`` begins anew.
+
+    Raises:
+        InvalidArgumentError: a neuron without a linear term cannot begin so, or the padding is not
+            of zeros.
+    """
+    if init not in ("first_order", "random"):
+        raise InvalidArgumentError("init", f"'{init}' is neither first_order nor random")
+    bias, weight = layer.bias is not None, layer.weight
+    made: _Layer
+    if isinstance(layer, nn.Conv2d):
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            raise InvalidArgumentError("layer", f"its padding is '{layer.padding_mode}'")
+        pairs = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+        kernel, stride, padding, dilation = map(_pair, pairs)
+        made = QuadraticConv2d(
+            layer.in_channels, layer.out_channels, kernel, stride=stride, padding=padding,
+            dilation=dilation, groups=layer.groups, neuron=neuron, bias=bias,
+        )  # fmt: skip
+    else:
+        made = QuadraticLinear(layer.in_features, layer.out_features, neuron=neuron, bias=bias)
+    made = made.to(weight.device, weight.dtype).train(layer.training)
+    if init == "random":
+        return made
+    if not NEURONS[neuron].linear:
+        raise InvalidArgumentError("init", f"'{neuron}' has no linear term to begin with")
+    groups = made._projection.groups
+    with torch.no_grad():
+        stacked = made.weight.view(groups, 3, -1, *weight.shape[1:])
+        stacked[:, 1] = 0.0
+        stacked[:, 2] = weight.view(groups, -1, *weight.shape[1:])
+        if made.bias is not None and layer.bias is not None:
+            made.bias.copy_(layer.bias)
+    return made
+
+
+def convert(
+    model: nn.Module, neuron: str = "ours", *, only: str = "*", except_: str = "",
+    init: str = "first_order",
+) -> list[str]:  # fmt: skip
+    """Make linear layers and convolutions of `model` quadratic, in place; their names.
+
+    Args:
+        only, except_: patterns of qualified names.
+
+    Raises:
+        InvalidArgumentError: see `converted`; or no layer is meant.
+        WorkloadError: the patterns leave none.
+    """
+    found = {n: m for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Conv2d)}
+    if not found:
+        raise InvalidArgumentError("model", "has no nn.Linear and no nn.Conv2d")
+    if "" in found:
+        raise InvalidArgumentError("model", "is one layer", remedy="converted(layer) makes another")
+    chosen = Selection(only, except_)
+    chosen.need_some("quadratic", found)
+    names = [name for name in found if name in chosen]
+    for name in names:
+        place(model, name, converted(found[name], neuron, init))
+    return names

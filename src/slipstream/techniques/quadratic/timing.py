@@ -1,0 +1,56 @@
+"""What the micro-benchmark runs for ``slipstream::quadratic``: passes of a layer, with Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.graph import Call, TensorSpec
+
+OP = "slipstream::quadratic"
+
+
+def layer_call(neuron: str, x: TensorSpec, layer: tuple[Any, ...], passing: str) -> Call:
+    """A pass of a layer: to be asked of `slipstream.durations`.
+
+    Args:
+        neuron: a name of `NEURONS`, or ``first_order`` for torch's own layer.
+        layer: outputs, bias; of a convolution kernel, stride, padding, dilation, groups besides.
+        passing: ``forward``, or ``both``: with the backward pass of a layer within a model.
+    """
+    return Call(f"{OP}()", (neuron, x, layer, passing), ())
+
+
+def timer(call: Call) -> Callable[[], object]:
+    """The pass as a function of nothing, on random numbers."""
+    import torch
+    from torch import nn
+
+    from slipstream.techniques.quadratic.nn import converted
+
+    neuron, spec, layer, passing = call.arguments
+    outputs, bias, *convolution = layer
+    module: Any
+    if convolution:
+        kernel, stride, padding, dilation, groups = convolution
+        module = nn.Conv2d(
+            spec.shape[1], outputs, tuple(kernel), tuple(stride), tuple(padding), tuple(dilation),
+            groups, bias,
+        )  # fmt: skip
+    else:
+        module = nn.Linear(spec.shape[-1], outputs, bias=bias)
+    if neuron != "first_order":
+        module = converted(module, neuron, "random")
+    x = torch.randn(spec.shape).requires_grad_(passing == "both")
+    sources = [x, *module.parameters()]
+    gradient = torch.ones_like(module(x))
+
+    def forward() -> object:
+        with torch.no_grad():
+            return module(x)
+
+    def both() -> object:
+        with torch.enable_grad():
+            return torch.autograd.grad(module(x), sources, gradient)
+
+    return both if passing == "both" else forward

@@ -1,0 +1,162 @@
+"""Quadratic layers against their formulas, autograd, and the first-order layer's memory."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
+from slipstream.surgery import saved_bytes
+from slipstream.techniques.quadratic import NEURONS, Conv2d, Linear, convert
+
+SHAPES: list[dict[str, Any]] = [
+    {}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2, "padding": 1},
+    {"bias": False},
+]  # fmt: skip
+
+
+def by_formula(layer: Any, x: torch.Tensor, plain: Any) -> torch.Tensor:
+    """The neuron's formula, written out."""
+    groups = layer._projection.groups
+    branches = NEURONS[layer.neuron].branches
+    weight = layer.weight.view(groups, branches, -1, *layer.weight.shape[1:]) if branches else None
+
+    def project(number: int) -> torch.Tensor:
+        made: torch.Tensor = plain(x, weight[:, number].flatten(0, 1))  # type: ignore[index]
+        return made
+
+    squares = None if layer.square_weight is None else plain(x * x, layer.square_weight)
+    y = {
+        "t2": lambda: squares,
+        "t3": lambda: project(0) ** 2,
+        "t4": lambda: project(0) * project(1),
+        "bilinear": lambda: project(0) * project(1),
+        "t2&4": lambda: project(0) * project(1) + squares,
+        "ours": lambda: project(0) * project(1) + project(2),
+        "glu": lambda: project(0) * project(1).sigmoid(),
+    }[layer.neuron]()
+    if layer.bias is None:
+        return y  # type: ignore[no-any-return]
+    return y + (layer.bias if y.dim() == 2 else layer.bias.view(-1, 1, 1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("neuron", NEURONS)
+def test_a_layer_is_its_formula_and_its_gradients_are_autograds(neuron: str) -> None:
+    torch.manual_seed(0)
+    for options, memory in itertools.product(SHAPES, ("hybrid", "naive")):
+        layer: Any = Conv2d(4, 6, 3, neuron=neuron, memory=memory, **options).double()
+        x = torch.randn(2, 4, 7, 8, dtype=torch.float64, requires_grad=True)
+        how = {name: value for name, value in options.items() if name != "bias"}
+        expected = by_formula(layer, x, lambda x, w, how=how: nn.functional.conv2d(x, w, **how))
+        compare(layer(x), expected, [x, *layer.parameters()])
+    layer = Linear(5, 4, neuron=neuron).double()
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    compare(layer(x), by_formula(layer, x, nn.functional.linear), [x, *layer.parameters()])
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+def compare(made: torch.Tensor, expected: torch.Tensor, sources: list[Any]) -> None:
+    torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+    sources = [one for one in sources if one.numel()]  # t2 has no branches
+    weights = torch.randn_like(made)
+    ours = torch.autograd.grad((made * weights).sum(), sources)
+    theirs = torch.autograd.grad((expected * weights).sum(), sources)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_branch_norm_is_torchs(training: bool) -> None:
+    torch.manual_seed(0)
+    both = [Conv2d(3, 4, 3, branch_norm=True, memory=m).double() for m in ("hybrid", "naive")]
+    both[1].load_state_dict(both[0].state_dict())
+    x = torch.randn(5, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    for one in both:
+        one(x)  # the running statistics are no longer the first ones
+        one.train(training)
+    found = [torch.autograd.grad(one(x).sin().sum(), [x, *one.parameters()]) for one in both]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    for name, value in both[0].state_dict().items():
+        torch.testing.assert_close(value, both[1].state_dict()[name])
+
+
+def test_no_more_is_kept_than_of_a_first_order_layer() -> None:
+    x = torch.randn(8, 16, 16, 16, requires_grad=True)
+    first, ours = nn.Conv2d(16, 16, 3, padding=1), Conv2d(16, 16, 3, padding=1)
+    naive = Conv2d(16, 16, 3, padding=1, memory="naive")
+    kept = [saved_bytes(lambda m=m: m(x), m.parameters()) for m in (first, ours, naive)]
+    assert kept[1] <= 1.05 * kept[0] < kept[2]
+    with_norm = nn.Sequential(first, nn.BatchNorm2d(16))
+    ours = Conv2d(16, 16, 3, padding=1, branch_norm=True)
+    kept = [saved_bytes(lambda m=m: m(x), m.parameters()) for m in (with_norm, ours)]
+    assert kept[1] <= 1.1 * kept[0]
+
+
+def test_a_converted_model_begins_as_it_was_and_learns() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(),
+        nn.Linear(4 * 16, 3),
+    )  # fmt: skip
+    x = torch.randn(5, 1, 6, 6)
+    before = model(x)
+    assert convert(model, except_="4") == ["0", "2"]
+    torch.testing.assert_close(model(x), before, rtol=1e-6, atol=1e-6)
+    model(x).square().sum().backward()
+    assert all(float(one.grad.abs().sum()) > 0 for one in model.parameters())
+
+
+@pytest.mark.parametrize("function", ["circles", "xor", "polynomial"])
+def test_one_layer_is_enough_for_what_is_quadratic(function: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(512, 2)
+    target = {
+        "circles": x.square().sum(1) - 1.4, "xor": x[:, 0] * x[:, 1],
+        "polynomial": 2 * x[:, 0] * x[:, 1] - x[:, 1] ** 2 + x[:, 0] + 0.5,
+    }[function]  # fmt: skip
+    layer = nn.Sequential(Linear(2, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(layer.parameters(), 0.05)
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(layer(x)[:, 0], target)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() / target.var().item() <= 1e-3
+
+
+def test_autocast_leaves_the_layer_to_autograd() -> None:
+    layer, x = Linear(8, 8), torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    y.float().sum().backward()
+    assert torch.isfinite(layer.weight.grad).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Linear(2, 2, neuron="t5"), UnknownNameError, "t5"),
+        (lambda: Linear(2, 2, neuron="t2", branch_norm=True), InvalidArgumentError, "no branch"),
+        (lambda: convert(nn.ReLU()), InvalidArgumentError, "no nn"),
+        (lambda: convert(nn.Linear(2, 2)), InvalidArgumentError, "is one layer"),
+        (
+            lambda: convert(nn.Sequential(nn.Linear(2, 2)), "t4"),
+            InvalidArgumentError,
+            "linear term",
+        ),
+    ],
+)
+def test_errors_say_what(make: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = torch.randn(3, 2, requires_grad=True)
+    with pytest.raises(SlipstreamError, match="no derivatives of its own"):
+        torch.autograd.grad(Linear(2, 2)(x).sum(), x, create_graph=True)

@@ -1,0 +1,60 @@
+"""Quadratic layers in the graph and in the model of a workload."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.errors import UnknownNameError, WorkloadError
+from slipstream.graph import Role
+from slipstream.technique import Context, QualityKind, parse
+from slipstream.techniques.quadratic.nn import QuadraticConv2d, QuadraticLinear
+from slipstream.techniques.quadratic.technique import QuadraticLayers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recorded import build, cannot_be_timed, graph_of, images, inference, mlp
+
+from known_durations import BytesMoved, timed_by_bytes
+
+
+@pytest.mark.parametrize("make", [mlp, images])
+def test_every_layer_is_found_and_can_be_timed(make) -> None:  # type: ignore[no-untyped-def]
+    technique = QuadraticLayers()
+    asked = technique.questions(graph_of(make))
+    assert len(asked) == 2 * 3
+    assert cannot_be_timed(asked) == []
+
+
+def test_a_layer_takes_longer_by_the_measured_ratio_and_its_weights_more() -> None:
+    graph = timed_by_bytes(graph_of(images))
+    technique, durations = QuadraticLayers(only="0"), BytesMoved()
+    durations.measure(technique.questions(graph))
+    edited = technique.predict(graph, Context(durations))  # type: ignore[arg-type]
+    added = edited.memory.nbytes.sum() - graph.memory.nbytes.sum()
+    assert added == 2 * 2 * 8 * 3 * 9 * 4  # two more weights and their gradients
+    assert (edited.memory.role == Role.PARAMETER).sum() == 1 + (
+        graph.memory.role == Role.PARAMETER
+    ).sum()
+
+
+def test_a_step_trains_what_was_converted() -> None:
+    built = build(images, QuadraticLayers(except_="8"))
+    layer = built.model[0]
+    assert isinstance(layer, QuadraticConv2d)
+    assert not isinstance(built.model[8], QuadraticLinear)
+    before = layer.weight.detach().clone()
+    built.step()
+    assert not torch.equal(layer.weight, before)
+
+
+def test_what_cannot_be_is_said() -> None:
+    with pytest.raises(WorkloadError, match=r"no nn\.Linear"):
+        build(inference, QuadraticLayers())
+    with pytest.raises(UnknownNameError, match="neuron"):
+        parse("quadratic:t9")
+    (found,) = parse("quadratic:glu,init=random")
+    assert found == QuadraticLayers("glu", "random")
+    assert found.quality().kind is QualityKind.NEEDS_TRAINING
