@@ -296,6 +296,7 @@ def _load(target: str) -> Study:
     from slipstream.errors import UsageError
     from slipstream.search import Study
     from slipstream.search.estimators import load_target
+    from slipstream.units import with_article
 
     if ":" not in target:
         raise UsageError(f"'{target}' names no study", remedy=f"as {target}:study")
@@ -304,7 +305,8 @@ def _load(target: str) -> Study:
         made = made()
     if not isinstance(made, Study):
         raise UsageError(
-            f"'{target}' is a {type(made).__name__}", remedy="return slipstream.study(...)"
+            f"'{target}' is {with_article(type(made).__name__)}",
+            remedy="return slipstream.study(...)",
         )
     return made
 

@@ -1,0 +1,95 @@
+"""`slipstream search`: a study in a file of the user's, run, looked at, gone on with, replayed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from slipstream.cli.search import app
+from slipstream.errors import SlipstreamError, StoreError, UsageError, WorkloadError
+
+RUNNER = CliRunner()
+STUDY = """
+import slipstream as ss
+from slipstream.search import Cost, Float, Halving, Int, estimator
+
+@estimator({"error": "%", "weights": ""}, cost=lambda c: Cost(c["width"] / 16, 0.1, 0.5))
+def train(config, run):
+    error = (100 * config["lr"] - 1) ** 2 + 9 / config["width"] / run.fidelity
+    return {"error": error, "weights": 74 * config["width"]}
+
+def study():
+    space = ss.Space({"lr": Float(1e-4, 1e-1, log=True), "width": Int(8, 256, log=True)})
+    return ss.study("digits", space, {"error": "min", "weights": "min"}, estimator=train,
+                    constraints={"weights": "<= 9000"}, strategy="random", rungs=Halving(1, 9))
+
+def broken():
+    return 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # One name a test: a module that was loaded from another folder is another study.
+    Path("digits.py").write_text(STUDY, encoding="utf-8")
+
+
+def search(*arguments: str) -> Result:
+    return RUNNER.invoke(app, list(arguments), catch_exceptions=False)
+
+
+def test_a_study_from_beginning_to_end() -> None:
+    made = search("run", "digits.py:study", "--workers", "1", "--json")
+    told = json.loads(made.stdout)
+    assert told["trials"]["complete"] + told["trials"].get("infeasible", 0) == 13
+    assert told["stopped"] == "the policy is done"
+    assert "complete" in search("status", "digits.db").stdout
+    best = json.loads(search("top", "digits.db", "--json").stdout)["best"][0]
+    assert best["values"]["weights"] <= 9000
+    front = search("pareto", "digits.db", "--svg", "front.svg")
+    assert "lr=" in front.stdout
+    assert "<circle" in Path("front.svg").read_text(encoding="utf-8")
+    again = json.loads(search("resume", "digits.db", "--workers", "0", "--json").stdout)
+    assert again["trials"] == told["trials"]
+    replayed = json.loads(search("replay", "digits.db", "--json").stdout)
+    assert replayed == {"study": "digits", "proposals": 13, "differ": 0}
+
+
+def test_more_devices_are_predicted_and_drawn() -> None:
+    told = json.loads(search("predict", "digits.py:study", "--gpus", "1,8", "--json").stdout)
+    assert [one["devices"] for one in told] == [1, 8]
+    assert told[0]["makespan_s"] > told[1]["makespan_s"] >= told[1]["bound_s"]
+    search("timeline", "digits.py:study", "--gpus", "4", "-o", "t.json")
+    assert json.loads(Path("t.json").read_text("utf-8"))["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (["run", "digits.py"], UsageError, "names no study"),
+        (["run", "digits.py:broken"], UsageError, "is an int"),
+        (["run", "digits.py:studdy"], WorkloadError, "no 'studdy'"),
+        (["run", "nowhere.py:study"], WorkloadError, "no such file"),
+        (["run", "digits.py:study", "--scheduler", "level"], UsageError, "needs Ray"),
+        (["status", "nowhere.db"], StoreError, "no such database"),
+        (["predict", "digits.py:study", "--gpus", "0"], UsageError, "0 devices"),
+        (["predict", "digits.py:study", "--gpus", "many"], UsageError, "no list"),
+        (["predict", "digits.py:study", "--scheduler", "levl"], SlipstreamError, "levl"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        search(*arguments)
+
+
+def test_the_room_loads_nothing_heavy() -> None:
+    program = "import sys, slipstream.search, slipstream.cli.search; print('torch' in sys.modules, "
+    program += "'optuna' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["False"] * 3
