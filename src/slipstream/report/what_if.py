@@ -17,7 +17,8 @@ from slipstream import technique
 from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.graph import Graph
-from slipstream.verbs.advising import Combination, advise, single_techniques
+from slipstream.verbs.advising import advise, single_techniques
+from slipstream.verbs.combining import Combination
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.results import Prediction
 
