@@ -7,9 +7,11 @@ alone, run on what they are given in the step.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream.codegen import why_no_compiler
 from slipstream.heap import keep_pages
 from slipstream.techniques.fusion.backend import FusionBackend
-from slipstream_bench.harness import Paired, one_thread, paired
+from slipstream.techniques.fusion.selection import Factor, select
+from slipstream_bench.harness import Paired, one_thread, paired, times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.fusion.networks import exhaustive, in_order, network
 from slipstream_bench.systems.movement.layers import EncoderLayer
 
 _CASES = (
@@ -26,6 +30,7 @@ _CASES = (
     (4, 128, torch.bfloat16, 1.18), (1, 512, torch.bfloat16, 1.28),
 )  # fmt: skip
 _WIDTH, _HEADS = 768, 12
+_DRAWN = 200
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
@@ -38,10 +43,33 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     if options.wants(bar):
         options.progress(bar)
         yield at_most(bar, _difference(), 1e-10, "relative", detail="dropout 0, every parameter")
+    yield from _selection_rows(options)
     keep_pages()
     with one_thread():
         for case in _CASES:
             yield from _case_rows(options, *case)
+
+
+def _selection_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar = "layouts chosen at the exhaustive optimum's cost"
+    if options.wants(bar):
+        options.progress(bar)
+        rows = [(select(n).cost, exhaustive(n), in_order(n)) for n in map(network, range(_DRAWN))]
+        equal = sum(ours == best or abs(ours - best) <= 1e-12 * best for ours, best, _ in rows)
+        possible = [(best, greedy) for _, best, greedy in rows if math.isfinite(best)]
+        reached = sum(greedy <= best * (1 + 1e-12) for best, greedy in possible)
+        nowhere = sum(not math.isfinite(greedy) for _, greedy in possible)
+        detail = (
+            f"networks with residuals, shared weights and equal ends; operator by operator "
+            f"{reached} of {len(possible)} are at the optimum, {nowhere} end where nothing fits"
+        )
+        yield at_least(bar, equal, _DRAWN, f"of {_DRAWN}", n=_DRAWN, detail=detail)
+    bar = "layouts of 40 operators, 200 configurations each"
+    if options.wants(bar):
+        rng = np.random.default_rng(0)
+        drawn = [Factor((n, n + 1, n // 4 * 4 - 1), rng.random((6, 6, 6))) for n in range(40)]
+        taken = times_s(lambda: select(drawn), 3)
+        yield at_most(bar, float(np.median(taken)), 10, "s", n=len(taken))
 
 
 def _difference() -> float:
