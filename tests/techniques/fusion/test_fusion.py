@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from slipstream.capture import put_compiled
 from slipstream.codegen import why_no_compiler
 from slipstream.technique import parse
 from slipstream.techniques.dropout import kernels as door
@@ -189,3 +191,21 @@ def test_a_step_of_small_operators_says_why_not() -> None:
     (technique,) = parse("fusion")
     assert isinstance(technique, Fusion)
     assert "small" in str(technique.why_not(captured("mlp")))
+
+
+def test_an_applied_model_keeps_its_names_and_can_be_copied_loaded_and_trained() -> None:
+    model = Layer()
+    names = list(model.state_dict())
+    put_compiled(model, backend=FusionBackend(), dynamic=False)
+    x, optimizer = torch.randn(4, 64, 64), torch.optim.SGD(model.parameters(), 0.1)
+    before = model(x).detach()
+    model(x).square().mean().backward()
+    optimizer.step()
+    assert list(model.state_dict()) == names
+    assert not torch.equal(model(x), before)
+    plain = Layer()
+    plain.load_state_dict(model.state_dict())
+    assert torch.allclose(plain(x), model(x), atol=1e-5)
+    assert torch.allclose(copy.deepcopy(model)(x), model(x), atol=1e-5)
+    checkpointed = checkpoint(model, x, use_reentrant=False)
+    assert torch.allclose(checkpointed, model(x), atol=1e-5)
