@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 _PLANNED = 0.8
 # Nodes of the numerical integration over the continuation region: 1e-7 of the error.
 _NODES = 96
+# A critical value that nothing exceeds: 1e-15 of the error.
+_NEVER = 8.0
 # Looks closer together than this fraction are treated as if that far apart, which errs on the
 # safe side (they are less correlated) and keeps the step wider than the nodes' spacing.
 _CLOSEST = 0.05
@@ -52,10 +54,9 @@ def nominal_error(
     passed = tuple(look for look in planned if look < blocks)
     if not passed:
         return error
-    # The last look's critical value: the total with it reaches `error`.
-    low, high = 0.0, critical
-    if _crossing(passed, (critical,) * len(passed), blocks, high) >= error:
-        return _two_sided(critical)
+    # The last look's critical value: the total with it reaches `error`. Soon after the looks that
+    # used nearly all of it, that is above theirs.
+    low, high = 0.0, _NEVER
     for _ in range(40):
         middle = (low + high) / 2
         if _crossing(passed, (critical,) * len(passed), blocks, middle) > error:
@@ -68,7 +69,7 @@ def nominal_error(
 @lru_cache(maxsize=256)
 def _pocock(looks: tuple[int, ...], error: float) -> float:
     """The critical value that, used at every look, is crossed with probability `error`."""
-    low, high = 0.0, 8.0
+    low, high = 0.0, _NEVER
     for _ in range(40):
         middle = (low + high) / 2
         total = _crossing(looks[:-1], (middle,) * (len(looks) - 1), looks[-1], middle)
