@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BASE ?= HEAD
 VENV ?= .venv
+MYPY_CACHE ?= .mypy_cache
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find native CMakeLists.txt -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-changed test-times test-all lint format bench results docs page clean
+.PHONY: help install demo test test-changed test-times test-mutants smoke test-all lint style types format bench results docs page clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,29 +33,41 @@ $(STAMP): $(VENV)/.torch pyproject.toml benchmarks/pyproject.toml constraints.tx
 demo: $(STAMP)  ## profile, predict, apply and prove one technique on a real language model
 	$(BIN)/slipstream demo
 
-lint: $(STAMP)  ## formatting, style, types, and who imports whom
+lint: style types  ## formatting, style, types, and who imports whom
+
+style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini tests
 	$(BIN)/lint-imports --no-cache
+
+types: $(STAMP)
+	$(BIN)/mypy --cache-dir $(MYPY_CACHE)/src
+	$(BIN)/mypy --cache-dir $(MYPY_CACHE)/tests --config-file tests/mypy.ini tests
 
 # One process a core, at most four: many tests start processes of their own. Real ones are started,
 # stopped and timed on machines that others use too: what fails is tried once more, alone, in a process
-# of its own, which records and measures anew, and is listed both times. A test that hangs fails, too,
-# rather than the whole run.
+# of its own, which records and measures anew. What passes then is listed as a flake, and fails at its
+# third time on this machine. A test that hangs fails, too, rather than the whole run. Types are checked
+# beside the tests.
 PYTEST := $(BIN)/python -m pytest -m "not full" --timeout 300
-test: lint  ## everything that must hold on any machine
-	$(PYTEST) -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS) \
-	  || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
-	       echo "Once more, what failed:"; \
-	       $(PYTEST) --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
+test: style  ## everything that must hold on any machine
+	@mkdir -p build; $(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
+	$(PYTEST) --times -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS); code=$$?; \
+	if [ $$code -eq 1 ]; then echo "Once more, what failed:"; \
+	  $(PYTEST) --flakes --last-failed --last-failed-no-failures none $(PYTEST_ARGS); code=$$?; fi; \
+	wait $$types || { cat build/types.log; code=2; }; tail -n 2 build/types.log; exit $$code
 
 test-changed: lint  ## only the tests that what changed since BASE (what is not committed) can reach
 	$(PYTEST) --changed $(BASE) -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
 test-times: $(STAMP)  ## what every folder of tests costs, in processor seconds
 	$(PYTEST) --times -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
+
+test-mutants: $(STAMP)  ## are small faults in our code noticed? (SAMPLE=40: only so many)
+	$(BIN)/python tests/mutants.py $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTANTS_ARGS)
+
+smoke: $(STAMP)  ## the few tests that every pair of torch and Python must pass
+	$(BIN)/python -m pytest -m smoke --timeout 300 $(PYTEST_ARGS)
 
 test-all: lint  ## and the long loops: fuzzing, kill loops, sanitizers
 	$(BIN)/python -m pytest --hypothesis-profile=search $(PYTEST_ARGS)

@@ -14,7 +14,7 @@ import known_clock
 from forks import start_children_as_forks
 from known_clock import KnownClock
 
-pytest_plugins = ("times", "changed")
+pytest_plugins = ("times", "changed", "flakes")
 
 # How long an example takes says how busy the machine is. The same examples every time, so that a
 # change is judged by what it changes; `make test-all` looks for others.

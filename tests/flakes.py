@@ -1,0 +1,64 @@
+"""``pytest --flakes``: what failed a moment ago, once more, and a record of what passes now.
+
+A test that passes the second time is a flake: it is named in the output, and remembered on this
+machine, across clones. The third time it fails for good: it is to be mended, not repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_LIMIT = 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option ``--flakes``."""
+    parser.addoption(
+        "--flakes", action="store_true",
+        help="these tests failed before: record those that pass, and fail at the third time",
+    )  # fmt: skip
+
+
+def record_path() -> Path:
+    """Where flakes are remembered: ``$SLIPSTREAM_FLAKES``, or a file of the user's cache."""
+    if named := os.environ.get("SLIPSTREAM_FLAKES"):
+        return Path(named)
+    return Path.home() / ".cache" / "slipstream-tests" / "flakes.json"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name them, with how often each was seen."""
+    if not terminalreporter.config.getoption("--flakes"):
+        return
+    passed = [report.nodeid for report in terminalreporter.stats.get("passed", [])]
+    if not passed:
+        return
+    seen = _remember(passed)
+    terminalreporter.section("flakes")
+    for nodeid in passed:
+        count = len(seen[nodeid])
+        fate = ": mend it" if count >= _LIMIT else ""
+        terminalreporter.write_line(f"FLAKE {nodeid} (seen {count} of {_LIMIT} times{fate})")
+    if any(len(seen[nodeid]) >= _LIMIT for nodeid in passed):
+        terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _remember(passed: list[str]) -> dict[str, list[str]]:
+    path = record_path()
+    seen: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError, ValueError):
+        seen = json.loads(path.read_text("utf-8"))
+    today = time.strftime("%Y-%m-%d")
+    for nodeid in passed:
+        seen.setdefault(nodeid, []).append(today)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(seen, indent=1, sort_keys=True), "utf-8")
+    return seen
