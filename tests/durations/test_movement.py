@@ -13,6 +13,7 @@ from slipstream.durations.movement import (
     analyze,
     find_regions,
     movement,
+    step_bytes,
     with_recomputation,
 )
 from slipstream.durations.traffic import operator_class, stored_elements, traffic
@@ -155,3 +156,13 @@ def test_a_recorded_step_is_accounted_for_in_order() -> None:
     assert {StepPhase.FORWARD, StepPhase.BACKWARD} <= phases
     lines = {graph.task(one.task).module for one in rows if one.kind is OperatorClass.CONTRACTION}
     assert any("blocks" in line for line in lines)
+
+
+def test_bytes_of_a_step_are_those_of_all_its_operators() -> None:
+    graph = captured("mlp")
+    rows = movement(graph)
+    assert len(rows) > 10
+    assert step_bytes(graph) == (
+        sum(row.moved_bytes for row in rows), sum(row.needed_bytes for row in rows)
+    )  # fmt: skip
+    assert step_bytes(graph)[0] > max(row.moved_bytes for row in rows)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_graphs import graph_of, graphs
 
+from slipstream.cluster import Collective
 from slipstream.errors import GraphError, InvalidArgumentError
-from slipstream.graph import Graph, StepPhase, replay, schedule
+from slipstream.graph import Exchange, Graph, StepPhase, replay, schedule
 from slipstream.provenance import Provenance
 from slipstream.workload import build_from
 from tiny_models import parts, record
@@ -134,3 +137,13 @@ def test_ties_among_many_ready_tasks_keep_their_order() -> None:
     order = [graph.strings[one] for one in found.tasks.name.tolist()]
     odd, even = [f"task {n}" for n in range(1, 41, 2)], [f"task {n}" for n in range(2, 41, 2)]
     assert [one for one in order if one != "task 0"] == odd + even
+
+
+@pytest.mark.parametrize("place", ["ready", "awaited"])
+@pytest.mark.parametrize("task", [-2, 2])
+def test_an_exchange_of_tasks_that_are_none_is_refused(place: str, task: int) -> None:
+    graph = graph_of([(0, 1, 0), (1, 1, 0)])
+    row = Exchange(1, 0, -1, Collective("all_reduce", 8.0), (), 0.0, 0.0, "")
+    replace(graph, exchanges=(row,)).check()
+    with pytest.raises(GraphError, match="an exchange names"):
+        replace(graph, exchanges=(replace(row, **{place: task}),)).check()
