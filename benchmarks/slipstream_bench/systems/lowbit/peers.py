@@ -167,7 +167,7 @@ def gemmlowp(m: int, n: int, k: int) -> Peer:
 def openvino(bits: int, m: int, n: int, k: int) -> Peer:
     """OpenVINO's product with weights of 4 or 8 bits in blocks of 32, floats around."""
     try:
-        import openvino as ov  # type: ignore[import-not-found,unused-ignore]
+        import openvino as ov
     except ImportError:
         return "no openvino (pip install openvino)"
     ops = ov.opset13
