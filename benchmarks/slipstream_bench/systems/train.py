@@ -106,7 +106,9 @@ def _power(options: BenchOptions) -> Iterator[Bar]:
         effect = float(np.log1p(detectable(spread, pairs)))
         a = np.exp(drawn.normal(0, spread, (2000, pairs)))
         b = np.exp(drawn.normal(effect, spread, (2000, pairs)))
-        found = np.mean([Factor.of(x, y).significant for x, y in zip(a, b, strict=True)])
+        found = np.mean(
+            [Factor.of(x.tolist(), y.tolist()).significant for x, y in zip(a, b, strict=True)]
+        )
         off.append(100 * abs(float(found) - 0.8))
     yield at_most(bar, max(off), 5, "points", n=len(off))
 

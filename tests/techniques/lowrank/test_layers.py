@@ -113,11 +113,12 @@ def test_what_is_lost_is_the_singular_values_that_are_dropped(randomised: bool) 
     assert lost == pytest.approx(least, rel=0.04 if randomised else 1e-5)
 
 
-def test_drawn_weights_keep_their_norm_where_asked() -> None:
+def test_drawn_weights_keep_half_of_the_norm_that_is_dropped_where_asked() -> None:
     torch.manual_seed(0)
     weight = torch.randn(60, 90, dtype=torch.float64)
-    found = truncated(weight, 5, Start(keep_norm=True))
-    assert float((found.b @ found.a).norm()) == pytest.approx(float(weight.norm()))
+    near, kept = (truncated(weight, 5, Start(keep_norm=keep)) for keep in (False, True))
+    norms = [float(one.norm()) for one in (near.b @ near.a, weight, kept.b @ kept.a)]
+    assert norms[2] == pytest.approx((norms[0] * norms[1]) ** 0.5)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -53,7 +53,7 @@ def percent(model: str, kind: Kind, ratio: float, seed: int, epochs: int = EPOCH
 
     Kinds: ``dense``; ``hybrid``: products after a warm-up, ends dense; ``scratch``: factors drawn
     by themselves from the first step, in all layers but the last; ``spectral``: products of the
-    drawn dense weights, with their norm, from the first step.
+    drawn dense weights from the first step, as `Start.keep_norm` begins them.
     """
     x, y, test_x, test_y = _data()
     torch.manual_seed(seed)

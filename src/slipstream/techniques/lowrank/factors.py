@@ -45,9 +45,10 @@ class Start:
     Attributes:
         randomised: find the leading singular vectors by random projection (Halko, Martinsson and
             Tropp, SIAM Review 2011): faster, and a little further off.
-        keep_norm: give the product the norm of the whole matrix, for weights that were drawn a
-            moment ago: what is dropped of these is no error, but signals would shrink from layer
-            to layer.
+        keep_norm: for weights that were drawn a moment ago, of which what is dropped is no error:
+            give the product the geometric mean of its norm and the whole matrix's. With less,
+            signals shrink from layer to layer; with all of it few directions are so strong that
+            training breaks down at low ranks (3 of 10 trainings at a rank of 10 of 400).
     """
 
     randomised: bool = False
@@ -82,7 +83,7 @@ def truncated(weight: Tensor, rank: int, start: Start = NEAREST) -> Factors:
     total = float(weight.double().square().sum())
     kept = float(values.double().square().sum())
     lost = max(0.0, 1 - kept / total) if total else 0.0
-    root = values.sqrt() * ((total / kept) ** 0.25 if start.keep_norm and kept else 1.0)
+    root = values.sqrt() * ((total / kept) ** 0.125 if start.keep_norm and kept else 1.0)
     return Factors((root[:, None] * right).contiguous(), (left * root).contiguous(), lost)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
 from slipstream.surgery import Selection, exchange_parameters, place
 from slipstream.tables import Drawing, Field, Table
 from slipstream.techniques.lowrank.factors import NEAREST, Start, rank_for
@@ -376,11 +376,15 @@ def switch(model: nn.Module, change: Callable[[nn.Module], object]) -> nn.Module
     """Change a model that may be compiled, or in DistributedDataParallel; what to train on with.
 
     The replicas' reducer knows the parameters it was made with: where there is one it is made
-    anew, with the hooks it had. A compiled model is compiled again at its next call.
+    anew. A compiled model is compiled again at its next call.
 
     Args:
         change: is given the model inside, which it changes in place.
+
+    Raises:
+        WorkloadError: a communication hook is on the replicas, see `need_hookless`.
     """
+    need_hookless(model)
     from torch.nn.parallel import DistributedDataParallel
 
     inner: Any = model
@@ -398,10 +402,20 @@ def switch(model: nn.Module, change: Callable[[nn.Module], object]) -> nn.Module
     again: Any = DistributedDataParallel(
         replicas.module, bucket_cap_mb=replicas.bucket_bytes_cap / (1 << 20)
     )
-    for hook, state in getattr(replicas, "_comm_hooks", []):
-        again.register_comm_hook(state, hook)
     replaced: nn.Module = again
     return replaced
+
+
+def need_hookless(model: Any) -> None:
+    """Raise a `WorkloadError` where a hook of DistributedDataParallel knows the parameters' names.
+
+    What a compressor has kept of gradients is of the dense ones, and has no place afterwards.
+    """
+    if getattr(model, "_comm_hooks", None):
+        raise WorkloadError(
+            "gradients are compressed by a hook that knows the dense parameters",
+            remedy="lowrank without warmup and auto, or ddp without compression",
+        )
 
 
 def count(module: nn.Module) -> int:

@@ -237,7 +237,11 @@ class _Schedule:
         self._hook = built.optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, *ignored: object) -> None:
+        from slipstream.techniques.lowrank.layers import need_hookless
+
         self._taken += 1
+        if self._taken == 1:
+            need_hookless(self._built.model)
         monitor = self._monitor
         settled = False
         if monitor is not None and self._taken % self._every == 0:
