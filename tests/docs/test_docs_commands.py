@@ -91,6 +91,17 @@ NOT_RUN = {
     "slipstream profile train.py:make --record regions": (
         "compiles for a minute; tests/capture/test_capture_regions.py records regions"
     ),
+    **{
+        f"slipstream {command}": "needs a model; tests/cli/test_cli_serving.py puts one under load"
+        for command in (
+            "mlperf serve model.onnx --data digits --range 0,1",
+            "mlperf serve model.tflite --data cifar10_jpeg --batch 8 --delay 2ms",
+            "mlperf serve serve.py:make --technique lowbit:w8a8 --scenario server --rate 40/s "
+            "--bound 20ms",
+            "predict serve.py:make -t lowbit:w8a8 --rate 40/s --goal p99<20ms",
+            "advise serve.py:make --goal p99<20ms --rate 40/s",
+        )
+    },
     "slipstream results show ID": "ID is what `results ls` prints; see tests/cli/test_results.py",
 }
 # Benches measure for minutes or hours, and none is a test.

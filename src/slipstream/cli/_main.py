@@ -28,7 +28,9 @@ _FLOW = (
     "live", "lsp", "export", "import", "diff",
 )  # fmt: skip
 _ENGINES = ("cluster", "scale", "netlab", "search")
-_TOOLS = ("ship", "mlperf", "measure", "results", "data", "dedup", "bench", "doctor", "demo")
+_TOOLS = (
+    "ship", "serve", "mlperf", "measure", "results", "data", "dedup", "bench", "doctor", "demo",
+)  # fmt: skip
 _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 # Ending children and putting files back takes this long at most; further Ctrl-C wait for it.

@@ -75,6 +75,22 @@ Record = Annotated[
         "sparsity (zeros).",
     ),
 ]
+Goals = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--goal",
+        "-g",
+        metavar="GOAL",
+        help="What must hold: 'memory<8GiB', 'latency<10ms', with --rate 'p99<20ms'; or cost. "
+        "Repeatable.",
+    ),
+]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        "--rate", metavar="RATE", help="Queries that come at random, each a step, as 40/s."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
 StorePath = Annotated[
     Path | None,

@@ -22,15 +22,8 @@ if TYPE_CHECKING:
 @options.asks(options.Target, threads=0, steps=24, timeout="5min")
 def command(
     request: options.Request,
-    goal: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--goal",
-            "-g",
-            metavar="GOAL",
-            help="What must hold: 'memory<8GiB', 'latency<10ms'; or cost. Repeatable.",
-        ),
-    ] = None,
+    goal: options.Goals = None,
+    rate: options.Rate = None,
     combinations: Annotated[
         bool,
         typer.Option("--combinations/--no-combinations", help="Also try techniques together."),
@@ -57,23 +50,28 @@ def command(
 
         slipstream advise run.slipgraph --goal 'memory<2GiB'
 
+        slipstream advise serve.py:make --goal 'p99<20ms' --rate 40/s
+
     With --cluster: ways to spread the step over workers instead, and should they compress what
     they send?
 
         slipstream advise run.slipgraph --cluster workers=8,link=1gbit,latency=50us
     """
     from slipstream.verbs.advising import advise
-    from slipstream.verbs.goals import parse_goal
+    from slipstream.verbs.goals import parse_goals
     from slipstream.verbs.history import history
     from slipstream.verbs.outlooks import first_look_table
+    from slipstream.verbs.serving import need_inference
 
     where = options.cluster_of(cluster, cluster_sizes)
     if where is not None:
         _on_cluster(request, where, workers, store=store, as_json=as_json)
         return
-    goals = [parse_goal(text) for text in goal or ()]
+    goals = parse_goals(goal or (), rate)
     with progress("advising") as say, history(store) as past:
         graph = request.graph(say, options.statistics_of(record), note)
+        if rate is not None:
+            need_inference(graph)
 
         def show(outlooks: Sequence[Outlook]) -> None:
             """The first table, on stderr, above whatever progress is shown."""

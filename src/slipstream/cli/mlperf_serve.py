@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipstream.cli import _options as options
+
+if TYPE_CHECKING:
+    from slipstream.cli._output import Say
+    from slipstream.mlperf.serving import Session
 
 _Model = Annotated[
     str,
@@ -59,6 +64,8 @@ _Patience = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands of serving to ``slipstream mlperf``."""
     app.command("serve")(serve)
+    app.command("peak")(peak)
+    app.command("check")(check)
 
 
 def serve(
@@ -101,9 +108,34 @@ def serve(
     settings: options.Set = None,
     value_range: _Range = None,
     limit: _Limit = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Compare with this model, in turns: as baseline, without the techniques of "
+            "--technique.",
+        ),
+    ] = None,
+    audit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="TEST01 (answers under load are the right ones), TEST04 (the same sample again is "
+            "no faster), COLD (nor are samples that could have been seen), or all.",
+        ),
+    ] = None,
+    gate: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Accuracy that is asked for, as 0.75; noted with -o."),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FOLDER", help="Leave LoadGen's logs there."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FOLDER",
+            help="Write a tree of results as a submission has it: logs, settings, audits.",
+        ),
     ] = None,
     patience: _Patience = "3s",
     as_json: options.Json = False,
@@ -122,12 +154,13 @@ def serve(
         slipstream mlperf serve train.py:make -t lowbit:w8a8 --scenario server --rate 40/s
 
         slipstream mlperf serve model.tflite --data cifar10_jpeg --batch 8 --delay 2ms -o results
+
+        slipstream mlperf serve int8.tflite --against fp32.tflite --data cifar10_jpeg --time 1s
     """
     from slipstream.cli._output import emit_result, progress
-    from slipstream.mlperf.serving import Session, Wishes, benchmark, scenarios
-    from slipstream.runtimes import BatchPolicy
+    from slipstream.mlperf.serving import AUDITS, Place, Wishes, benchmark, compare, scenarios
     from slipstream.units import parse_duration_ns
-    from slipstream.verbs.request import Request
+    from slipstream.verbs.goals import parse_rate
 
     chosen = scenarios(scenario)
     wishes = Wishes(
@@ -135,19 +168,127 @@ def serve(
         None if bound is None else parse_duration_ns(bound, "--bound"),
         rate=None if rate is None else parse_rate(rate),
     )
-    policy = BatchPolicy(batch, round(parse_duration_ns(delay, "--delay")))
-    asked = Request.parse(model, settings=settings or ())
-    with (
-        progress("mlperf serve") as say,
-        Session(
-            model, data, threads=threads, arguments=asked.arguments,
-            techniques=technique or (), value_range=parse_range(value_range), limit=limit,
-            policy=policy, workers=workers,
-            patience_s=parse_duration_ns(patience, "--patience") / 1e9, say=say,
-        ) as session,
-    ):  # fmt: skip
-        found = benchmark(session, chosen, wishes, output)
+    audits = AUDITS if audit == "all" else tuple(filter(None, (audit or "").split(",")))
+    opened = functools.partial(
+        _session, data=data, batch=batch, delay=delay, workers=workers, threads=threads,
+        settings=settings, value_range=value_range, limit=limit, patience=patience,
+    )  # fmt: skip
+    with progress("mlperf serve") as say, opened(say, model, technique=technique) as session:
+        if against is not None:
+            with opened(say, against, technique=None) as base:
+                compared = compare(base, session, chosen, wishes, say=say)
+        else:
+            place = None if output is None else Place.of(output, session.about["model"])
+            found = benchmark(session, chosen, wishes, place=place, audits=audits, gate=gate)
+    if against is not None:
+        emit_result(compared, compared.table(), as_json=as_json)
+    else:
+        emit_result(found, *found.tables(), as_json=as_json)
+
+
+def peak(
+    model: _Model,
+    data: _Data = None,
+    bound: Annotated[str, typer.Option(metavar="TIME", help="What p99 may take.")] = "15ms",
+    width: Annotated[
+        float, typer.Option(metavar="SHARE", help="Relative width of the bracket to end with.")
+    ] = 0.03,
+    seconds: Annotated[
+        str, typer.Option("--time", metavar="TIME", help="About how long each run may take.")
+    ] = "5s",
+    batch: _Batch = 1,
+    delay: _Delay = "0ms",
+    workers: _Workers = None,
+    threads: _Threads = 1,
+    technique: options.Techniques = None,
+    settings: options.Set = None,
+    value_range: _Range = None,
+    limit: _Limit = None,
+    patience: _Patience = "3s",
+    as_json: options.Json = False,
+) -> None:
+    """Find the highest rate that a server sustains within its bound.
+
+    The search begins where a simulated queue has the peak, and corrects the queue by every run.
+
+        slipstream mlperf peak model.tflite --data cifar10_jpeg --bound 10ms --batch 8
+    """
+    from slipstream.cli._output import emit_result, progress
+    from slipstream.mlperf.serving import Wishes, find_peak
+    from slipstream.units import parse_duration_ns
+
+    wishes = Wishes(parse_duration_ns(seconds, "--time") / 1e9, parse_duration_ns(bound, "--bound"))
+    with progress("mlperf peak") as say, _session(
+        say, model, data=data, batch=batch, delay=delay, workers=workers, threads=threads,
+        technique=technique, settings=settings, value_range=value_range, limit=limit,
+        patience=patience,
+    ) as session:  # fmt: skip
+        found = find_peak(session, wishes, width)
     emit_result(found, found.table(), as_json=as_json)
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A tree of results.")],
+    seconds: Annotated[
+        str,
+        typer.Option(
+            "--time", metavar="TIME", help="What a performance run must last: the rules' 10 min."
+        ),
+    ] = "10min",
+    required: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Scenarios every model must have; all for four."),
+    ] = None,
+    audits: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Audits every scenario must have.")
+    ] = "TEST01,TEST04",
+    as_json: options.Json = False,
+) -> None:
+    """Check a tree of results, ours or another's, against the rules; exit code 1 with defects.
+
+    slipstream mlperf check results
+    """
+    from slipstream.cli._output import emit_result
+    from slipstream.mlperf.serving import check as checked
+    from slipstream.mlperf.serving import scenarios
+    from slipstream.units import parse_duration_ns
+
+    titles = [one.title for one in scenarios(required)] if required else []
+    found = checked(
+        folder,
+        min_duration_s=parse_duration_ns(seconds, "--time") / 1e9,
+        required=titles,
+        audits=tuple(filter(None, audits.split(","))),
+    )
+    emit_result(found, found.table(), as_json=as_json)
+    if found.defects:
+        raise typer.Exit(1)
+
+
+def _session(
+    say: Say, model: str, *, data: str | None, batch: int, delay: str, workers: int | None,
+    threads: int, technique: list[str] | None, settings: list[str] | None,
+    value_range: str | None, limit: int | None, patience: str,
+) -> Session:  # fmt: skip
+    """The system that the options of a command name."""
+    from slipstream.mlperf.serving import Session
+    from slipstream.runtimes import BatchPolicy
+    from slipstream.units import parse_duration_ns
+    from slipstream.verbs.request import Request
+
+    return Session(
+        model,
+        data,
+        threads=threads,
+        arguments=Request.parse(model, settings=settings or ()).arguments,
+        techniques=technique or (),
+        value_range=parse_range(value_range),
+        limit=limit,
+        policy=BatchPolicy(batch, round(parse_duration_ns(delay, "--delay"))),
+        workers=workers,
+        patience_s=parse_duration_ns(patience, "--patience") / 1e9,
+        say=say,
+    )
 
 
 def parse_range(text: str | None) -> tuple[float, float] | None:
@@ -167,20 +308,3 @@ def parse_range(text: str | None) -> tuple[float, float] | None:
             "--range", f"'{text}' is not two numbers", remedy="as --range 0,1"
         ) from None
     return low, high
-
-
-def parse_rate(text: str) -> float:
-    """Queries a second, of ``40/s`` or ``40``.
-
-    Raises:
-        InvalidArgumentError: it is not of that form, or not above zero.
-    """
-    from slipstream.errors import InvalidArgumentError
-
-    try:
-        rate = float(text.removesuffix("/s").replace(",", ""))
-    except ValueError:
-        rate = float("nan")
-    if not 0 < rate < float("inf"):
-        raise InvalidArgumentError("--rate", f"'{text}' is not a rate", remedy="as --rate 40/s")
-    return rate

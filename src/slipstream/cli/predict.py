@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def command(
     request: options.Request,
     technique: options.Techniques = None,
+    goal: options.Goals = None,
+    rate: options.Rate = None,
     cluster: options.OnCluster = None,
     cluster_sizes: options.ClusterSizes = None,
     timeline: Annotated[
@@ -43,10 +45,16 @@ def command(
         slipstream predict run.slipgraph --technique amp:bf16
 
         slipstream predict run.slipgraph --cluster here.toml --technique ddp:workers=4
+
+    With --rate a step is a query that a server is asked: what latency has it in a queue?
+
+        slipstream predict serve.py:make -t lowbit:w8a8 --rate 40/s --goal 'p99<20ms'
     """
+    from slipstream.verbs.goals import parse_goals, parse_rate
     from slipstream.verbs.history import history
     from slipstream.verbs.predicting import predict
     from slipstream.verbs.results import applying, measured_note, prediction_table
+    from slipstream.verbs.serving import foresee, need_inference, serving_table
     from slipstream.verbs.sharing import shared_table
 
     if not technique:
@@ -55,9 +63,12 @@ def command(
             remedy="--technique amp:bf16; or `slipstream advise` to try every one",
         )
     needs = options.needs_of(technique)
+    goals = parse_goals(goal or (), rate)
     where = options.cluster_of(cluster, cluster_sizes)
     with progress("predicting") as say, history(store) as past:
         graph = request.graph(say, needs, note)
+        if rate is not None:
+            need_inference(graph)
         predictions = predict(graph, technique, cluster=where, widen=past.widen, say=say)
         name = str(graph.meta.get("workload", request.target))
         past.keep(predictions, name)
@@ -72,6 +83,13 @@ def command(
     for p in predictions:
         one = measured.get(p.technique)
         payload.append(p.to_json() | {"measured": one and one.to_json(p.low, p.high)})
+    if rate is not None:
+        bound = next((one.bound for one in goals if one.bound), None)
+        found = foresee(applying(predictions), parse_rate(rate), bound)
+        tables.append(serving_table(found, bound))
+        by_name = {one.technique: one.to_json() for one in found}
+        for p, shown in zip(predictions, payload, strict=True):
+            shown["serving"] = by_name.get(p.technique)
     emit(tables, payload, as_json=as_json)
 
 

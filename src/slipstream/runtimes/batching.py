@@ -76,14 +76,14 @@ class Batcher(Generic[T]):
         if first is None:
             self._waiting.put(None)
             return None
-        batch = [first[1]]
-        due = first[0] + self.policy.delay_ns
-        while len(batch) < self.policy.maximum:
+        batch, most, delay_ns = [first[1]], self.policy.maximum, self.policy.delay_ns
+        while len(batch) < most:
+            left_s = (first[0] + delay_ns - time.perf_counter_ns()) / 1e9 if delay_ns else 0.0
             try:
-                left_s = (due - time.perf_counter_ns()) / 1e9 if self.policy.delay_ns else 0.0
-                more = (
-                    self._waiting.get(timeout=left_s) if left_s > 0 else self._waiting.get_nowait()
-                )
+                if left_s > 0:
+                    more = self._waiting.get(timeout=left_s)
+                else:
+                    more = self._waiting.get_nowait()
             except queue.Empty:
                 break
             if more is None:

@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,14 +87,22 @@ class Runtime(ABC):
         fixed = self.fixed_batch
         count = len(inputs[0])
         if fixed is None or count == fixed:
-            return self._checked(self._run(inputs), count)
+            outputs = self._run(inputs)
+            for output in outputs:
+                if not output.ndim or len(output) != count:
+                    self._refuse(output, count)
+            return outputs
         parts = []
         for first in range(0, count, fixed):
             part = [array[first : first + fixed] for array in inputs]
             lacking = fixed - len(part[0])
             if lacking:
                 part = [np.concatenate([a, np.repeat(a[-1:], lacking, 0)]) for a in part]
-            parts.append(self._checked(self._run(part), fixed))
+            outputs = self._run(part)
+            for output in outputs:
+                if not output.ndim or len(output) != fixed:
+                    self._refuse(output, fixed)
+            parts.append(outputs)
         return [np.concatenate(outputs)[:count] for outputs in zip(*parts, strict=True)]
 
     @abstractmethod
@@ -110,15 +118,12 @@ class Runtime(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _checked(self, outputs: list[Array], count: int) -> list[Array]:
-        for output in outputs:
-            if output.ndim == 0 or len(output) != count:
-                given = len(output) if output.ndim else "no"
-                raise ModelError(
-                    f"{self.name} was given {count} samples and answered {given}",
-                    remedy="a model answers every sample of a batch once, in their order",
-                )
-        return outputs
+    def _refuse(self, output: Array, count: int) -> NoReturn:
+        given = len(output) if output.ndim else "no"
+        raise ModelError(
+            f"{self.name} was given {count} samples and answered {given}",
+            remedy="a model answers every sample of a batch once, in their order",
+        )
 
 
 @contextlib.contextmanager

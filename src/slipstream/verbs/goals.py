@@ -1,17 +1,20 @@
-"""Goals: what a person wants of a step, ``memory<8GiB``, ``latency<10ms`` or ``cost``."""
+"""Goals: what a person wants of a step, ``memory<8GiB``, ``p99<20ms`` at a rate, or ``cost``."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, UnknownNameError, UsageError
 from slipstream.units import format_bytes, format_duration, parse_bytes, parse_duration_ns
 from slipstream.verbs.results import Predicted
 
-_LIMITED = ("memory", "latency")
+# Shares of the queries that come at a rate.
+_PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+_LIMITED = ("memory", "latency", *_PERCENTILES)
 _NAMES = (*_LIMITED, "cost")
-_FORM = re.compile(r"\s*([A-Za-z_]+)\s*(?:(<=?)\s*(.+?))?\s*")
+_FORM = re.compile(r"\s*([A-Za-z_]+[0-9]*)\s*(?:(<=?)\s*(.+?))?\s*")
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,31 @@ class Goal:
     """One wish.
 
     Attributes:
-        name: ``memory`` (peak bytes of a step), ``latency`` (time of a step) or ``cost`` (of a
-            sample: time per sample, where no price is known).
+        name: ``memory`` (peak bytes of a step), ``latency`` (time of a step), ``p50`` to ``p99``
+            (latency of queries that come at `rate`, each a step) or ``cost`` (of a sample: time
+            per sample, where no price is known).
         limit: bytes or nanoseconds that may not be exceeded; None for ``cost``, which is only
             to be small.
+        rate: queries a second, of a percentile.
     """
 
     name: str
     limit: float | None = None
+    rate: float | None = None
 
     def __str__(self) -> str:
         if self.limit is None:
             return self.name
         shown = format_bytes if self.name == "memory" else format_duration
-        return f"{self.name} < {shown(self.limit)}"
+        at = f" at {self.rate:g}/s" if self.rate else ""
+        return f"{self.name} < {shown(self.limit)}{at}"
+
+    @property
+    def bound(self) -> tuple[float, float] | None:
+        """(share of queries, nanoseconds) of a percentile; None for another goal."""
+        if self.name not in _PERCENTILES or self.limit is None:
+            return None
+        return _PERCENTILES[self.name], self.limit
 
     def met(self, step_ns: float, peak_bytes: float) -> bool:
         """Whether a step of this time and peak memory (0: not recorded) keeps the limit."""
@@ -40,11 +54,49 @@ class Goal:
             return True
         if self.name == "memory":
             return 0 < peak_bytes < self.limit
+        if self.bound is not None and self.rate is not None:
+            from slipstream.verbs.serving import loaded
+
+            return loaded(step_ns, self.rate).percentile_ns(self.bound[0]) < self.limit
         return step_ns < self.limit
 
     def met_by(self, prediction: Predicted) -> bool:
         """Whether the step is predicted to keep the limit."""
         return self.met(prediction.step_ns, prediction.memory[1])
+
+
+def parse_goals(texts: Sequence[str], rate: str | None = None) -> list[Goal]:
+    """The goals of a command line, percentiles among them at `rate` (``40/s``).
+
+    Raises:
+        UsageError: a percentile without a rate, or a rate without one.
+        UnknownNameError, InvalidArgumentError: as `parse_goal`.
+    """
+    goals = [parse_goal(text) for text in texts]
+    under_load = [one for one in goals if one.bound]
+    if rate is None:
+        if under_load:
+            raise UsageError(
+                f"'{under_load[0]}' is a goal of queries that come at a rate",
+                remedy="--rate 40/s; 'latency<20ms' is of one query by itself",
+            )
+        return goals
+    return [replace(one, rate=parse_rate(rate)) if one.bound else one for one in goals]
+
+
+def parse_rate(text: str) -> float:
+    """Queries a second, of ``40/s`` or ``40``.
+
+    Raises:
+        InvalidArgumentError: it is not of that form, or not above zero.
+    """
+    try:
+        rate = float(text.removesuffix("/s").replace(",", ""))
+    except ValueError:
+        rate = float("nan")
+    if not 0 < rate < float("inf"):
+        raise InvalidArgumentError("--rate", f"'{text}' is not a rate", remedy="as --rate 40/s")
+    return rate
 
 
 def parse_goal(text: str) -> Goal:
@@ -56,13 +108,15 @@ def parse_goal(text: str) -> Goal:
     match = _FORM.fullmatch(text)
     if match is None:
         raise InvalidArgumentError(
-            "--goal", f"'{text}' is not a goal", remedy="as 'memory<8GiB', 'latency<10ms', cost"
+            "--goal",
+            f"'{text}' is not a goal",
+            remedy="as 'memory<8GiB', 'latency<10ms', 'p99<20ms', cost",
         )
     name, sign, quantity = match[1].lower(), match[2], match[3]
     if name not in _NAMES:
         raise UnknownNameError("goal", name, _NAMES, where="--goal")
     if (sign is None) is (name in _LIMITED):
-        example = "memory<8GiB" if name == "memory" else "latency<10ms"
+        example = "memory<8GiB" if name == "memory" else f"{name}<10ms"
         what = "needs a limit" if name in _LIMITED else "takes no limit"
         remedy = f"quoted, for the shell: --goal '{example}'" if sign is None else "--goal cost"
         raise InvalidArgumentError("--goal", f"'{name}' {what}", remedy=remedy)

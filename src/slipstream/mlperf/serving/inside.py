@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from slipstream.runtimes.python import CallableRuntime, function_at
 # than many a model takes, and LoadGen's thread must get in between to issue in time.
 _SWITCH_S = 5e-4
 _FIRST_ROUNDS = 3
+_COALESCED_FROM = 20_000
 
 _model: Runtime | None = None
 _library: Library | None = None
@@ -76,22 +75,30 @@ def open_model(
     }
 
 
-def service_times(batches: Sequence[int], budget_s: float) -> dict[str, list[float]]:
-    """Nanoseconds of a batch, for each size: several samples, the first calls left out."""
+def service_times(
+    batches: Sequence[int], budget_s: float, fresh: int | None = None
+) -> dict[str, list[float]]:
+    """Nanoseconds of a batch, for each size: several samples, the first calls left out.
+
+    Args:
+        fresh: how many samples may be touched; None: all of the performance set.
+    """
     assert _model is not None
     assert _library is not None
     if _own_queue is not None:
         return {}
     model, library, found = _model, _library, {}
     library.load(range(library.performance_count))
+    count = library.performance_count if fresh is None else fresh
     with _watched() as watch:
+        current = watch.call()
         for size in batches:
-            indices = [n % library.performance_count for n in range(size)]
 
-            def call(indices: Sequence[int] = indices) -> None:
-                watch.calls[threading.get_ident()] = (time.monotonic(), indices[0])
-                model.run(library.take(indices))
-                watch.calls.pop(threading.get_ident(), None)
+            def call(size: int = size) -> None:
+                # A list of its own, by which the watch tells one call from the next.
+                current.indices = [n % count for n in range(size)]
+                model.run(library.take(current.indices))
+                current.indices = None
 
             try:
                 found[str(size)] = _times(call, budget_s / len(batches))
@@ -125,43 +132,25 @@ def run(
     audit: str | None = None,
 ) -> dict[str, Any]:
     """One run of LoadGen, its logs in `folder`; what is in them."""
-    import mlperf_loadgen as loadgen
-
     assert _model is not None
     assert _library is not None
     model, library = _model, _library
     asked = Test.from_json(test)
     policy = BatchPolicy(batch, delay_ns)
-    os.makedirs(folder, exist_ok=True)
+    library.shift = asked.shift
     with _watched() as watch:
         classes = library.labels is not None
         system: System | OwnQueue
         if _own_queue is not None:
             system = OwnQueue(_own_queue, library, watch, classes)
         else:
-            in_line = asked.scenario in ("single-stream", "multi-stream")
-            if in_line:
-                policy = BatchPolicy(max(batch, asked.samples_per_query))
             system = System(
-                model, library, watch, in_line=in_line, policy=policy, workers=workers,
+                model, library, watch, scenario=asked.scenario, policy=policy, workers=workers,
                 classes=classes,
             )  # fmt: skip
-        output = loadgen.LogOutputSettings()
-        output.outdir = folder
-        logging = loadgen.LogSettings()
-        logging.log_output, logging.enable_trace = output, False
-        sut = loadgen.ConstructFastSUT(system.issue, system.flush)
-        qsl = loadgen.ConstructQSL(
-            len(library), library.performance_count, library.load, library.unload
-        )
-        try:
-            loadgen.StartTestWithLogSettings(sut, qsl, _settings(asked), logging, audit or "")
-        finally:
-            loadgen.DestroyQSL(qsl)
-            loadgen.DestroyFastSUT(sut)
+        detail = under_load(system.issue, library, asked, Path(folder), audit or "")
         system.close()
         refused = watch.refused
-    detail = logs.read_detail(Path(folder) / logs.DETAIL)
     answers = logs.read_answers(Path(folder) / logs.ACCURACY)
     named = {index: logs.as_class(data) for index, data in answers}
     known = {index: one for index, one in named.items() if one is not None}
@@ -172,6 +161,49 @@ def run(
         "answers": len(named),
         "accuracy": library.accuracy(known) if asked.mode == "accuracy" and known else None,
     }
+
+
+def under_load(
+    issue: Callable[[Sequence[int], Sequence[int]], None],
+    library: Library,
+    test: Test,
+    folder: Path,
+    audit: str = "",
+) -> logs.DetailLog:
+    """Let LoadGen drive `issue` in this process until its run is over; its log, left in `folder`.
+
+    Args:
+        issue: takes the ids of queries and the samples' indices, and sees to their answers.
+        audit: a file of settings that take the place of the test's.
+    """
+    import mlperf_loadgen as loadgen
+
+    folder.mkdir(parents=True, exist_ok=True)
+    output = loadgen.LogOutputSettings()
+    output.outdir = str(folder)
+    logging = loadgen.LogSettings()
+    logging.log_output, logging.enable_trace = output, False
+    # Nothing more comes: what waits is answered anyhow.
+    sut = loadgen.ConstructFastSUT(issue, lambda: None)
+    qsl = loadgen.ConstructQSL(
+        len(library), library.performance_count, library.load, library.unload
+    )
+    try:
+        loadgen.StartTestWithLogSettings(sut, qsl, _settings(test), logging, audit)
+    finally:
+        loadgen.DestroyQSL(qsl)
+        loadgen.DestroyFastSUT(sut)
+    return logs.read_detail(folder / logs.DETAIL)
+
+
+def sample(**asked: Any) -> dict[str, float]:
+    """One run of LoadGen as a sample of a comparison: nanoseconds of a query, or of a sample."""
+    told = run(**asked)["values"]
+    scenario = asked["test"]["scenario"]
+    if scenario == "offline":
+        return {"wall": 1e9 / told["result_samples_per_second"]}
+    key = "mean" if scenario == "server" else "50.00_percentile"
+    return {"wall": float(told[f"result_{key}_latency_ns"])}
 
 
 def _told(key: str) -> bool:
@@ -199,6 +231,8 @@ def _settings(test: Test) -> Any:
     found.multi_stream_samples_per_query = test.samples_per_query
     found.server_target_qps = found.offline_expected_qps = test.rate
     found.server_target_latency_ns = round(test.bound_ns)
+    # Queries that are overdue together come in one call, where one by one they come too slowly.
+    found.server_coalesce_queries = test.rate > _COALESCED_FROM
     found.server_target_latency_percentile = test.percentile
     found.accuracy_log_sampling_target = test.log_answers
     found.performance_issue_same = test.issue == "same"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ class Library:
         self.inputs = [np.ascontiguousarray(one) for one in inputs]
         self.labels = labels
         self.performance_count = min(len(self), PERFORMANCE_SAMPLES)
+        self.shift = 0
+        """By how many elements every sample is rotated when it is loaded: for content that nobody
+        can have seen, of the same range and cost."""
         self._loaded: list[Array] = []
         self._place: dict[int, int] = {}
         # A sample by itself is a view, made once: cutting it out takes longer than a small model.
@@ -51,11 +55,19 @@ class Library:
 
     def load(self, indices: Sequence[int]) -> None:
         """Copy these samples into memory of their own, before the clock runs."""
-        self._loaded = [one[list(indices)] for one in self.inputs]
+        self._loaded = [self._rotated(one[list(indices)]) for one in self.inputs]
         self._place = {index: at for at, index in enumerate(indices)}
         self._single = {
             index: [one[at : at + 1] for one in self._loaded] for index, at in self._place.items()
         }
+
+    def _rotated(self, samples: Array) -> Array:
+        flat = samples.reshape(len(samples), -1)
+        if not self.shift or flat.shape[1] < 2:
+            return samples
+        # Never by its whole length, which would leave it as it was.
+        by = 1 + self.shift % (flat.shape[1] - 1)
+        return np.roll(flat, by, 1).reshape(samples.shape)
 
     def unload(self, indices: Sequence[int]) -> None:
         """Forget them."""
@@ -65,7 +77,7 @@ class Library:
         """Loaded samples as a batch, [len(indices), ...] each."""
         if len(indices) == 1:
             return self._single[indices[0]]
-        places = [self._place[index] for index in indices]
+        places = list(itemgetter(*indices)(self._place))
         return [one[places] for one in self._loaded]
 
     def accuracy(self, answers: Mapping[int, int]) -> float | None:

@@ -86,15 +86,15 @@ def plan(session: Session, scenario: Scenario, wishes: Wishes) -> Test:
         )
         rate = rate or 0.1 * curve.capacity(session.policy, session.workers)
         test = Test("server", min_duration_s=seconds, rate=rate, bound_ns=bound)
-        return _supported(test, wishes.percentile, 1e9 / rate, wishes)
+        return supported(test, wishes.percentile, 1e9 / rate, wishes)
     each = curve.median_ns(1)
     if scenario.name == "multi-stream":
         each = curve.median_ns(8)
     test = Test(scenario.name, min_duration_s=seconds, expected_ns=each / _HEADROOM)
-    return _supported(test, scenario.percentile or 0.9, each, wishes)
+    return supported(test, scenario.percentile or 0.9, each, wishes)
 
 
-def _supported(test: Test, percentile: float, each_ns: float, wishes: Wishes) -> Test:
+def supported(test: Test, percentile: float, each_ns: float, wishes: Wishes) -> Test:
     """`test` with a percentile that its queries can support, and as many as that takes."""
     rules = SCENARIOS[test.scenario]
     if wishes.seconds is None:
@@ -150,7 +150,7 @@ def _mended(session: Session, run: Run, wishes: Wishes) -> Test | None:
         if wishes.rate is not None:
             return None
         rate = _SLOWER * min(test.rate, run.value or test.rate)
-        return _supported(replace(test, rate=rate), wishes.percentile, 1e9 / rate, wishes)
+        return supported(replace(test, rate=rate), wishes.percentile, 1e9 / rate, wishes)
     if values.get("result_min_duration_met") and values.get("result_min_queries_met"):
         return None
     if test.scenario == "offline":

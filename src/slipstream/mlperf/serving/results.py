@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from slipstream.mlperf.serving import planning
+from slipstream.mlperf.serving.audits import Audit, audit, audit_table, need_audits
 from slipstream.mlperf.serving.queueing import Load
 from slipstream.mlperf.serving.rules import SCENARIOS, Scenario
 from slipstream.mlperf.serving.session import Run, Session
+from slipstream.mlperf.serving.tree import Place, write_scenario, write_system
 from slipstream.tables import Field, Table
 from slipstream.units import format_duration, format_percent
 
@@ -58,6 +59,7 @@ class Served:
     Attributes:
         about: model, runtime and samples.
         accuracy: share of samples whose class is right; None where samples have no classes.
+        audits: those that were asked for, of all scenarios.
         notes: what whoever reads the numbers must know.
     """
 
@@ -65,12 +67,17 @@ class Served:
     policy: str
     rows: tuple[Row, ...]
     accuracy: float | None
+    audits: tuple[Audit, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
     def valid(self) -> bool:
-        """Whether every run is."""
-        return all(row.run.valid for row in self.rows)
+        """Whether every run is, and every audit passed."""
+        return all(row.run.valid for row in self.rows) and all(one.passed for one in self.audits)
+
+    def tables(self) -> list[Table]:
+        """Runs, and audits where there are any."""
+        return [self.table(), *([audit_table(self.audits)] if self.audits else [])]
 
     def table(self) -> Table:
         """A row a scenario."""
@@ -111,6 +118,7 @@ class Served:
                 }
                 for row in self.rows
             ],
+            "audits": [vars(one) for one in self.audits],
             "notes": list(self.notes),
         }
 
@@ -124,24 +132,40 @@ def benchmark(
     session: Session,
     chosen: Sequence[Scenario],
     wishes: planning.Wishes,
-    folder: Path | None = None,
+    *,
+    place: Place | None = None,
+    audits: Sequence[str] = (),
+    gate: float | None = None,
 ) -> Served:
     """A performance run of each scenario, and one of accuracy where samples have classes.
 
     Args:
-        folder: where LoadGen's logs are left, as a submission has them; None: nowhere.
+        place: where the tree of results is written; None: nowhere.
+        audits: that each scenario has to stand, of `slipstream.mlperf.serving.audits.AUDITS`.
+        gate: accuracy that is asked for, noted in the tree.
 
     Raises:
-        SlipstreamError: the model failed or did not answer, or `folder` cannot be written.
+        UnknownNameError: there is no such audit.
+        SlipstreamError: the model failed or did not answer, or `place` cannot be written.
     """
-    rows, right = [], None
+    need_audits(audits)
+    rows, right, stood = [], None, []
     for scenario in chosen:
-        place = None if folder is None else folder / scenario.title
-        run = planning.measured(
-            session, scenario, wishes, place and place / "performance" / "run_1"
-        )
+        folder = None if place is None else place.scenario(scenario)
+        logs = None if place is None else place.performance(scenario)
+        run = planning.measured(session, scenario, wishes, logs)
         foreseen = planning.foreseen(session, run.test) if scenario.name == "server" else None
         rows.append(Row(run, foreseen))
+        found = audit(audits, session.again, session, scenario, wishes, folder)
+        stood += found
         if place is not None or (session.labelled and right is None):
-            right = planning.accuracy(session, scenario, place and place / "accuracy").value
-    return Served(session.about, str(session.policy), tuple(rows), right)
+            logs = None if place is None else place.accuracy(scenario)
+            right = planning.accuracy(session, scenario, logs).value
+        if place is not None:
+            write_scenario(
+                place, scenario, run, right, samples=session.about["samples"],
+                performance_samples=session.about["performance_samples"], gate=gate, audits=found,
+            )  # fmt: skip
+    if place is not None:
+        write_system(place)
+    return Served(session.about, str(session.policy), tuple(rows), right, tuple(stood))

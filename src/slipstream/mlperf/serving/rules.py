@@ -80,6 +80,7 @@ class Test:
         seeds: of the sample library, of indices and of the schedule.
         log_answers: of how many answers a performance run keeps the bytes.
         issue: which samples: drawn, always the ``same``, or each ``unique`` once.
+        shift: samples are rotated by so many elements, so that their content is new.
     """
 
     __test__ = False  # nothing that pytest collects
@@ -97,6 +98,7 @@ class Test:
     seeds: tuple[int, int, int] = (QSL_SEED, INDEX_SEED, SCHEDULE_SEED)
     log_answers: int = 0
     issue: Literal["drawn", "same", "unique"] = "drawn"
+    shift: int = 0
 
     def __post_init__(self) -> None:
         if self.scenario not in SCENARIOS:

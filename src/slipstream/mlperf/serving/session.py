@@ -107,6 +107,9 @@ class Session:
         if patience_s <= 0:
             raise InvalidArgumentError("patience", "it must be above zero")
         self.model = model
+        # Without what stands behind a question mark: a server's key.
+        short = model.partition("?")[0] if "://" in model else Path(model).name
+        self.title = "+".join((short, *techniques))
         self.techniques = tuple(techniques)
         self.policy = policy or BatchPolicy()
         self.about: dict[str, Any] = {}
@@ -117,7 +120,7 @@ class Session:
         self._child: Child | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._runs = 0
-        self._asked = {
+        self.asked: dict[str, Any] = {
             "source": model, "data": data, "kind": kind, "threads": threads,
             "arguments": dict(arguments or {}), "techniques": list(techniques),
             "value_range": None if value_range is None else list(value_range), "limit": limit,
@@ -127,10 +130,10 @@ class Session:
     def __enter__(self) -> Self:
         environment = {"OMP_NUM_THREADS": str(max(1, self._threads))}
         self._scratch = tempfile.TemporaryDirectory(prefix="slipstream-serving-")
-        self._child = Child(f"the system under test ({self.model})", environment=environment)
+        self._child = Child(f"the system under test ({self.title})", environment=environment)
         try:
             self._say("loading the model and its samples")
-            self.about = self._call("open_model", _OPEN_S, **self._asked)
+            self.about = self._call("open_model", _OPEN_S, **self.asked)
         except BaseException:
             self._end(at_once=True)
             raise
@@ -138,6 +141,17 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._end(at_once=kind is not None)
+
+    def again(self) -> Session:
+        """The same system in a process of its own, which has yet to be started."""
+        asked = self.asked
+        limits = asked["value_range"]
+        return Session(
+            self.model, asked["data"], kind=asked["kind"], threads=self._threads,
+            arguments=asked["arguments"], techniques=self.techniques,
+            value_range=None if limits is None else (limits[0], limits[1]), limit=asked["limit"],
+            policy=self.policy, workers=self._workers, patience_s=self._patience_s, say=self._say,
+        )  # fmt: skip
 
     @property
     def workers(self) -> int:
@@ -170,15 +184,23 @@ class Session:
             self._curve = ServiceCurve(found) if found else ServiceCurve.of({1: 1e6})
         return self._curve
 
+    def touch_one(self) -> None:
+        """Let the model answer one sample for a moment, and no other."""
+        self._call("service_times", self._patience_s + _MORE_S, batches=[1], budget_s=0.2, fresh=1)
+
+    def scratch(self, name: str) -> Path:
+        """A folder that goes with the session."""
+        assert self._scratch is not None
+        self._runs += 1
+        return Path(self._scratch.name) / f"{name}_{self._runs}"
+
     def run(self, test: Test, folder: Path | None = None, audit: Path | None = None) -> Run:
         """One run of LoadGen, as asked; its logs are left in `folder`.
 
         Raises:
             SlipstreamError: the folder cannot be written; the model failed, or did not answer.
         """
-        assert self._scratch is not None
-        self._runs += 1
-        folder = folder or Path(self._scratch.name) / f"run_{self._runs}"
+        folder = folder or self.scratch("run")
         writable(folder)
         self._say(f"{test.scenario}: {test.mode}")
         told = self._call(

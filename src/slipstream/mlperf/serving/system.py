@@ -8,6 +8,7 @@ and the process ends.
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
@@ -26,6 +27,41 @@ _TICK_S = 0.2
 _TOLD_EVERY = 5
 
 
+class Call:
+    """What a thread asks of the model now; it is set and cleared around every call, so cheaply.
+
+    Attributes:
+        indices: of the samples it is in a call with; None between calls.
+        seen, since: what the watch last saw here, and since when.
+        buffer, address: where this thread's answers lie while LoadGen reads them: asking an
+            array for its address takes longer than copying a few classes.
+    """
+
+    __slots__ = ("address", "buffer", "indices", "seen", "since", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.buffer, self.address = np.empty((0, 1)), 0
+        self.indices: Sequence[int] | None = None
+        self.seen: Sequence[int] | None = None
+        self.since = 0.0
+
+    def hold(self, answers: Array) -> int:
+        """Copy `answers` [N, ...] to where they stay until the next call; bytes of each."""
+        count, buffer = len(answers), self.buffer
+        size = answers.nbytes // count
+        if (
+            count > len(buffer)
+            or answers.dtype is not buffer.dtype
+            or size != buffer.strides[0]
+            or answers.ndim != buffer.ndim
+        ):
+            self.buffer = buffer = np.empty_like(answers, order="C")
+            self.address = buffer.__array_interface__["data"][0]
+        buffer[:count] = answers
+        return size
+
+
 class Watch(threading.Thread):
     """Sees to it that queries are answered in time; tells the parent how far the run is.
 
@@ -38,8 +74,7 @@ class Watch(threading.Thread):
         super().__init__(name="slipstream-watch", daemon=True)
         self.patience_s = patience_s
         self.issued = self.answered = self.refused = 0
-        # By thread: when the call that it is in began, and the first sample's index.
-        self.calls: dict[int, tuple[float, int]] = {}
+        self.calls: list[Call] = []
         self._over = threading.Event()
         self._telling = threading.Lock()
 
@@ -50,17 +85,20 @@ class Watch(threading.Thread):
             now, ticks = time.monotonic(), ticks + 1
             if self.answered != seen or self.issued == self.answered:
                 seen, since = self.answered, now
-            for thread, (began, index) in list(self.calls.items()):
-                if now - began > self.patience_s:
+            for one in list(self.calls):
+                if one.seen is not one.indices:
+                    one.seen, one.since = one.indices, now
+                elif one.indices is not None and now - one.since > self.patience_s:
                     self.fail(
                         ModelError(
-                            f"the model's call for sample {index} has not returned for "
-                            f"{now - began:.1f} s",
-                            where=_user_place(thread),
+                            f"the model's call for sample {one.indices[0]} has not returned for "
+                            f"{now - one.since:.1f} s",
+                            where=_user_place(one.thread),
                             remedy="if it is only slow, give it longer: --patience 60s",
                         )
                     )
-            if now - since > self.patience_s and not self.calls:
+            busy = any(one.indices is not None for one in self.calls)
+            if now - since > self.patience_s and not busy:
                 missing = self.issued - self.answered
                 self.fail(
                     ModelError(
@@ -71,6 +109,12 @@ class Watch(threading.Thread):
                 )
             if ticks % _TOLD_EVERY == 0:
                 self._tell({"say": f"{self.answered:,} queries answered"})
+
+    def call(self) -> Call:
+        """A place to note the calls of this thread in."""
+        made = Call()
+        self.calls.append(made)
+        return made
 
     def end(self) -> None:
         """Stop watching; nothing is told any more."""
@@ -100,11 +144,12 @@ def _user_place(thread: int) -> str | None:
 
 
 class System:
-    """A model behind LoadGen's two callbacks.
+    """A model behind LoadGen's callback, `issue`.
 
     Args:
-        in_line: queries are answered in the thread that issues them, as where the next one comes
-            only when this one is answered; else worker threads take batches by `policy`.
+        scenario: decides who answers: where the next query comes only when this one is answered,
+            the thread that issues it; else worker threads, which take a server's queries by
+            `policy`, and of an offline query as many samples as that allows.
         workers: threads that call the model.
         classes: the answer is the class of the largest score; else all of the first output.
     """
@@ -115,7 +160,7 @@ class System:
         library: Library,
         watch: Watch,
         *,
-        in_line: bool,
+        scenario: str,
         policy: BatchPolicy,
         workers: int = 1,
         classes: bool = True,
@@ -126,67 +171,86 @@ class System:
         self._response = mlperf_loadgen.QuerySampleResponse
         self._model, self._library, self._watch = model, library, watch
         self._classes = classes
-        self._in_line = in_line
-        # What waits is a part of a query of many samples, or one of one.
-        self._policy = policy
-        self._batcher: Batcher[tuple[int, int]] = Batcher(policy)
+        self._most = policy.maximum
+        self._call: Call | None = None
+        in_line = scenario in ("single-stream", "multi-stream")
+        self.issue = {"server": self._queue, "offline": self._cut}.get(scenario, self._at_once)
+        self._queries: Batcher[tuple[int, int]] = Batcher(policy)
+        self._parts: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = (
+            queue.SimpleQueue()
+        )
+        work = self._work_on_parts if scenario == "offline" else self._work_on_queries
         self._threads = [
-            threading.Thread(target=self._work, name=f"slipstream-model-{n}", daemon=True)
+            threading.Thread(target=work, name=f"slipstream-model-{n}", daemon=True)
             for n in range(0 if in_line else workers)
         ]
         for one in self._threads:
             one.start()
 
-    def issue(self, ids: Sequence[int], indices: Sequence[int]) -> None:
-        """LoadGen's callback: samples to answer, each an id and an index into the library."""
+    def _at_once(self, ids: Sequence[int], indices: Sequence[int]) -> None:
         self._watch.issued += len(ids)
-        if not self._in_line:
-            for one in zip(ids, indices, strict=True):
-                self._batcher.put(one)
-        elif len(ids) <= self._policy.maximum:
-            self._answer(ids, indices)
-        else:
-            for first in range(0, len(ids), self._policy.maximum):
-                part = slice(first, first + self._policy.maximum)
-                self._answer(ids[part], indices[part])
+        call = self._call
+        if call is None:
+            call = self._call = self._watch.call()
+        self._answer(call, ids, indices)
 
-    def flush(self) -> None:
-        """LoadGen's second callback: nothing more comes; what waits is answered anyhow."""
+    def _queue(self, ids: Sequence[int], indices: Sequence[int]) -> None:
+        self._watch.issued += len(ids)
+        for one in zip(ids, indices, strict=True):
+            self._queries.put(one)
+
+    def _cut(self, ids: Sequence[int], indices: Sequence[int]) -> None:
+        self._watch.issued += len(ids)
+        for first in range(0, len(ids), self._most):
+            part = slice(first, first + self._most)
+            self._parts.put((ids[part], indices[part]))
 
     def close(self) -> None:
         """End the workers."""
-        self._batcher.end()
+        self._queries.end()
+        for _ in self._threads:
+            self._parts.put(None)
         for one in self._threads:
             one.join()
 
-    def _work(self) -> None:
-        while (batch := self._batcher.take()) is not None:
+    def _work_on_queries(self) -> None:
+        call = self._watch.call()
+        while (batch := self._queries.take()) is not None:
             ids, indices = zip(*batch, strict=True)
-            self._answer(ids, indices)
+            self._answer(call, ids, indices)
 
-    def _answer(self, ids: Sequence[int], indices: Sequence[int]) -> None:
-        watch, thread = self._watch, threading.get_ident()
-        watch.calls[thread] = (time.monotonic(), indices[0])
+    def _work_on_parts(self) -> None:
+        call = self._watch.call()
+        while (part := self._parts.get()) is not None:
+            self._answer(call, *part)
+
+    def _answer(self, call: Call, ids: Sequence[int], indices: Sequence[int]) -> None:
+        call.indices = indices
         try:
             answers = self._answers(self._model.run(self._library.take(indices)))
+            size = call.hold(answers)
         except OverloadedError:
             # LoadGen wants an answer to every query; the run is not valid with empty ones.
-            watch.refused += len(ids)
-            answers = np.zeros((len(ids), 1), np.int8)
+            self._watch.refused += len(ids)
+            size = call.hold(np.zeros((len(ids), 1), np.int8))
         except BaseException as error:
-            watch.fail(error)
-        del watch.calls[thread]
-        # LoadGen copies, if at all, before the call returns: `answers` lives as long.
-        first, size = answers.__array_interface__["data"][0], answers.strides[0]
-        self._complete([self._response(one, first + n * size, size) for n, one in enumerate(ids)])
-        watch.answered += len(ids)
+            self._watch.fail(error)
+        call.indices = None
+        first = call.address
+        response = self._response
+        if len(ids) == 1:
+            self._complete([response(ids[0], first, size)])
+        else:
+            places = range(first, first + size * len(ids), size)
+            self._complete([response(i, p, size) for i, p in zip(ids, places, strict=True)])
+        self._watch.answered += len(ids)
 
     def _answers(self, outputs: list[Array]) -> Array:
-        """What each sample is answered, C-contiguous [N, ...]."""
+        """What each sample is answered, [N, ...]."""
         scores = outputs[0]
         if self._classes and scores.ndim == 2:
             return np.asarray(scores.argmax(1))
-        return np.ascontiguousarray(scores.reshape(len(scores), -1))
+        return scores
 
 
 class OwnQueue:
@@ -206,20 +270,23 @@ class OwnQueue:
         self._function, self._library, self._watch = function, library, watch
         self._classes = classes
         self._open: dict[int, int] = {}
+        self._call: Call | None = None
         self._lock = threading.Lock()
 
     def issue(self, ids: Sequence[int], indices: Sequence[int]) -> None:
         """Pass the query on."""
-        watch, thread = self._watch, threading.get_ident()
+        watch = self._watch
+        if self._call is None:
+            self._call = watch.call()
         with self._lock:
             watch.issued += len(ids)
             self._open.update(zip(ids, indices, strict=True))
-        watch.calls[thread] = (time.monotonic(), indices[0])
+        self._call.indices = indices
         try:
             self._function(list(ids), *self._library.take(indices), answer=self.answer)
         except BaseException as error:
             watch.fail(error)
-        watch.calls.pop(thread, None)
+        self._call.indices = None
 
     def answer(self, ids: Sequence[int], outputs: Any) -> None:
         """What the system says to these queries: an array [len(ids), ...]."""
@@ -246,9 +313,6 @@ class OwnQueue:
         self._complete([self._response(one, first + n * size, size) for n, one in enumerate(ids)])
         with self._lock:
             self._watch.answered += len(ids)
-
-    def flush(self) -> None:
-        """Nothing more comes."""
 
     def close(self) -> None:
         """The user's threads end with the process."""

@@ -1,0 +1,39 @@
+"""Systems whose speed is known: what a bench puts under load."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.float32]
+
+
+def rows() -> tuple[Rows, NDArray[np.int64]]:
+    """64 samples of 8 numbers; the class is the sample's number modulo 4."""
+    numbers = np.arange(64)
+    x = (numbers[:, None] + np.arange(8)).astype(np.float32)
+    return x, numbers % 4
+
+
+def anomalies() -> Rows:
+    """64 spectra of 640 numbers, as an autoencoder for machine sounds takes them."""
+    return np.random.default_rng(0).standard_normal((64, 640)).astype(np.float32)
+
+
+def scores(x: Rows) -> NDArray[np.float64]:
+    """Of four classes, at once."""
+    return np.asarray(np.eye(4)[x[:, 0].astype(int) % 4])
+
+
+def timed(x: Rows) -> NDArray[np.float64]:
+    """Each sample takes ``$SERVICE_US`` to the microsecond: asleep first, and awake at the end."""
+    until = time.perf_counter() + float(os.environ.get("SERVICE_US", "2000")) * 1e-6 * len(x)
+    left = until - time.perf_counter() - 4e-4
+    if left > 0:
+        time.sleep(left)
+    while time.perf_counter() < until:
+        pass
+    return scores(x)

@@ -1,0 +1,380 @@
+"""``slipstream bench serving``: is what is measured under load true, and what does measuring cost?
+
+The queue is held against theory, the verdicts against LoadGen's own, the harness against LoadGen
+called with nothing around it, the peak search against LoadGen's.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import SlipstreamError
+from slipstream.mlperf.serving import (
+    SCENARIOS,
+    ServiceCurve,
+    Session,
+    Test,
+    Wishes,
+    find_peak,
+    measured,
+    peak,
+    simulate,
+)
+from slipstream.mlperf.serving import statistics as stopping
+from slipstream.mlperf.serving.inside import under_load
+from slipstream.mlperf.serving.library import Library
+from slipstream.mlperf.serving.logs import DetailLog
+from slipstream.mlperf.serving.planning import foreseen
+from slipstream.mlperf.serving.system import System, Watch
+from slipstream.runtimes import BatchPolicy, serving
+from slipstream.runtimes import load as load_model
+from slipstream.runtimes.python import CallableRuntime
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+
+_HERE = Path(__file__).parent / "answering.py"
+_ROWS = f"{_HERE}:rows"
+_RUNTIMES = ("torch", "onnx", "litert", "callable", "http")
+_SERVICE_NS = 2e6
+_BOUND_NS = 20e6
+_RAW_BYTES = 16
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """Quick: fewer loads, systems and cases; what needs a long run is recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield from _verdicts(options, Path(folder))
+        yield from _costs(options, Path(folder))
+        yield from _queue(options)
+        yield from _valid(options, Path(folder))
+        yield from _random_systems(options)
+        yield from _peak(options)
+        yield from _predicted(options)
+
+
+# Verdicts.
+
+
+def _verdicts(options: BenchOptions, folder: Path) -> Iterator[Bar]:
+    """How many of the slowest queries are set aside, and whether there are enough of them."""
+    bar = "early-stopping verdicts equal LoadGen's"
+    if not options.wants(bar, 20):
+        return
+    options.progress(bar)
+    chance = random.Random(28)
+    count, equal, wrong = 10_000 if options.full else 60, 0, []
+    library = Library([np.zeros((16, 1), np.float32)])
+    for _ in range(count):
+        queries = round(10 ** chance.uniform(0.5, 3.7))
+        percentile = chance.choice((0.5, 0.9, 0.95, 0.97, 0.99))
+        log = under_load(
+            _raw, library, Test(
+                "single-stream", min_duration_s=0.0, min_queries=queries, max_queries=queries,
+                percentile=percentile, expected_ns=1e6,
+            ), folder,
+        )  # fmt: skip
+        queries = int(log.get("result_query_count"))
+        latency = log.get("early_stopping_latency_ss")
+        ours = stopping.discarded(queries, percentile)
+        # LoadGen says in words alone how many it set aside.
+        said = str(log.get("early_stopping_result"))
+        theirs = int(said.split("Would discard ")[1].split()[0]) if "discard" in said else None
+        same = ours == theirs and (ours is None) is (not log.get("early_stopping_met"))
+        equal += same
+        if not same:
+            wrong.append((queries, percentile, ours, theirs, latency))
+    detail = "random numbers of queries and percentiles, each a run of LoadGen"
+    yield Bar(
+        bar, equal, f"of {count}", f"= {count}", equal == count, count,
+        f"{detail}; differing: {wrong[:3]}" if wrong else detail,
+    )  # fmt: skip
+
+
+def _raw(ids: Sequence[int], indices: Sequence[int]) -> None:
+    """An answer to every query at once, with nothing around LoadGen."""
+    import mlperf_loadgen
+
+    mlperf_loadgen.QuerySamplesComplete(
+        [mlperf_loadgen.QuerySampleResponse(one, _ADDRESS, _RAW_BYTES) for one in ids]
+    )
+
+
+_ANSWER = np.zeros(_RAW_BYTES, np.uint8)
+_ADDRESS = _ANSWER.__array_interface__["data"][0]
+
+
+# What the harness costs.
+
+
+def _costs(options: BenchOptions, folder: Path) -> Iterator[Bar]:
+    rounds = 12 if options.full else 4
+    library = Library([np.zeros((1024, 4), np.float32)])
+    single = Test("single-stream", min_duration_s=0.3, expected_ns=2000.0, percentile=0.9)
+    bar = "harness over raw LoadGen, single-stream, a query"
+    if options.wants(bar, 10):
+        options.progress(bar)
+        pairs = [
+            (_p50(under_load(_raw, library, single, folder)), _p50(_ours(single, library, folder)))
+            for _ in range(rounds)
+        ]
+        added = statistics.median(ours - raw for raw, ours in pairs)
+        detail = f"p50 {statistics.median(raw for raw, _ in pairs):.0f} ns raw, {rounds} pairs"
+        yield at_most(bar, added / 1e3, 2.0, "us", n=rounds, detail=detail)
+        whole = statistics.median(ours for _, ours in pairs)
+        yield at_most("single-stream p50 of no work", whole / 1e3, 3.0, "us", n=rounds)
+    for name, target, rate in (("server", 150e3, 155e3), ("offline", 1e6, 1.5e6)):
+        bar = f"{name}, no work, a second"
+        if not options.wants(bar, 8):
+            continue
+        options.progress(bar)
+        test = Test(name, min_duration_s=0.4, rate=rate, bound_ns=1e9)
+        key = (
+            "result_completed_samples_per_sec" if name == "server" else "result_samples_per_second"
+        )
+        raw, ours = [], []
+        for _ in range(rounds):
+            with _raw_thread() as issue:
+                raw.append(float(under_load(issue, library, test, folder).get(key)))
+            ours.append(float(_ours(test, library, folder).get(key)))
+        detail = f"raw LoadGen with a Python thread, alternating: {statistics.median(raw):,.0f}"
+        yield at_least(bar, statistics.median(ours), target, "/s", n=rounds, detail=detail)
+
+
+def _p50(log: DetailLog) -> float:
+    return log.latencies_ns()["p50"]
+
+
+@contextmanager
+def _raw_thread() -> Iterator[Callable[[Sequence[int], Sequence[int]], None]]:
+    waiting: queue.SimpleQueue[Sequence[int] | None] = queue.SimpleQueue()
+
+    def work() -> None:
+        while (ids := waiting.get()) is not None:
+            _raw(ids, ids)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield lambda ids, indices: waiting.put(ids)
+    finally:
+        waiting.put(None)
+        thread.join()
+
+
+def _ours(test: Test, library: Library, folder: Path) -> DetailLog:
+    """The same through our harness; its model gives what it has ready."""
+    ready = np.zeros((512, 4), np.int32)
+    model = CallableRuntime("none", lambda x: ready[: len(x)])
+    system = System(
+        model, library, Watch(60.0), scenario=test.scenario, policy=BatchPolicy(512), classes=False
+    )
+    try:
+        return under_load(system.issue, library, test, folder)
+    finally:
+        system.close()
+
+
+# The queue.
+
+
+@contextmanager
+def _timed(service_ns: float, **named: Any) -> Iterator[Session]:
+    os.environ["SERVICE_US"] = str(service_ns / 1e3)
+    try:
+        with Session(f"{_HERE}:timed", _ROWS, **named) as session:
+            yield session
+    finally:
+        del os.environ["SERVICE_US"]
+
+
+def _queue(options: BenchOptions) -> Iterator[Bar]:
+    """A server that takes the same time for every query is M/D/1."""
+    service, loads = 5e6, (0.3, 0.5, 0.7, 0.8, 0.9) if options.full else (0.5, 0.8)
+    seconds = 60.0 if options.full else 12.0
+    for batch in (1, 4) if options.full else (1,):
+        names = [f"queue truth, {what}, batch {batch}" for what in ("mean", "p99")]
+        if not any(options.wants(bar, len(loads) * seconds) for bar in names):
+            continue
+        errors: dict[str, list[float]] = {"mean": [], "p99": []}
+        with _timed(service, policy=BatchPolicy(batch)) as session:
+            for load in loads:
+                options.progress(f"queue at load {load:g}, batch {batch}")
+                rate = load * 1e9 / service
+                run = session.run(Test("server", min_duration_s=seconds, rate=rate, bound_ns=1e10))
+                curve = ServiceCurve.of({1: service, batch: batch * service})
+                expected = simulate(curve, rate, BatchPolicy(batch), queries=400_000)
+                found = run.latencies_ns
+                errors["mean"].append(abs(found["mean"] / expected.mean_ns - 1))
+                errors["p99"].append(abs(found["p99"] / expected.percentile_ns(0.99) - 1))
+        shown = ", ".join(f"{load:g}" for load in loads)
+        for name, bar, limit in zip(("mean", "p99"), names, (5.0, 10.0), strict=True):
+            off = ", ".join(f"{100 * one:.1f}" for one in errors[name])
+            yield at_most(
+                bar, 100 * max(errors[name]), limit, "%", n=len(loads),
+                detail=f"{off} % off M/D/1 at loads {shown}; {seconds:g} s each",
+            )  # fmt: skip
+
+
+# Valid runs.
+
+
+def _valid(options: BenchOptions, folder: Path) -> Iterator[Bar]:
+    bar = "scenarios x runtimes, short, valid"
+    if not options.wants(bar, 60):
+        return
+    wishes, good, seconds, lacking = Wishes(seconds=0.5), 0, time.monotonic(), []
+    for kind in _RUNTIMES:
+        options.progress(f"all scenarios on {kind}")
+        try:
+            with _on(kind, folder) as session:
+                for scenario in SCENARIOS.values():
+                    run = measured(session, scenario, wishes)
+                    good += run.valid
+                    if not run.valid:
+                        lacking.append(f"{kind} {scenario.name}: {run.reasons}")
+        except SlipstreamError as error:
+            lacking.append(f"{kind}: {error.what}")
+    took, every = time.monotonic() - seconds, len(_RUNTIMES) * len(SCENARIOS)
+    detail = f"{took:.0f} s in all, at most 90 asked for" + "".join(f"; {x}" for x in lacking)
+    yield Bar(
+        bar, good, f"of {every}", f"= {every} in 90 s", good == every and took <= 90, every, detail
+    )
+
+
+@contextmanager
+def _on(kind: str, folder: Path) -> Iterator[Session]:
+    if kind == "callable":
+        with Session(f"{_HERE}:scores", _ROWS) as session:
+            yield session
+    elif kind == "litert":
+        from slipstream import data
+
+        path = data.get("mlperf_tiny").paths["ad01_int8"]
+        with Session(str(path), f"{_HERE}:anomalies") as session:
+            yield session
+    elif kind == "http":
+        with (
+            load_model(str(_exported(folder))) as model,
+            serving(model, port=0) as server,
+            Session(server.address, _ROWS) as session,
+        ):
+            yield session
+    else:
+        source = (
+            str(_exported(folder))
+            if kind == "onnx"
+            else f"{Path(__file__).parent}/torch_mlp.py:make"
+        )
+        with Session(source, _ROWS) as session:
+            yield session
+
+
+def _exported(folder: Path) -> Path:
+    import warnings
+
+    import torch
+
+    from slipstream_bench.systems.serving.torch_mlp import make
+
+    path = folder / "mlp.onnx"
+    if not path.exists():
+        model, x = make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model, (x,), str(path), input_names=["x"], output_names=["y"],
+                dynamic_axes={"x": {0: "n"}, "y": {0: "n"}}, dynamo=False,
+            )  # fmt: skip
+    return path
+
+
+def _random_systems(options: BenchOptions) -> Iterator[Bar]:
+    """Latencies over four decades, and nobody says how fast they are."""
+    bar = "random systems valid without hints"
+    count = 100 if options.full else 8
+    if not options.wants(bar, 6.0 * count):
+        return
+    chance, good, bad = random.Random(7), 0, []
+    for number in range(count):
+        service = 10 ** chance.uniform(np.log10(20e3), np.log10(200e6))
+        scenario = SCENARIOS[chance.choice(list(SCENARIOS))]
+        options.progress(f"{bar}: {number + 1} of {count}")
+        with _timed(service) as session:
+            run = measured(session, scenario, Wishes(seconds=1.0))
+        good += run.valid
+        if not run.valid:
+            bad.append(f"{scenario.name} of {service / 1e6:.3g} ms: {'; '.join(run.reasons)}")
+    yield Bar(
+        bar, good, f"of {count}", f"= {count}", good == count, count,
+        "; ".join(["20 us to 200 ms, a second each, one rerun at most", *bad[:4]]),
+    )  # fmt: skip
+
+
+# Peak and predictions.
+
+
+def _peak(options: BenchOptions) -> Iterator[Bar]:
+    near, time_bar = "peak against the known capacity", "peak search's time over LoadGen's own"
+    if not (options.wants(near, 90) or options.wants(time_bar, 90)):
+        return
+    options.progress("peak search")
+    seconds = 10.0 if options.full else 3.0
+    true = peak(ServiceCurve.of({1: _SERVICE_NS}), _BOUND_NS, 0.99)
+    with _timed(_SERVICE_NS) as session:
+        session.curve()
+        began = time.monotonic()
+        found = find_peak(session, Wishes(seconds=seconds, bound_ns=_BOUND_NS))
+        ours = time.monotonic() - began
+        began = time.monotonic()
+        theirs = session.run(
+            Test("server", "peak", min_duration_s=seconds, min_queries=662, rate=0.25 * true,
+                 bound_ns=_BOUND_NS)
+        )  # fmt: skip
+        took = time.monotonic() - began
+    detail = f"{found.rate:.1f}/s found, {true:.1f}/s by theory, LoadGen {theirs.value or 0:.1f}/s"
+    yield at_most(near, 100 * abs(found.rate / true - 1), 3.0, "%", detail=detail)
+    yield at_most(
+        time_bar, ours / took, 1 / 3, "x", n=len(found.runs),
+        detail=f"{ours:.1f} s and {took:.1f} s, runs of {seconds:g} s; bracket of 3 %",
+    )  # fmt: skip
+
+
+def _predicted(options: BenchOptions) -> Iterator[Bar]:
+    """p99 of real models under load, foreseen by the queue from their service times alone."""
+    bar = "predicted p99 under load, median error"
+    pairs: list[tuple[str, int]] = [("onnx", 1), ("onnx", 8), ("torch", 1), ("torch", 8)]
+    if not options.wants(bar, 25):
+        return
+    errors: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, batch in pairs:
+            options.progress(f"predicted p99: {kind}, batch {batch}")
+            source = str(_exported(Path(folder)))
+            if kind == "torch":
+                source = f"{Path(__file__).parent}/torch_mlp.py:make"
+            with Session(source, _ROWS, policy=BatchPolicy(batch)) as session:
+                run = measured(session, SCENARIOS["server"], Wishes(seconds=4.0, bound_ns=1e9))
+                expected = foreseen(session, run.test)
+                found = expected.percentile_ns(0.99) / run.latencies_ns["p99"]
+                errors[f"{kind} batch {batch}"] = 100 * abs(found - 1)
+    if not errors:
+        yield not_judged(bar, "%", "<= 10 (worst <= 25)", "nothing was measured")
+        return
+    middle, worst = statistics.median(errors.values()), max(errors.values())
+    shown = ", ".join(f"{name} {error:.0f}" for name, error in errors.items())
+    data: Mapping[str, Any] = {"errors": errors}
+    yield Bar(
+        bar, middle, "%", "<= 10 (worst <= 25)", middle <= 10 and worst <= 25, len(errors), shown,
+        10.0, data=data,
+    )  # fmt: skip

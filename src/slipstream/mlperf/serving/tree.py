@@ -1,0 +1,169 @@
+"""A tree of results as a submission has it: where each file lies, and what stands beside the logs.
+
+    DIVISION/ORGANISATION/
+        systems/SYSTEM.json
+        results/SYSTEM/MODEL/SCENARIO/
+            user.conf  measurements.json  README.md
+            performance/run_1/mlperf_log_*.txt
+            accuracy/mlperf_log_*  accuracy.txt
+            TEST01/  TEST04/  COLD/  each with verify.json
+            digest.json
+
+``digest.json`` is ours: SHA-256 of every log, so that one that was edited later shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.mlperf.serving.audits import Audit
+from slipstream.mlperf.serving.rules import NOT_A_RESULT, SCENARIOS, Scenario
+from slipstream.mlperf.serving.session import Run
+
+DIVISION = "open"
+CONF, MEASURES, DIGEST, VERIFIED, ACCURACY_TEXT = (
+    "user.conf", "measurements.json", "digest.json", "verify.json", "accuracy.txt",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model's results on a system lie.
+
+    Attributes:
+        root: of the whole tree.
+        organisation, system, model: names, as folders can have them.
+    """
+
+    root: Path
+    organisation: str
+    system: str
+    model: str
+
+    @classmethod
+    def of(cls, root: Path, model: str, organisation: str = "local") -> Place:
+        """A place for a model on this machine."""
+        import platform
+
+        return cls(root, _word(organisation), _word(platform.node() or "system"), _word(model))
+
+    @property
+    def top(self) -> Path:
+        """Of the organisation."""
+        return self.root / DIVISION / self.organisation
+
+    def scenario(self, scenario: Scenario) -> Path:
+        """Of one scenario."""
+        return self.top / "results" / self.system / self.model / scenario.title
+
+    def performance(self, scenario: Scenario) -> Path:
+        """Of the performance run's logs."""
+        return self.scenario(scenario) / "performance" / "run_1"
+
+    def accuracy(self, scenario: Scenario) -> Path:
+        """Of the accuracy run's logs."""
+        return self.scenario(scenario) / "accuracy"
+
+
+def write_system(place: Place) -> None:
+    """Describe this machine."""
+    from slipstream.measure.environment import capture
+
+    facts = capture().facts
+    path = place.top / "systems" / f"{place.system}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    named = {"system_name": place.system, "division": DIVISION, "submitter": place.organisation}
+    path.write_text(json.dumps({**named, "facts": dict(facts)}, indent=2, default=str) + "\n")
+
+
+def write_scenario(
+    place: Place,
+    scenario: Scenario,
+    run: Run,
+    accuracy: float | None,
+    *,
+    samples: int,
+    performance_samples: int,
+    gate: float | None,
+    audits: list[Audit],
+) -> None:
+    """Write what stands beside a scenario's logs, and the digest of all of them.
+
+    Args:
+        accuracy: measured; None where samples have no classes.
+        samples, performance_samples: of the library, and of them in memory.
+        gate: accuracy that is asked for; None for none.
+    """
+    folder, test = place.scenario(scenario), run.test
+    prefix = f"{place.model}.{scenario.title}"
+    lines = {
+        "min_duration": round(1e3 * test.min_duration_s),
+        "min_query_count": test.min_queries,
+        "target_latency_percentile": f"{100 * test.percentile:g}",
+        "target_latency": f"{test.bound_ns / 1e6:g}",
+        "samples_per_query": test.samples_per_query,
+        "target_qps": f"{test.rate:g}",
+    }
+    (folder / CONF).write_text("".join(f"{prefix}.{k} = {v}\n" for k, v in lines.items()))
+    measures = {
+        "scenario": scenario.title, "samples": samples, "performance_samples": performance_samples,
+        "accuracy": accuracy, "gate": gate, "label": run.label,
+    }  # fmt: skip
+    (folder / MEASURES).write_text(json.dumps(measures, indent=2) + "\n")
+    (folder / "README.md").write_text(
+        f"# {place.model}, {scenario.title}\n\n{run.label}. Measured by `slipstream mlperf serve` "
+        f"with LoadGen {run.values.get('loadgen_version', '')}.\n"
+    )
+    shown = "-" if accuracy is None else f"{accuracy:.6f}"
+    (place.accuracy(scenario) / ACCURACY_TEXT).write_text(f"accuracy={shown}\n")
+    for one in audits:
+        (folder / one.name).mkdir(exist_ok=True)
+        verified = dataclasses.asdict(one)
+        (folder / one.name / VERIFIED).write_text(json.dumps(verified, indent=2) + "\n")
+    (folder / DIGEST).write_text(json.dumps(digests(folder), indent=2) + "\n")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every log of LoadGen below `folder`, by path."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("mlperf_log_*"))
+    }
+
+
+def read_conf(path: Path) -> dict[str, str]:
+    """The settings of a ``user.conf``, without model and scenario.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = {}
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        key, equals, value = line.partition("#")[0].partition("=")
+        if equals:
+            found[key.strip().rpartition(".")[2]] = value.strip()
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """An object of JSON; None where there is none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def titled(title: str) -> Scenario | None:
+    """The scenario that a folder is named after."""
+    return next((one for one in SCENARIOS.values() if one.title == title), None)
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or NOT_A_RESULT.split()[-1]

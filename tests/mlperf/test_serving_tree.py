@@ -1,0 +1,177 @@
+"""A tree that we write passes our checker; each planted defect is rejected with its own message."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import SlipstreamError
+from slipstream.mlperf.serving import Place, Session, Wishes, benchmark, check, scenarios
+
+SYSTEMS = Path(__file__).parent / "serving_systems.py"
+SECONDS = 0.4
+Plant = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three scenarios of a real model under the real LoadGen, with audits."""
+    root = tmp_path_factory.mktemp("results")
+    wishes = Wishes(seconds=SECONDS, rate=2000.0, bound_ns=1e9)
+    with Session(f"{SYSTEMS}:honest", f"{SYSTEMS}:samples") as session:
+        found = benchmark(
+            session, scenarios("single-stream,server,offline"), wishes,
+            place=Place.of(root, "honest"), audits=("TEST01", "TEST04"), gate=0.99,
+        )  # fmt: skip
+    assert found.accuracy == 1.0
+    assert [row.run.valid for row in found.rows] == [True] * 3, found.table().notes
+    return root
+
+
+@pytest.fixture
+def copy(tree: Path, tmp_path: Path) -> Path:
+    shutil.copytree(tree, tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def scenario(root: Path, name: str) -> Path:
+    return next(root.glob(f"*/*/results/*/*/{name}"))
+
+
+def relog(name: str, key: str, value: object, run: str = "performance/run_1") -> Plant:
+    """A detail log with another value, as a log of another run would have it."""
+
+    def plant(root: Path) -> None:
+        folder = scenario(root, name)
+        path = folder / run / "mlperf_log_detail.txt"
+        text = path.read_text()
+        text, count = re.subn(
+            rf'("key": "{re.escape(key)}", "value": )("[^"]*"|[^,]*)',
+            lambda match: match[1] + json.dumps(value), text,
+        )  # fmt: skip
+        assert count
+        path.write_text(text)
+        (folder / "digest.json").unlink()
+
+    return plant
+
+
+def error(root: Path) -> None:
+    path = scenario(root, "Offline") / "performance" / "run_1" / "mlperf_log_detail.txt"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, lines[-1].replace('"is_error": false', '"is_error": true')]))
+    (path.parents[2] / "digest.json").unlink()
+
+
+def answers(change: Callable[[list[object]], list[object]]) -> Plant:
+    def plant(root: Path) -> None:
+        path = scenario(root, "Offline") / "accuracy" / "mlperf_log_accuracy.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+        (path.parents[1] / "digest.json").unlink()
+
+    return plant
+
+
+def edited(root: Path) -> None:
+    path = scenario(root, "SingleStream") / "performance" / "run_1" / "mlperf_log_detail.txt"
+    path.write_text(path.read_text().replace("effective_min_query_count", "effective_some_count"))
+
+
+def summary(root: Path) -> None:
+    path = scenario(root, "SingleStream") / "performance" / "run_1" / "mlperf_log_summary.txt"
+    path.write_text(re.sub(r"(Mean latency \(ns\)\s*: )\d+", r"\g<1>17", path.read_text()))
+    (path.parents[2] / "digest.json").unlink()
+
+
+def conf(root: Path) -> None:
+    path = scenario(root, "Server") / "user.conf"
+    path.write_text(path.read_text().replace("target_latency = 1000", "target_latency = 10"))
+
+
+def unaudited(root: Path) -> None:
+    shutil.rmtree(scenario(root, "Server") / "TEST04")
+
+
+def failed_audit(root: Path) -> None:
+    path = scenario(root, "Server") / "TEST01" / "verify.json"
+    path.write_text(path.read_text().replace('"passed": true', '"passed": false'))
+
+
+def inaccurate(root: Path) -> None:
+    (scenario(root, "Offline") / "accuracy" / "accuracy.txt").write_text("accuracy=0.5\n")
+
+
+def gone(root: Path) -> None:
+    shutil.rmtree(scenario(root, "Offline"))
+
+
+def undescribed(root: Path) -> None:
+    for path in root.glob("*/*/systems/*.json"):
+        path.unlink()
+
+
+def loose(root: Path) -> None:
+    path = scenario(root, "Server") / "measurements.json"
+    path.write_text(
+        path.read_text().replace('"performance_samples": 32', '"performance_samples": 99')
+    )
+
+
+DEFECTS: dict[str, Plant] = {
+    "seed": relog("Server", "effective_sample_index_rng_seed", 7),
+    "duration": relog("Offline", "effective_min_duration_ms", 50),
+    "missing answers": answers(lambda all: all[1:]),
+    "answered twice": answers(lambda all: [*all, all[0]]),
+    "edited": edited,
+    "summary differs": summary,
+    "errors": error,
+    "queries": relog("SingleStream", "result_query_count", 50),
+    "bound": relog("Server", "result_overlatency_query_count", 60),
+    "percentile": relog("SingleStream", "effective_target_latency_percentile", 0.5),
+    "conf differs": conf,
+    "verdict": relog("Server", "result_validity", "INVALID"),
+    "mode": relog("Offline", "effective_test_mode", "AccuracyOnly"),
+    "other scenario": relog("Server", "effective_scenario", "Offline"),
+    "samples": loose,
+    "accuracy": inaccurate,
+    "audit missing": unaudited,
+    "audit failed": failed_audit,
+    "scenario": gone,
+    "system": undescribed,
+}
+
+
+def kinds(root: Path) -> dict[str, str]:
+    found = check(root, min_duration_s=0.1, required=("SingleStream", "Server", "Offline"))
+    return {one.kind: one.what for one in found.defects}
+
+
+def test_the_tree_we_write_is_accepted_but_for_its_length(tree: Path) -> None:
+    assert kinds(tree) == {}
+    assert {one.kind for one in check(tree).defects} == {"duration"}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_is_rejected_with_its_own_message(copy: Path, defect: str) -> None:
+    DEFECTS[defect](copy)
+    assert defect in kinds(copy)
+
+
+def test_messages_differ_between_defects(tree: Path, tmp_path: Path) -> None:
+    said = []
+    for number, (defect, plant) in enumerate(DEFECTS.items()):
+        root = tmp_path / str(number)
+        shutil.copytree(tree, root)
+        plant(root)
+        said += [what for kind, what in kinds(root).items() if kind == defect]
+    assert len(said) == len(set(said))
+
+
+def test_a_folder_without_results_says_what_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(SlipstreamError, match="no results are here"):
+        check(tmp_path)
