@@ -142,11 +142,22 @@ def test_what_has_no_operator_is_named_with_its_module() -> None:
     assert "layer_norm (1); sigmoid (2)" in refused.value.what
 
 
-def test_padding_that_is_not_same_says_what_would_be() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1))
-    with pytest.raises(UnsupportedModelError, match="SAME") as refused:
-        quantize_model(model, [torch.randn(2, 1, 8, 8)])
-    assert "ZeroPad2d" in str(refused.value.remedy)
+def test_padding_of_pytorch_s_kind_is_taken_into_convolutions(
+    tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8), nn.ReLU(),
+        nn.Conv2d(8, 4, 5, stride=2, padding=2),
+    )  # fmt: skip
+    network = quantize_model(model, [torch.randn(4, 3, 16, 16)])
+    assert [one.kind for one in network.operators].count("pad") == 3
+    for device in ("cortex-m4", "cortex-m55"):
+        made = export_firmware(write_network(network), device=device)
+        assert len(made.program.steps) == 3
+        made.write(tmp_path / device)
+        assert verify_firmware(read_firmware(tmp_path / device), sets=5, emulate=False).equal
 
 
 def test_calibration_that_holds_nothing_is_told() -> None:

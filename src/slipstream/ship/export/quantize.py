@@ -8,9 +8,9 @@ TensorFlow Lite.
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,7 +164,7 @@ class _Builder:
     def _weights(self, layer: Layer, weight: torch.Tensor, axis: int) -> tuple[int, int]:
         """Tensors of weights, channels first as given and along `axis` as stored, and of bias."""
         grid = grid_of_weights(weight, _INT8, Granularity(axis=0))
-        grid = dataclasses.replace(grid, scale=_short(grid.scale))
+        grid = replace(grid, scale=_short(grid.scale))
         codes = quantize(weight, grid).numpy().astype(np.int8)
         scales = grid.scale.numpy().astype(np.float32)
         moved = np.ascontiguousarray(np.moveaxis(codes, 0, axis))
@@ -185,15 +185,14 @@ class _Builder:
 
     def _conv(self, layer: Layer) -> None:
         assert layer.weight is not None  # as traced
-        shape = self._traced.shapes[layer.inputs[0]]
-        padding = _padding_name(layer, (shape[2], shape[3]))
+        # [out, in, h, w] to [out, h, w, in].
+        weight = layer.weight.permute(0, 2, 3, 1)
+        layer, padding = self._padded(layer)
         options = {
             "padding": padding, "stride_h": layer.stride[0], "stride_w": layer.stride[1],
             "dilation_h": layer.dilation[0], "dilation_w": layer.dilation[1],
             "activation": layer.activation,
         }  # fmt: skip
-        # [out, in, h, w] to [out, h, w, in].
-        weight = layer.weight.permute(0, 2, 3, 1)
         if layer.groups == 1:
             self._operator("conv_2d", layer, self._weights(layer, weight, 0), **options)
             return
@@ -206,6 +205,26 @@ class _Builder:
         data = stored.data[None]
         self._tensors[weights[0]] = Tensor(stored.name, data.shape, "int8", grid, data)
         self._operator("depthwise_conv_2d", layer, weights, multiplier=multiplier, **options)
+
+    def _padded(self, layer: Layer) -> tuple[Layer, str]:
+        """A convolution and its padding's name; where it has none, with a PAD before it.
+
+        Firmware of ours takes it into the convolution.
+        """
+        given = layer.inputs[0]
+        shape = self._traced.shapes[given]
+        name = _padding_name(layer, (shape[2], shape[3]))
+        if name:
+            return layer, name
+        top, bottom, left, right = layer.padding
+        sides = np.array([[0, 0], [top, bottom], [left, right], [0, 0]], np.int32)
+        made = f"{layer.output}.padded"
+        high, wide = shape[2] + top + bottom, shape[3] + left + right
+        self._traced.shapes[made] = (shape[0], shape[1], high, wide)
+        self._grids[made] = self._grids[given]
+        paddings = self._constant(f"{made}.sides", sides)
+        self._operator("pad", replace(layer, output=made), (paddings,))
+        return replace(layer, inputs=(made,)), "valid"
 
     def _linear(self, layer: Layer) -> None:
         assert layer.weight is not None  # as traced
@@ -224,8 +243,15 @@ class _Builder:
 
     def _pool(self, kind: str, layer: Layer) -> None:
         shape = self._traced.shapes[layer.inputs[0]]
+        padding = _padding_name(layer, (shape[2], shape[3]))
+        if not padding:
+            raise UnsupportedModelError(
+                f"a pooling with padding {layer.padding} around {shape[2]} x {shape[3]}, which is "
+                "not TensorFlow's SAME",
+                where=layer.source or layer.output,
+            )
         self._operator(
-            kind, layer, padding=_padding_name(layer, (shape[2], shape[3])),
+            kind, layer, padding=padding,
             stride_h=layer.stride[0], stride_w=layer.stride[1], filter_h=layer.kernel[0],
             filter_w=layer.kernel[1], activation=layer.activation,
         )  # fmt: skip
@@ -262,11 +288,7 @@ class _Builder:
 
 
 def _padding_name(layer: Layer, image: tuple[int, int]) -> str:
-    """``same`` or ``valid``.
-
-    Raises:
-        UnsupportedModelError: it is neither.
-    """
+    """``same`` or ``valid``; empty where it is neither."""
     if not any(layer.padding):
         return "valid"
     for side in (0, 1):
@@ -277,10 +299,5 @@ def _padding_name(layer: Layer, image: tuple[int, int]) -> str:
         total = max((out - 1) * stride + reach - size, 0)
         # What lies behind the last window is never read.
         if out != -(-size // stride) or before != total // 2:
-            raise UnsupportedModelError(
-                f"padding of {before} and {after} around {size} with a kernel of "
-                f"{layer.kernel[side]} and stride {stride} is not TensorFlow's SAME",
-                where=layer.source or layer.output,
-                remedy="with stride 2 on even sizes: nn.ZeroPad2d((0, 1, 0, 1)) and padding=0",
-            )
+            return ""
     return "same"

@@ -85,13 +85,12 @@ def _gathered(n: Mapping[str, int]) -> Counts:
         inner = 0
     taps, run = n["kernel_h"] * n["kernel_w"], n["kernel_w"] * n["in_c"]
     border = pixels - inner
-    copied = sum(_inside(n, "h")) * sum(_inside(n, "w")) - inner * taps
     rows = inner * n["kernel_h"]
     return {
         "inner": inner, "inner rows": rows, "inner words": rows * (run // 4),
         "inner bytes": rows * (run % 4) if run != 3 else 0, "border": border,
-        "copied taps": copied, "copied words": copied * (n["in_c"] // 4),
-        "copied bytes": copied * (n["in_c"] % 4), "padded taps": border * taps - copied,
+        "border taps": border * taps, "border words": border * taps * (n["in_c"] // 4),
+        "border bytes": border * taps * (n["in_c"] % 4),
         "zeros": pixels * (n["depth"] - taps * n["in_c"]),
     }  # fmt: skip
 
@@ -133,7 +132,7 @@ def _conv_rows(step: Step) -> Counts:
         "tails": (two + one) * groups * bool(n["depth"] % 16),
     }  # fmt: skip
     if _direct(n):
-        return found | {"copies": pixels, "words": pixels * n["depth"] // 4}
+        return found | {"copies": pixels, "copied words": pixels * n["depth"] // 4}
     return found | _gathered(n)
 
 

@@ -93,12 +93,15 @@ def lower(network: Network, layout: Layout = "pairs") -> Program:
     Raises:
         UnsupportedModelError: operators, types or shapes no kernel of ours computes; all at once.
     """
+    pads = _pads(network)
     problems: dict[str, list[int]] = {}
     steps: list[Step] = []
     views: dict[int, int] = {}
     for number, operator in enumerate(network.operators):
+        if operator.outputs[0] in pads:
+            continue
         try:
-            made = _lower_one(_Call(network, number, operator, layout))
+            made = _lower_one(_Call(network, number, operator, layout, pads))
         except UnsupportedModelError as error:
             problems.setdefault(error.what, []).append(number)
             continue
@@ -109,6 +112,29 @@ def lower(network: Network, layout: Layout = "pairs") -> Program:
     if problems:
         raise _all_problems(network, problems)
     return Program(network, tuple(steps), views)
+
+
+def _pads(network: Network) -> dict[int, _Pad]:
+    """By tensor: padding with zeros that only a convolution reads, which takes it upon itself."""
+    found = {}
+    for operator in network.operators:
+        if operator.kind != "pad" or len(operator.inputs) != 2:
+            continue
+        given, output = network.tensors[operator.inputs[0]], operator.outputs[0]
+        sides = network.tensors[operator.inputs[1]].data
+        readers = [one.kind for one in network.operators if output in one.inputs]
+        alone = len(readers) == 1 and readers[0] in ("conv_2d", "depthwise_conv_2d")
+        to = network.tensors[output].quantization
+        if sides is None or sides.shape != (4, 2) or not alone or output in network.outputs:
+            continue
+        same = given.quantization is not None and to is not None
+        same = same and (given.quantization.scale, given.quantization.zero_point) == (  # type: ignore[union-attr]
+            to.scale, to.zero_point,  # type: ignore[union-attr]
+        )  # fmt: skip
+        if same and not sides[[0, 3]].any() and (sides >= 0).all():
+            (top, bottom), (left, right) = sides[1].tolist(), sides[2].tolist()
+            found[output] = _Pad(operator.inputs[0], (top, left), (bottom, right))
+    return found
 
 
 def _all_problems(network: Network, problems: Mapping[str, list[int]]) -> UnsupportedModelError:
@@ -132,6 +158,15 @@ def _lower_one(call: _Call) -> Step | int:
 
 
 @dataclass(frozen=True)
+class _Pad:
+    """Padding of `tensor` before and behind, each (height, width)."""
+
+    tensor: int
+    before: tuple[int, int] = (0, 0)
+    behind: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
 class _Call:
     """An operator with what it reads and writes at hand."""
 
@@ -139,6 +174,7 @@ class _Call:
     number: int
     operator: Operator
     layout: Layout
+    pads: Mapping[int, _Pad]
 
     def refuse(self, why: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self.operator.kind.upper()} {why}")
@@ -150,7 +186,13 @@ class _Call:
         inputs = self.operator.inputs
         if place >= len(inputs) or inputs[place] < 0:
             raise self.refuse(f"without input {place}")
-        return inputs[place]
+        pad = self.pads.get(inputs[place])
+        return inputs[place] if pad is None else pad.tensor
+
+    @property
+    def pad(self) -> _Pad:
+        """Explicit padding of the first input."""
+        return self.pads.get(self.operator.inputs[0], _Pad(self.operator.inputs[0]))
 
     def activation(self, place: int) -> Tensor:
         """An int8 tensor that is computed, with one scale."""
@@ -408,10 +450,15 @@ def _windows(
     stride = call.option("stride_h"), call.option("stride_w")
     given = call.operator.options
     dilation = int(given.get("dilation_h", 1)), int(given.get("dilation_w", 1))
+    pad = call.pad
     top, left = (
-        _window(call, image[side], kernel[side], stride[side], dilation[side], out[side])
+        pad.before[side]
+        + _window(
+            call, image[side] + pad.before[side] + pad.behind[side], kernel[side], stride[side],
+            dilation[side], out[side],
+        )
         for side in (0, 1)
-    )
+    )  # fmt: skip
     if max(*kernel, *stride, *dilation, top, left) > 255 or max(*image, *out) > 65535:
         raise call.refuse("of a size that needs more than 16 bits")
     return (kernel[0], kernel[1]), stride, dilation, (top, left)
