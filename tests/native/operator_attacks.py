@@ -26,6 +26,7 @@ from slipstream.techniques.embedding.kernels import bags, robe, robe_reference, 
 from slipstream.techniques.lowbit import pack_weights
 from slipstream.techniques.lowbit.kernels import PackedWeights, reference_matmul
 from slipstream.techniques.lowbit.operators import stored
+from slipstream.techniques.scan import cells, linear_recurrence
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64,
@@ -216,6 +217,85 @@ def lowbits() -> Iterator[tuple[str, Sample]]:
         yield "lowbit_conv2d", Sample((drawn(2, 5, 6, 7), *how, *window), conv2d)
 
 
+def scans() -> Iterator[tuple[str, Sample]]:
+    def forward(projections: Any, weight: Any, bias: Any, h: Any, c: Any, kind: str) -> Any:
+        if kind in ("gru", "lstm") and not all(
+            bool(one.isfinite().all()) for one in (projections, weight, h)
+        ):
+            # A closed gate is 0 or a tiny number, and infinity is multiplied by it.
+            raise UndefinedError
+        states, gates, extra = [], [], []
+        for step in projections:
+            if kind == "tanh" or kind == "relu":
+                h = getattr(torch, kind)(step + h @ weight.T)
+            elif kind == "gru":
+                (a, b, n), (d, e, m) = step.chunk(3, 1), (h @ weight.T).chunk(3, 1)
+                r, z, m = (a + d).sigmoid(), (b + e).sigmoid(), m + bias
+                n = (n + r * m).tanh()
+                h = n + z * (h - n)
+                gates.append(torch.cat([r, z, n], 1))
+                extra.append(m)
+            else:
+                i, f, g, o = (step + h @ weight.T).chunk(4, 1)
+                i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+                c = f * c + i * g
+                h = o * c.tanh()
+                gates.append(torch.cat([i, f, g, o], 1))
+                extra.append(c)
+            states.append(h)
+        none = projections.new_empty(0)
+        return (
+            torch.stack(states), torch.stack(gates) if gates else none,
+            torch.stack(extra) if extra else none,
+        )  # fmt: skip
+
+    def backward(y: Any, gates: Any, extra: Any, weight: Any, h0: Any, c0: Any, *how: Any) -> Any:
+        dy, dh, dc, kind = how
+        saved = cells.Saved(kind, weight, y, gates, extra, h0, c0)
+        zero = torch.zeros_like(h0)
+        dc = zero if dc is None and c0 is not None else dc
+        found = cells.sequential(saved, dy, zero if dh is None else dh, dc)
+        dc0 = y.new_empty(0) if found.dc0 is None else found.dc0
+        return found.dgates, found.dweight, found.dbias, found.dh0, dc0
+
+    for kind, count in (("tanh", 1), ("relu", 1), ("gru", 3), ("lstm", 4)):
+        c = drawn(3, 5) if kind == "lstm" else None
+        given = (
+            drawn(4, 3, 5 * count), drawn(5 * count, 5), drawn(5) if kind == "gru" else None,
+            drawn(3, 5), c, kind,
+        )  # fmt: skip
+        yield "scan_forward", Sample(given, forward)
+        if kind in ("tanh", "relu"):
+            continue  # their gates are empty: there is nothing to change
+        gradients = (drawn(4, 3, 5), drawn(3, 5), c, kind)
+        yield (
+            "scan_backward",
+            Sample((*forward(*given), given[1], given[3], c, *gradients), backward),
+        )
+
+    def diagonal(a: Any, b: Any, h0: Any, reverse: bool) -> Any:
+        states, order = [h0], range(len(a))
+        for t in reversed(order) if reverse else order:
+            states.append(a[t] * states[-1] + b[t])
+        return torch.stack(states[:0:-1] if reverse else states[1:])
+
+    def diagonal_gradient(a: Any, h0: Any, h: Any, dh: Any, reverse: bool) -> Any:
+        if reverse:
+            a, h, dh = a.flip(0), h.flip(0), dh.flip(0)
+        carried, db = torch.zeros_like(h0), []
+        for t in reversed(range(len(a))):
+            db.append(dh[t] + carried)
+            carried = a[t] * db[-1]
+        made = torch.stack(db[::-1])
+        da = made * torch.cat([h0[None], h[:-1]])
+        return (da.flip(0), made.flip(0), carried) if reverse else (da, made, carried)
+
+    a, b, h0 = drawn(6, 21), drawn(6, 21), drawn(21)
+    yield "scan_diagonal", Sample((a, b, h0, True), diagonal)
+    h = linear_recurrence(a, b, h0, structure="diag")
+    yield "scan_diagonal_backward", Sample((a, h0, h, drawn(6, 21), False), diagonal_gradient)
+
+
 # ---- what is done to an argument ----
 
 
@@ -348,7 +428,7 @@ def main() -> None:
     torch.manual_seed(0)
     counts = {"calls": 0, "refused": 0, "equal": 0, "undefined": 0}
     wrong, seen = [], set()
-    for family in (dropouts, robes, trains, lowbits):
+    for family in (dropouts, robes, trains, lowbits, scans):
         for name, sample in family():
             seen.add(name)
             for what, came in attack(name, sample):

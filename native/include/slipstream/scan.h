@@ -26,8 +26,8 @@ struct slipstream_scan_cell {
   int32_t kind, workers;
   const void *weight; /* [G H, H], as torch's weight_hh */
   const void *bias;   /* [H] of the GRU's candidate, else NULL */
-  void *gates;        /* forward, in: projections of the input with all other biases; out (GRU,
-                         LSTM): what the gates are */
+  const void *projections; /* forward: [T, B, G H], of the input, with all other biases */
+  void *gates;             /* [T, B, G H] (GRU, LSTM): what the gates are */
   void *extra;        /* [T, B, H]: W_hn h + b_hn of the GRU, the LSTM's cell states */
   const void *h0, *c0; /* [B, H] */
   void *y;             /* [T, B, H]: every state */

@@ -79,8 +79,7 @@ def test_every_kernel_agrees() -> None:
         bias = torch.randn(21) if kind == "gru" else None
         both = []
         for kernel in (number, min(door.kernels().values())):
-            own = gates.clone()
-            y, extra = door.run_forward(own, weight, bias, h0, c0, kind, kernel)
+            y, own, extra = door.run_forward(gates, weight, bias, h0, c0, kind, kernel)
             dy = torch.ones_like(y)
             both.append(
                 [y, *door.run_backward(y, own, extra, weight, h0, c0, dy, None, None, kind, kernel)]

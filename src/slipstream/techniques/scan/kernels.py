@@ -23,8 +23,8 @@ GATES = {"tanh": 1, "relu": 1, "gru": 3, "lstm": 4}
 DTYPES = {torch.float32: 0, torch.float64: 1}
 
 _CELL = structure(
-    "int64_t steps, batch, hidden; int32_t kind, workers; void* weight, bias, gates, extra, h0, "
-    "c0, y, dy, dh, dc, dgates, dweight, dbias, dh0, dc0;"
+    "int64_t steps, batch, hidden; int32_t kind, workers; void* weight, bias, projections, gates, "
+    "extra, h0, c0, y, dy, dh, dc, dgates, dweight, dbias, dh0, dc0;"
 )
 _DIAGONAL = structure(
     "int64_t steps, width; int32_t reverse, workers; void* a, b, h0, h, dh, da, db, dh0;"
@@ -59,28 +59,39 @@ def _run(function: str, form: Any, dtype: torch.dtype, kernel: int | None, **fie
 
 
 def run_forward(
-    gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, h0: torch.Tensor,
+    projections: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, h0: torch.Tensor,
     c0: torch.Tensor | None, kind: str, kernel: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """All states, [T, B, H], and what else the backward pass reads, [T, B, H] or [0].
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """All states, [T, B, H], and what else the backward pass reads: gates, extra; or [0].
 
     Args:
-        gates: [T, B, G H], projections of the input with their biases; a GRU's and an LSTM's are
-            overwritten by what the gates are.
+        projections: [T, B, G H], of the input, with their biases.
         weight: [G H, H], as ``weight_hh_l0``.
-        bias: [H] of the GRU's candidate on the hidden side.
-        h0, c0: [B, H].
+        bias: [H] of the GRU's candidate on the hidden side; None of others.
+        h0, c0: [B, H]; `c0` is None but of the LSTM.
         kernel: one of `kernels`; the best by default.
+
+    Raises:
+        InvalidArgumentError: shapes or dtypes that do not fit.
     """
-    steps, batch, hidden = *gates.shape[:2], weight.shape[1]
-    y = gates.new_empty(steps, batch, hidden)
-    extra = torch.empty_like(y) if kind in ("gru", "lstm") else gates.new_empty(0)
-    _run(
-        "scan_forward", _CELL, gates.dtype, kernel, steps=steps, batch=batch, hidden=hidden,
-        kind=KINDS.index(kind), workers=_workers(batch), weight=weight, bias=bias, gates=gates,
-        extra=extra, h0=h0, c0=c0, y=y,
+    steps, batch, hidden = _sizes("projections", projections, kind, GATES.get(kind, 1))
+    projections, weight, bias, h0, c0 = _fitting(
+        projections,
+        projections=(projections, (steps, batch, GATES[kind] * hidden)),
+        weight=(weight, (GATES[kind] * hidden, hidden)),
+        bias=(bias, (hidden,) if kind == "gru" else None),
+        h0=(h0, (batch, hidden)), c0=(c0, (batch, hidden) if kind == "lstm" else None),
     )  # fmt: skip
-    return y, extra
+    y = projections.new_empty(steps, batch, hidden)
+    gated = kind in ("gru", "lstm")
+    gates = torch.empty_like(projections) if gated else projections.new_empty(0)
+    extra = torch.empty_like(y) if gated else projections.new_empty(0)
+    _run(
+        "scan_forward", _CELL, y.dtype, kernel, steps=steps, batch=batch, hidden=hidden,
+        kind=KINDS.index(kind), workers=_workers(batch), weight=weight, bias=bias,
+        projections=projections, gates=gates, extra=extra, h0=h0, c0=c0, y=y,
+    )  # fmt: skip
+    return y, gates, extra
 
 
 def run_backward(
@@ -88,14 +99,28 @@ def run_backward(
     h0: torch.Tensor, c0: torch.Tensor | None, dy: torch.Tensor | None, dh: torch.Tensor | None,
     dc: torch.Tensor | None, kind: str, kernel: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of the projections [T, B, G H], weight, hidden-side biases [G H], h0 and c0.
+    """Gradients of the projections [T, B, G H], weight, hidden-side biases [G H], h0 and c0 ([0]).
 
     Args:
         dy: [T, B, H], of every state; None for none.
         dh, dc: [B, H], of the last ones.
+
+    Raises:
+        InvalidArgumentError: shapes or dtypes that do not fit.
     """
-    steps, batch, hidden = y.shape
-    count, workers = GATES[kind] * hidden, _workers(batch)
+    steps, batch, hidden = _sizes("y", y, kind, 1)
+    count, workers, gated = GATES[kind] * hidden, _workers(batch), kind in ("gru", "lstm")
+    state, cell = (batch, hidden), (batch, hidden) if kind == "lstm" else None
+    optional = {
+        "c0": (c0, cell), "dy": (dy, None if dy is None else (steps, batch, hidden)),
+        "dh": (dh, None if dh is None else state), "dc": (dc, None if dc is None else cell),
+    }  # fmt: skip
+    y, gates, extra, weight, h0, c0, dy, dh, dc = _fitting(
+        y, y=(y, (steps, batch, hidden)),
+        gates=(gates, (steps, batch, count) if gated else (0,)),
+        extra=(extra, (steps, batch, hidden) if gated else (0,)),
+        weight=(weight, (count, hidden)), h0=(h0, state), **optional,
+    )  # fmt: skip
     dgates = y.new_empty(steps, batch, count)
     dweight, dbias = y.new_empty(workers, count, hidden), y.new_empty(workers, count)
     dh0 = torch.empty_like(h0)
@@ -106,20 +131,49 @@ def run_backward(
         c0=c0, y=y, dy=dy, dh=dh, dc=dc, dgates=dgates, dweight=dweight, dbias=dbias, dh0=dh0,
         dc0=dc0 if c0 is not None else None,
     )  # fmt: skip
-    one = workers == 1
-    return (
-        dgates,
-        dweight[0] if one else dweight.sum(0),
-        dbias[0] if one else dbias.sum(0),
-        dh0,
-        dc0,
-    )
+    if workers == 1:
+        return dgates, dweight[0], dbias[0], dh0, dc0
+    return dgates, dweight.sum(0), dbias.sum(0), dh0, dc0
+
+
+def _sizes(name: str, tensor: torch.Tensor, kind: str, gates: int) -> tuple[int, int, int]:
+    """Steps, sequences and hidden units, of which none is 0."""
+    if kind not in KINDS:
+        raise InvalidArgumentError("kind", f"'{kind}' is none of {KINDS}")
+    if tensor.dim() != 3 or not tensor.numel() or tensor.shape[2] % gates:
+        raise InvalidArgumentError(name, f"{tuple(tensor.shape)} is not [T, B, {gates} H]")
+    return tensor.shape[0], tensor.shape[1], tensor.shape[2] // gates
+
+
+def _fitting(like: torch.Tensor, **given: tuple[Any, Any]) -> list[Any]:
+    """The tensors, contiguous, once each is seen to have its shape, and the dtype of `like`.
+
+    Args:
+        given: by name a tensor or None, and the shape it must have; None: there must be none.
+    """
+    if like.dtype not in DTYPES:
+        raise InvalidArgumentError("dtype", f"{like.dtype} is neither float32 nor float64")
+    found = []
+    for name, (tensor, shape) in given.items():
+        if (tensor is None) != (shape is None):
+            raise InvalidArgumentError(name, "is missing" if tensor is None else "is one too many")
+        if tensor is not None:
+            fits = tuple(tensor.shape) == shape and tensor.dtype == like.dtype
+            if not fits or tensor.device.type != "cpu":
+                raise InvalidArgumentError(
+                    name, f"{tuple(tensor.shape)} of {tensor.dtype} on {tensor.device} is wrong",
+                    remedy=f"{shape} of {like.dtype} on cpu",
+                )  # fmt: skip
+            tensor = tensor.contiguous()
+        found.append(tensor)
+    return found
 
 
 def run_diagonal(
     a: torch.Tensor, b: torch.Tensor, h0: torch.Tensor, reverse: bool, kernel: int | None = None
 ) -> torch.Tensor:
     """``h_t = a_t h_(t-1) + b_t`` element by element; a, b and h [T, N], h0 [N]."""
+    a, b, h0 = _diagonal(a, b=b, h0=h0)
     h = torch.empty_like(b)
     _run(
         "scan_diagonal_forward", _DIAGONAL, a.dtype, kernel, steps=a.shape[0], width=a.shape[1],
@@ -133,6 +187,7 @@ def run_diagonal_backward(
     kernel: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of a, b and h0, of `run_diagonal`."""
+    a, h0, h, dh = _diagonal(a, h0=h0, h=h, dh=dh)
     da, db, dh0 = torch.empty_like(a), torch.empty_like(a), torch.empty_like(h0)
     _run(
         "scan_diagonal_backward", _DIAGONAL, a.dtype, kernel, steps=a.shape[0], width=a.shape[1],
@@ -140,6 +195,14 @@ def run_diagonal_backward(
         db=db, dh0=dh0,
     )  # fmt: skip
     return da, db, dh0
+
+
+def _diagonal(a: torch.Tensor, **others: torch.Tensor) -> list[Any]:
+    if a.dim() != 2 or not a.numel():
+        raise InvalidArgumentError("a", f"{tuple(a.shape)} is not [T, N]")
+    shape: tuple[int, ...] = tuple(a.shape)
+    each = {name: (one, shape[1:] if name == "h0" else shape) for name, one in others.items()}
+    return _fitting(a, a=(a, shape), **each)
 
 
 def products(left: torch.Tensor, right: torch.Tensor, kernel: int | None = None) -> torch.Tensor:
@@ -159,9 +222,10 @@ def _workers(batch: int) -> int:
     return max(1, min(batch, torch.get_num_threads()))
 
 
+_GRADIENT = "slipstream.scan.rnn and linear_recurrence have one"
 _FORWARD = (
-    "scan_forward(Tensor(a!) gates, Tensor weight, Tensor? bias, Tensor h0, Tensor? c0, str kind) "
-    "-> (Tensor, Tensor)"
+    "scan_forward(Tensor projections, Tensor weight, Tensor? bias, Tensor h0, Tensor? c0, "
+    "str kind) -> (Tensor, Tensor, Tensor)"
 )
 _BACKWARD = (
     "scan_backward(Tensor y, Tensor gates, Tensor extra, Tensor weight, Tensor h0, Tensor? c0, "
@@ -169,9 +233,13 @@ _BACKWARD = (
 )
 
 
-def _forward_shapes(gates: Any, weight: Any, bias: Any, h0: Any, c0: Any, kind: str) -> Any:
-    y = gates.new_empty(*gates.shape[:2], weight.shape[1])
-    return y, torch.empty_like(y) if kind in ("gru", "lstm") else gates.new_empty(0)
+def _forward_shapes(
+    projections: Any, weight: Any, bias: Any, h0: Any, c0: Any, kind: str
+) -> tuple[Any, Any, Any]:
+    y = projections.new_empty(*projections.shape[:2], weight.shape[1])
+    if kind not in ("gru", "lstm"):
+        return y, projections.new_empty(0), projections.new_empty(0)
+    return y, projections.new_empty(projections.shape), torch.empty_like(y)
 
 
 def _backward_shapes(
@@ -179,23 +247,25 @@ def _backward_shapes(
     kind: str,
 ) -> Any:  # fmt: skip
     count = GATES[kind] * y.shape[2]
-    dc0 = y.new_empty(0) if c0 is None else torch.empty_like(c0)
+    dc0 = y.new_empty(0) if c0 is None else c0.new_empty(c0.shape)
     return (
-        y.new_empty(*y.shape[:2], count), torch.empty_like(weight), y.new_empty(count),
-        torch.empty_like(h0), dc0,
+        y.new_empty(*y.shape[:2], count), weight.new_empty(weight.shape), y.new_empty(count),
+        h0.new_empty(h0.shape), dc0,
     )  # fmt: skip
 
 
-define(_FORWARD, run_forward, _forward_shapes, ("CPU",))
-define(_BACKWARD, run_backward, _backward_shapes, ("CPU",))
+define(_FORWARD, run_forward, _forward_shapes, ("CPU",), no_gradient=_GRADIENT)
+define(_BACKWARD, run_backward, _backward_shapes, ("CPU",), no_gradient=_GRADIENT)
 define(
     "scan_diagonal(Tensor a, Tensor b, Tensor h0, bool reverse) -> Tensor",
-    run_diagonal, lambda a, b, h0, reverse: torch.empty_like(b), ("CPU",),
+    run_diagonal, lambda a, b, h0, reverse: b.new_empty(b.shape), ("CPU",), no_gradient=_GRADIENT,
 )  # fmt: skip
 define(
     "scan_diagonal_backward(Tensor a, Tensor h0, Tensor h, Tensor dh, bool reverse) "
     "-> (Tensor, Tensor, Tensor)",
     run_diagonal_backward,
-    lambda a, h0, h, dh, reverse: (torch.empty_like(a), torch.empty_like(a), torch.empty_like(h0)),
-    ("CPU",),
-)
+    lambda a, h0, h, dh, reverse: (
+        a.new_empty(a.shape), a.new_empty(a.shape), h0.new_empty(h0.shape)
+    ),
+    ("CPU",), no_gradient=_GRADIENT,
+)  # fmt: skip

@@ -239,10 +239,10 @@ class _Recurrence(torch.autograd.Function):
             bias = bias_ih + bias_hh
         x, weight_hh = x.contiguous(), weight_hh.contiguous()
         h0, c0 = h0.contiguous(), None if c0 is None else c0.contiguous()
-        gates = functional.linear(x, weight_ih, bias)
-        y, extra = torch.ops.slipstream.scan_forward(gates, weight_hh, candidate, h0, c0, kind)
-        if kind in ("tanh", "relu"):
-            gates = gates.new_empty(0)  # nobody reads projections again
+        made = functional.linear(x, weight_ih, bias)
+        y, gates, extra = torch.ops.slipstream.scan_forward(
+            made, weight_hh, candidate, h0, c0, kind
+        )
         ctx.save_for_backward(x, weight_ih, weight_hh, gates, extra, y, h0, c0)
         ctx.kind, ctx.way = kind, way
         ctx.set_materialize_grads(False)
