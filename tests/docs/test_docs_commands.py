@@ -83,7 +83,9 @@ NOT_RUN = {
         )
     },
     "slipstream prove train.py:make --cluster workers=2,link=40mbit,latency=50us -t ddp:2 -t "
-    "priority_sync:2 --svg link.svg": "starts ranks; tests/cli/test_cli_prove.py draws theirs",
+    "priority_sync:2 --details --svg link.svg": (
+        "starts ranks; tests/cli/test_cli_prove.py draws theirs"
+    ),
     "slipstream live train.py:make_workload": "until Ctrl-C; tests/cli/test_cli_live.py runs it",
     "slipstream live train.py --no-browser -- --epochs 1": (
         "until Ctrl-C; tests/cli/test_cli_live.py runs it"
@@ -100,6 +102,42 @@ NOT_RUN = {
             "--bound 20ms",
             "predict serve.py:make -t lowbit:w8a8 --rate 40/s --goal p99<20ms",
             "advise serve.py:make --goal p99<20ms --rate 40/s",
+        )
+    },
+    **{
+        f"slipstream ship {command}": "needs a model; tests/ship exports, predicts and verifies"
+        for command in (
+            "export model.py:Net --calib inputs.npy --target cortex-m4 -o fw/",
+            "export person_detect.tflite --ram 64KiB -o fw/",
+            "predict person_detect.tflite --target cortex-m4 --ram 40KiB --flash 512KiB",
+            "verify fw/ --inputs 200",
+        )
+    },
+    **{
+        f"slipstream search {command}": "needs a study; tests/cli/test_cli_search.py has one"
+        for command in (
+            "run digits.py:study --budget 15min --workers 2",
+            "status digits.db",
+            "top digits.db",
+            "pareto digits.db --svg front.svg",
+            "resume digits.db",
+            "replay digits.db",
+            "predict digits.py:study --gpus 1,8,64,1000 --price 2.5",
+            "timeline digits.py:study --gpus 16 -o digits.json",
+            "run digits.py:study --ray here --workers 4 --scheduler level",
+        )
+    },
+    **{
+        f"slipstream mlperf {command}": "trains for minutes; tests/mlperf/training trains less"
+        for command in (
+            "train fashion_cnn -t lowrank:0.25 --runs 5",
+            "train digits --runs 10",
+            "train digits -t lowbit:w3a3,train=yes",
+            "train digits --against ddp:workers=2 -t adasum:workers=2",
+            "train digits --against ddp:workers=2 -t ddp:workers=2+powersgd:4",
+            "train digits --against ddp:workers=2 -t ddp:workers=2+sign",
+            "train digits --against ddp:workers=2 -t ddp:workers=2+topk:0.01",
+            "check fashion_cnn FOLDER/arm_0 --runs 5",
         )
     },
     "slipstream results show ID": "ID is what `results ls` prints; see tests/cli/test_results.py",

@@ -11,14 +11,23 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from known_durations import KnownDurations
 from slipstream.capture import put_compiled
 from slipstream.codegen import why_no_compiler
-from slipstream.technique import parse
+from slipstream.technique import Context, parse
 from slipstream.techniques.dropout import kernels as door
 from slipstream.techniques.fusion.backend import FusionBackend
 from slipstream.techniques.fusion.recorded import recorded_regions, region_of
 from slipstream.techniques.fusion.technique import Fusion
 from tiny_models import captured
+
+
+class Untimed(KnownDurations):
+    """Nothing was timed."""
+
+    def lookup(self, call: object) -> None:
+        """Nothing."""
+
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
 
@@ -185,6 +194,13 @@ def test_regions_of_a_recorded_step_can_be_generated_from_their_question() -> No
         assert region_of(one.call).nest.outputs
     tasks = [task for one in regions for task in one.tasks]
     assert len(tasks) == len(set(tasks))
+
+
+def test_a_step_that_another_technique_has_edited_can_be_looked_at() -> None:
+    """Copies that amp puts in tell no operands; nothing is fused across them."""
+    (amp,), graph = parse("amp:bf16"), captured("transformer")
+    edited = amp.predict(graph, Context(Untimed()))  # type: ignore[arg-type]
+    assert {t for one in recorded_regions(edited) for t in one.tasks} < set(range(len(edited)))
 
 
 def test_a_step_of_small_operators_says_why_not() -> None:

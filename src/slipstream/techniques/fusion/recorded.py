@@ -110,9 +110,15 @@ def _is_number(call: Call, place: int) -> bool:
 
 
 def _values(one: Operation) -> tuple[int, ...]:
-    """The value of each of a call's inputs, also of those that it only overwrites."""
+    """The value of each of a call's inputs, also of those that it only overwrites.
+
+    None at all where an edit of the graph has put a call in whose operands are not told.
+    """
+    moved = traffic(one.call).reads
+    if sum(n > 0 for n in moved) != len(one.reads):
+        return ()
     reads = iter(one.reads)
-    return tuple(next(reads)[0] if n else -1 for n in traffic(one.call).reads)
+    return tuple(next(reads)[0] if n else -1 for n in moved)
 
 
 def fused_call(region: Region) -> Call:
