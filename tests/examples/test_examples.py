@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from slipstream.durations import Durations
+from slipstream.mlperf.training import time_to_quality
 from slipstream.verbs.predicting import predict
 from slipstream.workload import build_from
 from tiny_models import record
@@ -31,6 +32,8 @@ ARGUMENTS = {
     "plain_script.py": ["--epochs", "5", "--batch-size", "128", "--lr", "1e-2"],
     "recommender.py": ["--steps", "40", "--films", "2000"],
 }
+# A task for `slipstream mlperf train`.
+TASK = "time_to_quality.py"
 
 SMALL = {"batch_size": 2, "width": 8}
 FUNCTIONS = (
@@ -65,7 +68,12 @@ def train(name: str, capsys: pytest.CaptureFixture[str]) -> list[float]:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ARGUMENTS, TASK}
+
+
+def test_the_task_reaches_its_quality(tmp_path: Path) -> None:
+    judged = time_to_quality(f"{EXAMPLES / TASK}:digits", runs=1, folder=tmp_path / "logs")
+    assert [run.converged for run in judged.arms[0].runs] == [True]
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

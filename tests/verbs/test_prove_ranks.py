@@ -130,7 +130,10 @@ def test_ranks_are_measured_beside_one_process(train: Path) -> None:
         check = found.quality[arm]
         assert check.status is QualityStatus.OPEN
         assert len(check.candidate) == len(check.seeds) >= 2
-    shown = [one.detail for one in experiment.events if one.kind == AFTERWARDS]
+    told = [one.detail for one in experiment.events if one.kind == AFTERWARDS]
+    # The side of one process tells of its tensors alone.
+    assert [one["arm"] for one in told if "tensor_peak_bytes" in one] == ["as it is"]
+    shown = [one for one in told if "layers_s" in one]
     assert [one["arm"] for one in shown] == ["ddp:2", "ddp:2+topk:0.1"]
     for one in shown:
         assert set(one["layers_s"]) == {"model.net.0", "model.net.2"}

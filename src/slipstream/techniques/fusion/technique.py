@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -20,9 +20,10 @@ from slipstream.provenance import Provenance
 from slipstream.source import Places, Source
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_compiled
-from slipstream.techniques.fusion.recorded import RecordedRegion, recorded_regions
-from slipstream.techniques.fusion.timing import MOST, measured_faster
 from slipstream.workload import Built, Workload
+
+if TYPE_CHECKING:
+    from slipstream.techniques.fusion.recorded import RecordedRegion
 
 # Guards, and calling what was compiled, once forward and once backward.
 _OVERHEAD_NS = 60e3
@@ -46,7 +47,7 @@ class Fusion(Settings):
             return reason
         if (reason := why_no_compiler()) is not None:
             return f"kernels are generated in C++, and {reason}"
-        if not recorded_regions(graph):
+        if not _regions(graph):
             return (
                 "no operators of this step can share a kernel: they are small, unknown, have an "
                 "effect, or stand alone between matrix products"
@@ -55,12 +56,14 @@ class Fusion(Settings):
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Every region's kernel beside the operators it replaces."""
-        regions = recorded_regions(graph)
+        regions = _regions(graph)
         return [call for one in regions for call in (one.call, *calls_of(graph, one.tasks))]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in the place of each region whose kernel is faster; the others stay."""
-        regions = recorded_regions(graph)
+        from slipstream.techniques.fusion.timing import MOST
+
+        regions = _regions(graph)
         edit = Editor(graph, str(self))
         in_step = pace(graph, [t for one in regions for t in one.tasks], context.durations)
         chosen, removed = [], 0
@@ -94,6 +97,7 @@ class Fusion(Settings):
             WorkloadError: the step hides its model, or the model is compiled already.
         """
         from slipstream.techniques.fusion.backend import FusionBackend
+        from slipstream.techniques.fusion.timing import measured_faster
 
         built.need_model(self.name)
         put_compiled(built.model, backend=FusionBackend(faster=measured_faster), dynamic=False)
@@ -111,6 +115,13 @@ class Fusion(Settings):
             by_hand='model = torch.compile(model, backend="slipstream_fusion", dynamic=False)',
             note="the back end is registered by the package; the first step compiles",
         )  # fmt: skip
+
+
+def _regions(graph: Graph) -> list[RecordedRegion]:
+    # Regions are of torch's operators; the name of the technique is read without torch.
+    from slipstream.techniques.fusion.recorded import recorded_regions
+
+    return recorded_regions(graph)
 
 
 def _assumed(graph: Graph, one: RecordedRegion) -> float:
