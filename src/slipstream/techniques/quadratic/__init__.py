@@ -1,8 +1,21 @@
-"""Layers of quadratic neurons that keep no more for the backward pass than first-order ones."""
+"""Layers of quadratic neurons that keep no more for the backward pass than first-order ones.
 
-from slipstream.techniques.quadratic.neurons import NEURONS, Neuron
-from slipstream.techniques.quadratic.nn import QuadraticConv2d as Conv2d
-from slipstream.techniques.quadratic.nn import QuadraticLinear as Linear
-from slipstream.techniques.quadratic.nn import convert, converted
+Imported on first use: the technique itself predicts without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
+
+if TYPE_CHECKING:
+    from slipstream.techniques.quadratic.neurons import NEURONS, Neuron
+    from slipstream.techniques.quadratic.nn import Conv2d, Linear, convert, converted
+
+_HOMES = {"neurons": ("NEURONS", "Neuron"), "nn": ("Conv2d", "Linear", "convert", "converted")}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = ["NEURONS", "Conv2d", "Linear", "Neuron", "convert", "converted"]
+
+__getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

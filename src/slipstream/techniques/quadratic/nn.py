@@ -229,3 +229,7 @@ def convert(
     for name in names:
         place(model, name, converted(found[name], neuron, init))
     return names
+
+
+Conv2d, Linear = QuadraticConv2d, QuadraticLinear
+"""As `slipstream.quadratic` has them."""
