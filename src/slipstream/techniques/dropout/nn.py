@@ -117,12 +117,12 @@ def _in_memory_order(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Ten
 
 def _drop(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     differentiable = torch.is_grad_enabled() and x.requires_grad
-    dropped: torch.Tensor = (_Linear.apply if differentiable else door.dropout)(x, seed, p)
+    dropped: torch.Tensor = (SeededDropout.apply if differentiable else door.dropout)(x, seed, p)
     return dropped
 
 
-class _Linear(torch.autograd.Function):
-    """With the seed given, dropout is linear and its own adjoint."""
+class SeededDropout(torch.autograd.Function):
+    """Dropout of (x, seed, p): with the seed given it is linear, and its own adjoint."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:

@@ -13,27 +13,11 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 from slipstream.codegen import CompileError
-from slipstream.techniques.dropout import kernels as door
+from slipstream.techniques.dropout.nn import SeededDropout
 from slipstream.techniques.fusion.loops import UnsupportedError
 from slipstream.techniques.fusion.lowering import Region
 from slipstream.techniques.fusion.rewrite import Plan, plan, rewrite
 from slipstream.techniques.fusion.timing import measured_faster
-
-
-class _Dropped(torch.autograd.Function):
-    """Dropout is linear for a given seed, and its own adjoint."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
-        ctx.save_for_backward(seed)
-        ctx.p = p
-        made: torch.Tensor = door.dropout(x, seed, p)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (seed,) = ctx.saved_tensors
-        return door.dropout(gradients[0], seed, ctx.p), None, None
 
 
 def seeded_dropout(
@@ -45,7 +29,7 @@ def seeded_dropout(
     if not input.is_cpu or not input.is_floating_point() or p == 1.0:
         return functional.dropout(input, p, training)
     seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
-    made: torch.Tensor = _Dropped.apply(input.contiguous(), seed, p)
+    made: torch.Tensor = SeededDropout.apply(input.contiguous(), seed, p)
     return made
 
 
