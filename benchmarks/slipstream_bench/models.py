@@ -14,12 +14,14 @@ from torch.nn.functional import cross_entropy, relu, scaled_dot_product_attentio
 _TRAINED = tuple[nn.Module, Any, Any, torch.optim.Optimizer]
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
+    """Two convolutions of 3 x 3 and a shortcut."""
+
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
-        self.first = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(out)
-        self.second = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(out)
         self.skip: nn.Module = nn.Identity()
         if stride != 1 or channels != out:
@@ -28,7 +30,7 @@ class _Residual(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.second(relu(self.norm1(self.first(x)))))
+        y = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
         return relu(y + self.skip(x))
 
 
@@ -40,7 +42,7 @@ class _ConvNet(nn.Module):
         layers: list[nn.Module] = []
         channels = width
         for factor, stride in blocks:
-            layers.append(_Residual(channels, factor * width, stride))
+            layers.append(Residual(channels, factor * width, stride))
             channels = factor * width
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Linear(channels, 10)

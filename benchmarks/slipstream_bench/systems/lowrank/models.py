@@ -12,27 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from slipstream_bench.models import Residual
+
 _Ranks = dict[str, float]
-
-
-class Block(nn.Module):
-    """Two convolutions of 3 x 3 and a shortcut."""
-
-    def __init__(self, channels: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(out)
-        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(out)
-        self.skip: nn.Module = nn.Identity()
-        if stride != 1 or channels != out:
-            self.skip = nn.Sequential(
-                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
-        return relu(y + self.skip(x))
 
 
 class ResNet18(nn.Module):
@@ -45,7 +27,7 @@ class ResNet18(nn.Module):
         channels = 64
         for out, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
                             (512, 1)):  # fmt: skip
-            layers.append(Block(channels, out, stride))
+            layers.append(Residual(channels, out, stride))
             channels = out
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Linear(512, classes)
