@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 
 from slipstream.ship.firmware.arena import Arena
@@ -13,7 +14,11 @@ _LETTER = 6.2
 
 
 def draw_arena(arena: Arena, steps: int, title: str) -> str:
-    """An SVG with a rectangle a tensor; names where they have room, and in tooltips everywhere."""
+    """An SVG with a rectangle a tensor; whole names are in tooltips.
+
+    A rectangle's text is the end of its name where that is its own and has room, else the number
+    of the step that writes it, as tables have it.
+    """
     wide, high = _WIDTH / max(steps, 1), _HEIGHT / max(arena.size, 1)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 10} '
@@ -32,6 +37,7 @@ def draw_arena(arena: Arena, steps: int, title: str) -> str:
         f'<text x="{_LEFT + _WIDTH}" y="{_TOP + _HEIGHT + 18}" text-anchor="end">'
         f"{steps - 1}</text>",
     ]
+    ends = Counter(one.name.rsplit("/", 1)[-1] for one in arena.regions)
     for number, one in enumerate(arena.regions):
         x, width = _LEFT + one.first * wide, (one.last - one.first + 1) * wide
         y, height = _TOP + one.offset * high, max(one.size * high, 0.5)
@@ -41,7 +47,9 @@ def draw_arena(arena: Arena, steps: int, title: str) -> str:
             f'fill="{_COLOURS[number % len(_COLOURS)]}" fill-opacity="0.55" stroke="white" '
             f'stroke-width="0.5"><title>{escape(said)}</title></rect>'
         )
-        name = one.name.rsplit("/", 1)[-1]
-        if height > 12 and width > _LETTER * len(name) + 6:
-            parts.append(f'<text x="{x + 4:.1f}" y="{y + 11:.1f}">{escape(name)}</text>')
+        label = one.name.rsplit("/", 1)[-1]
+        if ends[label] > 1 or width <= _LETTER * len(label) + 6:
+            label = str(one.first)
+        if height > 12 and width > _LETTER * len(label) + 6:
+            parts.append(f'<text x="{x + 4:.1f}" y="{y + 11:.1f}">{escape(label)}</text>')
     return "\n".join([*parts, "</svg>", ""])
