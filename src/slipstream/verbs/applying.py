@@ -203,7 +203,11 @@ def _first_steps(
         found = run_steps(workload.build(), partial(first_steps, steps=steps))
     else:
         found = call_in_child(
-            workload, "applying:steps_in_child", threads=threads, timeout_s=timeout_s, steps=steps
+            workload,
+            "slipstream.verbs.applying:steps_in_child",
+            threads=threads,
+            timeout_s=timeout_s,
+            steps=steps,
         )
     return losses(found), trial_of(0, found)
 

@@ -47,13 +47,16 @@ def call_in_child(
 ) -> Any:
     """Call ``function(workload=..., keep_in=..., **arguments)`` in a fresh child.
 
+    Args:
+        function: ``module:name``, of what the child can import.
+
     Raises:
         WorkloadError: the user's code failed; names its file and line.
         ChildError: it died, or was silent for `timeout_s`.
     """
     with workload_child(workload, threads) as (child, keep_in):
         return child.call(
-            f"slipstream.verbs.{function}",
+            function,
             timeout_s=timeout_s,
             on_message=lambda message: say(str(message.get("say", ""))),
             workload=workload.to_json(),

@@ -82,7 +82,7 @@ def profile(
         say(f"importing torch and {workload.path.name}")
         call_in_child(
             workload,
-            "profiling:profile_in_child",
+            "slipstream.verbs.profiling:profile_in_child",
             threads=threads,
             timeout_s=timeout_s,
             say=say,

@@ -151,3 +151,11 @@ def test_load_may_change_a_prediction_by_five_percent() -> None:
     assert row(104.0).holds is True
     assert row(94.0).holds is False
     assert "+90 %" in row(104.0).detail
+
+
+def test_a_capture_is_timed_in_a_child() -> None:
+    options = BenchOptions(full=False)
+    found = capture._in_child(options, capture._workload("perceptron"), "build_times", steps=3)
+    assert found["events"] > 0
+    assert found["tasks"] > 0
+    assert 0 < found["profiler_s"] < found["profiler_s"] + found["build_s"]

@@ -105,7 +105,7 @@ def _trials(
         left = seeds[len(done) :]
         found = call_in_child(
             workload,
-            "proving.quality:trials_in_child",
+            "slipstream.verbs.proving.quality:trials_in_child",
             threads=threads,
             timeout_s=timeout_s,
             say=say,

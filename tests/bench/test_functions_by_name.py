@@ -1,0 +1,32 @@
+"""Functions that are named in text, for a child process to import, exist."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_NAMED = re.compile(r"\"((?:slipstream|slipstream_bench)(?:\.\w+)*):(\w+|\{\w+\})\"")
+
+
+def _named() -> list[tuple[str, str]]:
+    """Module and name; the name in braces where it is put together at run time."""
+    files = [*(_ROOT / "src").rglob("*.py"), *(_ROOT / "benchmarks").rglob("*.py")]
+    found = {match for file in files for match in _NAMED.findall(file.read_text(encoding="utf-8"))}
+    return sorted(found)
+
+
+@pytest.mark.parametrize(("module", "name"), _named())
+def test_a_function_named_for_a_child_is_there(module: str, name: str) -> None:
+    there = import_module(module)
+    assert name.startswith("{") or callable(getattr(there, name))
+
+
+def test_both_sides_name_some() -> None:
+    assert {module.partition(".")[0] for module, _ in _named()} == {
+        "slipstream",
+        "slipstream_bench",
+    }
