@@ -14,6 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -262,3 +265,16 @@ def _environment() -> Environment:
     from slipstream.measure.environment import capture
 
     return capture()
+
+
+@contextlib.contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """That many processes beside this one that never rest."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.errors import MeasurementError
+from slipstream_bench.advice import SLIPSTREAM, time_advice
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_most
 
-_SLIPSTREAM = [sys.executable, "-c", "from slipstream.cli import main; main()"]
-_COMMAND = [*_SLIPSTREAM, "--help"]
-_FIRST, _AS_IT_IS = "first look at ", "as it is: "
+_COMMAND = [*SLIPSTREAM, "--help"]
 # A script as people write them; its step takes about 10 ms on two cores of a server.
 _SCRIPT = """\
 import torch
@@ -62,35 +57,11 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     name = "first table of advise on a plain script with a 10 ms step"
     if options.wants(name):
         options.progress(name)
-        first, final, step = _advise()
-        detail = f"{step} (nothing cached); final table after {final:.1f} s"
-        yield at_most(name, first, 60, "s", detail=detail)
-
-
-def _advise() -> tuple[float, float, str]:
-    """Seconds to the first and to the final table, and what advise says of the step."""
-    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
-        Path(folder, "train.py").write_text(_SCRIPT)
-        begin = time.perf_counter()
-        process = subprocess.Popen(
-            [*_SLIPSTREAM, "advise", "train.py"],
-            cwd=folder,
-            env={**os.environ, "XDG_CACHE_HOME": folder, "COLUMNS": "200"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        first, step, said = float("nan"), "", ""
-        with process:
-            for line in process.stderr or ():
-                said = line
-                if line.startswith(_FIRST):
-                    first = time.perf_counter() - begin
-                elif line.startswith(_AS_IT_IS):
-                    step = line.removeprefix(_AS_IT_IS).strip()
-        if process.returncode or not step:
-            raise MeasurementError(f"advise failed: {said.strip()}")
-        return first, time.perf_counter() - begin, step
+        with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+            Path(folder, "train.py").write_text(_SCRIPT)
+            told = time_advice("train.py", folder)
+        detail = f"{told.step} (nothing cached); final table after {told.final_s:.1f} s"
+        yield at_most(name, told.first_s, 60, "s", detail=detail)
 
 
 def _seconds(runs: int) -> npt.NDArray[np.float64]:

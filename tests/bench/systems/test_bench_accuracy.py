@@ -30,10 +30,13 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> object:
             grid[one.model] = (*grid.get(one.model, ()), one.technique)
         monkeypatch.setattr(bench_accuracy, "_grid", lambda full: grid)
 
-        def measured(family: str, techniques: list[str], budget: str, say: object) -> list[Cell]:
+        def measured(
+            family: str, workload: object, techniques: list[str], budget: str, say: object
+        ) -> list[Cell]:
             return [one for one in cells if one.model == family and one.technique in techniques]
 
         monkeypatch.setattr(bench_accuracy, "measure_cells", measured)
+        monkeypatch.setattr(bench_accuracy, "workload_of", lambda family: None)
         return {row.bar: row for row in bars(BenchOptions(**options))}  # type: ignore[arg-type]
 
     return run

@@ -15,7 +15,7 @@ from statistics import median
 from slipstream import technique
 from slipstream_bench import models
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
-from slipstream_bench.systems.accuracy.cells import AS_IT_IS, Cell, measure_cells
+from slipstream_bench.systems.accuracy.cells import AS_IT_IS, Cell, measure_cells, workload_of
 
 _TRAINING = (
     "amp:bf16", "channels_last", "fused_optimizer:fused", "fused_optimizer:foreach",
@@ -61,7 +61,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         if not left:
             continue
         budget = "60s" if options.full else "25s"
-        for cell in measure_cells(family, left, budget, options.progress):
+        for cell in measure_cells(family, workload_of(family), left, budget, options.progress):
             cells.append(cell)
             yield cell.to_row()
     if options.full or not options.only:

@@ -24,6 +24,7 @@ from slipstream.measure.records import Verdict
 from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.verbs.proving.sides import prove
+from slipstream.verbs.proving.summary import tensor_memory
 from slipstream.verbs.results import Prediction
 from slipstream.workload import Workload
 from slipstream_bench import models
@@ -45,6 +46,8 @@ class Cell:
     Attributes:
         predicted, predicted_low, predicted_high: with the printed 90 % interval.
         measured, measured_low, measured_high: NaN when the measurement is not judged.
+        memory_error: the most that tensors of a step take, predicted against measured, relative;
+            NaN where nobody watched.
         note: why it is not.
         applies: whether the technique applies to the model at all.
     """
@@ -57,6 +60,7 @@ class Cell:
     measured: float = math.nan
     measured_low: float = math.nan
     measured_high: float = math.nan
+    memory_error: float = math.nan
     note: str = ""
     applies: bool = True
 
@@ -105,22 +109,34 @@ class Cell:
         return cls(**values)
 
 
-def measure_cells(
-    family: str,
-    techniques: Sequence[str],
-    budget: str,
-    say: Callable[[str], None],
-) -> Iterator[Cell]:
-    """The cells of one family.
+def workload_of(family: str) -> Workload:
+    """A family of this bench; as it is where its name ends so, else with a heap that keeps pages.
 
     Args:
         family: a function of `slipstream_bench.models`; followed by `AS_IT_IS` for one whose heap
             is left alone.
-        budget: of measuring up to four techniques beside the original.
     """
     workload = Workload.parse(f"{Path(models.__file__)}:{family.removesuffix(AS_IT_IS)}")
-    if not family.endswith(AS_IT_IS):
-        workload = workload.with_technique(*technique.parse("allocator"))
+    if family.endswith(AS_IT_IS):
+        return workload
+    return workload.with_technique(*technique.parse("allocator"))
+
+
+def measure_cells(
+    family: str,
+    workload: Workload,
+    techniques: Sequence[str],
+    budget: str,
+    say: Callable[[str], None],
+    widest: float = _WIDEST,
+) -> Iterator[Cell]:
+    """The cells of one family.
+
+    Args:
+        family: what its cells are named after.
+        budget: of measuring up to four techniques beside the original.
+        widest: half-width of a measured interval from which on a cell is not judged.
+    """
     say(f"{family}: profiling")
     # What a technique needs to have recorded besides; compiling takes long, so only if asked for.
     needs = frozenset({"regions"} if any("compile" in name for name in techniques) else ())
@@ -141,12 +157,14 @@ def measure_cells(
                 workload, names, threads=1, target=_TARGET, budget=budget, quality_budget=None
             )
         except SlipstreamError as error:
-            yield from (_cell(family, p, None, error.what) for p in some)
+            yield from (_cell(family, p, None, widest, error.what) for p in some)
             continue
-        yield from (_cell(family, p, result) for p in some)
+        yield from (_cell(family, p, result, widest) for p in some)
 
 
-def _cell(family: str, p: Prediction, result: Comparison | None, note: str = "") -> Cell:
+def _cell(
+    family: str, p: Prediction, result: Comparison | None, widest: float, note: str = ""
+) -> Cell:
     predicted = (p.speedup, 1 / p.high, 1 / p.low)
     if result is None:
         return Cell(family, p.technique, *predicted, note=note)
@@ -160,10 +178,18 @@ def _cell(family: str, p: Prediction, result: Comparison | None, note: str = "")
             note=claim.reason or "the baseline differs from itself",
         )  # fmt: skip
     # Few blocks give an interval from nothing to infinity.
-    if not claim.low or claim.high / claim.low - 1 > 2 * _WIDEST:
+    if not claim.low or claim.high / claim.low - 1 > 2 * widest:
         wide = f"measured too widely: time ratio [{claim.low:.3f}, {claim.high:.3f}]"
         return Cell(family, p.technique, *predicted, note=wide)
     return Cell(
         family, p.technique, *predicted,
         1 / claim.ratio, 1 / claim.high, 1 / claim.low,
+        memory_error=_memory_error(p, result),
     )  # fmt: skip
+
+
+def _memory_error(p: Prediction, result: Comparison) -> float:
+    watched = tensor_memory(result.experiment).get(p.technique)
+    if watched is None or not p.memory[1]:
+        return math.nan
+    return p.memory[1] / watched.measured - 1

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from statistics import median
 from typing import Any
 
@@ -16,6 +13,7 @@ from slipstream.capture.events import MARKER
 from slipstream.graph import Graph, replay
 from slipstream.verbs.children import run_program
 from slipstream.verbs.children import say as tell
+from slipstream_bench.harness import busy_cores
 
 _Program = Generator[None, Any, Any]
 
@@ -88,7 +86,7 @@ def captures(workload: dict[str, Any], keep_in: str, steps: int, repeats: int, h
             quiet.append((yield from _plain(steps)))
             one = {"idle": _summary(idle), "plain_ns": (quiet[-2], quiet[-1])}
             if hogs:
-                with _busy(hogs):
+                with busy_cores(hogs):
                     loaded = yield from capture(settings)(built)
                 one["loaded"] = _summary(loaded)
             found.append(one)
@@ -116,19 +114,6 @@ def _summary(graph: Graph) -> dict[str, float]:
         "per_event_ns": meta["profiler_ns_per_event"],
         "scale": meta["residual_scale"],
     }
-
-
-@contextlib.contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Processes that never rest."""
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        time.sleep(0.2)
-        yield
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
 
 
 def allocator_peak(workload: dict[str, Any], keep_in: str, steps: int) -> Any:

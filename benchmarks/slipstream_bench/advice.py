@@ -1,0 +1,67 @@
+"""How long `slipstream advise` keeps a person waiting, as a command of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from slipstream.errors import MeasurementError
+
+SLIPSTREAM = [sys.executable, "-c", "from slipstream.cli import main; main()"]
+_FIRST, _AS_IT_IS = "first look at ", "as it is: "
+
+
+@dataclass(frozen=True)
+class AdviceTimes:
+    """What a person waits for who has never asked on this machine.
+
+    Attributes:
+        first_s, final_s: seconds of wall time to the first and to the final table.
+        cpu_s: processor seconds of the command and all that it started.
+        step: what advise says of the step as it is.
+    """
+
+    first_s: float
+    final_s: float
+    cpu_s: float
+    step: str
+
+
+def time_advice(target: str, folder: str, *options: str) -> AdviceTimes:
+    """Time ``slipstream advise TARGET`` in `folder`, with nothing cached.
+
+    Raises:
+        MeasurementError: it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as cache:
+        before, begin = _children_s(), time.perf_counter()
+        process = subprocess.Popen(
+            [*SLIPSTREAM, "advise", target, *options],
+            cwd=folder,
+            env={**os.environ, "XDG_CACHE_HOME": cache, "COLUMNS": "200"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        first, step, said = float("nan"), "", ""
+        with process:
+            for line in process.stderr or ():
+                said = line
+                if line.startswith(_FIRST):
+                    first = time.perf_counter() - begin
+                elif line.startswith(_AS_IT_IS):
+                    step = line.removeprefix(_AS_IT_IS).strip()
+        if process.returncode or not step:
+            raise MeasurementError(f"advise failed: {said.strip()}")
+        return AdviceTimes(first, time.perf_counter() - begin, _children_s() - before, step)
+
+
+def _children_s() -> float:
+    times = psutil.Process().cpu_times()
+    return float(times.children_user + times.children_system)

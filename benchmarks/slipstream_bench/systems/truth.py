@@ -1,0 +1,131 @@
+"""``slipstream bench truth``: predictions for models that no other bench knows, idle and disturbed.
+
+From one profile each, with the heap as it is: what a person meets. A third of the families is held
+out: what is changed to make these rows better looks at the others alone. No cell is left out for
+being measured too widely: it counts as one that was not told to 12 %.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from slipstream import technique
+from slipstream.workload import Workload
+from slipstream_bench import truth_models
+from slipstream_bench.advice import time_advice
+from slipstream_bench.harness import busy_cores
+from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.accuracy.cells import Cell, measure_cells
+
+# Those without a setting of the user's; what does not apply to a family says so.
+_TECHNIQUES = (
+    "amp:bf16", "channels_last", "fused_optimizer:fused", "fused_optimizer:foreach",
+    "accumulation:4", "checkpointing", "batch_size:x2", "allocator:keep",
+    "amp:bf16+allocator:keep", "sdpa", "scan",
+)  # fmt: skip
+_QUICK = ("dlrm", "autoencoder")
+_QUICK_TECHNIQUES = ("amp:bf16", "fused_optimizer:fused", "batch_size:x2", "allocator:keep")
+_CONDITIONS = ("idle", "busy")
+_WORST = 12.0
+
+
+def bars(options: BenchOptions) -> Iterator[Bar]:
+    """A row a cell, then for each condition the rows that decide."""
+    families = [make.__name__ for make in truth_models.FAMILIES] if options.full else _QUICK
+    texts = _TECHNIQUES if options.full else _QUICK_TECHNIQUES
+    names = [technique.combination_name(technique.parse(text)) for text in texts]
+    for condition in _CONDITIONS if options.full else _CONDITIONS[:1]:
+        cells: list[Cell] = []
+        for family in families:
+            for cell in _cells(options, family, condition, names):
+                cells.append(cell)
+                if cell.name not in options.done:
+                    yield cell.to_row()
+        cells = [cell for cell in cells if cell.applies]
+        if not options.only:
+            yield from _judged(condition, cells)
+            held_out = {make.__name__ for make in truth_models.HELD_OUT}
+            rest = [cell for cell in cells if cell.model.partition(" ")[0] in held_out]
+            if rest:
+                yield from _judged(f"{condition}, held out", rest)
+    yield from _advice(options, families)
+
+
+def _advice(options: BenchOptions, families: Sequence[str]) -> Iterator[Bar]:
+    """What advise takes of one core, a row a family."""
+    path = Path(truth_models.__file__)
+    for family in families:
+        name = f"advise {family}"
+        if options.wants(name, 60):
+            options.progress(name)
+            told = time_advice(f"{path.name}:{family}", str(path.parent), "--threads", "1")
+            yield at_most(
+                name, told.cpu_s, 60, "s of a core",
+                detail=f"first table after {told.first_s:.1f} s, the whole after "
+                f"{told.final_s:.1f} s; {told.step}; nothing cached",
+            )  # fmt: skip
+
+
+def _cells(
+    options: BenchOptions, family: str, condition: str, names: Sequence[str]
+) -> Iterator[Cell]:
+    label = f"{family} {condition}"
+    known = {one: options.done.get(f"{label} {one}") for one in names}
+    yield from (Cell.from_row(row) for row in known.values() if row is not None and row.data)
+    left = [one for one in names if known[one] is None]
+    if not left or options.only not in label:
+        return
+    workload = Workload.parse(f"{Path(truth_models.__file__)}:{family}")
+    neighbours = len(os.sched_getaffinity(0)) if condition == "busy" else 0
+    with busy_cores(neighbours) if neighbours else contextlib.nullcontext():
+        begin = time.monotonic()
+        yield from measure_cells(label, workload, left, "40s" if options.full else "20s",
+                                 options.progress, widest=math.inf)  # fmt: skip
+        options.progress(f"{label}: {time.monotonic() - begin:.0f} s")
+
+
+def _judged(condition: str, cells: Sequence[Cell]) -> Iterator[Bar]:
+    told = [cell for cell in cells if math.isfinite(cell.predicted)]
+    judged = [cell for cell in told if cell.judged]
+    name, n = f"{condition}: error of predicted speed-up, median", len(judged)
+    if not judged:
+        yield not_judged(name, "%", "<= 4", "no cell was measured")
+        return
+    errors = sorted(100 * abs(cell.error) for cell in judged)
+    reach = sorted(50 * (cell.measured_high / cell.measured_low - 1) for cell in judged)
+    worst = max(judged, key=lambda cell: abs(cell.error))
+    yield at_most(name, median(errors), 4, "%", n=n,
+                  detail=f"measured to +-{median(reach):.1f} % in the median, +-{reach[-1]:.0f} % "
+                  f"at most; largest error {errors[-1]:.0f} %, {worst.name}")  # fmt: skip
+    beyond = [cell.name for cell in cells if not _within(cell)]
+    yield at_least(
+        f"{condition}: cells told to {_WORST:g} %", 100 * (1 - len(beyond) / len(cells)), 95, "%",
+        n=len(cells), detail=", ".join(beyond),
+    )  # fmt: skip
+    outside = [cell.name for cell in judged
+               if not cell.predicted_low <= cell.measured <= cell.predicted_high]  # fmt: skip
+    covered = 100 * (1 - len(outside) / n)
+    width = median(50 * (cell.predicted_high / cell.predicted_low - 1) for cell in judged)
+    yield Bar(
+        f"{condition}: printed 90 % intervals that hold", covered, "%", "85 to 95",
+        85 <= covered <= 95, n,
+        f"+-{width:.1f} % wide in the median" + "; outside: " * bool(outside) + ", ".join(outside),
+    )  # fmt: skip
+    watched = [cell for cell in judged if math.isfinite(cell.memory_error)]
+    if watched:
+        largest = max(watched, key=lambda cell: abs(cell.memory_error))
+        middle = median(100 * abs(cell.memory_error) for cell in watched)
+        yield at_most(
+            f"{condition}: error of the tensors' peak, largest", 100 * abs(largest.memory_error),
+            5, "%", n=len(watched), detail=f"median {middle:.2f} %; {largest.name}",
+        )  # fmt: skip
+
+
+def _within(cell: Cell) -> bool:
+    return cell.judged and 100 * abs(cell.error) <= _WORST

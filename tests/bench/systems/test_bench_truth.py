@@ -1,0 +1,44 @@
+"""The bench of truth: its models train, its cells are judged however widely they were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from slipstream_bench import models, truth_models
+from slipstream_bench.systems import truth
+from slipstream_bench.systems.accuracy.cells import Cell
+
+
+@pytest.mark.parametrize("make", truth_models.FAMILIES)
+def test_a_family_takes_a_step(make: Callable[[int], truth_models._TRAINED]) -> None:
+    model, (x, target), loss, optimizer = make(2)
+    found = loss(model(*x) if isinstance(x, tuple) else model(x), target)
+    found.backward()
+    optimizer.step()
+    assert math.isfinite(found.item())
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_no_family_is_one_of_the_other_benches() -> None:
+    others = {make.__name__ for make in models.FAMILIES}
+    assert not others & {make.__name__ for make in truth_models.FAMILIES}
+    assert len(truth_models.FAMILIES) >= 12
+    assert len(truth_models.HELD_OUT) >= len(truth_models.FAMILIES) / 3
+
+
+def test_what_was_not_measured_counts_as_not_told() -> None:
+    good = Cell("a idle", "amp:bf16", 1.02, 0.9, 1.1, 1.0, 0.99, 1.01, memory_error=0.01)
+    rows = {row.bar: row for row in truth._judged("idle", [good, Cell("a idle", "x", 1, 1, 1)])}
+    assert rows["idle: cells told to 12 %"].value == 50
+    assert rows["idle: error of predicted speed-up, median"].value == pytest.approx(2)
+    assert rows["idle: error of the tensors' peak, largest"].value == pytest.approx(1)
+
+
+def test_an_interval_holds_where_the_measured_value_lies_in_it() -> None:
+    wide = Cell("a idle", "amp:bf16", 1.0, 0.95, 1.05, 1.06, 1.0, 1.2)
+    rows = {row.bar: row for row in truth._judged("idle", [wide])}
+    assert rows["idle: printed 90 % intervals that hold"].value == 0
