@@ -8,10 +8,10 @@ import pytest
 
 from slipstream import heap
 from slipstream.capture import paging
-from slipstream.capture.assemble import _behind
 from slipstream.capture.overhead import StepTimes
 from slipstream.capture.paging import Faulting, keep_pages
 from slipstream.graph import Kind, StepPhase, replay
+from slipstream.graph.edit import append_task
 from slipstream.graph.page_faults import PAGE_FAULTS, page_fault_ns, page_fault_tasks
 from tiny_models import captured
 
@@ -77,7 +77,7 @@ def test_many_are_watched_and_then_the_pages_are_kept(monkeypatch: pytest.Monkey
 
 def test_they_are_a_task_of_their_own_at_the_end_of_the_step() -> None:
     graph = captured("mlp")
-    longer = _behind(graph, PAGE_FAULTS, 5e6, 0.2, Kind.HOST)
+    longer = append_task(graph, PAGE_FAULTS, 5e6, 0.2, Kind.HOST)
     assert page_fault_tasks(longer) == [len(graph)]
     assert page_fault_tasks(graph) == []
     assert page_fault_ns(longer) == 5e6

@@ -8,10 +8,10 @@ import pytest
 from recorded import graph_of, mlp
 
 from slipstream import heap, technique
-from slipstream.capture.assemble import _behind
 from slipstream.durations import Durations
 from slipstream.errors import WorkloadError
 from slipstream.graph import Kind, replay
+from slipstream.graph.edit import append_task
 from slipstream.graph.page_faults import PAGE_FAULTS, page_fault_ns
 from slipstream.technique import Context, QualityKind
 from slipstream.techniques.allocator import Allocator
@@ -35,7 +35,7 @@ def test_a_step_without_page_faults_has_nothing_to_gain() -> None:
 
 def test_the_page_faults_go_and_nothing_else_changes(tmp_path: Path) -> None:
     plain = graph_of(mlp)
-    graph = _behind(plain, PAGE_FAULTS, 3e6, 0.1, Kind.HOST)
+    graph = append_task(plain, PAGE_FAULTS, 3e6, 0.1, Kind.HOST)
     assert Allocator().why_not(graph) is None
     after = Allocator().predict(graph, Context(Durations(1, tmp_path / "d.db")))
     assert page_fault_ns(after) == 0
@@ -47,7 +47,7 @@ def test_where_faults_differ_between_launches_the_gain_is_less_sure(tmp_path: Pa
     durations = Durations(1, tmp_path / "d.db")
     sure, unsure = (
         predict(
-            _behind(graph_of(mlp), PAGE_FAULTS, 1e6, spread, Kind.HOST),
+            append_task(graph_of(mlp), PAGE_FAULTS, 1e6, spread, Kind.HOST),
             ["allocator"],
             durations=durations,
         )

@@ -33,13 +33,13 @@ from slipstream.graph import (
     PROVENANCES,
     Call,
     Edges,
-    Editor,
     Graph,
     Kind,
     StepPhase,
     StringTable,
     Tasks,
 )
+from slipstream.graph.edit import append_task
 from slipstream.graph.page_faults import PAGE_FAULTS
 from slipstream.provenance import Provenance
 
@@ -113,10 +113,10 @@ def assemble(
     graph.memory.check(len(graph))
     if collected := collection_ns(times.collecting, outside + within):
         spread = collection_spread(times.collecting)
-        graph = _behind(graph, COLLECTION_TASK, collected, spread, Kind.COLLECTION)
+        graph = append_task(graph, COLLECTION_TASK, collected, spread, Kind.COLLECTION)
     if faulting is not None:
         extra_ns = faulting.extra_ns(times, threads)
-        graph = _behind(graph, PAGE_FAULTS, extra_ns, faulting.spread, Kind.HOST)
+        graph = append_task(graph, PAGE_FAULTS, extra_ns, faulting.spread, Kind.HOST)
         # Of the step as it runs, page faults and all.
         medians = {
             "wall_median": float(np.median(faulting.wall_ns)),
@@ -124,20 +124,6 @@ def assemble(
         }
         graph = replace(graph, meta={**graph.meta, "step_ns": {**graph.meta["step_ns"], **medians}})
     return graph
-
-
-def _behind(graph: Graph, name: str, total_ns: float, spread: float, kind: Kind) -> Graph:
-    """One more task at the step's end; where in the step its parts lie is not known."""
-    last = len(graph) - 1
-    edit = Editor(graph, "")
-    edit.insert(last, name, total_ns, Provenance.MEASURED, spread=spread, kind=kind)
-    found = edit.apply("")
-    tasks = found.tasks
-    # It takes over nothing of the task it stands behind.
-    for column in (tasks.module, tasks.source, tasks.scope, tasks.phase):
-        column[-1] = 0
-    tasks.sequence[-1] = -1
-    return replace(found, edits=graph.edits)
 
 
 def _unit_times(units: Units, aligned: Aligned) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -84,3 +84,23 @@ def keep_pages(most: int, say: Callable[[str], None]) -> Generator[None, None, F
     for _ in range(_SETTLE):
         yield
     return Faulting(tuple(walls), tuple(cpus), tuple(faults))
+
+
+def watch_faults(threads: int, warmup: int) -> Generator[None, None, float]:
+    """The time of a step that goes to page faults in this launch of the program, in ns.
+
+    To be run in a process of its own, which keeps its pages from then on.
+    """
+    for _ in range(warmup):
+        yield
+    faulting = yield from keep_pages(_STEPS, lambda line: None)
+    if faulting is None:
+        return 0.0
+    walls: list[int] = []
+    cpus: list[int] = []
+    while len(walls) < len(faulting.wall_ns):
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        yield
+        cpus.append(time.thread_time_ns() - cpu)
+        walls.append(time.perf_counter_ns() - wall)
+    return faulting.extra_ns(StepTimes(tuple(walls), tuple(cpus)), threads)

@@ -618,6 +618,23 @@ class Editor:
         return tuple(sorted((row for row in moved if row.task >= 0), key=lambda row: row.task))
 
 
+def append_task(graph: Graph, name: str, total_ns: float, spread: float, kind: Kind) -> Graph:
+    """The recorded step with one more measured task at its end, which is no edit of it.
+
+    For what was measured of the step as a whole: where in it the parts lie is not known.
+    """
+    last = len(graph) - 1
+    edit = Editor(graph, "")
+    edit.insert(last, name, total_ns, Provenance.MEASURED, spread=spread, kind=kind)
+    found = edit.apply("")
+    tasks = found.tasks
+    # It takes over nothing of the task it stands behind.
+    for column in (tasks.module, tasks.source, tasks.scope, tasks.phase):
+        column[-1] = 0
+    tasks.sequence[-1] = -1
+    return replace(found, edits=graph.edits)
+
+
 def _whole(nbytes: ArrayLike) -> NDArray[np.int64]:
     given = np.asarray(nbytes)
     if (given < 0).any():

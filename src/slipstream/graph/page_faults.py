@@ -8,14 +8,16 @@ on the whole history of a process: two runs of one program may differ by all of 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from slipstream import native
+from slipstream.graph.edit import append_task
 from slipstream.graph.graph import Graph, replace_tasks
 from slipstream.graph.timeline import Timeline, replay_like
-from slipstream.graph.values import PROVENANCES, Edit
+from slipstream.graph.values import PROVENANCES, Edit, Kind
 from slipstream.provenance import Provenance
 
 PAGE_FAULTS = "page faults"
@@ -24,11 +26,19 @@ PAGE_FAULTS = "page faults"
 # six techniques, page faults followed it within a factor of 1.6 at the worst.
 _OF_CHANGE = 0.4
 _LEAST_FACTOR = 0.1
+# Few launches that happen to agree do not show that all do.
+_LEAST_SPREAD = 0.1
 # glibc keeps twice the largest block it mapped on its own and has back, which is at most this.
 _LARGEST_MAPPED = 32 << 20
 _SMALLEST_KEPT = 128 << 10
 # Where the heap's holes are is not known: the rule is tried with less and with more at its top.
 _KEPT = (0.5, 1.0, 2.0)
+
+
+# What a step allocates anew, from which on the heap may shrink in between: glibc's least threshold.
+_MAY_SHRINK = 128 << 10
+# Below this share of a step they are left out, as they are where a step is recorded.
+_MATTERS = 0.01
 
 
 def page_fault_tasks(graph: Graph) -> list[int]:
@@ -48,6 +58,41 @@ def page_fault_error_ns(graph: Graph) -> float:
     """By how much that time differs between launches, as a standard deviation."""
     tasks = page_fault_tasks(graph)
     return float(graph.tasks.duration_ns[tasks] @ graph.tasks.spread[tasks])
+
+
+def may_fault(graph: Graph) -> bool:
+    """Whether the recorded step allocates enough for glibc to give some back in between."""
+    memory = graph.memory
+    changing = (memory.producer >= 0) | (memory.release >= 0)
+    return int(memory.nbytes[changing].sum()) > _MAY_SHRINK
+
+
+def with_launches(graph: Graph, others_ns: Sequence[float]) -> Graph:
+    """The step with page faults as they are in the mean of several launches of its program.
+
+    How far these lie apart is the spread of the task: it is what another launch will differ by.
+    They are kept in ``meta["page_fault_launches_ns"]``, the recorded one first.
+
+    Args:
+        others_ns: time of a step that goes to page faults, in other launches than the recorded.
+    """
+    if not others_ns:
+        return graph
+    every = [page_fault_ns(graph), *others_ns]
+    mean, count = float(np.mean(every)), len(every)
+    tasks = page_fault_tasks(graph)
+    if not tasks and mean < _MATTERS * float(graph.tasks.duration_ns.sum()):
+        return graph
+    # Of a mean of few and one more launch.
+    spread = float(np.std(every, ddof=1)) * math.sqrt(1 + 1 / count) / max(mean, 1.0)
+    spread = max(spread, _LEAST_SPREAD)
+    graph = replace(graph, meta={**graph.meta, "page_fault_launches_ns": every})
+    if not tasks:
+        return append_task(graph, PAGE_FAULTS, mean, spread, Kind.HOST)
+    duration_ns, spreads = graph.tasks.duration_ns.copy(), graph.tasks.spread.copy()
+    duration_ns[tasks] = mean / len(tasks)
+    spreads[tasks] = spread
+    return replace_tasks(graph, duration_ns=duration_ns, spread=spreads)
 
 
 def with_page_faults(before: Timeline, after: Timeline) -> Timeline:

@@ -24,6 +24,7 @@ from slipstream.units import format_duration, format_percent
 from slipstream.verbs._chatter import without_chatter
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs.children import say as tell
+from slipstream.verbs.launches import launches_in_words, watch_launches
 from slipstream.workload import Workload, run_steps
 
 _LEAST_FREE_BYTES = 1 << 20
@@ -90,6 +91,9 @@ def profile(
             path=str(path),
         )
         graph = load(path)
+    graph = watch_launches(
+        graph, workload, threads=threads, warmup=warmup, timeout_s=timeout_s, say=say
+    )
     return replace(
         graph, meta={**graph.meta, "recipe": _recipe(workload, threads), "source": source}
     )
@@ -194,6 +198,8 @@ def _recorded(graph: Graph) -> list[str]:
     if meta.get("unaligned_share"):
         share = format_percent(meta["unaligned_share"])
         notes.append(f"the steps differ: {share} of their operators are not in all of them")
+    if launches := launches_in_words(graph):
+        notes.append(launches)
     if reason := meta.get("memory_reason"):
         notes.append(f"memory was not recorded: {reason}")
     if meta["contended"]:

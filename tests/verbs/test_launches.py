@@ -1,0 +1,80 @@
+"""Page faults of several launches: what differs between them is what the interval says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import slipstream as ss
+from slipstream.graph import Graph, replay
+from slipstream.graph.page_faults import (
+    may_fault,
+    page_fault_error_ns,
+    page_fault_ns,
+    page_fault_tasks,
+    with_launches,
+)
+from slipstream.verbs.launches import launches_in_words
+from slipstream.workload import Workload
+
+_LARGE = """
+import torch
+from torch import nn
+
+def make(batch_size=256):
+    model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    batch = torch.randn(batch_size, 512), torch.zeros(batch_size, dtype=torch.long)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return model, batch, nn.functional.cross_entropy, optimizer
+"""
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    path = tmp_path_factory.mktemp("launches") / "large.py"
+    path.write_text(_LARGE)
+    return ss.profile(Workload.parse(f"{path}:make"), threads=1, steps=4)
+
+
+def without(graph: Graph) -> Graph:
+    tasks = page_fault_tasks(graph)
+    if not tasks:
+        return graph
+    edit = ss.graph.Editor(graph, "")
+    edit.remove(tasks)
+    return replace(edit.apply(""), edits=graph.edits)
+
+
+def test_other_launches_are_watched_where_a_step_can_fault(graph: Graph) -> None:
+    every = graph.meta["page_fault_launches_ns"] if page_fault_tasks(graph) else [0.0]
+    assert may_fault(graph)
+    assert page_fault_ns(graph) == pytest.approx(sum(every) / len(every))
+
+
+def test_the_mean_of_launches_is_a_task_and_their_distance_its_spread(graph: Graph) -> None:
+    bare = without(graph)
+    step = replay(bare).step_ns
+    found = with_launches(bare, [0.4 * step, 0.2 * step, 0.6 * step])
+    assert page_fault_ns(found) == pytest.approx(0.3 * step)
+    assert replay(found).step_ns == pytest.approx(1.3 * step)
+    # Of 0, 0.4, 0.2 and 0.6: the deviation of one more launch from the mean of four.
+    assert page_fault_error_ns(found) == pytest.approx(0.2582 * step * (5 / 4) ** 0.5, rel=1e-3)
+    assert found.edits == bare.edits
+    assert "0.0 % to 37.5 %" in launches_in_words(found)
+    again = with_launches(found, [0.3 * step])
+    assert len(page_fault_tasks(again)) == 1
+
+
+def test_launches_without_faults_change_nothing(graph: Graph) -> None:
+    bare = without(graph)
+    assert with_launches(bare, []) is bare
+    assert with_launches(bare, [0.0, 0.0]) is bare
+    assert not page_fault_tasks(with_launches(bare, [0.001 * replay(bare).step_ns]))
+
+
+def test_launches_that_agree_by_chance_are_not_taken_for_sure(graph: Graph) -> None:
+    bare = without(graph)
+    step = replay(bare).step_ns
+    same = with_launches(with_launches(bare, [0.2 * step]), [0.1 * step, 0.1 * step])
+    assert page_fault_error_ns(same) >= 0.1 * page_fault_ns(same)
