@@ -45,7 +45,7 @@ class Allocator(Settings):
         milliseconds = page_fault_ns(graph) / 1e6
         launches = [one / 1e6 for one in graph.meta.get("page_fault_launches_ns", ())]
         rests_on = (
-            f", the mean of {len(launches)} launches ({min(launches):.1f} to {max(launches):.1f} ms)"
+            f", the mean of {len(launches)} launches, {min(launches):.1f} to {max(launches):.1f} ms"
             if launches
             else ""
         )

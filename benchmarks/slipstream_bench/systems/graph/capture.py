@@ -9,11 +9,10 @@ from statistics import median
 from typing import Any
 
 from slipstream import technique
-from slipstream.durations import Durations
 from slipstream.errors import SlipstreamError
 from slipstream.graph import replay
-from slipstream.technique import Context
 from slipstream.verbs.children import call_in_child
+from slipstream.verbs.predicting import predict
 from slipstream.verbs.profiling import profile
 from slipstream.workload import Workload
 from slipstream_bench import models
@@ -170,13 +169,12 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
             errors[family] = _error(replay(graph).peak_bytes, true)
             if not options.wants(what_if):
                 continue
-            for name in _WHAT_IFS if options.full else _WHAT_IFS[:1]:
-                combination = technique.parse(name)
-                if any(one.why_not(graph) is not None for one in combination):
-                    continue
-                context = Context(Durations(threads=1))
-                predicted = replay(technique.combine(graph, combination, context)).peak_bytes
-                edited[f"{family} {name}"] = _error(predicted, _peak(options, family, name))
+            names = _WHAT_IFS if options.full else _WHAT_IFS[:1]
+            # As a person asks: what operators need besides their results is measured first.
+            for p in predict(graph, names, say=_say(options, _workload(family))):
+                if p.why_not is None:
+                    true = _peak(options, family, p.technique)
+                    edited[f"{family} {p.technique}"] = _error(p.memory[1], true)
         except SlipstreamError as error:
             reasons.append(f"{family}: {error.what}")
     for bar, limit, found in ((as_is, 2.0, errors), (what_if, 5.0, edited)):
