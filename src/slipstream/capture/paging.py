@@ -25,6 +25,8 @@ _TYPICAL_NS = 2000.0
 # Steady within a launch is not yet the same in the next.
 _LEAST_SPREAD, _MOST_SPREAD = 0.25, 0.7
 _LOOK, _STEPS, _SETTLE = 4, 12, 2
+# Of a launch that is watched for them alone.
+_WARM_UP, _BRIEFLY = 3, 6
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,14 @@ def keep_pages(most: int, say: Callable[[str], None]) -> Generator[None, None, F
     return Faulting(tuple(walls), tuple(cpus), tuple(faults))
 
 
-def watch_faults(threads: int, warmup: int) -> Generator[None, None, float]:
+def watch_faults(threads: int) -> Generator[None, None, float]:
     """The time of a step that goes to page faults in this launch of the program, in ns.
 
     To be run in a process of its own, which keeps its pages from then on.
     """
-    for _ in range(warmup):
+    for _ in range(_WARM_UP):
         yield
-    faulting = yield from keep_pages(_STEPS, lambda line: None)
+    faulting = yield from keep_pages(_BRIEFLY, lambda line: None)
     if faulting is None:
         return 0.0
     walls: list[int] = []

@@ -69,7 +69,8 @@ def command(
         return
     goals = parse_goals(goal or (), rate)
     with progress("advising") as say, history(store) as past:
-        graph = request.graph(say, options.statistics_of(record), note)
+        # What other launches differ by is watched after the first table: it takes longer.
+        graph = request.graph(say, options.statistics_of(record), note, launches=False)
         if rate is not None:
             need_inference(graph)
 
@@ -79,9 +80,15 @@ def command(
                 first_look_table(graph, outlooks).print(sys.stderr)
                 print(file=sys.stderr, flush=True)
 
+        def settle(recorded: Graph) -> Graph:
+            nonlocal graph
+            graph = request.settled(recorded, say)
+            return graph
+
         advice = advise(
-            graph, goals=goals, combinations=combinations, widen=past.widen, say=say, show=show
-        )
+            graph, goals=goals, combinations=combinations, widen=past.widen, say=say, show=show,
+            settle=settle,
+        )  # fmt: skip
         past.keep(advice.predictions, str(graph.meta.get("workload", request.target)))
     emit_result(advice, advice.table(graph, _script(graph, request), past.note), as_json=as_json)
 

@@ -22,6 +22,8 @@ from slipstream.provenance import Provenance
 
 PAGE_FAULTS = "page faults"
 """What the task is called."""
+PAGE_FAULT_LAUNCHES = "page_fault_launches_ns"
+"""Of a graph's `meta`: their time in each launch that was watched, the recorded one first."""
 # What the rule of growth is off by where memory changes, for each e-fold: over seven models and
 # six techniques, page faults followed it within a factor of 1.6 at the worst.
 _OF_CHANGE = 0.4
@@ -71,7 +73,7 @@ def with_launches(graph: Graph, others_ns: Sequence[float]) -> Graph:
     """The step with page faults as they are in the mean of several launches of its program.
 
     How far these lie apart is the spread of the task: it is what another launch will differ by.
-    They are kept in ``meta["page_fault_launches_ns"]``, the recorded one first.
+    They are kept in the graph's `meta`.
 
     Args:
         others_ns: time of a step that goes to page faults, in other launches than the recorded.
@@ -86,7 +88,7 @@ def with_launches(graph: Graph, others_ns: Sequence[float]) -> Graph:
     # Of a mean of few and one more launch.
     spread = float(np.std(every, ddof=1)) * math.sqrt(1 + 1 / count) / max(mean, 1.0)
     spread = max(spread, _LEAST_SPREAD)
-    graph = replace(graph, meta={**graph.meta, "page_fault_launches_ns": every})
+    graph = replace(graph, meta={**graph.meta, PAGE_FAULT_LAUNCHES: every})
     if not tasks:
         return append_task(graph, PAGE_FAULTS, mean, spread, Kind.HOST)
     duration_ns, spreads = graph.tasks.duration_ns.copy(), graph.tasks.spread.copy()

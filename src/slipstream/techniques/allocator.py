@@ -14,7 +14,7 @@ import numpy as np
 from slipstream import heap
 from slipstream.errors import WorkloadError
 from slipstream.graph import Editor, Graph
-from slipstream.graph.page_faults import page_fault_ns, page_fault_tasks
+from slipstream.graph.page_faults import PAGE_FAULT_LAUNCHES, page_fault_ns, page_fault_tasks
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.workload import Built, Workload
 
@@ -43,7 +43,7 @@ class Allocator(Settings):
         edit = Editor(graph, str(self))
         edit.remove(np.array(page_fault_tasks(graph)))
         milliseconds = page_fault_ns(graph) / 1e6
-        launches = [one / 1e6 for one in graph.meta.get("page_fault_launches_ns", ())]
+        launches = [one / 1e6 for one in graph.meta.get(PAGE_FAULT_LAUNCHES, ())]
         rests_on = (
             f", the mean of {len(launches)} launches, {min(launches):.1f} to {max(launches):.1f} ms"
             if launches

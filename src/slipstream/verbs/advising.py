@@ -7,6 +7,8 @@ per sample, memory and what happens to the numbers.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +44,8 @@ _USEFUL = 0.01
 _WORTH_A_PART = 0.01
 _BEAM = 6
 _MOST_PARTS = 3
+# What combinations ask beyond the single techniques is measured for so long; the rest is estimated.
+_LONGEST_MEASURING_S = 12.0
 _RISK = {kind: number for number, kind in enumerate(QualityKind)}
 
 
@@ -178,6 +182,7 @@ def advise(
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
     say: Callable[[str], None] = lambda line: None,
     show: Callable[[Sequence[Outlook]], None] = lambda outlooks: None,
+    settle: Callable[[Graph], Graph] = lambda graph: graph,
 ) -> Advice:
     """Predict every installed technique and the useful combinations of them.
 
@@ -187,6 +192,7 @@ def advise(
         durations, widen, say: as `slipstream.verbs.predicting.predict` takes them.
         show: called with what is known of each technique at once, before the first of their
             operators is micro-benchmarked; not called when all of them were before.
+        settle: called after that; returns the graph with what takes too long to record before.
 
     Raises:
         SlipstreamError: an installed technique cannot be loaded.
@@ -195,13 +201,19 @@ def advise(
     need_graph(graph)
     durations = durations or Durations(threads=int(graph.meta.get("threads", 1)))
 
+    until = math.inf
+
     def ask(combinations: Sequence[Combination]) -> list[Prediction]:
-        return predict(graph, combinations, durations=durations, widen=widen, say=say)
+        measure = time.monotonic() < until
+        return predict(
+            graph, combinations, durations=durations, widen=widen, measure=measure, say=say
+        )
 
     say("a first look, before anything is measured")
     looked = first_look(graph, single_techniques(), durations, widen)
     if any(one.missing for one in looked):
         show(looked)
+    graph = settle(graph)
     # What cannot be worth it whatever its operators take is not measured.
     decided = [one.prediction for one in looked if one.decided]
     singles = [*ask([one.prediction.techniques for one in looked if not one.decided]), *decided]
@@ -209,6 +221,7 @@ def advise(
     known = {p.techniques: p for p in applying(singles)}
     seen = size = 0
     if combinations:
+        until = time.monotonic() + _LONGEST_MEASURING_S
         parts = [one for one, p in known.items() if _saves(p)]
         tried = _grow(known, ask, say)
         more, size = search_combinations(parts, known, tried, ask, say)

@@ -69,6 +69,7 @@ def predict(
     cluster: Cluster | None = None,
     widen: Callable[[float, float, float], tuple[float, float]] | None = None,
     baseline: Timeline | None = None,
+    measure: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Prediction]:
     """What each of `techniques` would make of `graph`, in their order.
@@ -84,6 +85,8 @@ def predict(
         widen: (ratio, low, high) -> (low, high): this machine's history of errors, see
             `slipstream.measure.ledger`.
         baseline: `graph` simulated, if that is at hand.
+        measure: whether operators that are not known yet are micro-benchmarked; else they are
+            estimated from neighbours and limits, and intervals are as wide as that.
 
     Raises:
         UsageError: a name or setting that is not in the grammar.
@@ -104,7 +107,7 @@ def predict(
             technique.need_devices(combination, cluster)
     predictions: list[Prediction] = []
     for combination, after in zip(
-        combinations, _fold(graph, combinations, context, say), strict=True
+        combinations, _fold(graph, combinations, context, say, measure), strict=True
     ):
         name = technique.combination_name(combination)
         say(f"simulating {len(predictions) + 1} of {len(combinations)}: {name}")
@@ -132,6 +135,7 @@ def _fold(
     combinations: Sequence[Sequence[Technique]],
     context: Context,
     say: Callable[[str], None],
+    measure: bool,
 ) -> list[Graph | _Obstacle]:
     """For each combination its edited graph, or the part that does not apply.
 
@@ -153,8 +157,9 @@ def _fold(
                 folded[head] = _Obstacle(last.name, reason)
             else:
                 possible.append((head, before))
-        questions = [call for head, before in possible for call in head[-1].questions(before)]
-        context.durations.measure(questions, say)
+        if measure:
+            asked = [call for head, before in possible for call in head[-1].questions(before)]
+            context.durations.measure(asked, say)
         for number, (head, before) in enumerate(possible, start=1):
             say(f"predicting {number} of {len(possible)}: {technique.combination_name(head)}")
             folded[head] = head[-1].predict(before, context)

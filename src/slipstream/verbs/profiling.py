@@ -40,6 +40,7 @@ def profile(
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     needs: Collection[str] = (),
+    launches: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> Graph:
     """Record the dependency graph of one step of `workload`.
@@ -54,6 +55,8 @@ def profile(
         threads: intra-op threads, 0 for what the workload sets.
         timeout_s: the child is stopped when it is silent for this long.
         needs: statistics to record besides, such as "regions" (see `Technique.needs`).
+        launches: whether other launches of the program are watched for their page faults, see
+            `slipstream.verbs.launches`.
         say: called with a short line whenever there is progress.
 
     Raises:
@@ -91,9 +94,8 @@ def profile(
             path=str(path),
         )
         graph = load(path)
-    graph = watch_launches(
-        graph, workload, threads=threads, warmup=warmup, timeout_s=timeout_s, say=say
-    )
+    if launches:
+        graph = watch_launches(graph, workload, threads=threads, timeout_s=timeout_s, say=say)
     return replace(
         graph, meta={**graph.meta, "recipe": _recipe(workload, threads), "source": source}
     )

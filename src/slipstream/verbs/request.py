@@ -107,6 +107,8 @@ class Request:
         say: Callable[[str], None] = lambda line: None,
         needs: Collection[str] = (),
         warn: Callable[[str], None] = lambda line: None,
+        *,
+        launches: bool = True,
     ) -> Graph:
         """The recorded graph, or one recorded now.
 
@@ -114,6 +116,7 @@ class Request:
             say: called with a short line whenever there is progress.
             needs: statistics to record besides.
             warn: called with what is doubtful about a recording; see `load_recording`.
+            launches: whether other launches are watched, too; `settled` does it later.
 
         Raises:
             SlipstreamError: as `load_recording`, or `slipstream.verbs.profiling.profile`.
@@ -124,8 +127,18 @@ class Request:
             return load_recording(Path(self.target), warn)
         return profile(
             self.workload(), steps=self.steps, threads=self.threads, timeout_s=self.timeout_s,
-            needs=needs, say=say,
+            needs=needs, launches=launches, say=say,
         )  # fmt: skip
+
+    def settled(self, graph: Graph, say: Callable[[str], None] = lambda line: None) -> Graph:
+        """What `graph` recorded now, with what other launches of the program differ by."""
+        from slipstream.verbs.launches import watch_launches
+
+        if self.recorded:
+            return graph
+        return watch_launches(
+            graph, self.workload(), threads=self.threads, timeout_s=self.timeout_s, say=say
+        )
 
     def command(self, verb: str, technique: str) -> str:
         """The command line that does `verb` with `technique` to the workload."""
