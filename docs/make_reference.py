@@ -38,6 +38,7 @@ MODULES = (
     "slipstream.search",
     "slipstream.ship",
     "slipstream.runtimes",
+    "slipstream.runtimes.preprocessing",
     "slipstream.mlperf.training",
     "slipstream.errors",
     "slipstream.provenance",

@@ -1,0 +1,599 @@
+"""Stages from an image file to a model's input."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import itertools
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from slipstream.errors import InvalidArgumentError, MissingExtraError
+from slipstream.runtimes.preprocessing.pipeline import Array, Pipeline, RawInputError, Stage
+
+# What Pillow raises on a damaged file, depending on where the damage lies.
+_DAMAGED = (OSError, ValueError, SyntaxError, struct.error, IndexError, KeyError, TypeError)
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Method = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
+Coordinates = Literal["half_pixel", "corners", "asymmetric"]
+
+
+def _pillow(module: str = "Image") -> Any:
+    try:
+        # By name: Pillow is an extra, and its types are not needed to check ours.
+        return importlib.import_module(f"PIL.{module}")
+    except ImportError as error:
+        raise MissingExtraError("preprocessing images", "Pillow", "vision") from error
+
+
+@dataclass(frozen=True)
+class Decode(Stage):
+    """A file's bytes, a path or pixels to uint8 [H, W, 3] in RGB. Colour profiles are ignored.
+
+    Attributes:
+        exif: turn the picture as its EXIF orientation says.
+        wide: 16-bit grey is scaled to 8 bits, or cut off at 255 as a plain conversion does; of
+            16-bit colour Pillow keeps the high byte.
+        cmyk: CMYK is converted to RGB, or with its inks inverted, as files of some programs are.
+        alpha: transparency is dropped, or laid over white or black.
+    """
+
+    name = "decode"
+    family = "image"
+    exif: bool = True
+    wide: Literal["scale", "clip"] = "scale"
+    cmyk: Literal["convert", "inverted"] = "convert"
+    alpha: Literal["drop", "white", "black"] = "drop"
+
+    def __call__(self, value: Any) -> Array:
+        if isinstance(value, np.ndarray):
+            return self._pixels(value)
+        image = _pillow()
+        try:
+            if isinstance(value, (str, Path)):
+                value = Path(value).read_bytes()
+            with image.open(io.BytesIO(value)) as opened:
+                opened.load()
+                if self.exif:
+                    opened = _pillow("ImageOps").exif_transpose(opened)
+                return self._rgb(image, opened)
+        except (*_DAMAGED, image.DecompressionBombError) as error:
+            raise RawInputError(
+                f"the image does not decode: {error}",
+                remedy="leave it out, or write it again with the program it came from",
+            ) from error
+
+    def _rgb(self, image: Any, opened: Any) -> Array:
+        if opened.mode.startswith("I"):
+            return self._pixels(np.clip(np.asarray(opened), 0, 65535).astype(np.uint16))
+        if opened.mode == "CMYK" and self.cmyk == "inverted":
+            opened = image.fromarray(255 - np.asarray(opened), mode="CMYK")
+        if self.alpha != "drop" and (
+            opened.mode in ("RGBA", "LA", "PA") or opened.info.get("transparency")
+        ):
+            opened = opened.convert("RGBA")
+            ground = image.new("RGBA", opened.size, self.alpha)
+            opened = image.alpha_composite(ground, opened)
+        return np.array(opened.convert("RGB"), dtype=np.uint8)
+
+    def _pixels(self, pixels: Array) -> Array:
+        if pixels.dtype == np.uint16:
+            wide = pixels.astype(np.uint32)
+            scaled = (
+                (wide * 255 + 32767) // 65535 if self.wide == "scale" else np.minimum(wide, 255)
+            )
+            pixels = scaled.astype(np.uint8)
+        if pixels.ndim == 2:
+            pixels = pixels[..., None]
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):
+            raise RawInputError(
+                f"pixels are {pixels.dtype}[{', '.join(map(str, pixels.shape))}]",
+                remedy="uint8 or uint16 [H, W], [H, W, 3] in RGB, or [H, W, 4] with alpha",
+            )
+        return np.repeat(pixels, 3, 2) if pixels.shape[2] == 1 else pixels[..., :3]
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        if self.exif:
+            yield "the EXIF orientation is ignored", self.changed(exif=False)
+        yield "16-bit grey is cut off at 255", self.changed(wide="clip")
+        yield "CMYK is taken with its inks inverted", self.changed(cmyk="inverted")
+        for ground in ("white", "black", "drop"):
+            yield f"transparency: {ground}", self.changed(alpha=ground)
+
+    def code(self) -> str:
+        opened = "Image.open(file)"
+        opened = f"ImageOps.exif_transpose({opened})" if self.exif else opened
+        return f'image = np.asarray({opened}.convert("RGB"))'
+
+
+@dataclass(frozen=True)
+class Crop(Stage):
+    """The part of a picture that is used.
+
+    Attributes:
+        share: of the shorter side, for the side of the square; 1 for the largest square.
+        shape: a ``square``; the ``whole`` picture, to be stretched; ``pad``: the whole with grey
+            beside it (letterbox).
+        anchor: where the square lies.
+    """
+
+    name = "crop"
+    family = "image"
+    order = 10
+    share: float = 0.875
+    shape: Literal["square", "whole", "pad"] = "square"
+    anchor: Literal["centre", "corner"] = "centre"
+
+    def __call__(self, value: Array) -> Array:
+        height, width = value.shape[:2]
+        if self.shape == "whole":
+            return value
+        if self.shape == "pad":
+            side = max(height, width)
+            padded = np.full((side, side, value.shape[2]), 114, value.dtype)
+            top, left = (side - height) // 2, (side - width) // 2
+            padded[top : top + height, left : left + width] = value
+            return padded
+        side = max(round(min(height, width) * self.share), 1)
+        top, left = (height - side) // 2, (width - side) // 2
+        if self.anchor == "corner":
+            top = left = 0
+        return value[top : top + side, left : left + side]
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        yield "stretched instead of cropped", Crop(shape="whole")
+        yield "padded to a square instead of cropped", Crop(shape="pad")
+        for share in (1.0, 0.875, 0.8):
+            if self.shape != "square" or share != self.share:
+                yield f"cropped to {share:g} of the shorter side", Crop(share)
+        if self.shape == "square":
+            yield "cropped at the upper left corner", self.changed(anchor="corner")
+
+    def code(self) -> str:
+        if self.shape == "whole":
+            return "# the whole picture, stretched"
+        if self.shape == "pad":
+            return "image = pad_to_square(image, fill=114)"
+        at = "(h - s) // 2, (w - s) // 2" if self.anchor == "centre" else "0, 0"
+        return (
+            f"h, w = image.shape[:2]; s = round(min(h, w) * {self.share:g}); top, left = {at}; "
+            "image = image[top : top + s, left : left + s]"
+        )
+
+
+@dataclass(frozen=True)
+class Resize(Stage):
+    """To a size in pixels.
+
+    Attributes:
+        height, width: of what comes out.
+        method: kernel; ``area`` is the mean of the pixels covered.
+        antialias: whether the kernel widens when the picture shrinks.
+        coordinates: where the centre of a pixel lies: ``half_pixel`` everywhere today; ``corners``
+            puts the outer pixels onto each other; ``asymmetric`` is TensorFlow's first version.
+    """
+
+    name = "resize"
+    family = "image"
+    order = 20
+    height: int = 224
+    width: int = 224
+    method: Method = "bilinear"
+    antialias: bool = True
+    coordinates: Coordinates = "half_pixel"
+
+    def __call__(self, value: Array) -> Array:
+        plain = self.coordinates == "half_pixel" and (
+            self.antialias or self.method in ("nearest", "area", "lanczos")
+        )
+        if plain and value.dtype == np.uint8:
+            image = _pillow()
+            method = image.Resampling[{"area": "BOX"}.get(self.method, self.method.upper())]
+            # Channel by channel where there are not 1, 3 or 4 of them is nobody's case yet.
+            grey = value.shape[2] == 1
+            opened = image.fromarray(value[..., 0] if grey else np.ascontiguousarray(value))
+            resized: Array = np.asarray(opened.resize((self.width, self.height), method))
+            return np.atleast_3d(resized)
+        rows = _weights(value.shape[0], self.height, self.method, self.antialias, self.coordinates)
+        columns = _weights(
+            value.shape[1], self.width, self.method, self.antialias, self.coordinates
+        )
+        floats: Array = np.tensordot(rows, value.astype(np.float32), axes=(1, 0))
+        floats = np.tensordot(floats, columns, axes=(1, 1)).transpose(0, 2, 1)
+        if value.dtype != np.uint8:
+            return floats
+        return np.clip(np.rint(floats), 0, 255).astype(np.uint8)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        for method in ("nearest", "bilinear", "bicubic", "area", "lanczos"):
+            if method != self.method:
+                yield f"resized by {method}", self.changed(method=method, antialias=True)
+        for method in ("bilinear", "bicubic"):
+            plain = self.changed(method=method, antialias=False)
+            yield f"resized by {method} without antialiasing", plain
+        for coordinates in ("corners", "asymmetric"):
+            for method in ("bilinear", "nearest"):
+                other = self.changed(method=method, antialias=False, coordinates=coordinates)
+                yield f"resized by {method} with {coordinates} coordinates", other
+
+    def code(self) -> str:
+        method = {"area": "BOX"}.get(self.method, self.method.upper())
+        odd = "" if self.antialias and self.coordinates == "half_pixel" else (
+            f"  # antialias={self.antialias}, coordinates={self.coordinates}"
+        )  # fmt: skip
+        size = f"({self.width}, {self.height})"
+        return (
+            f"image = np.asarray(Image.fromarray(image).resize({size}, Image.Resampling.{method}))"
+            + odd
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _weights(
+    given: int, wanted: int, method: Method, antialias: bool, coordinates: Coordinates
+) -> Array:
+    """What every pixel of a line adds to every pixel of the resized line, float32 [wanted, given].
+
+    Cubic kernels have the parameter that the libraries have: -0.5 with antialiasing (Pillow), else
+    -0.75 (OpenCV, torch).
+    """
+    steps = np.arange(wanted, dtype=np.float64)
+    scale = given / wanted
+    if coordinates == "corners":
+        centres = steps * ((given - 1) / max(wanted - 1, 1))
+    else:
+        centres = steps * scale if coordinates == "asymmetric" else (steps + 0.5) * scale - 0.5
+    if method == "nearest":
+        half = coordinates == "half_pixel"
+        nearest = np.floor((steps + 0.5) * scale) if half else np.floor(
+            centres + (0.5 if coordinates == "corners" else 0.0)
+        )  # fmt: skip
+        chosen = np.zeros((wanted, given), np.float32)
+        chosen[np.arange(wanted), np.clip(nearest, 0, given - 1).astype(int)] = 1.0
+        return chosen
+    wide = max(scale, 1.0) if antialias else 1.0
+    reach = {"bilinear": 1.0, "bicubic": 2.0, "area": 0.5, "lanczos": 3.0}[method] * wide
+    found = np.zeros((wanted, given), np.float64)
+    for step, centre in enumerate(centres):
+        near = np.arange(int(np.floor(centre - reach)), int(np.ceil(centre + reach)) + 1)
+        weight = _kernel(method, (near - centre) / wide, -0.5 if antialias else -0.75)
+        np.add.at(found[step], np.clip(near, 0, given - 1), weight)
+    return np.asarray(found / found.sum(1, keepdims=True), np.float32)
+
+
+def _kernel(method: Method, x: Array, a: float) -> Array:
+    if method == "area":
+        return ((x > -0.5) & (x <= 0.5)).astype(np.float64)
+    x = np.abs(x)
+    if method == "bilinear":
+        return np.asarray(np.maximum(1 - x, 0))
+    if method == "lanczos":
+        return np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = a * (((x - 5) * x + 8) * x - 4)
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))
+
+
+@dataclass(frozen=True)
+class Colour(Stage):
+    """What cameras and video decoders do to values 0..255.
+
+    Attributes:
+        levels: ``full``; ``limited``: black 16 and white 235, not expanded; ``expanded``: full
+            values taken for limited ones.
+        gamma: exponent of values in 0..1; 2.2 gives about linear light.
+        matrix: ``mixed`` where YUV was made by BT.601 and read by BT.709.
+    """
+
+    name = "colour"
+    family = "image"
+    order = 30
+    optional = True
+    levels: Literal["full", "limited", "expanded"] = "full"
+    gamma: float = 1.0
+    matrix: Literal["same", "mixed"] = "same"
+
+    _TO_YUV: ClassVar[Array] = np.array(
+        [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]],
+        np.float32,
+    )
+    _BY_709: ClassVar[Array] = np.array(
+        [[1, 0, 1.5748], [1, -0.187324, -0.468124], [1, 1.8556, 0]], np.float32
+    )
+
+    def __call__(self, value: Array) -> Array:
+        if self == Colour():
+            return value
+        floats: Array = value.astype(np.float32)
+        if self.matrix == "mixed":
+            floats = floats @ (self._BY_709 @ self._TO_YUV).T
+        if self.levels == "limited":
+            floats = floats * np.float32(219 / 255) + 16
+        elif self.levels == "expanded":
+            floats = (floats - 16) * np.float32(255 / 219)
+        if self.gamma != 1:
+            floats = 255 * (np.clip(floats, 0, 255) / 255) ** np.float32(self.gamma)
+        return np.clip(np.rint(floats), 0, 255).astype(np.uint8)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        yield "limited levels (16 to 235) are not expanded", self.changed(levels="limited")
+        yield "full levels are expanded as if they were limited", self.changed(levels="expanded")
+        yield "gamma is undone (linear light)", self.changed(gamma=2.2)
+        yield "gamma is applied twice", self.changed(gamma=1 / 2.2)
+        yield "YUV of BT.601 is read as BT.709", self.changed(matrix="mixed")
+
+    def code(self) -> str:
+        return "# values 0..255 as the file has them" if self == Colour() else super().code()
+
+
+@dataclass(frozen=True)
+class Orient(Stage):
+    """One of the eight ways a picture may lie.
+
+    Attributes:
+        turn: degrees counter-clockwise: 0, 90, 180, 270.
+        mirror: left and right change places, before it is turned.
+    """
+
+    name = "orient"
+    family = "image"
+    order = 40
+    optional = True
+    turn: int = 0
+    mirror: bool = False
+
+    def __call__(self, value: Array) -> Array:
+        if self.turn % 90:
+            raise InvalidArgumentError("turn", f"{self.turn} is not 0, 90, 180 or 270")
+        return np.rot90(value[:, ::-1] if self.mirror else value, self.turn // 90)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        for turn, mirror in itertools.product((0, 90, 180, 270), (False, True)):
+            words = [f"turned by {turn} degrees"] if turn else []
+            words = ["mirrored", *words] if mirror else words
+            text = " and ".join(words) or "not turned"
+            yield (
+                {(180, True): "upside down (flipped)"}.get((turn, mirror), text),
+                Orient(turn, mirror),
+            )
+
+    def code(self) -> str:
+        if self == Orient():
+            return "# not turned, not mirrored"
+        mirrored = "image[:, ::-1]" if self.mirror else "image"
+        return f"image = np.rot90({mirrored}, {self.turn // 90})"
+
+
+@dataclass(frozen=True)
+class Channels(Stage):
+    """The order of colours; ``grey`` is luminance, three times."""
+
+    name = "channels"
+    family = "image"
+    order = 50
+    optional = True
+    colours: str = "RGB"
+
+    def __call__(self, value: Array) -> Array:
+        if self.colours == "RGB":
+            return value
+        if self.colours == "grey":
+            grey: Array = np.rint(value @ np.array([0.299, 0.587, 0.114], np.float32))
+            return np.repeat(grey[..., None], 3, 2).astype(value.dtype)
+        if sorted(self.colours) != ["B", "G", "R"]:
+            raise InvalidArgumentError("colours", f"'{self.colours}' is no order of R, G, B")
+        return value[..., ["RGB".index(one) for one in self.colours]]
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        for colours in map("".join, itertools.permutations("RGB")):
+            yield f"channels in the order {colours}", Channels(colours)
+        yield "grey instead of colour", Channels("grey")
+
+    def code(self) -> str:
+        if self.colours == "grey":
+            return 'image = np.asarray(Image.fromarray(image).convert("L").convert("RGB"))'
+        order = ["RGB".index(one) for one in self.colours]
+        return f"image = image[..., {order}]  # {self.colours}"
+
+
+@dataclass(frozen=True)
+class Scale(Stage):
+    """Values 0..255 mapped linearly to float32 `low`..`high`, `times` times over."""
+
+    name = "scale"
+    family = "image"
+    order = 60
+    optional = True
+    low: float = 0.0
+    high: float = 255.0
+    times: int = 1
+
+    def __call__(self, value: Array) -> Array:
+        floats = value.astype(np.float32)
+        for _ in range(self.times):
+            if (self.low, self.high) != (0, 255):
+                floats = floats * np.float32((self.high - self.low) / 255) + np.float32(self.low)
+        return floats
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        for low, high in ((0, 1), (-1, 1), (0, 255), (-128, 127), (-0.5, 0.5)):
+            yield f"values in {low:g}..{high:g}", Scale(float(low), float(high))
+        yield "the value range is mapped twice", self.changed(times=2)
+
+    def code(self) -> str:
+        factor = f"{(self.high - self.low) / 255:.9g}"
+        return f"x = image.astype(np.float32) * {factor} + {self.low:g}"
+
+
+@dataclass(frozen=True)
+class Normalise(Stage):
+    """(x - mean) / std for each channel, the last axis, `times` times over."""
+
+    name = "normalise"
+    order = 70
+    family = "image"
+    optional = True
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    times: int = 1
+
+    def __call__(self, value: Array) -> Array:
+        floats: Array = value.astype(np.float32)
+        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
+        for _ in range(self.times):
+            floats = (floats - mean) / std
+        return floats
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        mean, std = self.mean, self.std
+        one = (1.0,) * len(std)
+        none = (0.0,) * len(mean)
+        large = max(map(abs, mean)) > 3 or max(std) > 3
+        unit = 255.0 if large else 1.0
+
+        def named(text: str, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[str, Stage]:
+            mean, std = (tuple(unit * v for v in part) for part in (mean, std))
+            return text, Normalise(mean, std)
+
+        yield "mean and deviation are not applied", Normalise(none, one)
+        yield "the mean is not taken off", Normalise(none, std)
+        yield "it is not divided by the deviation", Normalise(mean, one)
+        yield "mean and deviation are applied twice", self.changed(times=2)
+        yield "mean and deviation in the reverse order", Normalise(mean[::-1], std[::-1])
+        yield named("ImageNet's mean and deviation", *_IMAGENET)
+        yield named("mean and deviation of 0.5", (0.5,), (0.5,))
+        factor = 1 / 255 if large else 255.0
+        yield (
+            f"mean and deviation {factor:.3g} times as large",
+            Normalise(tuple(factor * v for v in mean), tuple(factor * v for v in std)),
+        )
+        if mean != std:
+            yield "mean and deviation change places", Normalise(std, tuple(v or 1.0 for v in mean))
+
+    def code(self) -> str:
+        return f"x = (x - np.float32({self.mean})) / np.float32({self.std})"
+
+
+@dataclass(frozen=True)
+class Layout(Stage):
+    """[H, W, C] as the model wants it; `misread`: the bytes of the other layout, taken as this."""
+
+    name = "layout"
+    family = "image"
+    order = 80
+    optional = True
+    axes: Literal["HWC", "CHW"] = "HWC"
+    misread: bool = False
+
+    def __call__(self, value: Array) -> Array:
+        height, width, channels = value.shape
+        if self.axes == "CHW":
+            if self.misread:
+                return value.reshape(channels, height, width)
+            return value.transpose(2, 0, 1)
+        if self.misread:
+            return value.transpose(2, 0, 1).reshape(height, width, channels)
+        return value
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        other = {"HWC": "CHW", "CHW": "HWC"}[self.axes]
+        yield f"data of the layout {other} are read as {self.axes}", self.changed(misread=True)
+
+    def code(self) -> str:
+        return "x = x.transpose(2, 0, 1)" if self.axes == "CHW" else "# stays [H, W, C]"
+
+
+@dataclass(frozen=True)
+class Cast(Stage):
+    """To the model's dtype, and to codes where its input is quantised: real = scale (code - zero).
+
+    Attributes:
+        dtype: NumPy's name.
+        scale, zero_point: of the model's input; scale 0 where numbers stand for themselves.
+        rounding: of codes; for floats, ``truncate`` means that they went through whole numbers.
+        overflow: codes outside the dtype are clipped, or wrap around as a plain cast does.
+    """
+
+    name = "cast"
+    order = 90
+    dtype: str = "float32"
+    scale: float = 0.0
+    zero_point: int = 0
+    rounding: Literal["nearest", "truncate"] = "nearest"
+    overflow: Literal["clip", "wrap"] = "clip"
+
+    def __call__(self, value: Array) -> Array:
+        dtype = np.dtype(self.dtype)
+        if self.scale:
+            value = value / np.float32(self.scale) + self.zero_point
+        if self.rounding == "truncate":
+            value = np.trunc(value)
+        if dtype.kind not in "iu" or value.dtype.kind in "iu":
+            return value.astype(dtype)
+        value = np.rint(value)
+        if self.overflow == "clip":
+            limits = np.iinfo(dtype)
+            return np.clip(value, limits.min, limits.max).astype(dtype)
+        return value.astype(np.int64).astype(dtype)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        yield "values are cut to whole numbers", self.changed(rounding="truncate")
+        if self.scale:
+            yield "the zero point is left out", self.changed(zero_point=0)
+            for shift in (128, -128):
+                yield (
+                    f"codes are {shift:+d} off (signed and unsigned mixed up)",
+                    self.changed(zero_point=self.zero_point + shift),
+                )
+            yield "codes wrap around instead of being clipped", self.changed(overflow="wrap")
+
+    def code(self) -> str:
+        if not self.scale:
+            return f"x = x.astype(np.{self.dtype})"
+        limits = np.iinfo(np.dtype(self.dtype))
+        return (
+            f"x = np.clip(np.rint(x / {self.scale!r} + {self.zero_point}), {limits.min}, "
+            f"{limits.max}).astype(np.{self.dtype})"
+        )
+
+
+def image_pipeline(
+    size: int | tuple[int, int],
+    *,
+    crop: float | None = 0.875,
+    method: Method = "bicubic",
+    value_range: tuple[float, float] = (0.0, 1.0),
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0),
+    std: tuple[float, ...] = (1.0, 1.0, 1.0),
+    layout: Literal["HWC", "CHW"] = "CHW",
+    dtype: str = "float32",
+    scale: float = 0.0,
+    zero_point: int = 0,
+) -> Pipeline:
+    """What most classifiers take: decode, crop the centre, resize, map, normalise, lay out, cast.
+
+    Args:
+        size: pixels, of a square or (height, width).
+        crop: share of the shorter side of the central square; None to stretch the whole picture.
+        method: of resizing, with antialiasing.
+        value_range: what 0 and 255 become, before `mean` is taken off and `std` divides.
+        layout: of a sample.
+        dtype, scale, zero_point: of the model's input.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    return Pipeline((
+        Decode(),
+        Crop(shape="whole") if crop is None else Crop(crop),
+        Resize(height, width, method),
+        Channels(),
+        Scale(*value_range),
+        Normalise(mean, std),
+        Layout(layout),
+        Cast(dtype, scale, zero_point),
+    ))  # fmt: skip

@@ -1,0 +1,170 @@
+"""Pipelines as values: what stages compute, what odd images do, and their variations."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.runtimes import preprocessing as pre
+from slipstream.runtimes.preprocessing.pipeline import Array
+
+
+def picture(height: int = 60, width: int = 90, seed: int = 0) -> Array:
+    """Smooth colours with an edge: uint8 [H, W, 3], no two directions or channels alike."""
+    y, x = np.mgrid[:height, :width].astype(np.float64)
+    noise = np.random.default_rng(seed).normal(0, 6, (height, width, 3))
+    planes = np.stack([2 * x, 3 * y, 120 + 60 * np.sin(x / 9) * (y > height / 3)], -1)
+    return np.clip(planes + noise, 0, 255).astype(np.uint8)
+
+
+def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_a_usual_pipeline_is_what_people_write_by_hand() -> None:
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    pipeline = pre.image_pipeline(32, crop=1.0, method="bilinear", mean=mean, std=std)
+    image = picture()
+    by_hand = Image.fromarray(image[:, 15:75]).resize((32, 32), Image.Resampling.BILINEAR)
+    expected = (np.asarray(by_hand) / 255.0 - mean) / std
+    assert np.allclose(pipeline(image), expected.transpose(2, 0, 1), atol=1e-5)
+    assert pipeline.batch([image, image]).shape == (2, 3, 32, 32)
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic", "area", "lanczos"])
+def test_our_resampling_is_pillows(method: Any) -> None:
+    image = picture(50, 70)
+    ours = pre.Resize(20, 24, method)(image.astype(np.float32))
+    pillows = pre.Resize(20, 24, method)(image)
+    assert np.abs(np.clip(ours, 0, 255) - pillows).mean() < 0.6
+
+
+@pytest.mark.parametrize(("method", "mode"), [("bilinear", "bilinear"), ("bicubic", "bicubic")])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "corners"])
+def test_without_antialiasing_it_is_torchs(method: Any, mode: str, coordinates: Any) -> None:
+    import torch
+
+    image = picture(50, 70).astype(np.float32)
+    ours = pre.Resize(20, 24, method, False, coordinates)(image)
+    given = torch.from_numpy(image.transpose(2, 0, 1)[None])
+    theirs = torch.nn.functional.interpolate(
+        given, (20, 24), mode=mode, align_corners=coordinates == "corners"
+    )
+    assert np.allclose(ours, theirs[0].numpy().transpose(1, 2, 0), atol=0.02)
+
+
+def test_pixels_of_every_kind_of_file() -> None:
+    decode = pre.Decode()
+    grey = np.arange(0, 60000, 1000, dtype=np.uint16).reshape(6, 10)
+    wide = encoded(grey)
+    assert np.array_equal(decode(wide)[..., 0], np.rint(grey / 257).astype(np.uint8))
+    assert (pre.Decode(wide="clip")(wide)[grey > 255] == 255).all()
+    image = picture()
+    ink = encoded(Image.fromarray(image).convert("CMYK"), "TIFF")
+    assert np.abs(decode(ink).astype(int) - image).mean() < 3
+    assert np.abs(pre.Decode(cmyk="inverted")(ink).astype(int) - image).mean() > 50
+    clear = np.dstack([image, np.zeros_like(image[..., :1])])
+    assert (pre.Decode(alpha="white")(encoded(clear)) == 255).all()
+    assert np.array_equal(decode(encoded(clear)), image)
+    assert np.array_equal(decode(encoded(image[..., 0])), np.repeat(image[..., :1], 3, 2))
+
+
+def test_the_exif_orientation_is_followed() -> None:
+    image = picture()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    file = encoded(image, exif=exif)
+    assert np.array_equal(pre.Decode()(file), np.rot90(image, 3))
+    assert np.array_equal(pre.Decode(exif=False)(file), image)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 20, 60, 400])
+def test_a_damaged_image_is_named(cut: int) -> None:
+    whole = encoded(picture(), "JPEG")
+    assert len(whole) > 500
+    with pytest.raises(pre.RawInputError, match="does not decode") as caught:
+        pre.image_pipeline(16).batch([whole, whole[:cut]])
+    assert caught.value.where == "raw input 1"
+
+
+def test_pixels_that_are_none_are_refused() -> None:
+    for wrong in (np.zeros((4, 4, 3)), np.zeros((4,), np.uint8), np.zeros((4, 4, 2), np.uint8)):
+        with pytest.raises(pre.RawInputError, match="pixels are"):
+            pre.Decode()(wrong)
+
+
+def test_a_pipeline_comes_back_from_json() -> None:
+    pipeline = pre.image_pipeline((24, 32), mean=(0.5, 0.4, 0.3), dtype="int8", scale=0.02)
+    text = json.dumps(pipeline.to_dict())
+    back = pre.Pipeline.from_dict(json.loads(text))
+    assert back == pipeline
+    assert back.hash == pipeline.hash
+    assert back.hash != pre.image_pipeline(24).hash
+    with pytest.raises(UnknownNameError, match="recise"):
+        pre.Pipeline.from_dict({"stages": [{"stage": "recise"}]})
+    with pytest.raises(InvalidArgumentError, match="sharp"):
+        pre.Pipeline.from_dict({"stages": [{"stage": "crop", "sharp": 1}]})
+
+
+def test_variations_differ_in_one_stage_and_in_what_they_give() -> None:
+    pipeline = pre.image_pipeline(24, mean=(0.48, 0.45, 0.4), std=(0.2, 0.25, 0.3))
+    image = picture()
+    expected = pipeline(image)
+    assert np.array_equal(pipeline.completed()(image), expected)
+    found = list(pipeline.variations())
+    assert len({one.text for one in found}) == len(found) > 45
+    memo = pre.Memo([image])
+    same = []
+    for one in found:
+        value = np.asarray(memo(one.pipeline, 0))
+        assert np.array_equal(value, one.pipeline(image)), one.text
+        assert value.shape == expected.shape, one.text
+        if np.array_equal(value, expected):
+            same.append(one.stages)
+    # What this file has nothing of: EXIF, 16 bits, inks, transparency.
+    assert set(same) <= {("decode",)}
+
+
+def test_pairs_change_two_stages() -> None:
+    pipeline = pre.image_pipeline(8)
+    few = list(pipeline.variations())[:8:3] + list(pipeline.variations())[-3:]
+    for pair in pipeline.pairs(few):
+        first, second = pair.stages
+        assert first != second
+        whole = pipeline.completed().stages
+        assert sum(a != b for a, b in zip(whole, pair.pipeline.stages, strict=True)) == 2
+
+
+def test_a_memo_keeps_no_more_than_it_may() -> None:
+    images = [picture(seed=seed) for seed in range(3)]
+    memo = pre.Memo(images, most_bytes=20_000)
+    pipeline = pre.image_pipeline(16)
+    for _ in range(2):
+        for index, image in enumerate(images):
+            assert np.array_equal(memo(pipeline, index), pipeline(image))
+
+
+def test_quantised_inputs_are_rounded_and_clipped() -> None:
+    cast = pre.Cast("int8", 0.5, 10)
+    value = np.array([0.0, 0.26, 1e6, -1e6], np.float32)
+    assert cast(value).tolist() == [10, 11, 127, -128]
+    assert pre.Cast("int8", 0.5, 10, overflow="wrap")(np.float32([60.0]))[0] == 130 - 256
+
+
+def test_code_of_a_pipeline_does_what_the_pipeline_does() -> None:
+    pipeline = pre.image_pipeline(16, mean=(0.4, 0.5, 0.6), dtype="uint8", scale=0.01, zero_point=9)
+    content = encoded(picture())
+    names = {"np": np, "Image": Image, "file": io.BytesIO(content)}
+    from PIL import ImageOps
+
+    exec(pipeline.code(), names | {"ImageOps": ImageOps}, names)
+    assert np.array_equal(names["x"], pipeline(content))
