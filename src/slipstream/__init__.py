@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
     from slipstream.search import Space, study
+    from slipstream.ship import stability
     from slipstream.techniques import (
         distributed,
         embedding,
@@ -77,6 +78,7 @@ _ROOMS = {
     "ship": "slipstream.ship",
     "scan": "slipstream.techniques.scan",
     "sparse": "slipstream.sparse",
+    "stability": "slipstream.ship.stability",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -117,6 +119,7 @@ __all__ = [
     "search",
     "ship",
     "sparse",
+    "stability",
     "study",
     "write_report",
 ]

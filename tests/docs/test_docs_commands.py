@@ -114,6 +114,15 @@ NOT_RUN = {
         )
     },
     **{
+        f"slipstream stability {command}": "needs pictures; tests/ship/test_stability.py has some"
+        for command in (
+            "measure model.onnx --data pictures/ --sheet disputed.png",
+            "explain model.onnx --data pictures/ --settings",
+            "predict model.onnx --data pictures/ --sample 64",
+            "harden train.py:make --data fashion_mnist -o hardened.pt",
+        )
+    },
+    **{
         f"slipstream search {command}": "needs a study; tests/cli/test_cli_search.py has one"
         for command in (
             "run digits.py:study --budget 15min --workers 2",

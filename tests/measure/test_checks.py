@@ -242,3 +242,26 @@ def test_a_check_stands_in_for_outcomes_and_without_either_there_is_no_claim(clo
 
 def test_an_event_of_an_older_store_is_no_check():
     assert checks_of([Event(0, "quality", {"arm": "fast", "lost": 1})]) == {}
+
+
+def test_a_classifier_has_a_row_of_how_many_answers_change():
+    targets = {"targets": (0, 1, 2, 3)}
+    base = trials(*NOISE, answers=(0, 1, 2, 0), **targets)
+    found = check(trials(*NOISE, by=ROUNDING, answers=(0, 1, 1, 2), **targets), base=base)
+    # The same four items from every seed: a run that repeats itself counts once.
+    assert (found.items, found.diverging, found.unstable) == (4, 2, 1)
+    assert found.instability is not None
+    assert found.instability.estimate == 0.25
+    assert "Of 4 answers 2 differ, 1 of them right on one side alone." in found.sentence
+    unknown = check(
+        trials(*NOISE, by=ROUNDING, answers=(0, 1, 1, 2)), base=trials(*NOISE, answers=(0, 1, 2, 0))
+    )
+    assert unknown.unstable is None
+    assert unknown.instability is not None
+    assert unknown.instability.estimate == 0.5
+    assert checks_of([found.to_event()])["fast"] == found
+    assert check(trials(*NOISE, by=ROUNDING)).instability is None
+    changed = experiment(events=(found.to_event(),))
+    rows = comparison_table(changed, claims(changed)).to_records()
+    (row,) = [one for one in rows if one["what"] == "fast: instability"]
+    assert row["B"] == "25.0 %"

@@ -60,6 +60,23 @@ def test_a_short_look_at_the_speed_has_a_short_check_of_the_quality() -> None:
     assert found == [1.0, 0.5, 3.0, 3.0]
 
 
+def test_a_classifier_tells_what_it_answers_its_batch() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 3)
+    batch = torch.randn(16, 8), torch.arange(16) % 3
+    loss = torch.nn.functional.cross_entropy
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    built = Workload.of(model, batch, loss, optimizer).build(0)
+    found = trial(built)
+    with torch.no_grad():
+        assert list(found.answers) == built.model(batch[0]).argmax(1).tolist()
+    assert list(found.targets) == batch[1].tolist()
+    assert built.model.training
+    regression = Workload.of(torch.nn.Linear(8, 1), (batch[0], batch[0][:, :1]),
+                             torch.nn.functional.mse_loss).build(0)  # fmt: skip
+    assert trial(regression).answers == ()
+
+
 def test_techniques_are_loaded_before_memory_at_rest_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

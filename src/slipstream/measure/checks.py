@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.measure.quality import wilson
 from slipstream.measure.records import Event
+from slipstream.measure.statistics import Interval
 
 _LEVEL = 0.95
 # The kind of change (see `technique.QualityKind`) of which a few steps show what it does.
@@ -52,6 +54,9 @@ class Trial:
             can be kept; None where it returned no tensor, or a single number.
         shape: of the whole output.
         training: whether the steps train.
+        answers: the class that the model gives each item of its batch after the last of them;
+            empty where it is no classifier.
+        targets: the class that each item has; empty where that is not known.
     """
 
     seed: int
@@ -61,6 +66,8 @@ class Trial:
     output: NDArray[np.float64] | None = None
     shape: tuple[int, ...] = ()
     training: bool = True
+    answers: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -95,6 +102,9 @@ class QualityCheck:
             the largest output, the worst of the seeds, without an interval.
         spread: standard deviation of the baseline over all its seeds.
         losses_baseline, losses_candidate: of every step, one row a seed.
+        items, diverging, unstable: of a classifier: items of the batches, those that both sides
+            answer differently, and those that one of them has right and the other wrong; None
+            where targets are not known.
     """
 
     arm: str
@@ -113,6 +123,16 @@ class QualityCheck:
     spread: float | None = None
     losses_baseline: tuple[tuple[float, ...], ...] = ()
     losses_candidate: tuple[tuple[float, ...], ...] = ()
+    items: int = 0
+    diverging: int = 0
+    unstable: int | None = None
+
+    @property
+    def instability(self) -> Interval | None:
+        """Share of unstable items, of diverging ones where targets are unknown; Wilson's 95 %."""
+        if not self.items:
+            return None
+        return wilson(self.diverging if self.unstable is None else self.unstable, self.items)
 
     @property
     def lost(self) -> bool:
@@ -143,6 +163,15 @@ class QualityCheck:
     @property
     def sentence(self) -> str:
         """The whole finding in words."""
+        return self._judged() + self._agreed()
+
+    def _agreed(self) -> str:
+        if not self.items:
+            return ""
+        told = "" if self.unstable is None else f", {self.unstable} of them right on one side alone"
+        return f" Of {self.items} answers {self.diverging} differ{told}."
+
+    def _judged(self) -> str:
         start = f"{self.arm}, quality: "
         if self.status is QualityStatus.EXACT:
             return f"{start}the same numbers by construction ({self.basis})."
@@ -214,7 +243,7 @@ def judge(
     by_seed = {trial.seed: trial for trial in candidate}
     all_pairs = [(one, by_seed[one.seed]) for one in baseline if one.seed in by_seed]
     pairs = [(a, b) for a, b in all_pairs if a.finite]
-    check = QualityCheck(arm, kind, QualityStatus.UNCHECKED, basis)
+    check = _compared(QualityCheck(arm, kind, QualityStatus.UNCHECKED, basis), all_pairs)
     if not pairs:
         reason = "the baseline's own numbers are not finite"
         return replace(check, reason=reason if all_pairs else "nothing was run on both sides")
@@ -230,6 +259,25 @@ def judge(
         )
         return _judge_numbers(check, pairs, [trial for trial in baseline if trial.finite])
     return _judge_outputs(check, pairs)
+
+
+def _compared(check: QualityCheck, pairs: Sequence[tuple[Trial, Trial]]) -> QualityCheck:
+    """With what both sides answered to the same items; a run that repeats itself counts once."""
+    known = {
+        (a.answers, b.answers, a.targets)
+        for a, b in pairs
+        if a.answers and len(a.answers) == len(b.answers) and a.targets == b.targets
+    }
+    if not known:
+        return check
+    first, second, targets = (
+        np.array([one for run in runs for one in run]) for runs in zip(*known, strict=True)
+    )
+    unstable = None
+    if len(targets) == len(first):
+        unstable = int(((first == targets) != (second == targets)).sum())
+    diverging = int((first != second).sum())
+    return replace(check, items=len(first), diverging=diverging, unstable=unstable)
 
 
 def _judge_numbers(

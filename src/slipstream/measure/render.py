@@ -32,7 +32,7 @@ from slipstream.measure.records import (
     Verdict,
     guard_name,
 )
-from slipstream.measure.statistics import median_interval
+from slipstream.measure.statistics import Interval, median_interval
 from slipstream.tables import Column, Table
 from slipstream.units import (
     format_bytes,
@@ -217,7 +217,10 @@ def rows_table(
     for number, row in enumerate(rows):
         cells.append(_cells(row, marked))
         if all(later.arm != row.arm for later in rows[number + 1 :]):
-            cells += [_quality_cells(one, marked) for one in quality if one.arm == row.arm]
+            for one in (one for one in quality if one.arm == row.arm):
+                cells.append(_quality_cells(one, marked))
+                if isinstance(one, QualityCheck) and one.instability is not None:
+                    cells.append(_instability_cells(one, one.instability, marked))
     return Table(columns, cells, title, tuple(notes))
 
 
@@ -438,6 +441,13 @@ def _quality_cells(one: QualityCheck | QualityRow, marked: bool) -> list[object]
             spread = f"±{format_percent(one.spread / one.scale)} seeds"
     known = [f"{one.arm}: {measure}", a, b, ratio, verdict]
     return [*known, "-", "-", spread, count, *["-"] * (4 if marked else 3)]
+
+
+def _instability_cells(one: QualityCheck, share: Interval, marked: bool) -> list[object]:
+    what = "divergence" if one.unstable is None else "instability"
+    ends = f"[{format_percent(share.low)}, {format_percent(share.high)}]"
+    known = [f"{one.arm}: {what}", "-", format_percent(share.estimate), "-", ends]
+    return [*known, "-", "-", "-", f"{one.items} items", *["-"] * (4 if marked else 3)]
 
 
 def _quality_ratio(check: QualityCheck) -> str:

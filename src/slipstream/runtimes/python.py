@@ -20,7 +20,7 @@ class TorchRuntime(Runtime):
     """The model of a workload, techniques applied, in inference mode.
 
     What it takes has the shapes of the workload's batch, of any number of samples. `samples` holds
-    that batch, as arrays, for those who have no other data.
+    that batch, as arrays, for those who have no other data; `module` is the model itself.
 
     Args:
         module: in evaluation mode or not; it is put there.
@@ -48,7 +48,7 @@ class TorchRuntime(Runtime):
             )
         self.samples = [one.detach().cpu().numpy() for one in tensors]
         names = self._names or [f"input_{n}" for n in range(len(tensors))]
-        self._module = module.eval()
+        self.module = module.eval()
         self._mode = torch.inference_mode
         self._from_numpy = torch.from_numpy
         super().__init__(name, [_spec(*one) for one in zip(names, self.samples, strict=True)])
@@ -83,9 +83,9 @@ class TorchRuntime(Runtime):
         tensors = [self._from_numpy(array) for array in inputs]
         with self._mode():
             if self._names is not None:
-                output = self._module(**dict(zip(self._names, tensors, strict=True)))
+                output = self.module(**dict(zip(self._names, tensors, strict=True)))
             else:
-                output = self._module(*tensors)
+                output = self.module(*tensors)
         if isinstance(output, Mapping) or hasattr(output, "to_tuple"):
             output = tuple(output.values())
         outputs = output if isinstance(output, (tuple, list)) else (output,)

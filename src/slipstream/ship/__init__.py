@@ -2,6 +2,7 @@
 
 - `slipstream.ship.export`: PyTorch to int8 and .tflite.
 - `slipstream.ship.firmware`: C99 for microcontrollers, planned, predicted and verified.
+- `slipstream.ship.stability`: whether a model agrees with itself on every device.
 """
 
 from slipstream.ship.errors import (

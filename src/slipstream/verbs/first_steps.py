@@ -21,6 +21,8 @@ _MOST_STEPS = 50
 _FEWEST_STEPS = 2
 # Of an output; larger ones are sampled evenly. A megabyte for each seed.
 _MOST_VALUES = 1 << 17
+# Of a batch, that a classifier is asked about.
+_MOST_ITEMS = 4096
 
 
 def first_steps(
@@ -45,6 +47,34 @@ def first_steps(
     return {"steps": len(losses), "losses": losses, "training": built.training, **output}
 
 
+def answers(built: Built) -> dict[str, list[int]]:
+    """The class that a classifier gives each item of its batch, and that it has where that is told.
+
+    Empty where the model is none, or cannot be asked by itself.
+    """
+    from slipstream.measure.instability import top_classes
+    from slipstream.runtimes.python import TorchRuntime
+
+    if built.model is None:
+        return {}
+    training = built.model.training
+    try:
+        asked = TorchRuntime("model", built.model, built.batch, built.loss, threads=0)
+        scores = asked.run([part[:_MOST_ITEMS] for part in asked.samples])[0]
+        if scores.ndim != 2 or scores.shape[1] < 2:
+            return {}
+        given = top_classes(scores, 1)[:, 0]
+        targets = asked.targets
+        if targets is None or targets.ndim != 1 or targets.dtype.kind not in "iu":
+            return {"answers": given.tolist()}
+        return {"answers": given.tolist(), "targets": targets[:_MOST_ITEMS].tolist()}
+    except Exception:
+        # Whatever the user's model minds: the row is left out, the proof goes on.
+        return {}
+    finally:
+        built.model.train(training)
+
+
 def losses(found: Mapping[str, Any]) -> tuple[float | None, ...]:
     """The loss of each step; None where it returned no number."""
     return tuple(None if loss is None else float(loss) for loss in found["losses"])
@@ -62,6 +92,8 @@ def trial_of(seed: int, found: Mapping[str, Any]) -> Trial:
         output=None if output is None else np.frombuffer(base64.b64decode(output), "<f8"),
         shape=tuple(found["shape"]),
         training=found["training"],
+        answers=tuple(found.get("answers", ())),
+        targets=tuple(found.get("targets", ())),
     )
 
 

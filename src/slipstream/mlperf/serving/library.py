@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from slipstream.errors import InvalidArgumentError, SlipstreamError
+from slipstream.errors import InvalidArgumentError
 from slipstream.runtimes import Runtime, fit
 from slipstream.runtimes.runtime import Array
+from slipstream.runtimes.samples import read_samples
 
 # Samples that a performance run draws from, at most; the rules name a number for each benchmark.
 PERFORMANCE_SAMPLES = 1024
@@ -105,7 +104,7 @@ def open_library(
     Raises:
         SlipstreamError: there are no such data, or they do not fit the model.
     """
-    inputs, labels = _read(source, model)
+    inputs, labels = read_samples(source, model)
     if limit is not None:
         inputs = [one[:limit] for one in inputs]
         labels = None if labels is None else labels[:limit]
@@ -118,63 +117,3 @@ def open_library(
         raise InvalidArgumentError("data", f"{source} has no samples", remedy="one at least")
     fitted = [fit(one, spec, value_range) for one, spec in zip(inputs, specs, strict=True)]
     return Library(fitted, labels)
-
-
-def _read(source: str | None, model: Runtime) -> tuple[list[Array], Array | None]:
-    if source is None:
-        samples = getattr(model, "samples", None)
-        if samples is None:
-            raise InvalidArgumentError(
-                "data", "this model brings no samples", remedy="--data digits, file.npz, ..."
-            )
-        return list(samples), _classes(getattr(model, "targets", None))
-    if ".py:" in source:
-        from slipstream.runtimes.python import function_at
-
-        given = function_at(source)()
-        pair = isinstance(given, tuple) and len(given) == 2
-        x, y = given if pair else (given, None)
-        return _parts(x), _classes(None if y is None else np.asarray(y))
-    if Path(source).suffix == ".npz":
-        return _read_npz(Path(source))
-    return _read_named(source)
-
-
-def _read_npz(path: Path) -> tuple[list[Array], Array | None]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (OSError, ValueError) as error:
-        raise SlipstreamError(f"it cannot be read: {error}", where=str(path)) from error
-    if "x" not in arrays:
-        raise InvalidArgumentError("data", f"{path} has no array named x", remedy="x, and y")
-    return [arrays["x"]], _classes(arrays.get("y"))
-
-
-def _read_named(name: str) -> tuple[list[Array], Array | None]:
-    from slipstream import data
-
-    # Accuracy is told on samples the model has not seen, where the set has a part for that.
-    options = {"split": "test"} if name in ("fashion_mnist", "cifar10_jpeg") else {}
-    found = data.get(name, **options)
-    if isinstance(found, data.Images):
-        return [found.images], _classes(found.labels)
-    if isinstance(found, data.Tabular):
-        targets = _classes(found.targets.astype(np.int64)) if found.classes else None
-        return [found.features.astype(np.float32)], targets
-    raise InvalidArgumentError(
-        "data",
-        f"'{name}' has neither images nor rows",
-        remedy="name a function that returns (x, y): --data file.py:function",
-    )
-
-
-def _parts(x: Any) -> list[Array]:
-    parts = x if isinstance(x, (tuple, list)) else (x,)
-    return [np.asarray(one) for one in parts]
-
-
-def _classes(labels: Array | None) -> Array | None:
-    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels < 0).any():
-        return None
-    return labels.astype(np.int64)

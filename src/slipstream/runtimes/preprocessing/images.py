@@ -372,7 +372,7 @@ class Orient(Stage):
 
 @dataclass(frozen=True)
 class Channels(Stage):
-    """The order of colours; ``grey`` is luminance, three times."""
+    """The order of colours; ``grey`` is luminance, three times, and ``L`` once."""
 
     name = "channels"
     family = "image"
@@ -383,9 +383,11 @@ class Channels(Stage):
     def __call__(self, value: Array) -> Array:
         if self.colours == "RGB":
             return value
-        if self.colours == "grey":
+        if self.colours in ("grey", "L"):
             grey: Array = np.rint(value @ np.array([0.299, 0.587, 0.114], np.float32))
-            return np.repeat(grey[..., None], 3, 2).astype(value.dtype)
+            return np.repeat(grey[..., None], 1 + 2 * (self.colours == "grey"), 2).astype(
+                value.dtype
+            )
         if sorted(self.colours) != ["B", "G", "R"]:
             raise InvalidArgumentError("colours", f"'{self.colours}' is no order of R, G, B")
         return value[..., ["RGB".index(one) for one in self.colours]]
@@ -398,6 +400,8 @@ class Channels(Stage):
     def code(self) -> str:
         if self.colours == "grey":
             return 'image = np.asarray(Image.fromarray(image).convert("L").convert("RGB"))'
+        if self.colours == "L":
+            return 'image = np.asarray(Image.fromarray(image).convert("L"))[..., None]'
         order = ["RGB".index(one) for one in self.colours]
         return f"image = image[..., {order}]  # {self.colours}"
 

@@ -13,7 +13,7 @@ from slipstream.errors import SlipstreamError, WorkloadError
 from slipstream.measure.checks import QualityCheck, QualityStatus, Trial, judge
 from slipstream.technique import Quality, QualityKind
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program, say
-from slipstream.verbs.first_steps import first_steps, trial_of
+from slipstream.verbs.first_steps import answers, first_steps, trial_of
 from slipstream.workload import Built, Workload
 
 _SEEDS = 5
@@ -176,7 +176,7 @@ def one_trial(
 ) -> Generator[None, Any, list[dict[str, Any]]]:
     """Run `steps` steps, or as many as fit in `limit_s`, and then the metric."""
     found = yield from first_steps(built, steps, limit_s)
-    return [{**found, "metric": _metric(built)}]
+    return [{**found, "metric": _metric(built), **answers(built)}]
 
 
 def _metric(built: Built) -> str | None:

@@ -109,6 +109,7 @@ _FIELDS: tuple[Field[_Line], ...] = (
     Field.of("", lambda line: _hit(line.told)),
     Field.number("memory", lambda line: _memory(line.memory)),
     Field.of("numbers", lambda line: line.quality.verdict if line.quality else "-"),
+    Field.number("unstable", lambda line: _unstable(line.quality), optional=True),
     Field.of("verdict", lambda line: _verdict(line)),
 )
 
@@ -174,6 +175,12 @@ def _memory(memory: TensorMemory | None) -> str:
         return change
     told = format_percent(memory.predicted / memory.baseline - 1, signed=True)
     return f"{change} (told {told})"
+
+
+def _unstable(check: QualityCheck | None) -> str:
+    """Share of a classifier's items that one side has right and the other wrong (see `checks`)."""
+    share = check.instability if check else None
+    return "-" if share is None else format_percent(share.estimate)
 
 
 def _verdict(line: _Line) -> str:

@@ -1,0 +1,1 @@
+"""Stability across devices: EfficientNet-Lite0 over phones, and networks that are hardened."""

@@ -1,0 +1,291 @@
+"""Whether a model gives the same answers on every device, which stage is at fault, and a cure."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import _options as options
+
+if TYPE_CHECKING:
+    from slipstream.cli._output import Say
+    from slipstream.ship.stability.opening import Devices
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Whether a model gives the same answers on every device: measured, explained, mended.",
+    epilog="Start with: slipstream stability measure model.onnx --data pictures/",
+)
+
+_Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="model.onnx, model.tflite, a server's URL, or file.py:function."
+    ),
+]
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATA",
+        help="A folder of pictures (folders in it are classes), a data set (slipstream data ls), "
+        "file.npz with x and y, or file.py:function that returns (x, y). By default the workload's "
+        "own batch.",
+    ),
+]
+_Paths = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="default: sixteen phones; or a TOML file with a table [paths], a path a name.",
+    ),
+]
+_Path = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH",
+        help="A path, as camera:edge,sharpen=0.8+codec:jpeg,quality=60+resize:bilinear; or "
+        "reference. Repeat for more.",
+    ),
+]
+_Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=MODEL",
+        help="The same network elsewhere, as int8=model.tflite; one more path. Repeatable.",
+    ),
+]
+_Preprocess = Annotated[
+    str,
+    typer.Option(
+        metavar="STAGES",
+        help="What the model's own preprocessing does otherwise than cut the largest square, "
+        "resize it (bicubic) to the model's input and map it to 0..1: "
+        "crop:share=0.875+normalise:mean=0.485/0.456/0.406,std=0.229/0.224/0.225.",
+    ),
+]
+_Scene = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PIXELS", min=8, help="Size of scenes from files; twice the model's input."
+    ),
+]
+_Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="Only so many scenes.")]
+
+
+@contextlib.contextmanager
+def _opened(
+    say: Say, model: str, technique: list[str] | None, path: list[str] | None,
+    also: list[str] | None, settings: list[str] | None, **given: Any,
+) -> Iterator[Devices]:  # fmt: skip
+    from slipstream.ship.stability.opening import opened
+    from slipstream.verbs.request import Request
+
+    say("opening")
+    with opened(
+        model, path=path or (), also=also or (), techniques=technique or (),
+        arguments=Request.parse(model, settings=settings or ()).arguments, **given,
+    ) as devices:  # fmt: skip
+        yield devices
+
+
+@app.command()
+def measure(
+    model: _Model,
+    data: _Data = None,
+    paths: _Paths = None,
+    path: _Path = None,
+    also: _Also = None,
+    technique: options.Techniques = None,
+    preprocess: _Preprocess = "",
+    topk: Annotated[int, typer.Option(metavar="K", min=1, help="Answers kept: 1, 3, 5.")] = 3,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the most disputed scenes, as each path has."),
+    ] = None,
+    scene: _Scene = None,
+    limit: _Limit = None,
+    settings: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure instability: the share of scenes that one device has right and another wrong.
+
+    Accuracy cannot show it: two phones can both be right for three of four pictures, and not for
+    the same ones. Without labels it is divergence: the share whose answers are not all the same.
+
+        slipstream stability measure model.onnx --data pictures/ --sheet disputed.png
+
+        slipstream stability measure train.py:make --data digits -t amp:bf16
+
+        slipstream stability measure model.onnx --data pictures/ --also int8=model.tflite
+    """
+    from slipstream.cli._output import emit, need_place, note, progress
+    from slipstream.ship import stability
+
+    if sheet is not None:
+        need_place(sheet, ".png", option="--sheet")
+    drawn: list[int] = []
+    with progress("stability measure") as say, _opened(
+        say, model, technique, path, also, settings, data=data, paths=paths,
+        preprocess=preprocess, scene=scene, limit=limit,
+    ) as devices:  # fmt: skip
+        scenes, ways = devices.scenes, devices.matrix.paths
+        found = stability.measure(devices.models, scenes, ways, scenes.labels, topk=topk, say=say)
+        if sheet is not None:
+            say("drawing")
+            drawn = stability.contact_sheet(found, scenes, ways, sheet, classes=scenes.classes)
+    emit(found.tables(), found.to_json(), as_json=as_json)
+    if drawn:
+        note(f"wrote {sheet}: {len(drawn)} scenes; next: slipstream stability explain {model} ...")
+    elif sheet is not None:
+        note(f"nothing is disputed: {sheet} was not written")
+
+
+@app.command()
+def explain(
+    model: _Model,
+    data: _Data = None,
+    paths: _Paths = None,
+    path: _Path = None,
+    also: _Also = None,
+    technique: options.Techniques = None,
+    preprocess: _Preprocess = "",
+    each: Annotated[
+        bool, typer.Option("--settings", help="Look at every setting, as camera.sharpen.")
+    ] = False,
+    scene: _Scene = None,
+    limit: _Limit = None,
+    settings: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say which stage causes instability: camera, codec, resizing, model.
+
+    Each stage is varied alone, everything else as the reference has it, and left alone, everything
+    else as the devices have it.
+
+        slipstream stability explain model.onnx --data pictures/ --settings
+
+        slipstream stability explain model.onnx --data pictures/ --path camera:edge,sharpen=3
+    """
+    from slipstream.cli._output import emit, progress
+    from slipstream.ship import stability
+
+    with progress("stability explain") as say, _opened(
+        say, model, technique, path, also, settings, data=data, paths=paths,
+        preprocess=preprocess, scene=scene, limit=limit,
+    ) as devices:  # fmt: skip
+        found = stability.explain(
+            devices.models, devices.scenes, devices.matrix, devices.scenes.labels,
+            settings=each, say=say,
+        )  # fmt: skip
+    emit(found.tables(), found.to_json(), as_json=as_json)
+
+
+@app.command()
+def predict(
+    model: _Model,
+    data: _Data = None,
+    paths: _Paths = None,
+    path: _Path = None,
+    also: _Also = None,
+    technique: options.Techniques = None,
+    preprocess: _Preprocess = "",
+    sample: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Scenes that the paths answer for.")
+    ] = 64,
+    scene: _Scene = None,
+    limit: _Limit = None,
+    settings: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """Forecast instability: all scenes on the reference, only a few on the paths.
+
+    slipstream stability predict model.onnx --data pictures/ --sample 64
+    """
+    from slipstream.cli._output import emit, progress
+    from slipstream.ship import stability
+
+    with progress("stability predict") as say, _opened(
+        say, model, technique, path, also, settings, data=data, paths=paths,
+        preprocess=preprocess, scene=scene, limit=limit,
+    ) as devices:  # fmt: skip
+        found = stability.predict(
+            devices.models, devices.scenes, devices.matrix, devices.scenes.labels,
+            sample=sample, say=say,
+        )  # fmt: skip
+    emit(found.tables(), found.to_json(), as_json=as_json)
+
+
+@app.command()
+def harden(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="file.py:function that returns (model, batch).")
+    ],
+    data: _Data = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="Scenes to judge on; by default a fifth of --data."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE.pt", help="For the hardened state dict."),
+    ] = None,
+    twins: Annotated[
+        str, typer.Option(metavar="NAME", help="distortion, or gaussian: where twins come from.")
+    ] = "distortion",
+    loss: Annotated[
+        str, typer.Option(metavar="NAME", help="kl, embedding, or augment (no stability term).")
+    ] = "kl",
+    alpha: Annotated[float, typer.Option(metavar="X", help="Weight of the stability term.")] = 5.0,
+    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Of both fine-tunes.")] = 3,
+    rate: Annotated[float, typer.Option(metavar="X", help="Learning rate of both.")] = 1e-3,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of order and twins.")] = 0,
+    augmented: Annotated[
+        bool, typer.Option("--augmented", help="Train a third: twins learned as scenes.")
+    ] = False,
+    paths: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Held-out paths to judge on; by default seven."),
+    ] = None,
+    preprocess: _Preprocess = "",
+    scene: _Scene = None,
+    limit: _Limit = None,
+    settings: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """Fine-tune a model to answer a scene and its twin alike, beside a plain fine-tune.
+
+    A plain fine-tune can raise instability, so it always runs as the control; both are judged on
+    paths that no twin came from.
+
+        slipstream stability harden train.py:make --data fashion_mnist -o hardened.pt
+    """
+    from slipstream.cli._output import emit, need_place, note, progress
+    from slipstream.ship import stability
+    from slipstream.ship.stability.opening import hardening
+    from slipstream.verbs.request import Request
+
+    if output is not None:
+        need_place(output, ".pt", ".pth")
+    recipe = stability.Recipe(loss, alpha, epochs, learning_rate=rate, seed=seed)  # type: ignore[arg-type]
+    with progress("stability harden") as say:
+        say("opening")
+        work = hardening(
+            model, data, judge, paths=paths, preprocess=preprocess, scene=scene, limit=limit,
+            arguments=Request.parse(model, settings=settings or ()).arguments,
+        )  # fmt: skip
+        found = stability.harden(
+            work.module, work.scenes, work.labels, work.matrix.reference.pipeline,
+            held_out=work.matrix, judged=work.judged, twins=twins, recipe=recipe,
+            augmented=augmented, say=say,
+        )  # fmt: skip
+        if output is not None:
+            import torch
+
+            torch.save(found.model.state_dict(), output)
+    emit(found.tables(), found.to_json(), as_json=as_json)
+    if output is not None:
+        note(f"wrote {output}; load it with model.load_state_dict(torch.load('{output}'))")

@@ -1,0 +1,200 @@
+"""Which stage of the device paths makes answers differ: one at a time, and all but one.
+
+A stage's effect is the mean of two differences: what it does alone, to the reference, and what is
+gone when every path does it as the reference does. With several stages at work the first counts too
+little and the second too much, or the other way round; where they differ, stages interact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.measure import instability as metric
+from slipstream.measure.statistics import Interval, critical_value
+from slipstream.runtimes.paths import MODEL, DeviceMatrix, DevicePath
+from slipstream.runtimes.preprocessing import Stage
+from slipstream.ship.stability.measuring import Models, Say, Scenes, checked_labels, scores
+from slipstream.tables import Field, Table
+from slipstream.units import format_percent
+
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What one stage does to the agreement of the paths.
+
+    Attributes:
+        stage: its kind, or ``kind.setting``.
+        alone: instability of the reference and its variants in this stage, all else as it should
+            be; divergence where there are no labels.
+        without: of all paths, this stage done as the reference does it.
+        effect: mean of `alone` and of what `without` lacks to the total, with its interval over
+            scenes.
+        variants: in how many ways the paths do it, the reference's among them.
+    """
+
+    stage: str
+    alone: float
+    without: float
+    effect: Interval
+    variants: int
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Causes of instability, the largest first.
+
+    Attributes:
+        total: of the reference and all paths.
+        labelled: whether it is instability, or divergence for lack of labels.
+        items, paths: how many scenes, and paths beside the reference.
+    """
+
+    causes: tuple[Cause, ...]
+    total: Interval
+    labelled: bool
+    items: int
+    paths: int
+
+    @property
+    def interaction(self) -> float:
+        """The total less what all stages do alone; below 0 where they disturb the same scenes."""
+        return self.total.estimate - sum(one.alone for one in self.causes)
+
+    def tables(self) -> list[Table]:
+        """A line a stage."""
+        what = "instability" if self.labelled else "divergence"
+        cells: tuple[Field[Cause], ...] = (
+            Field.of("stage", lambda one: one.stage),
+            Field.number("effect", lambda one: format_percent(one.effect.estimate)),
+            Field.number(
+                "95 %",
+                lambda c: f"{format_percent(c.effect.low)} to {format_percent(c.effect.high)}",
+            ),
+            Field.number("alone", lambda one: format_percent(one.alone)),
+            Field.number("all without", lambda one: format_percent(one.without)),
+            Field.number("variants", lambda one: str(one.variants), optional=True),
+        )
+        notes = [
+            f"All stages: {format_percent(self.total.estimate)} {what} of {self.items} scenes over "
+            f"the reference and {self.paths} paths; not shared out: "
+            f"{format_percent(self.interaction, signed=True)}.",
+            "effect: mean of what a stage does alone and of what is gone without it.",
+        ]
+        return [Table.of(self.causes, cells, f"What causes {what}", notes)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything the tables are made of."""
+        return {
+            "measure": "instability" if self.labelled else "divergence",
+            "total": self.total,
+            "interaction": self.interaction,
+            "items": self.items,
+            "paths": self.paths,
+            "causes": self.causes,
+        }
+
+
+def explain(
+    models: Models,
+    scenes: Scenes,
+    matrix: DeviceMatrix,
+    labels: Sequence[int] | NDArray[np.int64] | None = None,
+    *,
+    settings: bool = False,
+    say: Say = lambda line: None,
+) -> Attribution:
+    """Share out instability among the stages by which paths differ from the reference.
+
+    Args:
+        models, scenes, labels: as `measure` takes them.
+        matrix: one path at least.
+        settings: look at every setting of a stage (``camera.sharpen``) rather than at whole stages.
+
+    Raises:
+        InvalidArgumentError: the paths do nothing otherwise than the reference.
+        and as `measure`.
+    """
+    wanted = checked_labels(labels, len(scenes))
+    factors = _factors(matrix, settings)
+    if not factors:
+        raise InvalidArgumentError(
+            "paths", "they do nothing otherwise than the reference",
+            remedy="as --path camera:edge,sharpen=0.8+codec:jpeg,quality=60",
+        )  # fmt: skip
+    reference = matrix.reference
+    sets: dict[str, list[DevicePath]] = {"": [reference, *matrix.paths]}
+    for factor in factors:
+        alone = [_exchanged(reference, factor, path) for path in matrix.paths]
+        without = [_exchanged(path, factor, reference) for path in matrix.paths]
+        sets[f"{factor} alone"] = [reference, *alone]
+        sets[f"{factor} without"] = [reference, *without]
+    # Many are the same way in the end; each is gone once.
+    ways = {(p.pipeline, p.model): p for paths in sets.values() for p in paths}
+    answers: list[list[NDArray[np.int64]]] = [[] for _ in ways]
+    for scored in scores(models, scenes, list(ways.values()), say=say):
+        for row, (_, given) in zip(answers, scored, strict=True):
+            row.append(metric.top_classes(given, 1)[:, 0])
+    at = {way: np.concatenate(row) for way, row in zip(ways, answers, strict=True)}
+
+    def disputed(name: str) -> NDArray[np.bool_]:
+        given = np.stack([at[p.pipeline, p.model] for p in sets[name]])
+        if wanted is None:
+            return metric.diverging(given)
+        return metric.unstable(given == wanted)
+
+    total = disputed("")
+    causes = []
+    for factor in factors:
+        alone_, without_ = disputed(f"{factor} alone"), disputed(f"{factor} without")
+        each = np.stack([alone_, total, ~without_]).sum(0) / 2 - 0.5
+        variants = {(p.pipeline, p.model) for p in sets[f"{factor} alone"]}
+        causes.append(
+            Cause(factor, float(alone_.mean()), float(without_.mean()), _mean(each), len(variants))
+        )
+    causes.sort(key=lambda one: -one.effect.estimate)
+    return Attribution(
+        tuple(causes), metric.share(total), wanted is not None, len(scenes), len(matrix)
+    )
+
+
+def _mean(values: NDArray[np.float64]) -> Interval:
+    mean = float(values.mean())
+    half = critical_value(_LEVEL) * float(values.std(ddof=min(1, len(values) - 1)))
+    half /= max(len(values), 1) ** 0.5
+    return Interval(mean, mean - half, mean + half, _LEVEL, "normal")
+
+
+def _factors(matrix: DeviceMatrix, settings: bool) -> list[str]:
+    if not settings:
+        return list(matrix.varied)
+    found = []
+    for kind in matrix.varied:
+        own = matrix.reference.stages[kind]
+        if not isinstance(own, Stage):
+            found.append(kind)
+            continue
+        found += [
+            f"{kind}.{name.name}"
+            for name in fields(own)  # type: ignore[arg-type]
+            if any(getattr(p.stages[kind], name.name) != getattr(own, name.name) for p in matrix)
+        ]
+    return found
+
+
+def _exchanged(path: DevicePath, factor: str, other: DevicePath) -> DevicePath:
+    """`path`, one stage or setting done as `other` does it."""
+    kind, _, setting = factor.partition(".")
+    if not setting or kind == MODEL:
+        return path.with_stage(kind, other)
+    own, its = path.stages[kind], other.stages[kind]
+    assert isinstance(own, Stage)
+    changed = own.changed(**{setting: getattr(its, setting)})
+    return DevicePath(path.name, path.pipeline.with_stage(changed), path.model)

@@ -1,0 +1,188 @@
+"""Harden a model against its devices, beside the plain fine-tune that it has to beat.
+
+A plain fine-tune can raise instability by itself, so that a gain over the model as it came says
+little: the control is trained from the same weights, over the same scenes in the same order, for as
+many epochs, and both are judged on paths that no twin came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.measure.instability import Reduction, unstable
+from slipstream.measure.statistics import Interval
+from slipstream.runtimes.paths import DeviceMatrix, DevicePath
+from slipstream.runtimes.preprocessing import Pipeline
+from slipstream.runtimes.python import CallableRuntime
+from slipstream.ship.stability.measuring import Scenes, Stability, measure
+from slipstream.ship.stability.training import Recipe, fine_tune
+from slipstream.ship.stability.twins import Distortion, Pixels, Twins, twins_named
+from slipstream.tables import Field, Table
+from slipstream.units import format_percent
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Hardened:
+    """A hardened model, its control, and what the held-out paths say of both.
+
+    Attributes:
+        model, control: trained copies; what was given is left as it was.
+        before, control_stability, after: on the held-out paths, of the model as it was given, of
+            the control, and of the hardened one.
+        augmented: of a third that learned twins as scenes, if it was asked for.
+    """
+
+    model: nn.Module = field(repr=False)
+    control: nn.Module = field(repr=False)
+    before: Stability
+    control_stability: Stability
+    after: Stability
+    recipe: Recipe
+    twins: str
+    augmented: Stability | None = None
+
+    @property
+    def reduction(self) -> Reduction:
+        """Of instability against the control."""
+        return Reduction.of(unstable(self.control_stability.right()), unstable(self.after.right()))
+
+    @property
+    def accuracy_change(self) -> float:
+        """Mean accuracy over the paths, hardened minus control."""
+        return float(self.after.accuracy.mean() - self.control_stability.accuracy.mean())
+
+    def tables(self) -> list[Table]:
+        """The three models side by side, and the verdict."""
+        rows = [
+            ("as given", self.before),
+            ("control: plain fine-tune", self.control_stability),
+            *([] if self.augmented is None else [("twins learned as scenes", self.augmented)]),
+            (f"hardened: {self.twins}, {self.recipe.loss}", self.after),
+        ]
+        cells: tuple[Field[tuple[str, Stability]], ...] = (
+            Field.of("model", lambda row: row[0]),
+            Field.number("instability", lambda row: format_percent(row[1].instability().estimate)),
+            Field.number("95 %", lambda row: _ends(row[1].instability())),
+            Field.number("accuracy", lambda row: format_percent(float(row[1].accuracy.mean()))),
+            Field.number("worst path", lambda row: format_percent(float(row[1].accuracy.min()))),
+            Field.number("classes used", lambda row: str(len(np.unique(row[1].answers)))),
+        )
+        found = self.reduction
+        notes = [
+            f"Against the control: {format_percent(-found.reduction.estimate, signed=True)} "
+            f"instability ({_ends(found.reduction)} less, p = {found.p_value:.2g}), accuracy "
+            f"{format_percent(self.accuracy_change, signed=True)}.",
+            f"{self.after.classes.shape[1]} scenes over {len(self.after.names)} held-out paths.",
+        ]
+        return [Table.of(rows, cells, "Stability training", notes)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything the tables are made of."""
+        return {
+            "before": self.before.to_json(),
+            "control": self.control_stability.to_json(),
+            "hardened": self.after.to_json(),
+            "augmented": None if self.augmented is None else self.augmented.to_json(),
+            "reduction": self.reduction,
+            "accuracy_change": self.accuracy_change,
+            "recipe": self.recipe,
+            "twins": self.twins,
+        }
+
+
+def _ends(one: Interval) -> str:
+    return f"{format_percent(one.low)} to {format_percent(one.high)}"
+
+
+def runtime_of(model: nn.Module, name: str = "model") -> CallableRuntime:
+    """A torch module as the measurement calls it: arrays [N, ...] to scores [N, C]."""
+    import torch
+
+    def run(samples: NDArray[Any]) -> NDArray[Any]:
+        model.eval()
+        with torch.inference_mode():
+            parts = torch.from_numpy(samples).split(_BATCH)
+            return torch.cat([model(part) for part in parts]).numpy()
+
+    return CallableRuntime(name, run)
+
+
+def harden(
+    model: nn.Module,
+    scenes: Pixels,
+    labels: NDArray[np.int64],
+    pipeline: Pipeline,
+    *,
+    held_out: DeviceMatrix,
+    judged: tuple[Scenes | Pixels, NDArray[np.int64]],
+    twins: Twins | str = Distortion.name,
+    recipe: Recipe | None = None,
+    augmented: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Hardened:
+    """Fine-tune a copy of `model` to give scenes and twins one answer, and a copy without.
+
+    Args:
+        scenes, labels: to train on, uint8 [N, H, W, 3] and int64 [N].
+        pipeline: from a scene to a sample, as the model was trained.
+        held_out: paths to judge on; twins must not come from them.
+        judged: other scenes and their labels, to judge on.
+        twins: their generator, or its name.
+        recipe: of both fine-tunes.
+        augmented: train a third that learns twins as scenes, without a stability term.
+
+    Raises:
+        InvalidArgumentError, UnknownNameError: as `fine_tune` and `measure`.
+        TrainingFailedError: a loss is no number any more.
+    """
+    recipe = recipe or Recipe()
+    twins = twins_named(twins) if isinstance(twins, str) else twins
+    # Two scenes before the training, so that paths or labels which do not work fail early.
+    measure(runtime_of(model), judged[0][:2], held_out.paths, judged[1][:2], topk=1)
+    plans: dict[str, tuple[Twins | None, Recipe]] = {
+        "control": (None, recipe), "hardened": (twins, recipe),
+    }  # fmt: skip
+    if augmented:
+        plans["augmented"] = (twins, replace(recipe, loss="augment"))
+    trained = {"given": model}
+    for name, (generator, own) in plans.items():
+
+        def tell(line: str, name: str = name) -> None:
+            say(f"{name}: {line}")
+
+        trained[name] = fine_tune(model, scenes, labels, pipeline, generator, own, tell)
+    found = _side_by_side(trained, judged, held_out, say)
+    return Hardened(
+        trained["hardened"], trained["control"], found["given"], found["control"],
+        found["hardened"], recipe, twins.name, found.get("augmented"),
+    )  # fmt: skip
+
+
+def _side_by_side(
+    trained: Mapping[str, nn.Module], judged: tuple[Scenes, NDArray[np.int64]],
+    held_out: DeviceMatrix, say: Callable[[str], None],
+) -> dict[str, Stability]:  # fmt: skip
+    """Every model on the same paths, whose samples are made once for all of them."""
+    paths = [
+        DevicePath(f"{name}: {path.name}", path.pipeline, name)
+        for name in trained
+        for path in held_out.paths
+    ]
+    models = {name: runtime_of(model, name) for name, model in trained.items()}
+    whole = measure(models, judged[0], paths, judged[1], topk=1, say=say)
+    names = tuple(path.name for path in held_out.paths)
+    parts = np.split(whole.classes, len(trained))
+    return {
+        name: Stability(names, part, whole.labels)
+        for name, part in zip(trained, parts, strict=True)
+    }
