@@ -24,6 +24,19 @@ def test_a_name_is_in_it_that_one_pattern_takes_and_the_other_leaves() -> None:
     assert "head" not in selection
 
 
+def test_a_model_that_is_itself_the_module_is_taken() -> None:
+    assert "" in Selection()
+    assert "" in Selection(except_="*.norm")
+    assert Selection().why_none([""]) is None
+    table = nn.EmbeddingBag(30_000, 8)
+    batch = torch.randint(0, 30_000, (64, 4)), torch.zeros(64, 8)
+    optimizer = torch.optim.SGD(table.parameters(), 0.1)
+    built = build_from((table, batch, nn.functional.mse_loss, optimizer), (), 0, "a table")
+    graph = record(built)
+    (technique,) = parse("tt_embedding:4")
+    assert technique.why_not(graph) is None
+
+
 def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near() -> None:
     names = ["blocks.0.drop", "blocks.1.drop", "head"]
     assert Selection().why_none(names) is None

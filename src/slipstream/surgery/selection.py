@@ -31,7 +31,9 @@ class Selection:
         return self.only == EVERYTHING and not self.except_
 
     def __contains__(self, name: str) -> bool:
-        return fnmatchcase(name, self.only) and not fnmatchcase(name, self.except_)
+        # The model itself has no name, which an empty pattern would match.
+        left_out = bool(self.except_) and fnmatchcase(name, self.except_)
+        return fnmatchcase(name, self.only) and not left_out
 
     def why_none(self, names: Iterable[str]) -> str | None:
         """None, or why these names of modules leave nothing to change, with the nearest of them.

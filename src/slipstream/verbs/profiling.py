@@ -24,7 +24,7 @@ from slipstream.units import format_duration, format_percent
 from slipstream.verbs._chatter import without_chatter
 from slipstream.verbs.children import DEFAULT_TIMEOUT_S, call_in_child, run_program
 from slipstream.verbs.children import say as tell
-from slipstream.verbs.launches import launches_in_words, watch_launches
+from slipstream.verbs.page_faults import launches_in_words, watch_launches
 from slipstream.workload import Workload, run_steps
 
 _LEAST_FREE_BYTES = 1 << 20
@@ -56,7 +56,7 @@ def profile(
         timeout_s: the child is stopped when it is silent for this long.
         needs: statistics to record besides, such as "regions" (see `Technique.needs`).
         launches: whether other launches of the program are watched for their page faults, see
-            `slipstream.verbs.launches`.
+            `slipstream.verbs.page_faults`.
         say: called with a short line whenever there is progress.
 
     Raises:

@@ -132,7 +132,7 @@ class Request:
 
     def settled(self, graph: Graph, say: Callable[[str], None] = lambda line: None) -> Graph:
         """What `graph` recorded now, with what other launches of the program differ by."""
-        from slipstream.verbs.launches import watch_launches
+        from slipstream.verbs.page_faults import watch_launches
 
         if self.recorded:
             return graph

@@ -15,7 +15,7 @@ from slipstream.graph.page_faults import (
     page_fault_tasks,
     with_launches,
 )
-from slipstream.verbs.launches import launches_in_words
+from slipstream.verbs.page_faults import launches_in_words
 from slipstream.workload import Workload
 
 _LARGE = """

@@ -57,7 +57,7 @@ def watch_launches(
         others.append(
             call_in_child(
                 workload,
-                "slipstream.verbs.launches:watch_in_child",
+                "slipstream.verbs.page_faults:watch_in_child",
                 threads=threads,
                 timeout_s=timeout_s,
                 step_threads=int(graph.meta["threads"]),
