@@ -62,7 +62,8 @@ def racks_lab() -> Netlab:
 
 def racks_cluster(lab: Netlab) -> Cluster:
     """`racks_lab` as a cluster; what its thin cable carries, from a ring's time for one size."""
-    times = _taken(lab, _CALIBRATED, ["all_reduce"], 5).times_s("all_reduce")
+    # Both ways: one alone is no comparison, and this is how they are measured later.
+    times = _taken(lab, _CALIBRATED, ["all_reduce", "two_d"], 5).times_s("all_reduce")
     took = float(np.median(times))
     spread = np.abs(times / took - 1.0)
     known = Calibration(
