@@ -113,6 +113,10 @@ def open_scenes(
 def _opened(source: str | None, model: Runtime, size: int, split: str) -> Scenes:
     if source is not None and Path(source).is_dir():
         return _folder(Path(source), size)
+    if source is not None and source.endswith(("/", "\\")):
+        raise InvalidArgumentError(
+            "data", f"there is no folder '{source}'", remedy="check the path"
+        )
     if source is not None and "." not in source and ":" not in source:
         from slipstream import data
 
