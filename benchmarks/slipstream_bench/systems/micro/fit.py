@@ -32,7 +32,7 @@ from slipstream.ship.firmware import (
 )
 from slipstream.ship.firmware.costs import counts
 
-_NETWORKS = 10
+_NETWORKS = 16
 
 
 class _Shapes:
@@ -107,6 +107,10 @@ class _Shapes:
         kernel = (3, 3) if self._of(0, 1) else (self._of(1, 3, 5, 10), self._of(1, 2, 3, 4, 8))
         self._convolution(kernel, self._of(1, 2), self._of(1, 3, 8, 16, 40))
 
+    def _first_layer(self) -> None:
+        """Large kernels on an image of one channel, mostly border."""
+        self._convolution((self._of(5, 8, 10), self._of(4, 5, 8)), self._of(1, 2), 1)
+
     def _depthwise_of(self, kernel: tuple[int, int], stride: int, multiplier: int) -> None:
         shape = self._image(self._of(4, 8, 13, 32, 64))
         channels = shape[3] * multiplier
@@ -124,8 +128,11 @@ class _Shapes:
     def _other_depthwise(self) -> None:
         self._depthwise_of((self._of(1, 3, 5), self._of(1, 2, 4)), self._of(1, 2), self._of(1, 2))
 
+    def _tall_depthwise(self) -> None:
+        self._depthwise_of((self._of(3, 5, 10, 20), 1), 1, 1)
+
     def _connected(self) -> None:
-        depth, channels = self._of(20, 64, 128, 300), self._of(4, 10, 12, 64, 128)
+        depth, channels = self._of(20, 64, 128, 300, 2000), self._of(4, 10, 12, 64, 128)
         x = self._tensor((1, depth))
         w, b = self._weights((channels, depth), 0)
         self._step(
@@ -161,7 +168,7 @@ class _Shapes:
 
 _KINDS = [
     "point", "conv", "depthwise", "point", "conv", "depthwise", "other_depthwise", "connected",
-    "average", "maximum", "add", "softmax", "point", "depthwise",
+    "average", "maximum", "add", "softmax", "point", "depthwise", "first_layer", "tall_depthwise",
 ]  # fmt: skip
 
 

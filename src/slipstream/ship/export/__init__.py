@@ -6,6 +6,6 @@ Path("model.tflite").write_bytes(write_network(network))
 
 from slipstream.ship.export.modules import export_module
 from slipstream.ship.export.quantize import quantize_model
-from slipstream.ship.export.writer import write_network
+from slipstream.ship.firmware.writer import write_network
 
 __all__ = ["export_module", "quantize_model", "write_network"]

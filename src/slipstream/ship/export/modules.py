@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.child import Child
 from slipstream.errors import UsageError, WorkloadError
 from slipstream.ship.export.quantize import quantize_model
-from slipstream.ship.export.writer import write_network
+from slipstream.ship.firmware.writer import write_network
 
 _EXPORT_S = 600
 

@@ -45,12 +45,14 @@ class Run:
     Attributes:
         outputs: one list a set of inputs: an int8 array for each of the model's outputs.
         steps: instructions, [sets of inputs][steps]; empty where they are not counted.
+        opening: instructions before the first inference.
         stack: bytes of the deepest call; 0 where it is not measured.
         size: of the image; None where none was linked.
     """
 
     outputs: list[list[Array]]
     steps: tuple[tuple[int, ...], ...] = ()
+    opening: int = 0
     stack: int = 0
     size: ImageSize | None = None
 
@@ -140,11 +142,11 @@ def run_emulated(
         ToolchainError: compiler or emulator is missing or refuses; the program faults or hangs.
     """
     need_tool("qemu-system-arm")
-    steps = len(re.findall(r"^  SLIP_STEP\(", sources["model.c"], re.MULTILINE)) - 1
+    opens = f"{interface.name}_open(" in sources["model.h"]
     boards = files("slipstream.ship.firmware") / "boards"
     every = dict(sources) | {
         "board.c": (boards / "board.c").read_text("utf-8"),
-        "board.h": _board_header(interface, inputs, steps),
+        "board.h": _board_header(interface, inputs, opens),
         "board_step.h": _STEP,
         "link.ld": (boards / "link.ld").read_text("utf-8")
         .replace("BOARD_CONSTANTS", hex(target.constants)).replace("BOARD_RAM", hex(target.ram)),
@@ -181,7 +183,11 @@ def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
 
     per_million = numbers("ticks_per_million")[0]
     mark = numbers("ticks_per_mark")[0]
-    counts = [max(0, round((ticks - mark) * 1e6 / per_million)) for ticks in numbers("ticks")]
+
+    def instructions(name: str) -> list[int]:
+        return [max(0, round((ticks - mark) * 1e6 / per_million)) for ticks in numbers(name)]
+
+    counts, opening = instructions("ticks"), instructions("ticks_to_open")[0]
     shapes = [port.shape for port in interface.outputs]
     flat = [
         np.frombuffer(bytes.fromhex(found), np.int8)
@@ -193,7 +199,7 @@ def _parsed(text: str, interface: Interface, size: ImageSize) -> Run:
     ]
     each = len(counts) // len(outputs)
     steps = [tuple(counts[start : start + each]) for start in range(0, len(counts), each)]
-    return Run(outputs, tuple(steps), numbers("stack")[0], size)
+    return Run(outputs, tuple(steps), opening, numbers("stack")[0], size)
 
 
 def image_size(image: Path) -> ImageSize:
@@ -219,12 +225,13 @@ def image_size(image: Path) -> ImageSize:
     return ImageSize(code, constants, library, ram)
 
 
-def _board_header(interface: Interface, inputs: Sequence[Sequence[Array]], steps: int) -> str:
+def _board_header(interface: Interface, inputs: Sequence[Sequence[Array]], opens: bool) -> str:
     flat = np.concatenate([values.reshape(-1) for given in inputs for values in given])
     lines = [
         '#include "model.h"', f"#define BOARD_ARENA_BYTES {interface.arena_bytes}",
-        f"#define BOARD_RUNS {len(inputs)}u", f"#define BOARD_STEPS {steps}u",
+        f"#define BOARD_RUNS {len(inputs)}u", f"#define BOARD_STEPS {interface.name.upper()}_STEPS",
         f"#define BOARD_INVOKE {interface.name}_invoke",
+        f"#define BOARD_OPEN() {f'{interface.name}_open()' if opens else 0}",
     ]  # fmt: skip
 
     def places(kind: str, ports: Sequence[Port]) -> list[str]:

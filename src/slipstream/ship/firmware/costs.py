@@ -15,12 +15,10 @@ from importlib.resources import files
 from typing import Any
 
 from slipstream.ship.firmware.lowering import Program, Step
+from slipstream.ship.firmware.plan import struct_bytes
 from slipstream.ship.firmware.targets import Target
 
-# Bytes of the structs that describe steps (see kernels/slip_micro.h) and of softmax's table.
-STRUCT_BYTES = {
-    "slip_conv": 40, "slip_depthwise": 36, "slip_pool": 18, "slip_add": 48, "slip_softmax": 20,
-}  # fmt: skip
+# Bytes of softmax's table.
 _SOFTMAX_TABLE = 28
 # What a model of many steps may save more than one of a single step.
 _FRAME = 24
@@ -48,7 +46,7 @@ def instructions(step: Step, target: Target) -> int:
 def constant_bytes(program: Program) -> int:
     """Weights, biases, multipliers and descriptions of steps, in flash."""
     tables = sum(table.nbytes for step in program.steps for table in step.tables.values())
-    structs = sum(STRUCT_BYTES[step.struct] for step in program.steps)
+    structs = sum(struct_bytes(step.struct) for step in program.steps)
     softmax = any(step.struct == "slip_softmax" for step in program.steps)
     return int(tables + structs + (_SOFTMAX_TABLE if softmax else 0))
 
@@ -74,24 +72,21 @@ def counts(step: Step) -> Counts:
 
 def _gathered(n: Mapping[str, int]) -> Counts:
     """Of `slip_gather`, over all pixels."""
-    inner = 1
-    for side in ("h", "w"):
-        size, kernel, stride = n[f"in_{side}"], n[f"kernel_{side}"], n[f"stride_{side}"]
-        before = n["pad_top" if side == "h" else "pad_left"]
-        starts = (place * stride - before for place in range(n[f"out_{side}"]))
-        inner *= sum(0 <= start <= size - kernel for start in starts)
-    pixels = n["out_h"] * n["out_w"]
-    if max(n["dilation_h"], n["dilation_w"]) > 1:
-        inner = 0
-    taps, run = n["kernel_h"] * n["kernel_w"], n["kernel_w"] * n["in_c"]
-    border = pixels - inner
-    rows = inner * n["kernel_h"]
+    rows, columns = _inside(n, "h"), _inside(n, "w")
+    whole = sum(r == n["kernel_h"] for r in rows) * sum(c == n["kernel_w"] for c in columns)
+    inner = whole if max(n["dilation_h"], n["dilation_w"]) == 1 else 0
+    pixels, depth = n["out_h"] * n["out_w"], n["in_c"]
+    taps, run = n["kernel_h"] * n["kernel_w"], n["kernel_w"] * depth
+    border, lines = pixels - inner, inner * n["kernel_h"]
+    read = sum(rows) * sum(columns) - inner * taps
+    padded = border * taps - read
     return {
-        "inner": inner, "inner rows": rows, "inner words": rows * (run // 4),
-        "inner bytes": rows * (run % 4) if run != 3 else 0, "border": border,
-        "border taps": border * taps, "border words": border * taps * (n["in_c"] // 4),
-        "border bytes": border * taps * (n["in_c"] % 4),
-        "zeros": pixels * (n["depth"] - taps * n["in_c"]),
+        "inner": inner, "inner rows": lines, "inner words": lines * (run // 4),
+        "inner bytes": lines * (run % 4) if run != 3 else 0, "border": border,
+        "border rows": border * n["kernel_h"], "read taps": read,
+        "read words": read * (depth // 4), "read bytes": read * (depth % 4),
+        "padded taps": padded, "padded words": padded * (depth // 4),
+        "padded bytes": padded * (depth % 4), "zeros": pixels * (n["depth"] - taps * depth),
     }  # fmt: skip
 
 
@@ -103,7 +98,8 @@ def _direct(n: Mapping[str, int]) -> bool:
 def _wide(step: Step) -> int:
     """Channels that cannot take the short form."""
     seconds = step.tables["rescale"][1::2]
-    return int((seconds[: step.numbers.get("out_c", len(seconds))] <= 0).sum())
+    channels = step.numbers.get("out_c", step.numbers.get("channels", 0))
+    return int((seconds[: channels * step.numbers.get("multiplier", 1)] <= 0).sum())
 
 
 def _conv(step: Step) -> Counts:
@@ -122,18 +118,18 @@ def _conv(step: Step) -> Counts:
     return found if _direct(n) else found | _gathered(n)
 
 
-def _conv_rows(step: Step) -> Counts:
+def _conv_plain(step: Step) -> Counts:
+    """With Helium: sixteen depths at a time."""
     n = step.numbers
-    pixels = n["out_h"] * n["out_w"]
-    two, one, groups = pixels // 2, pixels % 2, -(-n["out_c"] // 4)
+    pixels, groups, depths = n["out_h"] * n["out_w"], -(-n["out_c"] // 4), -(-n["depth"] // 16)
+    two, one = pixels // 2, pixels % 2
     found: Counts = {
-        "blocks": two, "groups": two * groups, "single": one, "single groups": one * groups,
-        "products": (two + one) * groups * (n["depth"] // 16),
-        "tails": (two + one) * groups * bool(n["depth"] % 16),
+        "blocks": two, "words": two * depths, "groups": two * groups,
+        "products": two * groups * depths, "single": one, "single groups": one * groups,
+        "single products": one * groups * depths, "last groups": (two + one) * (n["out_c"] % 4 > 0),
+        "slow groups": 0 if n["narrow"] else two * groups,
     }  # fmt: skip
-    if _direct(n):
-        return found | {"copies": pixels, "copied words": pixels * n["depth"] // 4}
-    return found | _gathered(n)
+    return found if _direct(n) else found | _gathered(n)
 
 
 def _depthwise(step: Step) -> Counts:
@@ -155,11 +151,24 @@ def _depthwise(step: Step) -> Counts:
 
 def _depthwise_any(step: Step) -> Counts:
     n = step.numbers
-    outputs = n["out_h"] * n["out_w"] * n["channels"] * n["multiplier"]
-    wide = _wide(step) * n["out_h"] * n["out_w"]
+    pixels, taps = n["out_h"] * n["out_w"], n["kernel_h"] * n["kernel_w"]
+    if not step.scratch:
+        outputs = pixels * n["channels"] * n["multiplier"]
+        read = sum(_inside(n, "h")) * sum(_inside(n, "w")) * n["channels"] * n["multiplier"]
+        return {
+            "outputs": outputs, "rows": outputs * n["kernel_h"], "wide": _wide(step) * pixels,
+            "taps": read, "padded taps": outputs * taps - read,
+        }  # fmt: skip
+    whole, some = pixels * (n["channels"] // 16), pixels * (n["channels"] % 16 > 0)
+    rows, columns = _inside(n, "h"), _inside(n, "w")
+    inner = sum(r == n["kernel_h"] for r in rows) * max(
+        0, sum(c == n["kernel_w"] for c in columns) - 1
+    )
     return {
-        "outputs": outputs, "rows": outputs * n["kernel_h"], "wide": wide,
-        "taps": outputs * n["kernel_h"] * n["kernel_w"],
+        "pixels": pixels, "pixel taps": inner * taps, "border": pixels - inner,
+        "border taps": (pixels - inner) * taps, "vectors": whole, "vector taps": whole * taps,
+        "slow vectors": 0 if n["narrow"] else whole, "last": some, "last taps": some * taps,
+        "slow last": 0 if n["narrow"] else some, "out rows": n["out_h"],
     }  # fmt: skip
 
 
@@ -172,23 +181,6 @@ def _inside(n: Mapping[str, int], side: str) -> list[int]:
         sum(0 <= start + tap * dilation < n[f"in_{side}"] for tap in range(kernel))
         for start in starts
     ]
-
-
-def _depthwise_rows(step: Step) -> Counts:
-    n = step.numbers
-    blocks, rest = n["channels"] // 4, n["channels"] % 4
-    rows, columns = _inside(n, "h"), _inside(n, "w")
-    unrolled = n["kernel_w"] == 3 and n["dilation_w"] == 1
-    inner = [c for c in columns if unrolled and c == 3]
-    other = [c for c in columns if not (unrolled and c == 3)]
-    lines = sum(rows)
-    return {
-        "rows": n["out_h"], "row blocks": n["out_h"] * blocks,
-        "pixels": n["out_h"] * len(inner) * blocks, "lines": lines * len(inner) * blocks,
-        "border": n["out_h"] * len(other) * blocks, "border lines": lines * len(other) * blocks,
-        "border taps": lines * sum(other) * blocks, "rest": n["out_h"] * n["out_w"] * rest,
-        "rest lines": lines * n["out_w"] * rest, "rest taps": lines * sum(columns) * rest,
-    }  # fmt: skip
 
 
 def _pool(step: Step) -> Counts:
@@ -213,10 +205,9 @@ def _softmax(step: Step) -> Counts:
 
 _COUNTS = {
     "slip_conv_2d": _conv,
-    "slip_conv_rows": _conv_rows,
+    "slip_conv_plain": _conv_plain,
     "slip_depthwise_2d": _depthwise,
     "slip_depthwise_any": _depthwise_any,
-    "slip_depthwise_rows": _depthwise_rows,
     "slip_average_pool": _pool,
     "slip_max_pool": _pool,
     "slip_add_int8": _add,

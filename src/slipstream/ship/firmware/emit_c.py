@@ -6,7 +6,7 @@ that nothing is left to do before the first inference, and no memory but the are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 import numpy as np
@@ -25,21 +25,34 @@ _HOOK = (
 
 def emit(program: Program, arena: Arena) -> dict[str, str]:
     """Files by name: ``model.h``, ``model.c``, and those of the kernels that are called."""
-    kernels = files("slipstream.ship.firmware") / "kernels"
-    wanted = ["slip_micro.h", *sorted({name for step in program.steps for name in step.sources})]
-    made = {name: (kernels / name).read_text("utf-8") for name in wanted}
     interface = interface_of(program.network, arena)
-    header = _header(program, interface)
-    return {"model.h": header, "model.c": _source(program, arena, interface.name)} | made
+    invoke = (
+        "/* Reads the inputs at their offsets in the arena, writes the outputs at theirs. */",
+        f"void {interface.name}_invoke(void *arena);",
+    )
+    made = {
+        "model.h": header(program, interface, invoke),
+        "model.c": _source(program, arena, interface.name),
+    }
+    return made | kernel_files(program)
 
 
-def _header(program: Program, interface: Interface) -> str:
+def kernel_files(program: Program, others: Sequence[str] = ()) -> dict[str, str]:
+    """Files of the kernels that are called, and `others` beside them, by name."""
+    folder = files("slipstream.ship.firmware") / "kernels"
+    wanted = {"slip_micro.h", *others, *(name for one in program.steps for name in one.sources)}
+    return {name: (folder / name).read_text("utf-8") for name in sorted(wanted)}
+
+
+def header(program: Program, interface: Interface, declared: Sequence[str]) -> str:
+    """``model.h``: sizes, offsets of inputs and outputs, and what is declared."""
     name = interface.name
     lines = [
         f"/* {program.network.name}: {len(program.steps)} steps, {program.macs} products. */",
         "#ifndef SLIP_MODEL_H", "#define SLIP_MODEL_H", "", "#include <stdint.h>", "",
         "/* Bytes that an inference needs, aligned to 16. Between inferences they are free. */",
-        f"#define {name.upper()}_ARENA_BYTES {interface.arena_bytes}", "",
+        f"#define {name.upper()}_ARENA_BYTES {interface.arena_bytes}",
+        f"#define {name.upper()}_STEPS {len(program.steps)}", "",
     ]  # fmt: skip
     for kind, ports in (("INPUT", interface.inputs), ("OUTPUT", interface.outputs)):
         lines.append(f"#define {name.upper()}_{kind}S {len(ports)}")
@@ -50,11 +63,7 @@ def _header(program: Program, interface: Interface) -> str:
                 f"#define {prefix}_OFFSET {port.offset}", f"#define {prefix}_BYTES {port.nbytes}",
             ]  # fmt: skip
         lines.append("")
-    lines += [
-        "/* Reads the inputs at their offsets in the arena, writes the outputs at theirs. */",
-        f"void {name}_invoke(void *arena);", "", "#endif", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join([*lines, *declared, "", "#endif", ""])
 
 
 def _source(program: Program, arena: Arena, name: str) -> str:
@@ -72,7 +81,7 @@ def _constants(number: int, step: Step) -> Iterator[str]:
         kind = "int8_t" if values.dtype == np.int8 else "int32_t"
         array = f"{field}_{number}[{values.size}]"
         yield f"static const {kind} {array} __attribute__((aligned(4))) = {{"
-        yield from _rows(values)
+        yield from rows(values)
         yield "};"
     fields = [f".{field} = {field}_{number}" for field in step.tables]
     fields += [f".{field} = {value}" for field, value in step.numbers.items()]
@@ -81,7 +90,8 @@ def _constants(number: int, step: Step) -> Iterator[str]:
     yield "};"
 
 
-def _rows(values: Array) -> Iterator[str]:
+def rows(values: Array) -> Iterator[str]:
+    """Numbers as lines of C."""
     flat = [str(value) if value != -(2**31) else "INT32_MIN" for value in values.tolist()]
     for start in range(0, len(flat), _A_LINE):
         yield "  " + ",".join(flat[start : start + _A_LINE]) + ","

@@ -9,21 +9,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import UsageError
+from slipstream.errors import UnknownNameError, UsageError
 from slipstream.files import read_bytes
 from slipstream.ship.errors import DoesNotFitError, ModelFileError
 from slipstream.ship.firmware.arena import Arena, plan_arena
 from slipstream.ship.firmware.drawing import draw_arena
 from slipstream.ship.firmware.emit_c import emit
+from slipstream.ship.firmware.emit_interpreter import emit_interpreter
 from slipstream.ship.firmware.interface import Interface, interface_of
 from slipstream.ship.firmware.lowering import Program, lower
 from slipstream.ship.firmware.network import Network
+from slipstream.ship.firmware.plan import planned_model
 from slipstream.ship.firmware.planner import Buffer, greedy_plan
 from slipstream.ship.firmware.targets import Target, target
 from slipstream.ship.firmware.tflite import parse_network
 from slipstream.tables import Field, Table
 from slipstream.units import format_bytes
 
+BACKENDS = ("straight", "interpreter")
 _DESCRIPTION, _MODEL, _FORMAT = "firmware.json", "model.tflite", 1
 
 
@@ -35,12 +38,15 @@ class Firmware:
         model: the bytes of the .tflite file.
         arena: where tensors lie.
         target: the processor.
+        backend: ``straight``: one call after another, everything a constant; ``interpreter``: the
+            model stands in flash as a file, whose metadata holds the plan.
     """
 
     model: bytes = field(repr=False)
     program: Program
     arena: Arena
     target: Target
+    backend: str = "straight"
 
     @property
     def network(self) -> Network:
@@ -50,6 +56,8 @@ class Firmware:
     @cached_property
     def sources(self) -> Mapping[str, str]:
         """C files by name."""
+        if self.backend == "interpreter":
+            return emit_interpreter(self.program, self.arena, self.model)
         return emit(self.program, self.arena)
 
     @cached_property
@@ -77,7 +85,7 @@ class Firmware:
         folder.mkdir(parents=True, exist_ok=True)
         described = {
             "format": _FORMAT, "target": self.target.name, "interface": self.interface.to_json(),
-            "sources": sorted(self.sources),
+            "backend": self.backend, "sources": sorted(self.sources),
         }  # fmt: skip
         texts = dict(self.sources) | {
             "memory.svg": draw_arena(self.arena, len(self.program.steps), self.network.name),
@@ -92,7 +100,8 @@ class Firmware:
         """What was exported and what it needs, for programs."""
         greedy = greedy_plan(self._plain_buffers())
         return {
-            "model": self.network.name, "target": self.target.name, "macs": self.program.macs,
+            "model": self.network.name, "target": self.target.name, "backend": self.backend,
+            "macs": self.program.macs,
             "arena_bytes": self.arena.size, "arena_bound_bytes": self.arena.plan.bound,
             "arena_optimal": self.arena.plan.optimal, "greedy_bytes": greedy.peak,
             "constant_bytes": self.constant_bytes, "interface": self.interface.to_json(),
@@ -152,6 +161,7 @@ def covered_bytes(arena: Arena, step: int) -> int:
 def export_firmware(
     model: Path | str | bytes, *, name: str | None = None, device: str = "cortex-m4",
     ram_bytes: int | None = None, flash_bytes: int | None = None, overlap: bool = True,
+    backend: str = "straight",
 ) -> Firmware:  # fmt: skip
     """Plan the firmware of a .tflite model.
 
@@ -161,8 +171,10 @@ def export_firmware(
         device: name of a `Target`.
         ram_bytes, flash_bytes: what the device has; None: as much as is needed.
         overlap: tensors may share memory while an operator reads one and writes the other.
+        backend: see `Firmware`.
 
     Raises:
+        UnknownNameError: there is no such device or back end.
         ModelFileError, UnsupportedModelError: see `parse_network` and `lower`.
         DoesNotFitError: the device has less memory.
     """
@@ -172,8 +184,15 @@ def export_firmware(
         data, where = read_bytes(Path(model), ModelFileError), str(model)
         name = name or Path(model).stem
     chosen = target(device)
-    program = lower(parse_network(data, name or "model", where=where), chosen.layout)
-    made = Firmware(data, program, plan_arena(program, overlap=overlap), chosen)
+    network = parse_network(data, name or "model", where=where)
+    if backend not in BACKENDS:
+        raise UnknownNameError("back end", backend, BACKENDS)
+    packed = backend == "straight" and not chosen.vectors
+    program = lower(network, packed=packed, vectors=chosen.vectors)
+    arena = plan_arena(program, overlap=overlap)
+    if backend == "interpreter":
+        data = planned_model(program, arena, vectors=chosen.vectors)
+    made = Firmware(data, program, arena, chosen, backend)
     _check_fit(made, ram_bytes, flash_bytes)
     return made
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -21,8 +20,7 @@ from slipstream.ship.firmware.network import Array, Network, Operator, Quantizat
 _MOST_SUM = 2**30
 _NARROW_SHIFTS = (2, 31)
 _WIDE = 64
-
-Layout = Literal["pairs", "rows"]
+_MOST_CLASSES = 511
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,13 @@ class Program:
         return sum(step.macs for step in self.steps)
 
 
-def lower(network: Network, layout: Layout = "pairs") -> Program:
+def lower(network: Network, *, packed: bool = True, vectors: bool = False) -> Program:
     """The steps of a network.
 
     Args:
-        layout: of weights; ``pairs`` for instructions that multiply two 16-bit numbers, ``rows``
-            for vectors of bytes.
+        packed: weights of convolutions are in the order for instructions that multiply two 16-bit
+            numbers, which is the fastest there; else they are as the model has them.
+        vectors: the processor multiplies vectors of bytes, from weights that are not packed.
 
     Raises:
         UnsupportedModelError: operators, types or shapes no kernel of ours computes; all at once.
@@ -101,7 +100,7 @@ def lower(network: Network, layout: Layout = "pairs") -> Program:
         if operator.outputs[0] in pads:
             continue
         try:
-            made = _lower_one(_Call(network, number, operator, layout, pads))
+            made = _lower_one(_Call(network, number, operator, packed, vectors, pads))
         except UnsupportedModelError as error:
             problems.setdefault(error.what, []).append(number)
             continue
@@ -173,7 +172,8 @@ class _Call:
     network: Network
     number: int
     operator: Operator
-    layout: Layout
+    packed: bool
+    vectors: bool
     pads: Mapping[int, _Pad]
 
     def refuse(self, why: str) -> UnsupportedModelError:
@@ -287,9 +287,9 @@ def _window(
 
 
 def _rescales(
-    call: _Call, factors: Array, bias: Array, most: Array, limits: tuple[int, int], in_rows: bool
+    call: _Call, factors: Array, bias: Array, most: Array, limits: tuple[int, int]
 ) -> tuple[Array, bool]:
-    """`rescale`, [channels, 2] or in rows [2, channels]; whether all may take the short form.
+    """`rescale`, two numbers a channel; whether all channels may take the short form.
 
     Args:
         factors: float64 [channels].
@@ -303,9 +303,10 @@ def _rescales(
     low, high = _NARROW_SHIFTS
     short = (low <= shifts) & (shifts <= high) & (sums < _MOST_SUM) & (limits == (-128, 127))
     seconds = np.where(short, 1 << np.clip(32 - shifts, 0, 32), shifts - _WIDE)
-    if in_rows:
-        return np.stack([multipliers, shifts]).astype(np.int32), False
-    return np.stack([multipliers, seconds], 1).astype(np.int32), bool(short.all())
+    narrow = bool(short.all())
+    if call.vectors and not narrow:
+        seconds = shifts - _WIDE
+    return np.stack([multipliers, seconds], 1).astype(np.int32).reshape(-1), narrow
 
 
 def _checked_bias(call: _Call, bias: Array, products: Array) -> Array:
@@ -315,17 +316,15 @@ def _checked_bias(call: _Call, bias: Array, products: Array) -> Array:
 
 
 def pack_pairs(weights: Array) -> Array:
-    """Weights [channels, depth] as the convolution reads them: int8, one dimension.
+    """Weights [channels, depth] as `slip_conv_2d` reads them: int8, one dimension.
 
-    Both sizes are padded to multiples of four with zeros. Four channels follow four channels;
-    within them, depths come as the widening of bytes gives them (0 and 2, then 1 and 3), and a word
-    holds two depths of two channels, the first channel's in its even bytes.
+    Both sizes are multiples of four. Four channels follow four channels; within them, depths come
+    as the widening of bytes gives them (0 and 2, then 1 and 3), and a word holds two depths of two
+    channels, the first channel's in its even bytes.
     """
-    channels, depth = (-(-size // 4) * 4 for size in weights.shape)
-    whole = np.zeros((channels, depth), np.int8)
-    whole[: weights.shape[0], : weights.shape[1]] = weights
+    channels, depth = weights.shape
     # [group, pair of channels, which of them, quad, which depth (low bit: pair), half]
-    parts = whole.reshape(channels // 4, 2, 2, depth // 4, 2, 2)
+    parts = weights.reshape(channels // 4, 2, 2, depth // 4, 2, 2)
     # depth within a quad is half * 2 + pair: to [group, quad, pair, pair of channels, half, which].
     return np.ascontiguousarray(parts.transpose(0, 3, 5, 1, 4, 2)).reshape(-1)
 
@@ -336,7 +335,7 @@ def _convolution(
     dilation: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0),
     float_product: bool = False,
 ) -> Step:  # fmt: skip
-    """A step of `slip_conv_2d`; weights are [channels, depth]."""
+    """A step of a convolution; weights are [channels, depth]."""
     given, to = _quantization(call.activation(0)), _quantization(call.output)
     channels, depth = weights.shape
     products = abs(weights.astype(np.int64)).sum(1) * 255
@@ -345,32 +344,25 @@ def _convolution(
     )
     limits = call.limits()
     factors = _factors(given.scale, scales, to.scale, float_product)
-    rows = call.layout == "rows"
-    rescale, narrow = _rescales(call, factors, folded, products, limits, rows)
+    rescale, narrow = _rescales(call, factors, folded, products, limits)
     padded = -(-channels // 4) * 4
     deep = -(-depth // 4) * 4
     height, width, in_channels = image
     direct = kernel == (1, 1) and stride == (1, 1) and deep == in_channels
     if direct:
-        # Blocks of two pixels are read before they are written; in pairs, a single last one is not.
+        # Blocks of two pixels are read before they are written, a single last one is not.
         pixels = out[0] * out[1]
         distance = max(0, pixels * (channels - in_channels))
-        if pixels % 2 and not rows:
+        if pixels % 2:
             distance = max(distance, pixels * channels - (pixels - 1) * in_channels)
     else:
         distance = _row_distance(image, out, channels, stride[0], padding[0])
-    if rows:
-        scratch = min(out[0] * out[1], 2) * deep
-        packed = _padded_rows(weights, (padded, deep))
-        scales_of = _padded_rows(rescale, (2, padded)).reshape(-1)
-    else:
-        scratch = _columns(out[0] * out[1], deep, direct)
-        packed = pack_pairs(weights)
-        scales_of = _padded(rescale.reshape(-1), 2 * padded)
-    kernel_name = "slip_conv_rows" if rows else "slip_conv_2d"
-    sources = ("conv_rows.c", "gather.c", "rows.h") if rows else ("conv.c", "gather.c")
+    kind = "conv_2d" if call.packed else "conv_plain"
+    whole = np.zeros((padded, deep), np.int8)
+    whole[:channels, :depth] = weights
     return call.step(
-        kernel=kernel_name, sources=sources, struct="slip_conv",
+        kernel=f"slip_{kind}", struct="slip_conv",
+        sources=("conv.c" if call.packed else "conv_plain.c", "conv.h", "gather.c"),
         numbers={
             "in_h": height, "in_w": width, "in_c": in_channels, "out_h": out[0], "out_w": out[1],
             "out_c": channels, "depth": deep, "kernel_h": kernel[0], "kernel_w": kernel[1],
@@ -380,17 +372,19 @@ def _convolution(
             "high": limits[1], "narrow": int(narrow),
         },
         tables={
-            "weights": packed, "bias": _padded(folded, padded), "rescale": scales_of,
+            "weights": pack_pairs(whole) if call.packed else whole.reshape(-1),
+            "bias": _padded(folded, padded), "rescale": _padded(rescale, 2 * padded),
         },
-        scratch=scratch, distances=(distance,),
+        scratch=_columns(out[0] * out[1], deep, direct, call.vectors), distances=(distance,),
         macs=out[0] * out[1] * channels * depth,
     )  # fmt: skip
 
 
-def _columns(pixels: int, depth: int, direct: bool) -> int:
-    """Scratch of `slip_conv_2d`: two pixels of 16 bits, and of 8 where they are gathered."""
-    several = min(pixels, 2)
-    return (4 * depth if several > 1 else 0) + (0 if direct else several * depth)
+def _columns(pixels: int, depth: int, direct: bool, vectors: bool) -> int:
+    """Scratch of convolutions: two pixels as they are multiplied, and of 8 bits where they are
+    gathered: 16 bits wide, or for vectors 16 depths of one and the other in turn."""
+    of_two = 2 * (-(-depth // 16) * 16) if vectors else 4 * depth
+    return (of_two if pixels > 1 else 0) + (0 if direct else min(pixels, 2) * depth)
 
 
 def _factors(given: np.float32, weights: Array, to: np.float32, float_product: bool) -> Array:
@@ -408,12 +402,6 @@ def _padded(values: Array, size: int) -> Array:
     found = np.zeros(size, np.int32)
     found[: len(values)] = values
     return found
-
-
-def _padded_rows(values: Array, shape: tuple[int, int]) -> Array:
-    found = np.zeros(shape, values.dtype)
-    found[: values.shape[0], : values.shape[1]] = values
-    return found.reshape(-1) if values.dtype == np.int8 else found
 
 
 def _row_distance(
@@ -473,52 +461,48 @@ def _depthwise(call: _Call) -> Step:
         raise call.refuse(f"from {image[2]} to {channels} channels")
     out = (out_h, out_w)
     kernel, stride, dilation, padding = _windows(call, image, out, weights.shape[1:3])
-    flat = weights.reshape(-1, channels).T
+    flat = weights.reshape(-1, channels)
     if image[2] == 1:
         # With one channel to read it is a convolution, and that shares what it reads.
         return _convolution(
-            call, flat, scales, bias=call.bias(2, channels), image=image, out=out, kernel=kernel,
+            call, flat.T, scales, bias=call.bias(2, channels), image=image, out=out, kernel=kernel,
             stride=stride, dilation=dilation, padding=padding,
         )  # fmt: skip
     given, to = _quantization(call.activation(0)), _quantization(call.output)
-    products = abs(flat.astype(np.int64)).sum(1) * 255
-    plain = call.bias(2, channels)
-    bias = plain - given.zero_point * flat.astype(np.int64).sum(1)
+    products = abs(flat.astype(np.int64)).sum(0) * 255
+    bias = call.bias(2, channels) - given.zero_point * flat.astype(np.int64).sum(0)
     _checked_bias(call, bias, products)
     limits = call.limits()
     factors = _factors(given.scale, scales, to.scale, False)
-    rows = call.layout == "rows" and channels == image[2]
-    rescale, _ = _rescales(call, factors, bias, products, limits, rows)
+    rescale, narrow = _rescales(call, factors, bias, products, limits)
     fast = kernel == (3, 3) and stride in ((1, 1), (2, 2)) and dilation == (1, 1)
-    fast = fast and channels == image[2] and call.layout == "pairs"
-    stored = weights.reshape(-1) if rows else np.ascontiguousarray(flat).reshape(-1)
-    if rows:
-        rescale = _padded_rows(rescale, (2, -(-channels // 4) * 4))
-    kind = "2d" if fast else "rows" if rows else "any"
-    # Four rows of 16-bit numbers and one of sums: see kernels/depthwise.c.
-    pitch = ((-(-out_w // 2) * 2 - 1) * stride[1] + 4) // 2 * 2
+    fast = fast and channels == image[2] and not call.vectors
+    if fast:
+        # Four rows of 16-bit numbers and one of sums: see kernels/depthwise.c.
+        pitch = ((-(-out_w // 2) * 2 - 1) * stride[1] + 4) // 2 * 2
+        scratch = 8 * pitch + 4 * (-(-out_w // 2) * 2)
+    else:
+        # An address a tap and a row of zero points, of the vectors of kernels/depthwise_any.c.
+        scratch = 4 * len(flat) + channels if call.vectors and channels == image[2] else 0
     distance = None if fast else _row_distance(image, out, channels, stride[0], padding[0])
+    padded = -(-channels // 16) * 16 if call.vectors else channels
     return call.step(
-        kernel=f"slip_depthwise_{kind}", struct="slip_depthwise",
-        sources={
-            "2d": ("depthwise.c",), "any": ("depthwise_any.c",),
-            "rows": ("depthwise_rows.c", "rows.h"),
-        }[kind],
+        kernel="slip_depthwise_2d" if fast else "slip_depthwise_any", struct="slip_depthwise",
+        sources=("depthwise.c",) if fast else ("depthwise_any.c",),
         numbers={
             "in_h": image[0], "in_w": image[1], "channels": image[2], "out_h": out_h,
             "out_w": out_w, "multiplier": channels // image[2], "kernel_h": kernel[0],
             "kernel_w": kernel[1], "stride_h": stride[0], "stride_w": stride[1],
             "dilation_h": dilation[0], "dilation_w": dilation[1], "pad_top": padding[0],
             "pad_left": padding[1], "in_zero": given.zero_point, "out_zero": to.zero_point,
-            "low": limits[0], "high": limits[1],
+            "low": limits[0], "high": limits[1], "narrow": int(narrow),
         },
         tables={
-            "weights": stored, "bias": (plain if rows else bias).astype(np.int32),
-            "rescale": rescale.reshape(-1),
+            "weights": weights.reshape(-1), "bias": _padded(bias, padded),
+            "rescale": _padded(rescale, 2 * padded),
         },
-        scratch=8 * pitch + 4 * (-(-out_w // 2) * 2) if fast else 0,
-        distances=(distance,), in_place=fast,
-        macs=out_h * out_w * channels * flat.shape[1],
+        scratch=scratch, distances=(distance,), in_place=fast,
+        macs=out_h * out_w * channels * len(flat),
     )  # fmt: skip
 
 
@@ -572,12 +556,10 @@ def _add(call: _Call) -> Step:
         "": fixed_multiplier(twice / ((1 << 20) * float(out.scale))),
     }
     low, high = call.limits()
-    numbers = {
-        "count": a.size, "zero_a": first.zero_point, "zero_b": second.zero_point,
-        "out_zero": out.zero_point, "low": low, "high": high,
-    }  # fmt: skip
+    numbers = {"count": a.size, "zero_a": first.zero_point, "zero_b": second.zero_point}
     for name, (multiplier, shift) in parts.items():
         numbers |= {f"multiplier{name}": multiplier, f"shift{name}": shift}
+    numbers |= {"out_zero": out.zero_point, "low": low, "high": high}
     return call.step(
         kernel="slip_add_int8", sources=("add.c",), struct="slip_add", numbers=numbers, tables={},
         inputs=(call.index(0), call.index(1)), distances=(0, 0),
@@ -592,6 +574,8 @@ def _softmax(call: _Call) -> Step:
     beta = float(call.operator.options["beta"])
     multiplier, shift, least = softmax_scaling(beta, float(_quantization(given).scale))
     columns = given.shape[-1]
+    if columns > _MOST_CLASSES:
+        raise call.refuse(f"over {columns} numbers; over {_MOST_CLASSES} its shifts have an end")
     return call.step(
         kernel="slip_softmax_int8", sources=("softmax.c",), struct="slip_softmax",
         numbers={

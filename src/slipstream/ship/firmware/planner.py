@@ -58,7 +58,7 @@ def plan_memory(
     distances: Distances | None = None,
     seconds: float = 1.0,
 ) -> Plan:
-    """The best plan found in `seconds`, and whether it is proved to be optimal.
+    """The best plan found in `seconds` of the processor, and whether it is proved to be optimal.
 
     Args:
         align: bytes that offsets are multiples of; sizes are rounded up to it.
@@ -67,7 +67,7 @@ def plan_memory(
     """
     problem = _Problem(buffers, align, distances or {})
     plain = _Problem(buffers, align, {})
-    deadline = time.monotonic() + seconds
+    deadline = time.process_time() + seconds
     best = min(
         [plain.place(plain.by_size()), *(problem.place(order) for order in problem.orders())],
         key=problem.top,
@@ -184,7 +184,7 @@ class _Search:
 
     def run(self) -> tuple[list[int], bool]:
         """The best offsets, and whether they are proved to be optimal."""
-        now = time.monotonic()
+        now = time.process_time()
         self._shuffle(now + (self._deadline - now) / 4)
         count = len(self._problem.sizes)
         if self._top > self._problem.bound:
@@ -203,7 +203,7 @@ class _Search:
             self._problem.orders(), key=lambda one: self._problem.top(self._problem.place(one))
         )
         level = self._problem.top(self._problem.place(order))
-        while time.monotonic() < until and self._top > self._problem.bound:
+        while time.process_time() < until and self._top > self._problem.bound:
             tried = list(order)
             tried.insert(dice.randrange(len(tried)), tried.pop(dice.randrange(len(tried))))
             offsets = self._problem.place(tried)
@@ -224,7 +224,7 @@ class _Search:
             return
         if self._top <= problem.bound:
             return
-        if time.monotonic() > self._deadline:
+        if time.process_time() > self._deadline:
             self._late = True
             return
         at = {index: self._lowest(offsets, index) for index in left}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.errors import UnknownNameError
-from slipstream.ship.firmware.lowering import Layout
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class Target:
         flags: of the compiler, that choose the processor.
         board: of `qemu-system-arm`; empty for this machine itself.
         constants, ram: where the board has memory for them; its code begins at 0.
-        layout: of weights: see `lower`.
+        vectors: it multiplies vectors of bytes (Helium).
         about: what it is, for people.
     """
 
@@ -26,7 +25,7 @@ class Target:
     board: str = ""
     constants: int = 0x200000
     ram: int = 0x20000000
-    layout: Layout = "pairs"
+    vectors: bool = False
     about: str = ""
 
 
@@ -48,7 +47,7 @@ _TARGETS = {
         Target(
             "cortex-m55", _ARM,
             ("-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard"),
-            "mps3-an547", constants=0x60000000, ram=0x21000000, layout="rows",
+            "mps3-an547", constants=0x60000000, ram=0x21000000, vectors=True,
             about="Helium vectors: Alif Ensemble, STM32N6",
         ),
     )

@@ -84,7 +84,7 @@ static __attribute__((noinline)) uint32_t board_ticks(void) {
   return 0xFFFFFFu & ~SYSTICK_NOW;
 }
 
-static uint32_t board_marks[BOARD_STEPS + 1];
+static uint32_t board_marks[BOARD_STEPS + 2];
 
 /* Called between two steps of the model. */
 void board_step(uint32_t number) {
@@ -109,6 +109,10 @@ void board_main(void) {
   board_step(0);
   board_step(1);
   board_say_number("ticks_per_mark ", board_ticks_between(board_marks[0], board_marks[1]));
+  board_step(0);
+  if (BOARD_OPEN()) board_exit(4);
+  board_step(1);
+  board_say_number("ticks_to_open ", board_ticks_between(board_marks[0], board_marks[1]));
   memset(board_arena, BOARD_PATTERN, BOARD_ARENA_BYTES);
   uint32_t deepest = 0;
   uint32_t inputs = 0;

@@ -1,12 +1,6 @@
 /* Convolution, and fully connected layers as one over a single pixel: products of two pixels with
- * four channels at a time, 16 bits wide, two to an instruction where there are DSP instructions.
- *
- * Reads each block of two pixels whole before it writes it, in ascending order: what the planner
- * relies on where input and output overlap. */
-#include "slip_micro.h"
-
-/* Sums of four channels for one pixel or two: [channel][pixel]. */
-typedef int32_t sums_of_two[8];
+ * four channels at a time, 16 bits wide, two to an instruction where there are DSP instructions. */
+#include "conv.h"
 
 /* columns: per two depths a word of each pixel; weights: per two depths a word of channels 0 and 1
  * and one of 2 and 3, whose even bytes are the first channel's. */
@@ -88,79 +82,24 @@ static inline __attribute__((always_inline)) void multiply_one(
   sums[0] = a0, sums[2] = a1, sums[4] = a2, sums[6] = a3;
 }
 
-/* Sums to int8, for up to four channels and one pixel or two. */
-static __attribute__((noinline)) void write_any(
-    const slip_conv *op, const int32_t *sums, const int32_t *rescale, int channels, int pixels,
-    int8_t *out) {
-  for (int c = 0; c < channels; c++) {
-    for (int p = 0; p < pixels; p++) {
-      out[p * op->out_c + c] = (int8_t)slip_to_int8(
-          sums[2 * c + p], rescale + 2 * c, op->out_zero, op->low, op->high);
-    }
-  }
-}
-
-/* Four depths of each pixel as words of 16-bit pairs, in the order that widening bytes gives. */
-static inline void widen(const int8_t *first, const int8_t *second, int quads, uint32_t *columns) {
-  for (; quads > 0; quads--, first += 4, second += 4, columns += 4) {
-    uint32_t a = slip_word(first), b = slip_word(second);
-    columns[0] = slip_even_bytes(a);
-    columns[1] = slip_even_bytes(b);
-    columns[2] = slip_odd_bytes(a);
-    columns[3] = slip_odd_bytes(b);
-  }
-}
-
-/* All channels of one pixel or two. Where `second` is null there is one. */
 static void multiply(
     const slip_conv *op, const int8_t *first, const int8_t *second, uint32_t *columns, int8_t *out) {
   int quads = op->depth / 4, channels = op->out_c;
   const uint32_t *weights = (const uint32_t *)(const void *)op->weights;
   const int32_t *bias = op->bias, *rescale = op->rescale;
   int32_t sums[8];
-  if (second) widen(first, second, quads, columns);
+  if (second) slip_widen(first, second, quads, columns);
   for (; channels > 0; channels -= 4, weights += op->depth, bias += 4, rescale += 8, out += 4) {
     if (second) {
       multiply_two(columns, weights, quads, bias, sums);
+      slip_write_two(op, sums, rescale, channels, out);
     } else {
       multiply_one(first, weights, quads, bias, sums);
-    }
-    if (second && op->narrow && channels >= 4) {
-      int32_t zero = op->out_zero;
-      int8_t *next = out + op->out_c;
-      for (int k = 0; k < 4; k++) {
-        int32_t multiplier = rescale[2 * k], power = rescale[2 * k + 1];
-        out[k] = (int8_t)slip_narrow(sums[2 * k], multiplier, power, zero);
-        next[k] = (int8_t)slip_narrow(sums[2 * k + 1], multiplier, power, zero);
-      }
-    } else {
-      int left = channels < 4 ? channels : 4;
-      write_any(op, sums, rescale, left, second ? 2 : 1, out);
+      slip_write_any(op, sums, rescale, channels < 4 ? channels : 4, 1, out);
     }
   }
 }
 
-/* scratch: 4 * depth bytes where the output has more than one pixel, and 2 * depth more where the
- * input is not its own column. */
 void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch) {
-  int pixels = op->out_h * op->out_w;
-  /* Of one pixel and whole words, the input is its own column. */
-  int direct = op->kernel_h * op->kernel_w == 1 && op->stride_h * op->stride_w == 1 &&
-               op->depth == op->in_c;
-  uint32_t *columns = scratch;
-  int8_t *first_column = (int8_t *)scratch + (pixels > 1 ? 4 * op->depth : 0);
-  int8_t *second_column = first_column + op->depth;
-  int y = 0, x = 0;
-  for (; pixels > 0; pixels -= 2, out += 2 * op->out_c) {
-    const int8_t *first = in, *second = pixels > 1 ? in + op->in_c : 0;
-    if (direct) {
-      in += 2 * op->in_c;
-    } else {
-      first = slip_gather(op, in, y, x, first_column);
-      if (++x == op->out_w) x = 0, y++;
-      if (second) second = slip_gather(op, in, y, x, second_column);
-      if (++x == op->out_w) x = 0, y++;
-    }
-    multiply(op, first, second, columns, out);
-  }
+  slip_each_two(op, in, out, scratch, 4 * op->depth, multiply);
 }

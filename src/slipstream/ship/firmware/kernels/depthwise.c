@@ -73,11 +73,11 @@ static inline __attribute__((always_inline)) int8_t *write_row(
   const int32_t *end = sums + op->out_w;
   int step = op->channels;
   if (power > 0) {
-    for (; sums < end; to += step) *to = (int8_t)slip_narrow(*sums++ + bias, multiplier, power, zero);
+    for (; sums < end; to += step) *to = (int8_t)slip_narrow(slip_sum(*sums++, bias), multiplier, power, zero);
     return to;
   }
   for (; sums < end; to += step) {
-    *to = (int8_t)slip_to_int8(*sums++ + bias, rescale, zero, op->low, op->high);
+    *to = (int8_t)slip_to_int8(slip_sum(*sums++, bias), rescale, zero, op->low, op->high);
   }
   return to;
 }
@@ -90,10 +90,14 @@ static inline __attribute__((always_inline)) void all_channels(
   const int32_t *end = sums + ((op->out_w + 1) & ~1);
   /* Columns of padding are the same for every channel: they are written once. */
   for (int n = 0; n < 4 * pitch; n++) padding[n] = op->in_zero;
-  const int8_t *w = op->weights;
-  for (int c = 0; c < channels; c++, in++, w += 9) {
-    const uint32_t pairs[6] = {slip_pack(w[0], w[1]), slip_pack(w[1], w[2]), slip_pack(w[3], w[4]),
-                               slip_pack(w[4], w[5]), slip_pack(w[6], w[7]), slip_pack(w[7], w[8])};
+  const int8_t *weights = op->weights;
+  for (int c = 0; c < channels; c++, in++, weights++) {
+    uint32_t pairs[6];
+    const int8_t *w = weights;
+    for (int k = 0; k < 6; k += 2, w += 3 * channels) {
+      int middle = w[channels];
+      pairs[k] = slip_pack(w[0], middle), pairs[k + 1] = slip_pack(middle, w[2 * channels]);
+    }
     int16_t *row[3] = {padding + pitch, padding + 2 * pitch, padding + 3 * pitch};
     const int16_t *top, *middle, *bottom = padding;
     int8_t *to = out + c;

@@ -1,23 +1,124 @@
-/* Depthwise convolution of any kernel, stride, dilation and multiplier: one output after another,
- * row by row, nothing copied. */
+/* Depthwise convolution of any kernel, stride, dilation and multiplier: pixel by pixel, row by row,
+ * nothing copied. Sixteen channels are one vector where there is Helium. */
 #include "slip_micro.h"
+
+#ifdef SLIP_HELIUM
+/* Every fourth of 16 numbers, which are `step` apart: tables are padded to as many. */
+static inline __attribute__((always_inline)) int32x4_t every_fourth(const int32_t *from, int step) {
+  uint32x4_t places = vidupq_n_u32(0, 4);
+  if (step == 2) places = vshlq_n_u32(places, 1);
+  return vldrwq_gather_shifted_offset_s32(from, places);
+}
+
+static inline __attribute__((always_inline)) int32x4_t rescale_fourth(
+    const slip_depthwise *op, int32x4_t sums, const int32_t *rescale, int narrow) {
+  /* One after the other: there are not enough registers for all at once. */
+  __asm__ volatile("" : : : "memory");
+  return slip_four(
+      sums, every_fourth(rescale, 2), every_fourth(rescale + 1, 2), narrow, op->out_zero, op->low,
+      op->high);
+}
+
+/* Sixteen channels of a pixel, or what is left of them; `taps` are addresses of the first channel.
+ * Even and odd bytes are multiplied apart, so that a vector of sums holds every fourth channel. */
+static inline __attribute__((always_inline)) void sixteen_channels(
+    const slip_depthwise *op, const int8_t *const *taps, int channel, int left, int whole,
+    int narrow, int8_t *out) {
+  int channels = op->channels;
+  const int8_t *weights = op->weights + channel;
+  const int32_t *bias = op->bias + channel, *rescale = op->rescale + 2 * channel;
+  mve_pred16_t some = vctp8q((uint32_t)left);
+  int32x4_t a = every_fourth(bias, 1), b = every_fourth(bias + 1, 1);
+  int32x4_t c = every_fourth(bias + 2, 1), d = every_fourth(bias + 3, 1);
+  for (int n = op->kernel_h * op->kernel_w; n > 0; n--, weights += channels) {
+    const int8_t *from = *taps++ + channel;
+    int8x16_t x = whole ? vldrbq_s8(from) : vldrbq_z_s8(from, some);
+    int8x16_t w = whole ? vldrbq_s8(weights) : vldrbq_z_s8(weights, some);
+    int16x8_t even = vmullbq_int_s8(x, w), odd = vmulltq_int_s8(x, w);
+    a = vaddq_s32(a, vmovlbq_s16(even)), c = vaddq_s32(c, vmovltq_s16(even));
+    b = vaddq_s32(b, vmovlbq_s16(odd)), d = vaddq_s32(d, vmovltq_s16(odd));
+  }
+  a = rescale_fourth(op, a, rescale, narrow);
+  b = rescale_fourth(op, b, rescale + 2, narrow);
+  c = rescale_fourth(op, c, rescale + 4, narrow);
+  d = rescale_fourth(op, d, rescale + 6, narrow);
+  int16x8_t even = vmovntq_s32(vreinterpretq_s16_s32(a), c);
+  int16x8_t odd = vmovntq_s32(vreinterpretq_s16_s32(b), d);
+  int8x16_t bytes = vmovntq_s16(vreinterpretq_s8_s16(even), odd);
+  if (whole) {
+    vstrbq_s8(out + channel, bytes);
+  } else {
+    vstrbq_p_s8(out + channel, bytes, some);
+  }
+}
+
+/* Addresses of what the kernel covers at a pixel; outside of the input it is `zeros`. */
+static int taps_at(
+    const slip_depthwise *op, const int8_t *in, int top, int left, const int8_t *zeros,
+    const int8_t **taps) {
+  int reach_h = (op->kernel_h - 1) * op->dilation_h, reach_w = (op->kernel_w - 1) * op->dilation_w;
+  for (int i = 0; i < op->kernel_h; i++, top += op->dilation_h) {
+    int col = left;
+    for (int j = 0; j < op->kernel_w; j++, col += op->dilation_w) {
+      int inside = top >= 0 && top < op->in_h && col >= 0 && col < op->in_w;
+      *taps++ = inside ? in + (top * op->in_w + col) * op->channels : zeros;
+    }
+  }
+  top -= reach_h + op->dilation_h;
+  return top >= 0 && top + reach_h < op->in_h && left >= 0 && left + reach_w < op->in_w;
+}
+
+/* scratch: an address for each tap, and zero points for each channel. */
+static void vectors(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch) {
+  int narrow = op->narrow;
+  const int8_t **taps = scratch;
+  int channels = op->channels, count = op->kernel_h * op->kernel_w;
+  int step = op->stride_w * channels, reach_w = (op->kernel_w - 1) * op->dilation_w;
+  int8_t *zeros = (int8_t *)(taps + count);
+  memset(zeros, op->in_zero, (size_t)channels);
+  for (int y = 0; y < op->out_h; y++) {
+    int left = -op->pad_left, inner = 0;
+    for (int x = 0; x < op->out_w; x++, left += op->stride_w, out += channels) {
+      if (inner && left + reach_w < op->in_w) {
+        for (int k = 0; k < count; k++) taps[k] += step;
+      } else {
+        inner = taps_at(op, in, y * op->stride_h - op->pad_top, left, zeros, taps);
+      }
+      int c = 0;
+      if (narrow) {
+        for (; c + 16 <= channels; c += 16) sixteen_channels(op, taps, c, 16, 1, 1, out);
+        if (c < channels) sixteen_channels(op, taps, c, channels - c, 0, 1, out);
+      } else {
+        for (; c + 16 <= channels; c += 16) sixteen_channels(op, taps, c, 16, 1, 0, out);
+        if (c < channels) sixteen_channels(op, taps, c, channels - c, 0, 0, out);
+      }
+    }
+  }
+}
+#endif
 
 void slip_depthwise_any(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch) {
   (void)scratch;
-  int channels = op->channels * op->multiplier, taps = op->kernel_h * op->kernel_w;
+#ifdef SLIP_HELIUM
+  if (op->multiplier == 1) {
+    vectors(op, in, out, scratch);
+    return;
+  }
+#endif
+  int channels = op->channels * op->multiplier;
   for (int y = 0; y < op->out_h; y++) {
     for (int x = 0; x < op->out_w; x++) {
       for (int c = 0; c < channels; c++) {
-        const int8_t *weights = op->weights + c * taps;
+        const int8_t *weights = op->weights + c;
         const int8_t *from = in + c / op->multiplier;
         int32_t sum = op->bias[c];
         int row = y * op->stride_h - op->pad_top;
         for (int i = 0; i < op->kernel_h; i++, row += op->dilation_h) {
           int col = x * op->stride_w - op->pad_left;
-          for (int j = 0; j < op->kernel_w; j++, col += op->dilation_w, weights++) {
+          for (int j = 0; j < op->kernel_w; j++, col += op->dilation_w, weights += channels) {
             int inside = row >= 0 && row < op->in_h && col >= 0 && col < op->in_w;
             int value = inside ? from[(row * op->in_w + col) * op->channels] : op->in_zero;
-            sum += value * *weights;
+            sum = slip_sum(sum, value * *weights);
           }
         }
         *out++ = (int8_t)slip_to_int8(sum, op->rescale + 2 * c, op->out_zero, op->low, op->high);

@@ -23,8 +23,8 @@
 
 /* What is known of a convolution before it runs. The input's zero point is folded into the bias, so
  * that the padding is the zero point itself. `slip_conv_2d` has weights packed, four channels and two
- * depths at a time (see `pack_pairs` in lowering.py); `slip_conv_rows` has a row of `depth` for each
- * channel, and `rescale` as all multipliers and then all shifts, both padded to four channels. */
+ * depths at a time (see `pack_pairs` in lowering.py); `slip_conv_plain` has them as the model has
+ * them, a row of `depth` for each channel. Both sizes are padded to four with zeros. */
 typedef struct {
   const int8_t *weights;
   const int32_t *bias;     /* one an output channel, padded to four */
@@ -36,8 +36,16 @@ typedef struct {
   uint8_t narrow;          /* all channels may be rescaled in the short form */
 } slip_conv;
 
-/* A depthwise convolution: weights are [channel][kernel_h][kernel_w]; for `slip_depthwise_rows`
- * [kernel_h][kernel_w][channel], with `rescale` as for `slip_conv_rows`. */
+/* Bytes that `slip_conv_plain` has two columns of so many depths in. */
+#if defined(SLIP_HELIUM)
+#define SLIP_PLAIN_COLUMNS(depth) (((depth) + 15) / 16 * 32)
+#elif defined(SLIP_DSP)
+#define SLIP_PLAIN_COLUMNS(depth) (4 * (depth))
+#else
+#define SLIP_PLAIN_COLUMNS(depth) (2 * (depth))
+#endif
+
+/* A depthwise convolution: weights are the model's, [kernel_h][kernel_w][output channel]. */
 typedef struct {
   const int8_t *weights;
   const int32_t *bias;
@@ -45,6 +53,7 @@ typedef struct {
   uint16_t in_h, in_w, channels, out_h, out_w, multiplier;
   uint8_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left;
   int8_t in_zero, out_zero, low, high;
+  uint8_t narrow;
 } slip_depthwise;
 
 typedef struct {
@@ -55,8 +64,8 @@ typedef struct {
 
 typedef struct {
   int32_t count;
-  int32_t zero_a, zero_b, multiplier_a, shift_a, multiplier_b, shift_b;
-  int32_t out_zero, multiplier, shift, low, high;
+  int32_t zero_a, zero_b, multiplier_a, shift_a, multiplier_b, shift_b, multiplier, shift;
+  int32_t out_zero, low, high;
 } slip_add;
 
 typedef struct {
@@ -67,8 +76,7 @@ typedef struct {
 const int8_t *slip_gather(const slip_conv *op, const int8_t *in, int y, int x, int8_t *column);
 void slip_conv_2d(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
 void slip_depthwise_2d(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
-void slip_conv_rows(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
-void slip_depthwise_rows(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
+void slip_conv_plain(const slip_conv *op, const int8_t *in, int8_t *out, void *scratch);
 void slip_depthwise_any(const slip_depthwise *op, const int8_t *in, int8_t *out, void *scratch);
 void slip_average_pool(const slip_pool *op, const int8_t *in, int8_t *out);
 void slip_max_pool(const slip_pool *op, const int8_t *in, int8_t *out);
@@ -79,6 +87,11 @@ void slip_softmax_int8(const slip_softmax *op, const int8_t *in, int8_t *out);
  * the left go through unsigned numbers, which is defined. */
 static inline int32_t slip_shift_left(int32_t value, int bits) {
   return (int32_t)((uint32_t)value << bits);
+}
+
+/* A sum that wraps around, where numbers that somebody made up could be too large. */
+static inline int32_t slip_sum(int32_t a, int32_t b) {
+  return (int32_t)((uint32_t)a + (uint32_t)b);
 }
 
 /* Round(a * b / 2^31), half up, saturated: the high half of the doubled product. */
@@ -144,8 +157,33 @@ static inline int32_t slip_narrow(int32_t sum, int32_t multiplier, int32_t power
 static inline int32_t slip_to_int8(
     int32_t sum, const int32_t *pair, int32_t zero, int32_t low, int32_t high) {
   if (pair[1] > 0) return slip_narrow(sum, pair[0], pair[1], zero);
-  return slip_clamp(slip_rescale(sum, pair[0], -(pair[1] + 64)) + zero, low, high);
+  int32_t value = slip_rescale(sum, pair[0], -(pair[1] + 64));
+  return slip_clamp(slip_sum(value, zero), low, high);
 }
+
+#ifdef SLIP_HELIUM
+/* Four sums by four pairs of `rescale`, clamped. `vqrdmulh` is the first rounding, `vrmulh` the
+ * second of the short form. The long one, which is all channels' or no one's, has shifts, to the left before the first rounding, to the
+ * right as the second: `vrshl` rounds half up, the sign added first makes it half away from zero. */
+static inline __attribute__((always_inline)) int32x4_t slip_four(
+    int32x4_t sums, int32x4_t multipliers, int32x4_t seconds, int narrow, int32_t zero, int32_t low,
+    int32_t high) {
+  if (narrow) {
+    sums = vqrdmulhq_s32(sums, multipliers);
+    sums = vaddq_s32(sums, vshrq_n_s32(sums, 31));
+    sums = vrmulhq_s32(sums, seconds);
+    low = -128, high = 127;
+  } else {
+    int32x4_t to_left = vsubq_s32(vdupq_n_s32(-64), seconds), none = vdupq_n_s32(0);
+    int32x4_t to_right = vminq_s32(to_left, none);
+    sums = vqrdmulhq_s32(vshlq_s32(sums, vmaxq_s32(to_left, none)), multipliers);
+    sums = vaddq_s32(sums, vshrq_n_s32(vandq_s32(sums, to_right), 31));
+    sums = vrshlq_s32(sums, to_right);
+  }
+  sums = vaddq_n_s32(sums, zero);
+  return vmaxq_s32(vminq_s32(sums, vdupq_n_s32(high)), vdupq_n_s32(low));
+}
+#endif
 
 /* Two 16-bit halves of a word: bytes 0 and 2, or 1 and 3, with their signs. */
 static inline uint32_t slip_even_bytes(uint32_t word) {
@@ -180,7 +218,7 @@ static inline uint32_t slip_pack(int32_t low, int32_t high) {
 #define slip_smlabb(a, b, sum) __smlabb((int32_t)(a), (int32_t)(b), (sum))
 #else
 static inline int32_t slip_smlabb(uint32_t a, uint32_t b, int32_t sum) {
-  return sum + (int16_t)a * (int16_t)b;
+  return slip_sum(sum, (int16_t)a * (int16_t)b);
 }
 static inline int32_t slip_smlatb(uint32_t a, uint32_t b, int32_t sum) {
   return slip_smlabb(a >> 16, b, sum);

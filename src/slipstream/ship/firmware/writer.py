@@ -5,7 +5,7 @@ Fields are numbered as in the schema; options of operators are those that the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,11 @@ _VERSIONS = {
 }  # fmt: skip
 
 
-def write_network(network: Network) -> bytes:
+def write_network(network: Network, metadata: Mapping[str, bytes] | None = None) -> bytes:
     """The bytes of a file that LiteRT, tflite-micro and `parse_network` read.
+
+    Args:
+        metadata: entries by name; theirs are the last buffers.
 
     Raises:
         MissingExtraError: `flatbuffers` is not installed.
@@ -36,7 +39,7 @@ def write_network(network: Network) -> bytes:
         import flatbuffers
     except ImportError as error:
         raise MissingExtraError("writing .tflite", "flatbuffers", "edge") from error
-    return _Writer(flatbuffers.Builder(1 << 16), network).write()
+    return _Writer(flatbuffers.Builder(1 << 16), network).write(metadata or {})
 
 
 class _Writer:
@@ -45,25 +48,30 @@ class _Writer:
     def __init__(self, builder: Any, network: Network) -> None:
         self._to, self._network = builder, network
 
-    def write(self) -> bytes:
+    def write(self, metadata: Mapping[str, bytes]) -> bytes:
         """The whole file."""
         to, network = self._to, self._network
         kinds = sorted({one.kind for one in network.operators})
         constants = [one for one in network.tensors if one.data is not None]
         # Buffer 0 is that of everything without data.
         numbers = {id(one): number for number, one in enumerate(constants, 1)}
-        buffers = [self._table(lambda: None, 3), *map(self._buffer, constants)]
+        datas = [np.ascontiguousarray(one.data).tobytes() for one in constants]
+        buffers = [self._table(lambda: None, 3), *map(self._buffer, [*datas, *metadata.values()])]
         tensors = [self._tensor(one, numbers.get(id(one), 0)) for one in network.tensors]
         operators = [self._operator(one, kinds.index(one.kind)) for one in network.operators]
         graph = self._graph(tensors, operators)
         codes = [self._code(kind) for kind in kinds]
         signature = self._signature()
-        vectors = [self._offsets(found) for found in (codes, [graph], buffers, [signature])]
+        entries = [
+            self._entry(name, 1 + len(constants) + number) for number, name in enumerate(metadata)
+        ]
+        tables = (codes, [graph], buffers, entries, [signature])
+        vectors = [self._offsets(found) for found in tables]
         description = to.CreateString(network.name)
 
         def fields() -> None:
             to.PrependUint32Slot(0, 3, 0)
-            for number, vector in zip((1, 2, 4, 7), vectors, strict=True):
+            for number, vector in zip((1, 2, 4, 6, 7), vectors, strict=True):
                 to.PrependUOffsetTRelativeSlot(number, vector, 0)
             to.PrependUOffsetTRelativeSlot(3, description, 0)
 
@@ -84,9 +92,16 @@ class _Writer:
     def _numbers(self, values: Any, dtype: str) -> int:
         return int(self._to.CreateNumpyVector(np.asarray(values, np.dtype(dtype))))
 
-    def _buffer(self, tensor: Tensor) -> int:
-        assert tensor.data is not None  # of constants alone
-        data = np.ascontiguousarray(tensor.data).tobytes()
+    def _entry(self, name: str, buffer: int) -> int:
+        to, text = self._to, self._to.CreateString(name)
+
+        def fields() -> None:
+            to.PrependUOffsetTRelativeSlot(0, text, 0)
+            to.PrependUint32Slot(1, buffer, 0)
+
+        return self._table(fields, 2)
+
+    def _buffer(self, data: bytes) -> int:
         to = self._to
         to.StartVector(1, len(data), _ALIGN)
         to.head = to.head - len(data)

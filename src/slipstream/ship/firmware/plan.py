@@ -1,0 +1,110 @@
+"""The plan of a program as words that the interpreter reads from a model's metadata.
+
+What straight-line C writes out as calls stands here as numbers: for each step its kernel, places
+in the arena, and its struct. A table that the file holds anyway, as most weights are, is pointed at
+where it stands; what the model does not have (rescaling, biases with zero points folded in, weights
+that had to be padded) comes behind the steps.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+
+from slipstream.ship.firmware.arena import Arena
+from slipstream.ship.firmware.interface import interface_of
+from slipstream.ship.firmware.lowering import Program, Step
+from slipstream.ship.firmware.writer import write_network
+
+NAME = "slipstream.plan"
+KERNELS = (
+    "slip_conv_2d", "slip_conv_plain", "slip_depthwise_2d", "slip_depthwise_any",
+    "slip_average_pool", "slip_max_pool", "slip_add_int8", "slip_softmax_int8",
+)  # fmt: skip
+"""By number, as kernels/interpreter.h has them."""
+
+# Numbers of structs in the order of kernels/slip_micro.h, as `struct` packs them; tables are first.
+_FORMATS = {
+    "slip_conv": "7H8B4bBx", "slip_depthwise": "6H8B4bB3x", "slip_pool": "5H6B2b",
+    "slip_add": "12i", "slip_softmax": "5i",
+}  # fmt: skip
+_TABLES = ("weights", "bias", "rescale")
+_MAGIC, _STEP_WORDS, _ALIGN = b"SLP1", 16, 16
+
+
+def struct_bytes(kind: str) -> int:
+    """Bytes of a struct where addresses have 32 bits."""
+    tables = 4 * len(_TABLES) if kind in ("slip_conv", "slip_depthwise") else 0
+    return tables + struct.calcsize("<" + _FORMATS[kind])
+
+
+def planned_model(program: Program, arena: Arena, *, vectors: bool) -> bytes:
+    """The model as a ``.tflite`` whose metadata holds the plan of its program.
+
+    Args:
+        vectors: as for `lower`.
+    """
+    plain = write_network(program.network)
+    missing: dict[bytes, int] = {}
+    for step in program.steps:
+        for table in _tables(step):
+            if _place(plain, table) < 0:
+                missing.setdefault(table, 0)
+    size = 4 * (6 + _STEP_WORDS * len(program.steps))
+    size += 8 * (len(program.network.inputs) + len(program.network.outputs))
+    for table in missing:
+        missing[table] = size = -(-size // 4) * 4
+        size += len(table)
+    # Everything has its place in the file once the plan has its size.
+    blank = _MAGIC + bytes(size - len(_MAGIC))
+    model = bytearray(write_network(program.network, {NAME: blank}))
+    start = model.index(blank)
+    before, behind = bytes(model[:start]), bytes(model[start + size :])
+    places = {table: start + offset for table, offset in missing.items()}
+    for table in (table for step in program.steps for table in _tables(step)):
+        if table not in places:
+            at = _place(behind, table)
+            places[table] = start + size + at if at >= 0 else _place(before, table)
+    model[start : start + size] = _packed(program, arena, vectors, places, missing, size)
+    return bytes(model)
+
+
+def _tables(step: Step) -> list[bytes]:
+    return [np.ascontiguousarray(table).tobytes() for table in step.tables.values()]
+
+
+def _place(file: bytes, table: bytes) -> int:
+    """Where a table stands in a file, at an address for words; -1 where it does not."""
+    at = file.find(table)
+    while at >= 0 and at % 4:
+        at = file.find(table, at + 1)
+    return at
+
+
+def _packed(
+    program: Program, arena: Arena, vectors: bool, places: Mapping[bytes, int],
+    missing: Mapping[bytes, int], size: int,
+) -> bytes:  # fmt: skip
+    interface = interface_of(program.network, arena)
+    words = _MAGIC + struct.pack(
+        "<5I", vectors, arena.size, len(program.steps), len(interface.inputs),
+        len(interface.outputs),
+    )  # fmt: skip
+    for number, step in enumerate(program.steps):
+        at = [arena.tensors[index] for index in step.inputs]
+        other = at[1] if len(at) > 1 else arena.scratch.get(number, 0)
+        numbers = list(step.numbers.values())
+        one = struct.pack(
+            "<4I", KERNELS.index(step.kernel), at[0], other, arena.tensors[step.output]
+        )
+        one += b"".join(struct.pack("<I", places[table]) for table in _tables(step))
+        one += struct.pack("<" + _FORMATS[step.struct], *numbers)
+        words += one.ljust(4 * _STEP_WORDS, b"\0")
+    for port in (*interface.inputs, *interface.outputs):
+        words += struct.pack("<2I", port.offset, port.nbytes)
+    made = bytearray(words.ljust(size, b"\0"))
+    for table, offset in missing.items():
+        made[offset : offset + len(table)] = table
+    return bytes(made)

@@ -1,0 +1,208 @@
+"""The interpreter: the bytes of tflite-micro from a model in place, whatever its file holds."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import MICRO_SPEECH, PERSON_DETECT, need_emulator, need_runtimes
+from random_networks import RandomNetwork
+
+from slipstream.errors import UnknownNameError
+from slipstream.ship.export import write_network
+from slipstream.ship.firmware import (
+    Firmware,
+    emit,
+    export_firmware,
+    random_inputs,
+    read_firmware,
+    run_emulated,
+    verify_firmware,
+)
+
+Require = Callable[[str, bool, str], None]
+STATUS = ("ok", "no model", "no plan", "bad plan", "no kernel", "no arena")
+SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# Models come as length and bytes; each lies in memory of its own size, and so does its arena.
+MAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+#include "model.h"
+extern const slip_kernel kernels[SLIP_KERNELS];
+int main(void) {
+  uint32_t bytes;
+  while (fread(&bytes, 4, 1, stdin) == 1) {
+    uint8_t *file = malloc(bytes); /* aligned to 16, and not a byte too long */
+    slip_model model;
+    if (fread(file, 1, bytes, stdin) != bytes) return 9;
+    slip_status status = slip_open(&model, file, bytes, kernels);
+    if (!status && model.arena_bytes <= 1 << 20) {
+      uint8_t *arena = malloc(model.arena_bytes);
+      memset(arena, 0x5A, model.arena_bytes);
+      if (model.arena_bytes && slip_invoke(&model, arena, model.arena_bytes - 1) != SLIP_NO_ARENA) {
+        return 8;
+      }
+      status = slip_invoke(&model, arena, model.arena_bytes);
+      free(arena);
+    }
+    printf("%d\\n", status);
+    free(file);
+  }
+  return 0;
+}
+"""
+
+
+def interpreted(data: bytes | Path, device: str = "cortex-m4") -> Firmware:
+    """Firmware with the interpreter."""
+    return export_firmware(data, name="model", device=device, backend="interpreter")
+
+
+@pytest.mark.parametrize("name", [PERSON_DETECT, MICRO_SPEECH])
+def test_a_model_in_place_gives_the_bytes_of_tflite_micro(
+    name: str, shared_data: Path, tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    made = interpreted(shared_data / name)
+    made.write(tmp_path)
+    written = read_firmware(tmp_path)
+    assert verify_firmware(written, sets=5, emulate=False).equal
+    # Most of the model is read where it stands: the plan is smaller than a fifth of it.
+    assert len(made.model) < 1.2 * (shared_data / name).stat().st_size + 2000
+    # The file that holds the plan is the user's model still.
+    from tflite_micro import runtime
+
+    (given,) = random_inputs(made.interface, 1)
+    outputs = []
+    for data in (written.model, (shared_data / name).read_bytes()):
+        one = runtime.Interpreter.from_bytes(data, arena_size=1 << 20)
+        one.set_input(given[0], 0)
+        one.invoke()
+        outputs.append(one.get_output(0).tobytes())
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("device", ["cortex-m4", "cortex-m55"])
+def test_random_operators_are_interpreted(device: str, tmp_path: Path, require: Require) -> None:
+    need_runtimes(require)
+    interpreted(write_network(RandomNetwork(3).network(24)), device).write(tmp_path)
+    found = verify_firmware(read_firmware(tmp_path), sets=4, emulate=False)
+    assert found.equal, found.places[0].first
+
+
+@pytest.mark.parametrize("device", ["cortex-m4", "cortex-m55"])
+def test_a_step_costs_sixty_instructions_more_at_most(
+    device: str, shared_data: Path, tmp_path: Path, require: Require
+) -> None:
+    need_emulator(require)
+    made = interpreted(shared_data / MICRO_SPEECH, device)
+    inputs = random_inputs(made.interface, 1)
+    # The same kernels, called one after another.
+    straight = emit(made.program, made.arena)
+    plain, ours = (
+        run_emulated(sources, made.interface, inputs, tmp_path / str(number), made.target)
+        for number, sources in enumerate((straight, made.sources))
+    )
+    assert [one.tobytes() for one in plain.outputs[0]] == [one.tobytes() for one in ours.outputs[0]]
+    more = ours.instructions[0] - plain.instructions[0]
+    assert 0 < more <= 60 * len(made.program.steps)
+    assert plain.size is not None
+    assert ours.size is not None
+    # Nothing but the open model is kept, and the core is small.
+    assert ours.size.ram - plain.size.ram <= 40
+    assert ours.size.code - plain.size.code <= 6 * 1024
+
+
+def program(folder: Path, made: Firmware) -> Path:
+    """A program that reads models and says what became of each, under sanitizers."""
+    sources = {**made.sources, "main.c": MAIN}
+    sources["model.c"] = sources["model.c"].replace("static const slip_kernel", "const slip_kernel")
+    for name, text in sources.items():
+        (folder / name).write_text(text)
+    paths = [str(path) for path in folder.glob("*.c")]
+    out = folder / "program"
+    subprocess.run(["gcc", "-std=c11", "-O1", *SANITIZERS, "-o", str(out), *paths], check=True)
+    return out
+
+
+def statuses(program: Path, models: list[bytes]) -> list[str]:
+    """What the interpreter says of each model."""
+    given = b"".join(struct.pack("<I", len(one)) + one for one in models)
+    ran = subprocess.run([str(program)], input=given, capture_output=True, check=False, timeout=500)
+    assert (ran.returncode, ran.stderr[:2000]) == (0, b"")
+    return [STATUS[int(line)] for line in ran.stdout.split()]
+
+
+def mutants(model: bytes, count: int, seed: int) -> list[bytes]:
+    """Models with bits flipped, words replaced or the end cut off: in tables and plan, mostly."""
+    dice = np.random.default_rng(seed)
+    plan = model.index(b"SLP1")
+    made = []
+    for number in range(count):
+        found = bytearray(model)
+        start, size = ((0, 600), (plan, 1500), (plan, 200), (0, len(model)))[number % 4]
+        for _ in range(int(dice.integers(1, 4))):
+            place = min(start + int(dice.integers(size)), len(found) - 4)
+            if dice.random() < 0.5:
+                found[place] ^= 1 << int(dice.integers(8))
+            else:
+                word = int(dice.choice([0, 1, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, len(model)]))
+                found[place // 4 * 4 : place // 4 * 4 + 4] = struct.pack("<I", word)
+        made.append(bytes(found[: dice.integers(8, len(found))] if dice.random() < 0.1 else found))
+    return made
+
+
+def hostile(folder: Path, count: int, seed: int) -> Counter[str]:
+    made = interpreted(write_network(RandomNetwork(4).network(16)))
+    ours = program(folder, made)
+    assert statuses(ours, [made.model]) == ["ok"]
+    found = statuses(ours, mutants(made.model, count, seed))
+    assert len(found) == count
+    return Counter(found)
+
+
+def test_hostile_models_are_refused_or_run_within_their_memory(
+    tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    found = hostile(tmp_path, 160, 0)
+    assert {"no model", "bad plan", "ok"} <= set(found)
+
+
+@pytest.mark.full
+def test_thousands_of_hostile_models_are(tmp_path: Path, require: Require) -> None:
+    need_runtimes(require)
+    assert len(hostile(tmp_path, 4000, 1)) >= 5
+
+
+def test_a_short_or_crooked_arena_and_missing_kernels_are_told(
+    tmp_path: Path, require: Require
+) -> None:
+    need_runtimes(require)
+    made = interpreted(write_network(RandomNetwork(5).network(6)))
+    for name, text in made.sources.items():
+        (tmp_path / name).write_text(text)
+    library = tmp_path / "model.so"
+    sources = [str(path) for path in tmp_path.glob("*.c")]
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", str(library), *sources], check=True)
+    code = ctypes.CDLL(str(library))
+    memory = ctypes.create_string_buffer(made.arena.size + 32)
+    start = ctypes.addressof(memory) + -ctypes.addressof(memory) % 16
+    assert code.model_invoke(ctypes.c_void_p(start)) == STATUS.index("ok")
+    assert code.model_invoke(ctypes.c_void_p(start + 4)) == STATUS.index("no arena")
+    model, nothing = (ctypes.c_uint8 * 64)(), (ctypes.c_void_p * 8)()
+    file = ctypes.addressof((ctypes.c_uint8 * len(made.model)).in_dll(code, "model_model"))
+    size = ctypes.c_uint32(len(made.model))
+    opened = code.slip_open(model, ctypes.c_void_p(file), size, nothing)
+    assert opened == STATUS.index("no kernel")
+
+
+def test_back_ends_are_named(shared_data: Path) -> None:
+    with pytest.raises(UnknownNameError, match="straight"):
+        export_firmware(shared_data / MICRO_SPEECH, backend="both")
