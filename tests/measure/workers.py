@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import sys
 import time
 from datetime import timedelta
+from typing import Any
 
 from slipstream.measure import phases
 from slipstream.measure.arms import timed
 from slipstream.measure.memory import memory_phase
 
 _state: dict[str, int] = {}
+_luck: dict[str, Any] = {}
 
 
 def setup(work: int = 1000, fail: bool = False) -> None:
@@ -134,3 +138,21 @@ def collectives(rank: int, ranks: int, address: str, elements: int) -> dict[str,
     ddp = [[one.operation, one.sent_bytes] for one in traffic.collectives]
     dist.destroy_process_group()
     return {"collectives": found, "ddp": ddp, "python": sys.version}
+
+
+def draw_luck(spread: float, started: str) -> None:
+    """What this process is stuck with: its steps cost so many times as much as another's.
+
+    The draw is that of its number among all that were started, which a file counts.
+    """
+    with open(started, "a", encoding="utf-8") as file:
+        file.write("x")
+    drawn = random.Random(f"process {os.path.getsize(started)}")
+    _luck["factor"] = math.exp(drawn.gauss(0, spread))
+    _luck["noise"] = drawn
+
+
+def sample_with_luck() -> dict[str, float]:
+    """Made-up times, one per cent of noise."""
+    took = 1e7 * _luck["factor"] * math.exp(_luck["noise"].gauss(0, 0.01))
+    return {"wall": took, "cpu": took}

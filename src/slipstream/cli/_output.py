@@ -171,7 +171,8 @@ def show_progress(say: Say) -> Callable[[Progress], None]:
         shown, due = now.phase, time.monotonic() + every_s
         line = now.phase
         if now.phase == "measure":
-            line = f"block {now.block}, at most {now.seconds_left:.0f} s left"
+            line = f"process {now.launch} of {now.launches}, " if now.launches > 1 else ""
+            line += f"block {now.block}, at most {now.seconds_left:.0f} s left"
             line += f" ({now.widened})" if now.widened else ""
         say("; ".join([line, *_ratios([claim for claim in now.claims if claim.carries])]))
 

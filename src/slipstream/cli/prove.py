@@ -34,6 +34,15 @@ def command(
         float,
         typer.Option(metavar="SHARE", help="Stop when the interval is narrower than this share."),
     ] = 0.02,
+    launches: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Start each side this often at most, within the budget: what another process "
+            "costs is then in the intervals. 1: once; from 3 on it tells.",
+        ),
+    ] = 6,
     quality: Annotated[
         bool,
         typer.Option(
@@ -140,6 +149,10 @@ def command(
         raise InvalidArgumentError(
             "--target", f"{target:g} is no share between 0 and 1", remedy="as 0.02 for 2 %"
         )
+    if launches == 2:
+        raise InvalidArgumentError(
+            "--launches", "two processes show no spread", remedy="3 or more; 1 for a single one"
+        )
     if quality_budget is not None and not parse_duration_ns(quality_budget, "--quality-budget"):
         raise InvalidArgumentError(
             "--quality-budget", "no time to check in", remedy="as 3s, 1min; or --no-quality"
@@ -160,6 +173,7 @@ def command(
             cluster=where,
             budget=budget,
             target=target,
+            launches=launches,
             quality_budget=(quality_budget or default_quality_budget(budget)) if quality else None,
             threads=request.threads,
             timeout_s=request.timeout_s,

@@ -25,7 +25,7 @@ from itertools import repeat
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from slipstream.child import Child, describe_error
 from slipstream.errors import ChildError, InvalidArgumentError, MeasurementError, SlipstreamError
@@ -33,6 +33,8 @@ from slipstream.measure import phases
 from slipstream.measure.records import RUN_DELAY, Metric
 
 Sample = Mapping[Metric, float]
+Home = Literal["this", "own", "sample"]
+"""Where samples are taken: see `Arm.process`."""
 
 # A call that takes this long is a sample by itself: a training step, an inference. It holds
 # 20,000 clock reads and one or two slices of the scheduler.
@@ -57,10 +59,13 @@ class Arm(ABC):
         name: as shown.
         description: command, technique or function, in words.
         repeatable: whether a sample may hold many calls; else one sample is one call.
+        process: where samples are taken: in ``"this"`` one, in its ``"own"`` from `open` to
+            `close`, or in a fresh one for every ``"sample"``.
         notes: what whoever reads its numbers must know of them; complete once it is open.
     """
 
     repeatable = False
+    process: Home = "this"
 
     def __init__(self, name: str, description: str = "") -> None:
         self.name = name
@@ -68,7 +73,7 @@ class Arm(ABC):
         self.notes: tuple[str, ...] = ()
 
     def open(self, timeout_s: float | None) -> None:  # noqa: B027 - many arms need nothing
-        """Get ready; called once, in the thread that will ask for samples."""
+        """Get ready, in the thread that will ask for samples; anew after every `close`."""
 
     @abstractmethod
     def sample(self, inner: int, timeout_s: float | None) -> Sample:
@@ -195,6 +200,8 @@ class WorkerArm(Arm):
         memory_limit_bytes: private memory above which its allocations fail.
     """
 
+    process: Home = "own"
+
     def __init__(
         self,
         name: str,
@@ -261,6 +268,8 @@ class CommandArm(WorkerArm):
     Raises:
         InvalidArgumentError: an empty command, or a program that is not found.
     """
+
+    process: Home = "sample"
 
     def __init__(
         self,

@@ -1,10 +1,12 @@
 """What an experiment lets us say. A pure function of the record: the same digits every time.
 
 For every candidate and metric: the ratio to the baseline over paired blocks, its interval, and a
-verdict. Five things keep the verdict honest:
+verdict. Six things keep the verdict honest:
 
 - *Looks*: the interval holds its level over every look the run may have stopped at
   (`sequential.py`).
+- *Launches*: where sides were started several times, the interval holds what lies between their
+  processes (`launches.py`); such a run ends with its last launch, not at a look.
 - *Several candidates*: Holm's procedure over the arms; an arm is judged, and its interval
   printed, at the error its step of the procedure has.
 - *The guard*: in a tenth of the blocks the baseline runs twice. When even the baseline differs
@@ -18,8 +20,8 @@ verdict. Five things keep the verdict honest:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidArgumentError
 from slipstream.measure import statistics
 from slipstream.measure.checks import QualityCheck, QualityStatus, checks_of
+from slipstream.measure.launches import by_launch, launch_of, launch_starts
 from slipstream.measure.records import (
     AUTO,
     DIAGNOSTICS,
@@ -46,7 +49,7 @@ GUARD_LEVEL = 0.99
 # Metrics of which more is better.
 MORE_IS_BETTER = frozenset({"throughput"})
 # Reasons to stop that do not depend on what was seen; see `sequential.nominal_error`.
-STOPPED_BLINDLY = frozenset({"budget", "blocks", "ended"})
+STOPPED_BLINDLY = frozenset({"budget", "blocks", "ended", "launches"})
 
 # Wall time that neither the arm's CPU time nor contention explains, above which it "waits".
 _WAITING = 0.03
@@ -85,6 +88,32 @@ def candidates(experiment: Experiment) -> tuple[str, ...]:
     return tuple(arm.name for arm in experiment.arms if arm.name not in without)
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Two arms in the blocks that have both, in time order.
+
+    Attributes:
+        candidate, baseline: float64 [n]; several values of one arm in a block count as their mean.
+        launch: int64 [n], the launch each block was measured in.
+    """
+
+    candidate: Floats
+    baseline: Floats
+    launch: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.candidate)
+
+    @property
+    def positive(self) -> bool:
+        """Whether all values are: only these have a ratio."""
+        return bool(np.all(self.candidate > 0) and np.all(self.baseline > 0))
+
+    def log_ratios(self) -> list[Floats]:
+        """float64 [blocks], one array a launch."""
+        return by_launch(np.log(self.candidate / self.baseline), self.launch)
+
+
 def paired(
     experiment: Experiment, metric: Metric, arm: str, other: str
 ) -> tuple[Floats, Floats] | None:
@@ -92,16 +121,22 @@ def paired(
 
     Several values of one arm in a block count as their mean.
     """
+    found = _pairs(experiment, metric, arm, other)
+    return None if found is None else (found.candidate, found.baseline)
+
+
+def _pairs(experiment: Experiment, metric: Metric, arm: str, other: str) -> Pairs | None:
     a = experiment.series.get((arm, metric, Phase.MEASURE))
     b = experiment.series.get((other, metric, Phase.MEASURE))
     if a is None or b is None:
         return None
     blocks_a, values_a = _by_block(a)
     blocks_b, values_b = _by_block(b)
-    _, at_a, at_b = np.intersect1d(blocks_a, blocks_b, assume_unique=True, return_indices=True)
+    both, at_a, at_b = np.intersect1d(blocks_a, blocks_b, assume_unique=True, return_indices=True)
     if len(at_a) == 0:
         return None
-    return values_a[at_a], values_b[at_b]
+    launch = launch_of(both, launch_starts(experiment.events))
+    return Pairs(values_a[at_a], values_b[at_b], launch)
 
 
 def _by_block(series: Series) -> tuple[NDArray[np.int32], Floats]:
@@ -146,14 +181,17 @@ def _between(
     experiment: Experiment, metric: Metric, arm: str, other: str, error: float
 ) -> Interval | None:
     """The ratio of two arms at this error; None where no blocks of theirs give one."""
-    values = paired(experiment, metric, arm, other)
-    if values is None or not _positive(values):
+    pairs = _pairs(experiment, metric, arm, other)
+    if pairs is None or not pairs.positive:
         return None
-    return _median_ratio(values, 1 - _error(experiment, metric, len(values[0]), error))
+    launches = pairs.log_ratios()
+    return _median_ratio(launches, 1 - _error(experiment, metric, launches, error))
 
 
-def _median_ratio(values: tuple[Floats, Floats], level: float) -> Interval:
-    return statistics.median_interval(np.log(values[0] / values[1]), level).exp()
+def _median_ratio(launches: Sequence[Floats], level: float) -> Interval:
+    if len(launches) > 1:
+        return statistics.launches_interval(launches, level).exp()
+    return statistics.median_interval(launches[0], level).exp()
 
 
 # Which metric carries the claim.
@@ -218,22 +256,22 @@ def _family(
 ) -> list[Claim]:
     settings = experiment.settings
     pairs = {
-        arm: values
+        arm: found
         for arm in candidates(experiment)
-        if (values := paired(experiment, base_metric(metric), arm, settings.baseline))
-        and _positive(values)
+        if (found := _pairs(experiment, base_metric(metric), arm, settings.baseline))
+        and found.positive
     }
     intervals = _holm_intervals(experiment, metric, pairs)
     checks = checks_of(experiment.events)
     carries = metric == carrying
     judged = []
-    for arm, (candidate, _) in pairs.items():
+    for arm, blocks in pairs.items():
         interval = intervals[arm]
         why = reason if carries else ""
         if isinstance(interval, str):
-            judged.append(_refused(experiment, metric, arm, len(candidate), interval))
+            judged.append(_refused(experiment, metric, arm, len(blocks), interval))
             continue
-        verdict, further = _judge(interval, metric, len(candidate), settings.equivalence)
+        verdict, further = _judge(interval, metric, len(blocks), settings.equivalence)
         if guard is not None and guard.verdict is Verdict.UNTRUSTWORTHY:
             verdict, further = Verdict.UNTRUSTWORTHY, None
             why = guard.reason
@@ -245,10 +283,11 @@ def _family(
             arm,
             interval,
             _backed(verdict, checks.get(arm)),
-            len(candidate),
+            len(blocks),
             why,
         )
-        judged.append(replace(claim, further_blocks=further, carries=carries))
+        launches = len(np.unique(blocks.launch))
+        judged.append(replace(claim, further_blocks=further, carries=carries, launches=launches))
     return judged
 
 
@@ -279,7 +318,7 @@ def claim_of(
 
 
 def _holm_intervals(
-    experiment: Experiment, metric: Metric, pairs: dict[str, tuple[Floats, Floats]]
+    experiment: Experiment, metric: Metric, pairs: dict[str, Pairs]
 ) -> dict[str, Interval | str]:
     """By arm: the interval at the error of its step of Holm's procedure, or why there is none."""
     error = 1 - experiment.settings.level
@@ -296,27 +335,36 @@ def _holm_intervals(
     return decided
 
 
-def _interval(
-    experiment: Experiment, metric: Metric, values: tuple[Floats, Floats], error: float
-) -> Interval | str:
-    candidate, baseline = values
-    level = 1 - _error(experiment, base_metric(metric), len(candidate), error)
-    seed = experiment.settings.seed
+def _interval(experiment: Experiment, metric: Metric, pairs: Pairs, error: float) -> Interval | str:
+    launches = pairs.log_ratios()
+    level = 1 - _error(experiment, base_metric(metric), launches, error)
+    if not is_derived(metric):
+        return _median_ratio(launches, level)
+    sides, seed = (pairs.candidate, pairs.baseline), experiment.settings.seed
     try:
-        if metric == "throughput":
-            return statistics.throughput_ratio(candidate, baseline, level, seed=seed)
         if (quantile := quantile_of(metric)) is not None:
-            return statistics.quantile_ratio(candidate, baseline, quantile, level, seed=seed)
+            found = statistics.quantile_ratio(*sides, quantile, level, seed=seed)
+        else:
+            found = statistics.throughput_ratio(*sides, level, seed=seed)
     except InvalidArgumentError as refusal:
         return refusal.what
-    return _median_ratio(values, level)
+    if len(launches) < 2:
+        return found
+    # Blocks were resampled, launches are too few for that: they add what they add to the median.
+    factor = math.exp(statistics.launches_excess(launches, level))
+    return replace(found, low=found.low / factor, high=found.high * factor)
 
 
-def _error(experiment: Experiment, metric: Metric, blocks: int, error: float) -> float:
+def _error(
+    experiment: Experiment, metric: Metric, launches: Sequence[Floats], error: float
+) -> float:
     """The error one interval may use, given when and why the run stopped."""
+    blocks = sum(map(len, launches))
     stops = [event for event in experiment.events if event.kind == "stop"]
     # No stop: the run is going on, or was killed. Ctrl-C may have been pressed at a lucky moment.
     blind = bool(stops) and stops[-1].detail.get("reason") in STOPPED_BLINDLY
+    if blind and len(launches) > 1:
+        return error  # looks ended launches, all by the same rule, and never the run
     if metric not in ("wall", "cpu") and blocks < min(experiment.settings.looks, default=0):
         return error  # measured apart from the blocks (peak memory): nobody looked before the end
     return nominal_error(blocks, experiment.settings.looks, error, at_planned_look=not blind)
@@ -333,6 +381,8 @@ def _judge(
     needed = statistics.minimum_blocks(interval.level)
     if blocks < needed:
         return Verdict.INCONCLUSIVE, needed - blocks
+    if interval.estimator == statistics.BETWEEN_LAUNCHES:
+        return Verdict.INCONCLUSIVE, None  # that takes more launches
     if not math.isfinite(_half_width(interval)):
         return Verdict.INCONCLUSIVE, blocks  # nothing to extrapolate from: as many again
     return Verdict.INCONCLUSIVE, statistics.blocks_to_settle(
@@ -367,10 +417,12 @@ def _refused(experiment: Experiment, metric: Metric, arm: str, blocks: int, reas
 def guard_claim(experiment: Experiment, metric: Metric) -> Claim | None:
     """The A/A guard's claim about `metric`; None without guard blocks."""
     baseline = experiment.settings.baseline
-    values = paired(experiment, metric, guard_name(baseline), baseline)
-    if values is None or not _positive(values):
+    pairs = _pairs(experiment, metric, guard_name(baseline), baseline)
+    if pairs is None or not pairs.positive:
         return None
-    interval, blocks = _median_ratio(values, GUARD_LEVEL), len(values[0])
+    # Both sides of it are one process, whichever launch: nothing lies between launches.
+    interval = _median_ratio([np.concatenate(pairs.log_ratios())], GUARD_LEVEL)
+    blocks = len(pairs)
     verdict, further = _judge(interval, metric, blocks, experiment.settings.equivalence)
     reason = ""
     if interval.excludes(1.0):
@@ -422,7 +474,3 @@ def quantile_of(metric: Metric) -> float | None:
         return None
     percent = float(digits)
     return percent / 100 if 0 < percent < 100 else None
-
-
-def _positive(values: tuple[Floats, Floats]) -> bool:
-    return bool(np.all(values[0] > 0) and np.all(values[1] > 0))

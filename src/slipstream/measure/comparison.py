@@ -20,6 +20,7 @@ from slipstream.measure.claims import (
     ranks,
     ratio_between,
 )
+from slipstream.measure.launches import MOST_LAUNCHES
 from slipstream.measure.quality import Outcomes, compare_quality, require_quality
 from slipstream.measure.records import (
     AUTO,
@@ -157,6 +158,7 @@ def compare(
     equivalence: float = 0.02,
     seed: int = 0,
     stop_when_decided: bool = False,
+    launches: int = MOST_LAUNCHES,
     title: str = "",
     timeout: str | float | None = None,
     changes_numerics: Sequence[str] = (),
@@ -180,6 +182,8 @@ def compare(
         primary: the metric that decides; by default the data choose between wall and CPU time
             (see `claims.carrier`), or the first of `metrics` where those two are not both asked.
         primary_because: why it is `primary`, for the report.
+        launches: how often, at most, arms that live in processes of their own are started within
+            the budget, so that the interval holds what another process costs; 1 for once.
         changes_numerics: arms whose results differ in value; they need `quality` or a check.
         quality: arm -> right or wrong for each item, the same items for all.
         checks: what was found of the candidates' quality otherwise; one that lost it, or that
@@ -207,6 +211,7 @@ def compare(
         seed=seed,
         derived=tuple(m for m in wanted if is_derived(m)),
         stop_when_decided=stop_when_decided,
+        launches=launches,
     )
     if not 0 < level < 1:
         raise InvalidArgumentError("level", f"{level} is not between 0 and 1", remedy="as 0.95")

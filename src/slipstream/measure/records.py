@@ -75,6 +75,8 @@ class Settings:
         derived: statistics of other metrics that are claimed too: ``"wall_p99"``,
             ``"throughput"``.
         stop_when_decided: stop at a look that settles the verdict, however wide the interval.
+        launches: how often, at most, arms that live in processes of their own are started; looks
+            then end a launch, and the last launch the run. See `launches.py`.
     """
 
     baseline: str
@@ -88,6 +90,7 @@ class Settings:
     seed: int = 0
     derived: tuple[Metric, ...] = ()
     stop_when_decided: bool = False
+    launches: int = 1
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ class Claim:
         low, high: interval of `ratio` at `level`.
         detectable: the smallest relative difference this run could have told from none.
         blocks: paired blocks it rests on.
+        launches: in how many processes of every side, one after the other.
         further_blocks: expected further blocks to settle an inconclusive verdict, or None.
         carries: whether this is the metric the verdict on `arm` rests on.
         reason: why the metric carries the claim, or why the verdict is what it is.
@@ -175,6 +179,7 @@ class Claim:
     further_blocks: int | None = None
     carries: bool = False
     reason: str = ""
+    launches: int = 1
 
     @property
     def ci(self) -> tuple[float, float]:

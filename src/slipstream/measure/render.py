@@ -20,6 +20,7 @@ from slipstream.measure.checks import QualityCheck, checks_of, format_share
 from slipstream.measure.claims import base_metric, failures, quantile_of
 from slipstream.measure.environment import differences
 from slipstream.measure.gate import Level
+from slipstream.measure.launches import LAUNCH, launch_spreads, spread_sentence
 from slipstream.measure.quality import QualityRow
 from slipstream.measure.records import (
     AFTERWARDS,
@@ -74,6 +75,7 @@ class ComparisonRow:
         within: whether the measured ratio lies in the prediction's 90 % interval.
         carries: whether this metric carries the claim; others are diagnostics.
         reason: why it carries the claim, or why the verdict is what it is.
+        launches: in how many processes of every side, one after the other.
         gate: how many blocks were begun at each state of the machine.
         mark: why the row is worth less than it looks; empty for a paired measurement.
         doubt: why the verdict is less sure than it sounds; empty where the baseline, measured
@@ -98,6 +100,7 @@ class ComparisonRow:
     gate: Mapping[str, int]
     env_id: str
     reason: str = ""
+    launches: int = 1
     predicted: PredictionRecord | None = None
     prediction_error: float | None = None
     within: bool | None = None
@@ -244,7 +247,12 @@ def rows_payload(
         "warnings": [
             asdict(event)
             for event in experiment.events
-            if event.kind not in ("gate", "quality", "note", AFTERWARDS)
+            if event.kind not in ("gate", "quality", "note", LAUNCH, AFTERWARDS)
+        ],
+        "launches": [
+            asdict(spread)
+            for metric in dict.fromkeys(row.metric for row in rows if row.carries)
+            for spread in launch_spreads(experiment, metric)
         ],
     }
 
@@ -542,7 +550,14 @@ def _notes(
         "detectable: the smallest difference this run could have told from none; "
         "\u2013: cannot be told yet."
     ]
+    if (launches := max((row.launches for row in rows), default=1)) > 1:
+        notes.append(
+            f"Every side ran in {launches} processes, one after the other; intervals hold what "
+            "another process costs."
+        )
     notes += [f"{line}." for line in event_notes(experiment)]
+    metrics = dict.fromkeys(row.metric for row in rows if row.carries)
+    notes += filter(None, (spread_sentence(experiment, metric) for metric in metrics))
     notes += dict.fromkeys(
         f"{row.arm}: {row.metric} carries the claim ({row.reason})."
         if row.carries

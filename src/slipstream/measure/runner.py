@@ -4,6 +4,10 @@ A block runs every arm once, back to back, in a random order; each order is foll
 reverse (for two arms ABBA or BAAB), so that a drifting machine favours nobody. In a tenth of the
 blocks the baseline runs a second time as the A/A guard. Whether to stop is asked only at the
 looks of `Settings.looks`, and at the end of the budget.
+
+Where `Settings.launches` allows, and opening costs little enough, arms that live in processes of
+their own are closed and opened anew after a share of the time (see `launches.py`). Each launch then
+has the looks to itself, and the run ends with its last launch.
 """
 
 from __future__ import annotations
@@ -32,6 +36,16 @@ from slipstream.measure.arms import (
 from slipstream.measure.claims import claims, headline
 from slipstream.measure.environment import capture, differences
 from slipstream.measure.gate import Gate, Level
+from slipstream.measure.launches import (
+    FEWEST_LAUNCHES,
+    IN_THIS_PROCESS,
+    LAUNCH,
+    LaunchCost,
+    last_launch,
+    launch_starts,
+    launches_that_fit,
+    why_one_process,
+)
 from slipstream.measure.memory import peak_of_call
 from slipstream.measure.records import (
     AFTERWARDS,
@@ -103,7 +117,9 @@ class Progress:
 
     Attributes:
         seconds_left: at most; more than the budget has where `widened`.
+        claims: of the newest launch alone.
         widened: why the run may take longer than its budget; empty where it may not.
+        launch, launches: which of how many; both 1 where there are no launches.
     """
 
     phase: str
@@ -111,6 +127,8 @@ class Progress:
     seconds_left: float
     claims: tuple[Claim, ...] = ()
     widened: str = ""
+    launch: int = 1
+    launches: int = 1
 
 
 class ArmFailedError(MeasurementError):
@@ -221,6 +239,12 @@ def _check(arms: Sequence[Arm], settings: Settings) -> None:
         raise InvalidArgumentError(
             "budget", "no time to measure in", remedy="as 60s; a few seconds at least"
         )
+    if settings.launches != 1 and settings.launches < FEWEST_LAUNCHES:
+        raise InvalidArgumentError(
+            "launches",
+            f"{settings.launches} cannot show how far processes of one side lie apart",
+            remedy=f"{FEWEST_LAUNCHES} or more; 1 for a single process a side",
+        )
     if not settings.target_rel_width > 0:
         raise InvalidArgumentError("target", "the interval cannot be narrower than nothing")
 
@@ -269,6 +293,8 @@ class _Run:
         self.deadline = 0.0
         self.widened = ""
         self.measured = False
+        self.launch = self.launches = 1
+        self.opening_s = self.warming_s = self.block_s = 0.0
 
     def resume(self, before: Experiment) -> None:
         """Take over what an interrupted run of the same arms recorded, and go on after it."""
@@ -295,7 +321,7 @@ class _Run:
                     self.widened = f"{self.plan.red_factor:g} times the budget: the machine is busy"
                 self._warm_up()
                 self._calibrate()
-                reason = self._measure()
+                reason = self._measure_launches()
             except ArmEndedError as end:
                 reason = self._ended(end)
             self._event("stop", {"reason": reason})
@@ -349,7 +375,12 @@ class _Run:
         # What looks need is loaded now, not between two blocks.
         import scipy.special  # noqa: F401
 
-        for name in list(self.living):
+        began = time.monotonic()
+        noted = {str(event.detail.get("what")) for event in self.events if event.kind == "note"}
+        names = list(self.living)
+        if self.launch > 1:
+            self.random.shuffle(names)
+        for name in names:
             self._say("setup")
             try:
                 self.arms[name].open(self.plan.timeout_s)
@@ -358,16 +389,18 @@ class _Run:
             except SlipstreamError as error:
                 self._failed(name, error, "setup")
             for line in self.arms[name].notes:
-                self._event("note", {"arm": name, "what": line})
+                if line not in noted:
+                    self._event("note", {"arm": name, "what": line})
         self._require_arms()
+        self.opening_s = time.monotonic() - began
 
     def _warm_up(self) -> None:
         """Rounds over the arms that are not yet stationary, until all are or time is up.
 
         One at least: a machine may stand still for longer than a small budget.
         """
-        longest = self.plan.maximum_warmup_s
-        longest = self.settings.budget_s / 10 if longest is None else longest
+        began = time.monotonic()
+        longest = self._longest_warmup_s() / self.launches
         spent = dict.fromkeys(self.living, 0.0)
         history: dict[str, list[Sample]] = {name: [] for name in self.living}
         inner = dict.fromkeys(self.living, 1)
@@ -401,6 +434,12 @@ class _Run:
             name: min(min(_undisturbed(sample) for sample in history[name][-_WINDOW:]), 1e18)
             for name in self.living
         }
+        self.block_s = sum(spent[name] / len(history[name]) for name in self.living)
+        self.warming_s = time.monotonic() - began
+
+    def _longest_warmup_s(self) -> float:
+        longest = self.plan.maximum_warmup_s
+        return self.settings.budget_s / 10 if longest is None else longest
 
     def _calibrate(self) -> None:
         """Choose one inner repeat for all arms: long samples, and still many blocks."""
@@ -446,18 +485,86 @@ class _Run:
 
     # The blocks.
 
-    def _measure(self) -> str:
+    def _measure_launches(self) -> str:
+        """One launch after the other; the reason to stop.
+
+        Raises:
+            ArmEndedError: an arm came to its end, in the only launch or in one of several.
+        """
+        earlier = len(launch_starts(self.events))
+        self.launches = self._count_launches()
+        if self.launches == 1:
+            return self._measure(self.deadline, self.plan.maximum_blocks)
+        ended: ArmEndedError | None = None
+        reason = "launches"
+        for number in range(1, self.launches + 1):
+            self.launch = number
+            if number > FEWEST_LAUNCHES and time.monotonic() >= self.deadline:
+                reason = "budget"
+                break
+            if number > 1:
+                # The first few are made even where opening took longer than before: fewer would
+                # have told nothing.
+                self._open_anew()
+            self._event(LAUNCH, {"launch": earlier + number, "of": earlier + self.launches})
+            try:
+                self._measure(*self._share())
+            except ArmEndedError as end:
+                ended = end  # anew it begins at its beginning
+        if ended is not None:
+            raise ended
+        return reason
+
+    def _count_launches(self) -> int:
+        """How many launches to make; says why where it is one and more were wanted."""
+        wanted, homes = self.settings.launches, {self.arms[name].process for name in self.living}
+        if wanted == 1:
+            return 1
+        if "own" not in homes:
+            # What takes every sample in a fresh process has seen many.
+            if "this" in homes:
+                self._event("note", {"what": IN_THIS_PROCESS})
+            return 1
+        cost = LaunchCost(
+            self.deadline - time.monotonic(),
+            self.opening_s,
+            self.warming_s,
+            self._longest_warmup_s() * len(self.living),
+            self.block_s,
+        )
+        count = launches_that_fit(wanted, cost, self.plan.maximum_blocks)
+        if count == 1:
+            self._event("note", {"what": why_one_process(cost)})
+        return count
+
+    def _open_anew(self) -> None:
+        """Close all arms and open them, which for most is a process with another heap."""
+        for name in self.living:
+            self.arms[name].close()
+        self._open()
+        self._warm_up()
+
+    def _share(self) -> tuple[float, int | None]:
+        """Until when this launch is measured, and up to which block: an equal share of the rest."""
+        left, now = self.launches - self.launch, time.monotonic()
+        rest_s = self.deadline - now - left * (self.opening_s + self.warming_s)
+        most = self.plan.maximum_blocks
+        blocks = None if most is None else self.block + (most - self.block) // (left + 1)
+        return now + rest_s / (left + 1), blocks
+
+    def _measure(self, deadline: float, maximum_blocks: int | None) -> str:
         """Blocks, one at least, until something says stop; the reason."""
-        orders = _orders(self.living, self.random)
+        orders, first = _orders(self.living, self.random), self.block
         while True:
-            if self.plan.maximum_blocks is not None and self.block >= self.plan.maximum_blocks:
+            if maximum_blocks is not None and self.block >= maximum_blocks:
                 return "blocks"
-            if self.block and time.monotonic() >= self.deadline:
+            if self.block > first and time.monotonic() >= deadline:
                 return "budget"
             self._read_gate()
             self._one_block(next(orders))
             self.block += 1
-            if self.block in self.settings.looks and (reason := self._look()):
+            counted = self.block if self.launches == 1 else self.block - first
+            if counted in self.settings.looks and (reason := self._look()):
                 return reason
             self._say("measure")
 
@@ -480,14 +587,18 @@ class _Run:
         self._commit(Phase.MEASURE, self.block, values)
 
     def _look(self) -> str | None:
-        """Whether the primary intervals of all candidates allow to stop, and why."""
+        """Whether the primary intervals of all candidates allow to stop, and why.
+
+        A launch is asked by itself, and n of them are together narrower by the root of n.
+        """
         # Derived statistics take a second of resampling and do not decide: left for the end.
         now = replace(self.experiment(), settings=replace(self.settings, derived=()))
-        self.last_claims = claims(now)
+        self.last_claims = claims(last_launch(now))
+        target = self.settings.target_rel_width * math.sqrt(self.launches)
         carrying = [c for c in headline(self.last_claims) if c.arm in self.living]
         if not carrying:
             return None
-        if all((c.high - c.low) / c.ratio < self.settings.target_rel_width for c in carrying):
+        if all((c.high - c.low) / c.ratio < target for c in carrying):
             return "narrow"
         open_ = (Verdict.INCONCLUSIVE, Verdict.UNTRUSTWORTHY)
         settled = all(c.verdict not in open_ for c in carrying)
@@ -634,7 +745,11 @@ class _Run:
         if self.progress is None:
             return
         left = max(0.0, self.deadline - time.monotonic()) if self.deadline else 0.0
-        self.progress(Progress(phase, self.block, left, self.last_claims, self.widened))
+        self.progress(
+            Progress(
+                phase, self.block, left, self.last_claims, self.widened, self.launch, self.launches
+            )
+        )
 
 
 def _orders(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:

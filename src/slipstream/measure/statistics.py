@@ -11,7 +11,17 @@ cosine waves and the enclosing order statistics move outwards. By simulation (2,
 kind, 40 to 640 blocks) this covers 93-97 % on lognormal, bimodal, drifting and autocorrelated
 streams; below some 20 strongly dependent blocks it covers less.
 
+Blocks of several launches (fresh processes of the same arms) carry a second spread, which no number
+of blocks in one launch shows. There each launch's median counts as one draw, and the interval is
+Student's t of these few draws, but never narrower than the blocks inside the launches allow. By
+simulation it covers 95 % or more at any spread between launches; without any, three launches make
+it 1.6 times as wide as the blocks alone would, five 1.2 times. Not much can be gained on that: of
+all intervals that know the spread inside launches and hold 95 % whatever lies between them, the
+narrowest (a convex program over how wide to be at which observed spread) is 3 % narrower.
+
 Sources: order-statistic interval: W. J. Conover, Practical Nonparametric Statistics, section 3.2.
+Launches: J. Hartung and G. Knapp, 2001, on random effects in meta-analysis; the floor as in
+Röver, Knapp and Friede, 2015.
 Long-run variance by equal-weighted cosines with Student's t: Lazarus, Lewis, Stock and Watson,
 "HAR Inference: Recommendations for Practice", 2018. Stationary
 bootstrap: Politis and Romano, 1994, with Carlstein's block length for AR(1).
@@ -36,6 +46,8 @@ Statistic = Callable[..., Any]
 # Lag-1 autocorrelation of the block ratios above which they do not count as independent.
 DEPENDENT = 0.2
 RESAMPLES = 10_000
+BETWEEN_LAUNCHES = "student_t_of_launches"
+"""The estimator where launches differ: more blocks in each would not narrow the interval."""
 # The standard normal number that 80 % lie below: the usual power, at which "detectable" is meant.
 _POWER_Z = 0.8416212335729143
 # Cosine waves per n^(2/3): Lazarus et al. recommend 0.4; 0.3 covers better below 100 blocks at
@@ -90,6 +102,55 @@ def median_interval(values: Floats, level: float) -> Interval:
     if dropped < 0:
         return Interval(middle, -math.inf, math.inf, level, estimator)
     return Interval(middle, float(ordered[low]), float(ordered[high]), level, estimator)
+
+
+def launches_interval(launches: Sequence[Floats], level: float) -> Interval:
+    """Centre of two or more launches, float64 [blocks] each, with what lies between launches.
+
+    The estimate is the median of the launches' medians, so that one odd launch does not move it.
+    Estimators `BETWEEN_LAUNCHES` (their spread decides) and ``median_of_launches`` (the blocks
+    inside them do).
+
+    Raises:
+        InvalidArgumentError: a launch without values, or a level outside (0, 1).
+    """
+    from scipy.special import stdtrit
+
+    count = len(launches)
+    blocks = sum(_checked(one, level) for one in launches)
+    medians = np.array([np.median(one) for one in launches])
+    mean, middle = float(medians.mean()), float(np.median(medians))
+    reach = float(stdtrit(count - 1, (1 + level) / 2) * medians.std(ddof=1)) / math.sqrt(count)
+    inside = _inside_launches(launches, medians, blocks, level)
+    between = reach >= min(-inside.low, inside.high)
+    return Interval(
+        middle,
+        min(mean - reach, mean + inside.low, middle),
+        max(mean + reach, mean + inside.high, middle),
+        level,
+        BETWEEN_LAUNCHES if between else "median_of_launches",
+    )
+
+
+def launches_excess(launches: Sequence[Floats], level: float) -> float:
+    """How much further an interval reaches, each way, for what lies between launches."""
+    medians = np.array([np.median(one) for one in launches])
+    inside = _inside_launches(launches, medians, sum(map(len, launches)), level)
+    whole = launches_interval(launches, level)
+    if not math.isfinite(inside.high - inside.low):
+        return 0.0
+    return max(0.0, (whole.high - whole.low - inside.high + inside.low) / 2)
+
+
+def _inside_launches(
+    launches: Sequence[Floats], medians: Floats, blocks: int, level: float
+) -> Interval:
+    """The interval, about 0, that all blocks give once their launches' medians are taken off."""
+    left = np.concatenate([one - median for one, median in zip(launches, medians, strict=True)])
+    found = median_interval(left, level)
+    # Each median that was taken off has used up a block.
+    grown = math.sqrt(blocks / max(blocks - len(launches), 1))
+    return Interval(0.0, grown * found.low, grown * found.high, level, found.estimator)
 
 
 @lru_cache(maxsize=4096)

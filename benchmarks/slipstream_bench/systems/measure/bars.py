@@ -27,8 +27,9 @@ from slipstream.child import Child
 from slipstream.errors import MeasurementError, SlipstreamError
 from slipstream.measure import memory
 from slipstream.measure.arms import Arm, CallableArm, Sample, WorkerArm, time_calls
-from slipstream.measure.claims import claims
+from slipstream.measure.claims import claims, headline
 from slipstream.measure.comparison import Comparison, compare
+from slipstream.measure.launches import MOST_LAUNCHES, first_launch
 from slipstream.measure.records import Environment, Phase, Settings, Verdict
 from slipstream.measure.runner import ArmFailedError, Plan, resume, run
 from slipstream.measure.statistics import median_interval
@@ -45,6 +46,8 @@ _CALLED = (Verdict.FASTER, Verdict.SLOWER)
 _PRODUCTS = 50
 _MEGABYTE = 1e6
 _DEFAULT_BUDGET_S = 60.0
+# Processes of one side differ by this standard deviation, made so.
+_LUCK = 0.1
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
@@ -61,6 +64,7 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
         _wire,
         _peers,
         _level,
+        _luck,
         _power,
     ):
         yield from row(options)
@@ -517,6 +521,38 @@ def _level(options: BenchOptions) -> Iterator[Bar]:
         f"{distrusted} not trusted; CPU time carried {found.count('cpu')}"
     )
     yield at_most(name, called, allowed, f"of {total}", n=total, detail=detail)
+
+
+def _luck(options: BenchOptions) -> Iterator[Bar]:
+    name = "A/A experiments called faster, processes of unlike cost"
+    if not options.wants(name):
+        return
+    count = 100 if options.full else 8
+    called, called_of_one, distrusted, launches = 0, 0, 0, []
+    for i in range(count):
+        options.progress(f"A/A, processes of unlike cost, {i + 1} of {count}")
+        arms = [
+            WorkerArm(side, f"{_TASKS}:draw_luck", f"{_TASKS}:lucky_sample",
+                      arguments={"spread": _LUCK})
+            for side in ("base", "head")
+        ]  # fmt: skip
+        result = compare(
+            arms, budget=30.0, seed=i, environment=_ENVIRONMENT,
+            plan=Plan(maximum_warmup_s=0.1, red_factor=1, maximum_blocks=10 * MOST_LAUNCHES),
+        )  # fmt: skip
+        claim = result.ratio("head")
+        launches.append(claim.launches)
+        called += claim.verdict is Verdict.FASTER
+        distrusted += claim.verdict is Verdict.UNTRUSTWORTHY
+        (alone,) = headline(claims(first_launch(result.experiment)))
+        called_of_one += alone.verdict is Verdict.FASTER
+    detail = (
+        f"steps of a process cost {100 * _LUCK:.0f} % (standard deviation) more or less than of "
+        f"another; {min(launches)} to {max(launches)} launches; the first alone would have called "
+        f"{called_of_one}; {distrusted} not trusted"
+    )
+    allowed = 5 if options.full else _at_most_by_chance(count, 0.05)
+    yield at_most(name, called, allowed, f"of {count}", n=count, detail=detail)
 
 
 def _power(options: BenchOptions) -> Iterator[Bar]:

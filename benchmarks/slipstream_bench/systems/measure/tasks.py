@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from slipstream.measure.arms import timed
 from slipstream.measure.memory import memory_phase
 
 _calls = 0
+_rounds = 0
 
 
 def sample(fault: str = "", at: int = 0) -> dict[str, float]:
@@ -27,6 +30,17 @@ def sample(fault: str = "", at: int = 0) -> dict[str, float]:
             time.sleep(0.01)
         return {**timed(_short), "another": 1.0}
     return timed(_short)
+
+
+def draw_luck(spread: float) -> None:
+    """What this process is stuck with: how much work its steps are, as a lognormal draw."""
+    global _rounds
+    _rounds = round(20_000 * math.exp(random.SystemRandom().gauss(0, spread)))
+
+
+def lucky_sample() -> dict[str, float]:
+    """A step of as much work as this process has drawn."""
+    return timed(lambda: sum(range(_rounds)))
 
 
 def _short() -> None:

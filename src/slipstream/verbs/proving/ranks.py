@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream import technique
 from slipstream.durations.durations import one_pool
 from slipstream.errors import MeasurementError, UsageError
-from slipstream.measure.arms import Arm, Sample
+from slipstream.measure.arms import Arm, Home, Sample
 from slipstream.measure.checks import Trial
 from slipstream.ranks.hosts import Hosts, hosts_of
 from slipstream.ranks.launch import WorkerProcesses
@@ -73,6 +73,8 @@ class RanksArm(Arm):
         workload: with its techniques.
         ranks: how many, on the first of the hosts.
     """
+
+    process: Home = "own"
 
     def __init__(
         self, name: str, workload: Workload, ranks: int, hosts: Hosts, threads: int,

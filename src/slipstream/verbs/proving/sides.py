@@ -18,6 +18,7 @@ from slipstream.durations.durations import one_pool
 from slipstream.errors import ChildError, WorkloadError
 from slipstream.measure.arms import Arm, ArmEndedError, RunDelay, Sample, WorkerArm, delay_between
 from slipstream.measure.comparison import Comparison, compare, seconds
+from slipstream.measure.launches import MOST_LAUNCHES
 from slipstream.measure.memory import read_status_bytes, reset_peak, resettable
 from slipstream.measure.records import RUN_DELAY, PredictionRecord
 from slipstream.technique import QualityKind, Technique
@@ -109,6 +110,7 @@ def prove(
     cluster: Cluster | None = None,
     budget: str | float = "60s",
     target: float = 0.02,
+    launches: int = MOST_LAUNCHES,
     quality_budget: str | float | None = "auto",
     threads: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -120,6 +122,9 @@ def prove(
 
     Times are of as many samples as a step has before any technique: a step of twice as many
     counts half, as in predictions. A script that ends sooner than the budget ends the measuring.
+
+    Every side is started several times, where that is cheap beside the budget: what a process has
+    drawn at its start, above all where its heap lies, is a part of every interval.
 
     First the quality: techniques that change the numbers run the same first steps as the baseline
     from several seeds; what that shows stands beside the speed (`Comparison.quality`).
@@ -134,6 +139,7 @@ def prove(
         techniques: alternatives: names in the grammar, or techniques.
         predictions: by arm (the technique's name): what was predicted.
         budget, target: stop after this time, or when the interval is narrower than this.
+        launches: how often each side is started at most; 1 for once.
         quality_budget: about how long each side runs for the sake of its quality; "auto" for
             `default_quality_budget`; None for not at all, and then nothing that changes the
             numbers is called faster.
@@ -190,6 +196,7 @@ def prove(
             "cores, which only wall time shows",
             target=target,
             budget=budget,
+            launches=launches,
             timeout=timeout_s,
             title=workload.name,
             changes_numerics=[

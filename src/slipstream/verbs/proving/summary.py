@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from slipstream.measure.checks import QualityCheck, QualityStatus
 from slipstream.measure.claims import candidates, failures
 from slipstream.measure.comparison import Comparison
+from slipstream.measure.launches import spread_sentence
 from slipstream.measure.ledger import Score
 from slipstream.measure.records import AFTERWARDS, Experiment
 from slipstream.measure.render import (
@@ -141,6 +142,7 @@ def summary_table(comparison: Comparison, before: Sequence[Score] = ()) -> Table
         _step_sentence(experiment, [line.row for line in lines if line.row], memory),
         _quality_sentence([line.quality for line in lines if line.quality]),
         _machine_sentence(experiment, rows),
+        _launch_sentence(experiment, rows),
         _before_sentence(before),
         *(f"{note}." for note in event_notes(experiment)),
     ]
@@ -199,9 +201,10 @@ def _step_sentence(
     clocks = " and ".join(sorted({row.metric for row in rows}))
     tensors = next(iter(memory.values()), None)
     held = f" and its tensors {format_bytes(tensors.baseline)}" if tensors else ""
+    launches = f" in {first.launches} processes a side" if first.launches > 1 else ""
     return (
         f"A step {experiment.settings.baseline} takes {step}{held}; ratios are to that, below 1 "
-        f"is cheaper; time is {clocks} of {first.blocks} paired blocks."
+        f"is cheaper; time is {clocks} of {first.blocks} paired blocks{launches}."
     )
 
 
@@ -226,6 +229,12 @@ def _machine_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> 
     if experiment.status not in ("complete", "ended early"):
         said.append(f"this experiment is {experiment.status}")
     return "; ".join(said) + "." if said else ""
+
+
+def _launch_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> str:
+    """Whether processes of one side differed by more than blocks in one of them."""
+    carrying = next((row.metric for row in rows if row.carries), None)
+    return "" if carrying is None else spread_sentence(experiment, carrying)
 
 
 def _before_sentence(before: Sequence[Score]) -> str:
