@@ -38,6 +38,7 @@ MODULES = (
     "slipstream.search",
     "slipstream.ship",
     "slipstream.ship.stability",
+    "slipstream.ship.xray",
     "slipstream.runtimes",
     "slipstream.runtimes.preprocessing",
     "slipstream.runtimes.paths",

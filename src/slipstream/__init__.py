@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slipstream.graph import Graph, load
     from slipstream.report import write_report
     from slipstream.search import Space, study
-    from slipstream.ship import stability
+    from slipstream.ship import stability, xray
     from slipstream.techniques import (
         distributed,
         embedding,
@@ -79,6 +79,7 @@ _ROOMS = {
     "scan": "slipstream.techniques.scan",
     "sparse": "slipstream.sparse",
     "stability": "slipstream.ship.stability",
+    "xray": "slipstream.ship.xray",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -122,6 +123,7 @@ __all__ = [
     "stability",
     "study",
     "write_report",
+    "xray",
 ]
 
 

@@ -105,6 +105,16 @@ NOT_RUN = {
         )
     },
     **{
+        f"slipstream xray {command}": "needs a model and pictures; tests/ship/test_xray.py has both"
+        for command in (
+            "record model.onnx --raw photos/ --preprocessing app.json -o edge.xr",
+            "replay edge.xr --model model.onnx --preprocessing reference.json -o ref.xr",
+            "compare ref.xr edge.xr --html report.html",
+            "bisect model.onnx model_int8.onnx --inputs x.npy --labels y.npy",
+            "latency model_int8.onnx --inputs x.npy",
+        )
+    },
+    **{
         f"slipstream ship {command}": "needs a model; tests/ship exports, predicts and verifies"
         for command in (
             "export model.py:Net --calib inputs.npy --target cortex-m4 -o fw/",

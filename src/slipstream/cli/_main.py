@@ -29,7 +29,7 @@ _FLOW = (
 )  # fmt: skip
 _ENGINES = ("cluster", "scale", "netlab", "search")
 _TOOLS = (
-    "ship", "stability", "serve", "mlperf", "measure", "results", "data", "dedup", "bench",
+    "ship", "xray", "stability", "serve", "mlperf", "measure", "results", "data", "dedup", "bench",
     "doctor", "demo",
 )  # fmt: skip
 _INTERRUPTED = 130

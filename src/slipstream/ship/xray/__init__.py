@@ -1,0 +1,77 @@
+"""Why is the deployed model worse, or slower, than the one that was trained?
+
+from slipstream import xray
+
+with xray.record("edge.xr") as rec:                     # in the app
+    for image in frames:
+        (scores,) = rec.run(session, preprocess(image), raw=image)
+
+xray.replay("edge.xr", "model.onnx", "ref.xr", preprocessing=pipeline)
+found = xray.compare("ref.xr", "edge.xr")
+print(found.cause.text, found.fix)                      # "channels in the order BGR", a snippet
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
+
+if TYPE_CHECKING:
+    from slipstream.ship.xray.assertions import Failure, LayerView, assertion
+    from slipstream.ship.xray.bisecting import Bisected, Introduced, bisect, introduced
+    from slipstream.ship.xray.comparing import Comparison, LayerDrift, compare
+    from slipstream.ship.xray.explaining import Cause, explain
+    from slipstream.ship.xray.log import Log, LogError
+    from slipstream.ship.xray.recording import Recorder, record
+    from slipstream.ship.xray.replaying import replay
+    from slipstream.ship.xray.statistics import header
+    from slipstream.ship.xray.timing import Latency, latency
+
+_HOME_OF = {
+    "latency": "timing",
+    "introduced": "bisecting",
+    "bisect": "bisecting",
+    "Latency": "timing",
+    "Introduced": "bisecting",
+    "Bisected": "bisecting",
+    "Cause": "explaining",
+    "Comparison": "comparing",
+    "Failure": "assertions",
+    "LayerDrift": "comparing",
+    "LayerView": "assertions",
+    "Log": "log",
+    "LogError": "log",
+    "Recorder": "recording",
+    "assertion": "assertions",
+    "compare": "comparing",
+    "explain": "explaining",
+    "header": "statistics",
+    "record": "recording",
+    "replay": "replaying",
+}
+
+__all__ = [
+    "Bisected",
+    "Cause",
+    "Comparison",
+    "Failure",
+    "Introduced",
+    "Latency",
+    "LayerDrift",
+    "LayerView",
+    "Log",
+    "LogError",
+    "Recorder",
+    "assertion",
+    "bisect",
+    "compare",
+    "explain",
+    "header",
+    "introduced",
+    "latency",
+    "record",
+    "replay",
+]
+
+__getattr__, __dir__ = late(__name__, _HOME_OF, __all__)
