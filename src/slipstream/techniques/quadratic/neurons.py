@@ -85,16 +85,23 @@ class Projection:
     convolution: tuple[Sequence[int], Sequence[int], Sequence[int], int] | None = None
 
     @property
+    def channels(self) -> int:
+        """The dimension of outputs."""
+        return -1 if self.convolution is None else 1
+
+    @property
     def groups(self) -> int:
         return 1 if self.convolution is None else self.convolution[3]
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`x` by all rows of `weight`."""
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`x` by all rows of `weight`, and `bias`."""
         if self.convolution is None:
-            return torch.nn.functional.linear(x, weight)
+            return torch.nn.functional.linear(x, weight, bias)
         stride, padding, dilation, groups = self.convolution
         return torch.nn.functional.conv2d(
-            x, weight, None, tuple(stride), tuple(padding), tuple(dilation), groups
+            x, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups
         )
 
     def backward(
@@ -118,7 +125,7 @@ class Projection:
 
     def split(self, made: torch.Tensor, count: int) -> Tensors:
         """What each of `count` projections made."""
-        dim = -1 if self.convolution is None else 1
+        dim = self.channels
         if self.groups == 1:
             return list(made.chunk(count, dim))
         shape = (made.shape[0], self.groups, count, -1, *made.shape[2:])
@@ -128,7 +135,7 @@ class Projection:
     def join(self, parts: Tensors) -> torch.Tensor:
         """The inverse of `split`."""
         if self.groups == 1:
-            return torch.cat(parts, -1 if self.convolution is None else 1)
+            return torch.cat(parts, self.channels)
         shape = (parts[0].shape[0], self.groups, -1, *parts[0].shape[2:])
         return torch.stack([one.view(shape) for one in parts], 2).flatten(1, 3)
 
@@ -148,15 +155,21 @@ class Norm:
 
 
 class Quadratic(torch.autograd.Function):
-    """A layer without bias, whose backward pass keeps x, the weight, and statistics."""
+    """A layer whose backward pass keeps x, the weight, and statistics.
+
+    A bias is taken where the neuron is a product and a linear term, without norm and groups.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, square_weight: torch.Tensor | None,
         gamma: torch.Tensor | None, beta: torch.Tensor | None, norm: Norm | None, neuron: Neuron,
-        projection: Projection, made: torch.Tensor | None,
+        projection: Projection, made: torch.Tensor | None, bias: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
-        made = projection(x, weight) if made is None and neuron.branches else made
+        if made is None and neuron.branches:
+            out = len(weight) // neuron.branches
+            every = None if bias is None else torch.cat([bias.new_zeros(2 * out), bias])
+            made = projection(x, weight, every)
         parts = projections(x, made, square_weight, neuron, projection, gamma, beta, norm)
         ctx.save_for_backward(x, weight, square_weight, gamma, beta)
         ctx.norm, ctx.neuron, ctx.projection = norm, neuron, projection
@@ -171,10 +184,15 @@ class Quadratic(torch.autograd.Function):
             )
         x, weight, square_weight, gamma, beta = ctx.saved_tensors
         neuron, projection, norm = ctx.neuron, ctx.projection, ctx.norm
+        wanted = ctx.needs_input_grad
+        if neuron.linear and norm is None and projection.groups == 1:
+            dx, dweight = _product_backward(ctx, g)
+            dims = [at for at in range(g.dim()) if at != projection.channels % g.dim()]
+            dbias = g.sum(dims) if wanted[9] else None
+            return dx, dweight, *[None] * 7, dbias
         made = projection(x, weight) if neuron.branches else None
         parts = projections(x, made, square_weight, neuron, projection, gamma, beta, norm)
         each = neuron.gradients(parts, g)
-        wanted = ctx.needs_input_grad
         dx = dweight = dsquare = dgamma = dbeta = None
         if neuron.branches:
             assert made is not None
@@ -189,7 +207,25 @@ class Quadratic(torch.autograd.Function):
             if of_square is not None:
                 of_square = 2 * x * of_square
                 dx = of_square if dx is None else dx + of_square
-        return dx, dweight, dsquare, dgamma, dbeta, None, None, None, None
+        return dx, dweight, dsquare, dgamma, dbeta, *[None] * 5
+
+
+def _product_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, Any]:
+    """Of a * b + c: the last projection is not made again, and nothing is copied together."""
+    x, weight, *_ = ctx.saved_tensors
+    dim = ctx.projection.channels
+    out = len(weight) // 3
+    made = ctx.projection(x, weight[: 2 * out])
+    shape = list(made.shape)
+    shape[dim] = 3 * out
+    stacked = torch.empty(shape, dtype=g.dtype, device=g.device)
+    parts = stacked.chunk(3, dim)
+    a, b = made.chunk(2, dim)
+    torch.mul(g, b, out=parts[0])
+    torch.mul(g, a, out=parts[1])
+    parts[2].copy_(g)
+    projection: Projection = ctx.projection
+    return projection.backward(x, weight, stacked, *ctx.needs_input_grad[:2])
 
 
 def projections(

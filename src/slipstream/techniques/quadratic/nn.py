@@ -72,13 +72,24 @@ class _Layer(nn.Module):
         kind, project = NEURONS[self.neuron], self._projection
         made = project(x, self.weight) if self.gamma is not None else None
         norm = None if made is None else self._norm(made.detach())
+        inside = self.bias if kind.linear and made is None and project.groups == 1 else None
         # A cast is autocast's own business, which only autograd knows how to undo.
         if self.memory == "hybrid" and not torch.is_autocast_enabled(x.device.type):
             kept = None if made is None else made.detach()
             y: torch.Tensor = Quadratic.apply(
-                x, self.weight, self.square_weight, self.gamma, self.beta, norm, kind, project, kept
+                x,
+                self.weight,
+                self.square_weight,
+                self.gamma,
+                self.beta,
+                norm,
+                kind,
+                project,
+                kept,
+                inside,
             )
         else:
+            inside = None
             if made is not None:
                 made, norm = self._normalised(made), None
             elif kind.branches:
@@ -90,7 +101,7 @@ class _Layer(nn.Module):
                 f"a product of a quadratic layer ({self}) overflows float16: bfloat16 does not",
                 SlipstreamWarning, stacklevel=2,
             )  # fmt: skip
-        if self.bias is None:
+        if self.bias is None or inside is not None:
             return y
         return y + (self.bias if project.convolution is None else self.bias.view(-1, 1, 1))
 
