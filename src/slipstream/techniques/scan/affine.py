@@ -93,8 +93,8 @@ def _tree(a: torch.Tensor, b: torch.Tensor, levels: int) -> torch.Tensor:
     together_b = _apply(odd, b[0 : 2 * pairs : 2]) + b[1 : 2 * pairs : 2]
     if pairs > 1:
         # Nothing comes before the first pair: its product is never read.
-        together_a = torch.empty_like(odd)
-        together_a[1:] = _products(odd[1:], even[1:])
+        together_a = torch.empty(odd.shape, dtype=odd.dtype, device=odd.device)
+        _products(odd[1:], even[1:], together_a[1:])
     else:
         together_a = odd
     at_odd = _tree(together_a, together_b, levels - 1)
@@ -110,16 +110,20 @@ def _apply(a: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return (a @ h.unsqueeze(-1)).squeeze(-1)
 
 
-def _products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    width = left.shape[-1]
-    ours = width <= _SMALL and left.dtype in door.DTYPES and left.is_cpu and door.available()
-    if not ours:
-        return left @ right
-    shape = left.shape
-    made = door.products(
-        left.reshape(-1, width, width).contiguous(), right.reshape(-1, width, width).contiguous()
-    )
-    return made.view(shape)
+def _products(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """``left @ right``, [T, ..., H, H], where the matrices of a step lie one after another.
+
+    A call for each sequence of the batch, so that those are read where they are.
+    """
+    width, dtype = left.shape[-1], left.dtype
+    if width > _SMALL or dtype not in door.DTYPES or not left.is_cpu or not door.available():
+        torch.matmul(left, right, out=out)
+        return
+    flat = [one.reshape(one.shape[0], -1, width, width) for one in (left, right)]
+    flat = [one.contiguous() if one.stride()[-2:] != (width, 1) else one for one in flat]
+    parts = out.view(out.shape[0], -1, width, width).unbind(1)
+    for one, other, part in zip(*(each.unbind(1) for each in flat), parts, strict=True):
+        door.products(one, other, part)
 
 
 def _safe_levels(a: torch.Tensor) -> int:

@@ -8,6 +8,7 @@ as it goes. Where the compiled library is missing, `available` is False and modu
 from __future__ import annotations
 
 import ctypes
+import itertools
 from typing import Any
 
 import torch
@@ -205,16 +206,16 @@ def _diagonal(a: torch.Tensor, **others: torch.Tensor) -> list[Any]:
     return _fitting(a, a=(a, shape), **each)
 
 
-def products(left: torch.Tensor, right: torch.Tensor, kernel: int | None = None) -> torch.Tensor:
-    """``left @ right`` of many small square matrices, both [N, H, H] and contiguous in each."""
+def products(
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None,
+    kernel: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """``left @ right`` of many small square matrices, [N, H, H]; each is contiguous, not all."""
     count, width = left.shape[0], left.shape[-1]
-    made = left.new_empty(count, width, width)
+    made = left.new_empty(count, width, width) if out is None else out
     number = _FAMILY.kernel() if kernel is None else kernel
-    _FAMILY.call(
-        "scan_products", number, DTYPES[left.dtype], count, width, left.data_ptr(),
-        left.stride(0) // width**2, right.data_ptr(), right.stride(0) // width**2, made.data_ptr(),
-        1,
-    )  # fmt: skip
+    each = [(one.data_ptr(), one.stride(0) // width**2) for one in (left, right, made)]
+    _FAMILY.call("scan_products", number, DTYPES[left.dtype], count, width, *itertools.chain(*each))
     return made
 
 

@@ -11,6 +11,7 @@ few cores its chunks and tree stand beside one fused loop, of T H^2 work where t
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -102,14 +103,17 @@ def _way(module: nn.RNNBase, x: Any, backward: Backward) -> plan.Way:
         return backward
     batch = 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
     steps = x.shape[1 if module.batch_first and x.dim() == 3 else 0]
+    return plan.choose(_shape(module, batch, x), steps, rnn)
+
+
+def _shape(module: Any, batch: int, x: torch.Tensor) -> plan.Shape:
     training = torch.is_grad_enabled() and (
         x.requires_grad or any(one.requires_grad for one in module.parameters())
     )
-    shape = plan.Shape(
+    return plan.Shape(
         kind_of(module), batch, module.input_size, module.hidden_size, x.dtype, training,
         torch.get_num_threads(),
     )  # fmt: skip
-    return plan.choose(shape, steps, rnn)
 
 
 def _taken(module: nn.RNNBase, x: Any) -> bool:
@@ -189,13 +193,16 @@ def _over_steps(cell: _Cell, x: torch.Tensor, hx: Any, backward: Backward) -> An
         zeros = x.new_zeros(x.shape[1], cell.hidden_size)
         hx = (zeros, zeros) if kind == "lstm" else zeros
     usable = door.available() and x.is_cpu and x.dtype in door.DTYPES
-    if backward == "framework" or not usable:
+    way: plan.Way = "framework" if backward == "auto" or not usable else backward
+    if backward == "auto" and usable:
+        shape = replace(_shape(cell, x.shape[1], x), of_cell=True)
+        way = plan.choose(shape, x.shape[0], rnn)
+    if way == "framework":
         states = []
         for step in x:
             hx = cell(step, hx)
             states.append(hx[0] if kind == "lstm" else hx)
         return torch.stack(states), hx
-    way = "fused" if backward == "auto" else backward
     y, *ends = _one_layer(x, _parameters(cell, ""), hx, kind, way)
     return y, tuple(ends) if kind == "lstm" else ends[0]
 

@@ -31,6 +31,7 @@ class Shape:
         kind: one of `kernels.KINDS`.
         training: with a backward pass.
         threads: intra-op threads.
+        of_cell: whether ``framework`` calls a cell for each step, in place of torch's layer.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Shape:
     dtype: torch.dtype
     training: bool
     threads: int
+    of_cell: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _run(shape: Shape, way: Way, steps: int, rnn: Runner) -> Callable[[], object
 
     def run() -> object:
         with torch.set_grad_enabled(shape.training):
-            y = (module(x) if way == "framework" else rnn(module, x, backward=way))[0]
+            y = rnn(module, x, backward=way)[0]
             if not shape.training:
                 return y
             return torch.autograd.grad(y, parameters, torch.ones_like(y))
@@ -110,11 +112,11 @@ def _run(shape: Shape, way: Way, steps: int, rnn: Runner) -> Callable[[], object
     return run
 
 
-def layer(shape: Shape) -> nn.RNNBase:
-    """Torch's own layer of this shape, with random weights."""
+def layer(shape: Shape) -> nn.Module:
+    """Torch's own layer of this shape, or its cell, with random weights."""
     sizes = shape.inputs, shape.hidden
-    if shape.kind == "gru":
-        return nn.GRU(*sizes, dtype=shape.dtype)
-    if shape.kind == "lstm":
-        return nn.LSTM(*sizes, dtype=shape.dtype)
-    return nn.RNN(*sizes, nonlinearity=shape.kind, dtype=shape.dtype)
+    kinds: dict[str, Any] = {"gru": (nn.GRU, nn.GRUCell), "lstm": (nn.LSTM, nn.LSTMCell)}
+    make: Any = kinds.get(shape.kind, (nn.RNN, nn.RNNCell))[shape.of_cell]
+    named = {} if shape.kind in kinds else {"nonlinearity": shape.kind}
+    made: nn.Module = make(*sizes, dtype=shape.dtype, **named)
+    return made
