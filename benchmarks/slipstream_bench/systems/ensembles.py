@@ -1,48 +1,84 @@
 """``slipstream bench ensembles``: networks without redundant units, and ensembles of peers.
 
-Fashion-MNIST, 20,000 images to train with, a perceptron of two hidden layers. Times are CPU time of
-one thread.
+Fashion-MNIST, 20,000 images to train with, 10,000 to judge by; a perceptron of two hidden layers,
+and with ``--full`` a small convolutional network. Times are CPU time of one thread.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn.functional import cross_entropy, interpolate
 
+from slipstream.heap import keep_pages
 from slipstream.measure import timed
-from slipstream.techniques.ensembles import Ensemble, build, compact, evaluate
-from slipstream_bench.harness import one_thread
+from slipstream.techniques.ensembles import (
+    Ensemble,
+    Stacked,
+    build,
+    compact,
+    compare,
+    detection,
+    evaluate,
+)
+from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 from slipstream_bench.systems.adasum.study import Samples
 from slipstream_bench.systems.adasum.tasks import MISSING, fashion
 
-_EPOCHS, _SAMPLE = 8, 5_000
+_EPOCHS, _SAMPLE, _MEMBERS = 10, 5_000, 8
 _THRESHOLDS = {0.95: 0.1, 0.9: 0.3, 0.8: 0.8}
-_TIME, _ACCURACY = "8 members: CPU time over independent", "8 members: accuracy lost"
-_NLL, _SIZE = "8 members: negative log-likelihood added", "8 members: parameters over independent"
-_DISAGREE, _ECE = "8 members: disagreement over independent", "8 members: calibration error added"
+_TIME, _ACCURACY = "CPU time over independent", "points of accuracy lost"
+_NLL, _SIZE = "negative log-likelihood added", "parameters over independent"
+_DISAGREE, _ECE = "disagreement over independent", "calibration error added"
+_AUROC = "area under the ROC lost, digits among clothes"
+_TARGETS = {
+    _TIME: 0.4, _ACCURACY: 0.15, _NLL: 0.005, _SIZE: 0.75, _DISAGREE: 0.6, _ECE: 0.01, _AUROC: 0.01,
+}  # fmt: skip
+_STEPS = ((4, 784, 256, 128), (4, 64, 32, 32), (32, 64, 32, 32), (32, 16, 64, 8), (128, 64, 32, 32))
+"""Members, inputs, width, rows."""
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
-    """Rows of the bench. Quick takes three minutes: one seed, four epochs."""
-    study = fashion("MLP")
-    if study is None:
-        yield not_judged(_TIME, "x", "<= 0.4", MISSING)
-        return
+    """Rows of the bench. Quick takes three minutes: one seed, the perceptron alone."""
+    keep_pages()
+    blocks = 15 if options.full else 7
     with one_thread():
-        yield from _compaction_rows(options, study.train, study.held)
-        yield from _ensemble_rows(options, study.train, study.held)
+        yield from _planted_rows(options)
+        yield from _execution_rows(options, blocks)
+        for name in ("MLP", "CNN") if options.full else ("MLP",):
+            study = fashion(name)
+            if study is None:
+                yield not_judged(f"8 {name}s of peers: {_TIME}", "x", "<= 0.4", MISSING)
+                return
+            if name == "MLP":
+                yield from _compaction_rows(options, study.train, study.held)
+            yield from _ensemble_rows(options, name, study.train, study.held)
+            if options.full and name == "MLP":
+                yield from _budget_rows(options, study.train, study.held)
 
 
-def _network(width: int = 256) -> nn.Sequential:
+def _perceptron(width: int = 256, inputs: int = 784) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
-    )
+        nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, 10),
+    )  # fmt: skip
+
+
+def _convolutional() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 49, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
 
 
 def _trainer(train: Samples, epochs: int) -> Callable[[nn.Module, float, int], None]:
@@ -51,14 +87,62 @@ def _trainer(train: Samples, epochs: int) -> Callable[[nn.Module, float, int], N
         rounds = max(1, round(share * epochs))
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-4)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
+        model.train()
         for _ in range(rounds):
             for rows in torch.randperm(len(train.y), generator=generator).split(128):
                 optimizer.zero_grad()
                 cross_entropy(model(train.x[rows]), train.y[rows]).backward()
                 optimizer.step()
             schedule.step()
+        model.eval()
 
     return run
+
+
+def _planted_rows(options: BenchOptions) -> Iterator[Bar]:
+    bar, count = "planted redundancy: outputs differ", "planted redundancy: units found and gone"
+    if not (options.wants(bar) or options.wants(count)):
+        return
+    options.progress(bar)
+    worst, found, planted, wrong = 0.0, 0, 0, 0
+    encoder = nn.TransformerEncoderLayer(32, 4, 64, activation="relu", batch_first=True)
+    cases: list[tuple[nn.Module, Any, tuple[int, ...]]] = []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        perceptron, images = _perceptron(64, 32), _convolutional()
+        block = copy.deepcopy(encoder)
+        cases += [
+            (perceptron, perceptron[0], (32,)), (images, images[4], (1, 28, 28)),
+            (block, block.linear1, (6, 32)),
+        ]  # fmt: skip
+    for model, layer, shape in cases:
+        model.eval()
+        with torch.no_grad():
+            for module in model.modules():  # so that few others are dead on these inputs
+                if module is layer or type(module) is nn.Linear:
+                    module.bias += 1.0
+            layer.weight[3:5], layer.bias[3:5] = layer.weight[0], layer.bias[0]
+            layer.weight[5], layer.bias[5] = 2 * layer.weight[1], 2 * layer.bias[1]
+            layer.weight[6], layer.bias[6] = 0.0, -1.0
+        made = compact(model, list(torch.randn(8, 256, *shape)))
+        names = {module: name for name, module in model.named_modules()}
+        for one in made.layers:
+            gone = one.dead + one.dependent
+            if one.name == names[layer]:
+                found, planted = found + gone, planted + 4
+            else:
+                wrong += gone
+        x = torch.randn(64, *shape)  # others than those it was compacted with
+        with torch.no_grad():
+            before = model(x)
+            worst = max(worst, float((made.model(x) - before).abs().max() / before.abs().max()))
+    kinds = "perceptron, convolutions with norm, Transformer layer; duplicates, a scaled copy, a "
+    detail = f"{kinds}dead unit; {wrong} others were dead or sums, too"
+    if options.wants(bar):
+        yield at_most(bar, worst, 1e-5, "", n=len(cases), detail=detail)
+    if options.wants(count):
+        holds = found == planted
+        yield Bar(count, found, f"of {planted}", f"= {planted}", holds, len(cases), detail)
 
 
 def _compaction_rows(options: BenchOptions, train: Samples, held: Samples) -> Iterator[Bar]:
@@ -66,17 +150,23 @@ def _compaction_rows(options: BenchOptions, train: Samples, held: Samples) -> It
         correlation: f"compaction at {correlation}: points of accuracy lost"
         for correlation in _THRESHOLDS
     }
+    cost = "compaction: time over that of an epoch"
     wanted = [one for one, bar in names.items() if options.wants(bar)]
-    if not wanted:
+    if not (wanted or options.wants(cost)):
         return
     options.progress("a network to compact")
     torch.manual_seed(0)
-    model = _network(512)
-    _trainer(train, _EPOCHS if options.full else 4)(model, 1.0, 0)
+    model, epochs = _perceptron(512), 8 if options.full else 4
+    epoch_ns = timed(lambda: _trainer(train, epochs)(model, 1.0, 0))["cpu"] / epochs
+    sample = list(train.x[:_SAMPLE].split(1000))
     before = evaluate(Ensemble([model]), held.x, held.y)
+    if options.wants(cost):
+        took = timed(functools.partial(compact, model, sample, 0.9))["cpu"]
+        detail = f"{took / 1e6:.0f} ms; two layers of 512 units, {_SAMPLE} images"
+        yield at_most(cost, took / epoch_ns, 0.25, "x", n=1, detail=detail)
     for correlation in wanted:
         options.progress(names[correlation])
-        made = compact(model, list(train.x[:_SAMPLE].split(1000)), correlation)
+        made = compact(model, sample, correlation)
         after = evaluate(Ensemble([made.model]), held.x, held.y)
         lost = 100 * (before.accuracy - after.accuracy)
         gone = ", ".join(f"{one.dead} + {one.dependent} of {one.units}" for one in made.layers)
@@ -89,44 +179,160 @@ def _compaction_rows(options: BenchOptions, train: Samples, held: Samples) -> It
         yield at_most(names[correlation], lost, target, "points", n=1, detail=detail)
 
 
-def _ensemble_rows(options: BenchOptions, train: Samples, held: Samples) -> Iterator[Bar]:
-    rows = (_TIME, _ACCURACY, _NLL, _SIZE, _DISAGREE, _ECE)
-    if not any(options.wants(bar) for bar in rows):
+def _ensemble_rows(
+    options: BenchOptions, name: str, train: Samples, held: Samples
+) -> Iterator[Bar]:
+    names = {what: f"{_MEMBERS} {name}s of peers: {what}" for what in _TARGETS}
+    if not any(options.wants(bar) for bar in names.values()):
         return
-    seeds = range(3 if options.full else 1)
-    found: dict[str, list[float]] = {bar: [] for bar in rows}
-    told = []
-    for seed in seeds:
+    make = _perceptron if name == "MLP" else _convolutional
+    outside = _digits(held.x.shape[1:])
+    found: dict[str, list[float]] = {what: [] for what in names}
+    gains, told = [], []
+    for seed in range(3 if options.full else 1):
         made: dict[str, Ensemble] = {}
         cpu: dict[str, float] = {}
         for method in ("independent", "peers"):
-            options.progress(f"8 members, {method}, seed {seed}")
+            options.progress(f"{_MEMBERS} {name}s, {method}, seed {seed}")
             torch.manual_seed(seed)
-
-            def run(made: dict[str, Ensemble], method: str, seed: int) -> None:
-                made[method] = build(
-                    _network(), _trainer(train, _EPOCHS if options.full else 4), members=8,
-                    method=method, sample=list(train.x[:_SAMPLE].split(1000)),  # type: ignore[arg-type]
-                    correlation=0.9, share=0.25, seed=100 * seed,
-                )  # fmt: skip
-
-            cpu[method] = timed(functools.partial(run, made, method, seed))["cpu"]
-        one, other = (evaluate(made[m], held.x, held.y) for m in ("peers", "independent"))
-        sizes = [sum(p.numel() for p in made[m].parameters()) for m in ("peers", "independent")]
-        found[_TIME].append(cpu["peers"] / cpu["independent"])
-        found[_ACCURACY].append(100 * (other.accuracy - one.accuracy))
-        found[_NLL].append(one.nll - other.nll)
-        found[_SIZE].append(sizes[0] / sizes[1])
-        found[_DISAGREE].append(one.disagreement / other.disagreement)
-        found[_ECE].append(one.ece - other.ece)
+            run = functools.partial(
+                build, make(), _trainer(train, _EPOCHS), members=_MEMBERS, method=method,
+                sample=list(train.x[:_SAMPLE].split(1000)), seed=100 * seed,
+            )  # fmt: skip
+            cpu[method] = timed(functools.partial(_keep, made, method, run))["cpu"]
+        pair = [made[method].eval() for method in ("peers", "independent")]
+        one, other = (evaluate(each, held.x, held.y) for each in pair)
+        with torch.no_grad():
+            right = [(each(held.x).argmax(-1) == held.y).double() for each in pair]
+        gains.append((right[1] - right[0]).numpy())
+        sizes = [sum(p.numel() for p in each.parameters()) for each in pair]
+        areas = [detection(each, held.x, outside) for each in pair]
+        values = {
+            _TIME: cpu["peers"] / cpu["independent"], _NLL: one.nll - other.nll,
+            _ACCURACY: 100 * (other.accuracy - one.accuracy), _SIZE: sizes[0] / sizes[1],
+            _DISAGREE: one.disagreement / other.disagreement, _ECE: one.ece - other.ece,
+            _AUROC: areas[1] - areas[0],
+        }  # fmt: skip
+        for what, value in values.items():
+            found[what].append(value)
         told.append(f"{100 * one.accuracy:.2f} and {100 * other.accuracy:.2f} %")
-    targets = {_TIME: 0.4, _ACCURACY: 0.15, _NLL: 0.005, _SIZE: 0.75, _ECE: 0.01}
-    for bar in rows:
-        values = np.array(found[bar])
-        detail = f"peers and independent: {', '.join(told)}; each seed {np.round(values, 4)}"
-        unit = "points" if bar == _ACCURACY else "x" if "over" in bar else ""
-        if bar == _DISAGREE:
-            yield at_least(bar, float(values.mean()), 0.6, unit, n=len(values), detail=detail)
-        else:
-            mean = float(values.mean())
-            yield at_most(bar, mean, targets[bar], unit, n=len(values), detail=detail)
+    lost = np.concatenate(gains)
+    noise = 196 * float(lost.std()) / np.sqrt(len(lost))
+    for what, bar in names.items():
+        each = np.array(found[what])
+        mean, unit = float(each.mean()), "x" if " over " in what else ""
+        detail = f"peers and independent: {', '.join(told)}; each seed {np.round(each, 4)}"
+        judge = at_least if what == _DISAGREE else at_most
+        if what == _ACCURACY:
+            unit = "points"
+            detail += f"; {mean - noise:.2f} to {mean + noise:.2f} by the images drawn, 95 %"
+        row = judge(bar, mean, _TARGETS[what], unit, n=len(each), detail=detail)
+        yield replace(row, low=mean - noise, high=mean + noise) if what == _ACCURACY else row
+
+
+def _keep(made: dict[str, Ensemble], name: str, run: Callable[[], Ensemble]) -> None:
+    made[name] = run()
+
+
+def _digits(shape: torch.Size) -> torch.Tensor:
+    """Handwritten digits as large as the images, with mean 0 and deviation 1."""
+    from sklearn.datasets import load_digits
+
+    images = torch.tensor(load_digits().images, dtype=torch.float32).unsqueeze(1)
+    large = interpolate(images, (28, 28), mode="bilinear")
+    return ((large - large.mean()) / large.std()).reshape(-1, *shape)
+
+
+def _budget_rows(options: BenchOptions, train: Samples, held: Samples) -> Iterator[Bar]:
+    names = {
+        method: f"4 MLPs, {method}: accuracy"
+        for method in ("independent", "peers", "trunk", "batch", "snapshot")
+    }
+    if not any(options.wants(bar) for bar in names.values()):
+        return
+    options.progress("five ways to make four members")
+    torch.manual_seed(0)
+    made = compare(
+        _perceptron(), _trainer(train, _EPOCHS), held.x, held.y, members=4, trunk=2,
+        sample=list(train.x[:_SAMPLE].split(1000)),
+    )  # fmt: skip
+    one = made.rows[0].quality
+    for row in made.rows[1:]:
+        detail = (
+            f"no bar; one model {100 * one.accuracy:.2f} %, NLL {one.nll:.4f}; NLL "
+            f"{row.quality.nll:.4f}, CPU time {row.time:.2f} and parameters {row.parameters:.2f} "
+            f"of one, members differ on {100 * row.quality.disagreement:.1f} %"
+        )
+        value = 100 * row.quality.accuracy
+        yield Bar(names[row.method], value, "%", "reported", None, 1, detail)
+
+
+def _execution_rows(options: BenchOptions, blocks: int) -> Iterator[Bar]:
+    for rows in (1, 64):
+        bar = f"inference of {_MEMBERS}, loop over stacked, {rows} rows"
+        again = f"inference of {_MEMBERS}, loop over a shared trunk, {rows} rows"
+        torch.manual_seed(0)
+        members = [_perceptron().eval() for _ in range(_MEMBERS)]
+        loop, x = Ensemble(members).eval(), torch.randn(rows, 784)
+        others = {
+            bar: (loop, loop.stacked()),
+            again: (
+                Ensemble([nn.Sequential(members[0][:2], one[2:]) for one in members]).eval(),
+                Ensemble([one[2:] for one in members], members[0][:2]).eval().stacked(),
+            ),
+        }
+        for name, (slow, fast) in others.items():
+            if options.wants(name):
+                options.progress(name)
+                with torch.no_grad():
+                    apart = float((slow(x) - fast(x)).abs().max())
+                arms = {"ours": _without(fast, x), "loop": _without(slow, x)}
+                taken = paired(arms, blocks=blocks, budget_s=6.0)
+                detail = f"outputs differ by {apart:.1g}; {taken}"
+                yield taken.ratio("loop", "ours").at_least(name, 1.5, detail=detail)
+    for count, inputs, width, rows in _STEPS if options.full else _STEPS[:3]:
+        name = f"training {count} of {inputs}-{width}-{width}-10, {rows} rows: over the best"
+        if not options.wants(name):
+            continue
+        options.progress(name)
+        members = [_perceptron(width, inputs) for _ in range(count)]
+        x, y = torch.randn(rows, inputs), torch.randint(0, 10, (rows,))
+        arms = {
+            "ours": _stacked_step(members, x, y), "loop": _loop_step(members, x, y),
+            "vmap": _vmap_step(members, x, y),
+        }  # fmt: skip
+        taken = paired(arms, blocks=blocks, budget_s=8.0)
+        best = min(("loop", "vmap"), key=taken.median_s)
+        yield taken.ratio("ours", best).at_most(name, 1.1, detail=f"best: {best}; {taken}")
+
+
+def _without(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return model(x)
+
+    return run
+
+
+def _stacked_step(members: list[nn.Sequential], x: Any, y: Any) -> Callable[[], object]:
+    model = Stacked(members).train()
+    rows, labels = x.repeat(len(members), 1), y.repeat(len(members))
+    sources = list(model.parameters())
+    return lambda: torch.autograd.grad(cross_entropy(model(rows), labels), sources)
+
+
+def _loop_step(members: list[nn.Sequential], x: Any, y: Any) -> Callable[[], object]:
+    return lambda: [
+        torch.autograd.grad(cross_entropy(one(x), y), list(one.parameters())) for one in members
+    ]
+
+
+def _vmap_step(members: list[nn.Sequential], x: Any, y: Any) -> Callable[[], object]:
+    weights = stack_module_state(list(members))[0]
+    base = copy.deepcopy(members[0])
+
+    def loss(weight: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(functional_call(base, weight, (x,)), y)
+
+    gradients = vmap(grad(loss), in_dims=(0, None, None))
+    return lambda: gradients(weights, x, y)

@@ -7,7 +7,7 @@ from slipstream.surgery.parameters import exchange_parameters
 from slipstream.surgery.saved import saved_bytes
 from slipstream.surgery.selection import Selection, module_of
 from slipstream.surgery.sites import Site, callers
-from slipstream.surgery.units import Units, chain_units, remove_units
+from slipstream.surgery.units import Units, removable_units, remove_units
 
 __all__ = [
     "NotRewrittenError",
@@ -17,13 +17,13 @@ __all__ = [
     "Units",
     "attend",
     "callers",
-    "chain_units",
     "consecutive_pairs",
     "difference",
     "exchange_parameters",
     "module_of",
     "outputs_of",
     "place",
+    "removable_units",
     "remove_units",
     "saved_bytes",
     "tensors_in",

@@ -9,8 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.errors import InvalidArgumentError, WorkloadError
-from slipstream.techniques.ensembles import Ensemble, build, compact, evaluate, redundancy
+from slipstream.errors import InvalidArgumentError, SlipstreamError, WorkloadError
+from slipstream.techniques.ensembles import (
+    Ensemble,
+    Stacked,
+    build,
+    calibration,
+    compact,
+    compare,
+    detection,
+    evaluate,
+    redundancy,
+)
 
 
 def mlp() -> nn.Sequential:
@@ -24,9 +34,28 @@ def cnn() -> nn.Sequential:
     )  # fmt: skip
 
 
-def plant(model: nn.Sequential) -> None:
-    """In the first layer: a duplicate, a scaled copy, a constant and a dead unit."""
-    layer, norm = model[0], model[1]
+class Block(nn.Module):
+    """A residual block, whose functions are not modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(2, 12, 3, padding=1), nn.BatchNorm2d(12)
+        self.two, self.out = nn.Conv2d(12, 2, 3, padding=1), nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.two(torch.relu(self.norm(self.one(x))))
+        made: torch.Tensor = self.out(x.mean((2, 3)))
+        return made
+
+
+def transformer() -> nn.Module:
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(6, 2, 12, activation="relu", batch_first=True), 1
+    )
+
+
+def plant(layer: Any, norm: Any) -> None:
+    """In a layer: a duplicate, a scaled copy, a constant and a dead unit."""
     with torch.no_grad():
         weight, bias = layer.weight, layer.bias
         bias += 0.5  # so that no other unit of a random layer is dead
@@ -43,7 +72,7 @@ def plant(model: nn.Sequential) -> None:
 def test_what_was_planted_goes_and_outputs_stay(make: Any, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = make().eval()
-    plant(model)
+    plant(model[0], model[1])
     batches = list(torch.randn(8, 64, *shape))
     before = copy.deepcopy(model.state_dict())
     found = compact(model, batches)
@@ -53,6 +82,47 @@ def test_what_was_planted_goes_and_outputs_stay(make: Any, shape: tuple[int, ...
     torch.testing.assert_close(found.model(x), model(x), rtol=1e-5, atol=1e-5)
     assert found.parameters < 1
     assert all(torch.equal(before[name], one) for name, one in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["block", "transformer"])
+def test_units_of_a_block_and_of_a_feed_forward_half_go_too(kind: str) -> None:
+    torch.manual_seed(0)
+    if kind == "block":
+        model: Any = Block().eval()
+        plant(model.one, model.norm)
+        shape: tuple[int, ...] = (2, 8, 8)
+    else:
+        model = transformer().eval()
+        plant(model.layers[0].linear1, None)
+        shape = (5, 6)
+    found = compact(model, list(torch.randn(8, 64, *shape)))
+    # Behind the block's first convolution zeros are put around: one constant has to stay for it.
+    assert found.layers[0].dead == (1 if kind == "block" else 2)
+    assert found.layers[0].dependent == 2
+    x = torch.randn(50, *shape)
+    torch.testing.assert_close(found.model(x), model(x), rtol=1e-5, atol=1e-5)
+    assert found.parameters < 1
+
+
+def test_constants_before_a_padded_convolution_do_not_reach_beyond_its_edge() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 8, 3), nn.Tanh(), nn.Conv2d(8, 3, 3, padding=1)).eval()
+    with torch.no_grad():
+        model[0].weight[2:4] = 0.0
+        model[0].weight[4] = model[0].weight[5]  # and not its bias: no sum of others behind Tanh
+    found = compact(model, list(torch.randn(8, 16, 2, 9, 9)))
+    assert (found.layers[0].dead, found.layers[0].dependent) == (1, 0)
+    x = torch.randn(4, 2, 9, 9)
+    torch.testing.assert_close(found.model(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_tied_weights_and_sums_are_left_whole() -> None:
+    model: Any = nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
+    )
+    model[2].weight = model[4].weight
+    with pytest.raises(WorkloadError, match="no layer"):
+        compact(model, [torch.zeros(3, 4)])
 
 
 def test_a_lower_correlation_takes_more() -> None:
@@ -77,20 +147,124 @@ def fit(x: torch.Tensor, y: torch.Tensor) -> Any:
     return train
 
 
-@pytest.mark.parametrize("method", ["independent", "peers", "snapshot"])
-def test_members_differ_and_together_are_no_worse(method: Any) -> None:
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     x = torch.randn(300, 6)
-    y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
+    return x, (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
+
+
+@pytest.mark.parametrize("method", ["independent", "peers", "snapshot", "trunk"])
+def test_members_differ_and_together_are_no_worse(method: Any) -> None:
+    x, y = samples()
     train = fit(x[:200], y[:200])
-    made = build(mlp(), train, members=3, method=method, sample=[x[:200]])
-    assert len(made.members) == 3
+    made = build(mlp(), train, members=3, method=method, sample=[x[:200]], trunk=2)
+    assert len(made) == 3
     quality = evaluate(made, x[200:], y[200:])
-    alone = [evaluate(Ensemble([one]), x[200:], y[200:]) for one in made.members]
+    alone = [evaluate(Ensemble([one], made.trunk), x[200:], y[200:]) for one in made.members]
     assert quality.disagreement > 0
     assert quality.nll <= sum(one.nll for one in alone) / 3  # the logarithm is concave
     assert alone[0].disagreement == 0
     torch.testing.assert_close(made(x).sum(-1), torch.ones(300))
+
+
+def test_members_with_shared_weights_are_trained_at_once() -> None:
+    x, y = samples()
+    epochs: list[float] = []
+
+    def train(model: nn.Module, share: float, seed: int) -> None:
+        fit(x[:201], y[:201])(model, share, seed)
+        epochs.append(share)
+
+    made = build(mlp(), train, members=3, method="batch")
+    assert epochs == [1.0]
+    assert len(made) == 3
+    assert evaluate(made, x[201:], y[201:]).disagreement > 0
+    weights = sum(p.numel() for p in mlp().parameters())
+    assert sum(p.numel() for p in made.parameters()) < 3 * weights
+
+
+def test_what_was_trained_before_it_was_killed_is_not_trained_again(tmp_path: Any) -> None:
+    x, y = samples()
+    model, calls = mlp(), []
+
+    def train(model: nn.Module, share: float, seed: int) -> None:
+        calls.append(seed)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        fit(x, y)(model, share, seed)
+
+    def run(directory: Any) -> Ensemble:
+        return build(model, train, members=4, sample=[x], directory=directory)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    resumed = run(tmp_path)
+    assert calls == [0, 1, 2, 2, 3]
+    torch.testing.assert_close(run(None)(x), resumed(x), rtol=0, atol=0)
+    (tmp_path / "peers-1.pt").write_bytes(b"something else")
+    with pytest.raises(SlipstreamError, match="no member"):
+        run(tmp_path)
+
+
+def test_ways_are_rows_of_one_table() -> None:
+    x, y = samples()
+    found = compare(
+        mlp(), fit(x[:200], y[:200]), x[200:], y[200:], members=2,
+        methods=("independent", "peers", "snapshot"), sample=[x[:200]],
+    )  # fmt: skip
+    assert [row.method for row in found.rows] == ["one model", "independent", "peers", "snapshot"]
+    assert [row.parameters for row in found.rows[:2]] == [1.0, 2.0]
+    assert found.rows[1].time > 1.2
+    assert len(found.table().rows) == 4
+
+
+def test_calibration_and_detection_are_counted_by_hand() -> None:
+    class Sure(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, -x], -1)
+
+    ensemble = Ensemble([Sure()])
+    x = torch.tensor([[3.0], [3.0], [-3.0], [-3.0]])
+    bins = calibration(ensemble, x, torch.tensor([0, 1, 1, 1]), bins=4)
+    assert [one.count for one in bins] == [0, 0, 0, 4]
+    assert bins[-1].accuracy == 0.75
+    assert bins[-1].confidence == pytest.approx(float(torch.sigmoid(torch.tensor(6.0))))
+    assert evaluate(ensemble, x, torch.tensor([0, 1, 1, 1])).ece == pytest.approx(
+        bins[-1].confidence - 0.75
+    )
+    assert detection(ensemble, torch.tensor([[2.0], [1.0]]), torch.tensor([[1.0], [0.5]])) == 0.875
+
+
+def test_members_are_exported_as_one_graph(tmp_path: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    from slipstream import runtimes
+
+    torch.manual_seed(0)
+    model = cnn().eval()
+    peers = [cnn().eval() for _ in range(2)]
+    ensemble = Ensemble(
+        [nn.Sequential(*model[4:]), *(nn.Sequential(*p[4:]) for p in peers)], model[:4]
+    ).eval()
+    x = torch.randn(5, 2, 8, 8)
+    for one in (ensemble, ensemble.stacked()):
+        path = one.export_onnx(tmp_path / "members.onnx", x[:2])
+        with runtimes.load(str(path)) as loaded:
+            (made,) = loaded.run([x.numpy()])
+        torch.testing.assert_close(torch.from_numpy(made), ensemble(x), rtol=1e-5, atol=1e-5)
+
+
+def test_stacked_members_say_what_they_say_one_by_one() -> None:
+    torch.manual_seed(0)
+    ensemble = Ensemble([cnn().eval() for _ in range(3)]).eval()
+    together = ensemble.stacked()
+    assert [type(one) for one in together.members] == [Stacked]
+    x = torch.randn(7, 2, 8, 8)
+    torch.testing.assert_close(
+        together.probabilities(x), ensemble.probabilities(x), rtol=1e-5, atol=1e-5
+    )
+    mixed = Ensemble([mlp(), mlp(), nn.Sequential(nn.Linear(6, 3))])
+    assert len(mixed.stacked()) == 3
+    assert len(mixed.stacked().members) == 2
 
 
 @pytest.mark.parametrize(
@@ -99,7 +273,15 @@ def test_members_differ_and_together_are_no_worse(method: Any) -> None:
         (lambda: build(mlp(), lambda *_: None, members=0), InvalidArgumentError, "less than one"),
         (lambda: compact(mlp(), []), InvalidArgumentError, "are none"),
         (lambda: compact(mlp(), [torch.zeros(1, 6)], 1.5), InvalidArgumentError, "not in"),
-        (lambda: compact(nn.Linear(2, 2), [torch.zeros(1, 2)]), WorkloadError, "Sequential"),
+        (lambda: compact(nn.Linear(2, 2), [torch.zeros(1, 2)]), WorkloadError, "Sequential|Linear"),
+        (lambda: build(mlp(), lambda *_: None, method="dropout"), InvalidArgumentError, "none of"),
+        (
+            lambda: build(mlp(), lambda *_: None, method="trunk", trunk=5),
+            InvalidArgumentError,
+            "and a rest",
+        ),
+        (lambda: Stacked([mlp(), nn.Sequential(nn.Linear(6, 3))]), InvalidArgumentError, "shapes"),
+        (lambda: Stacked([nn.GRU(2, 2)] * 2), WorkloadError, "GRU"),
         (
             lambda: compact(nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1)), [torch.zeros(1, 2)]),
             WorkloadError,

@@ -1,20 +1,43 @@
-"""Smaller networks with the same outputs, and ensembles whose members start from one of them."""
+"""Smaller networks with the same outputs, and ensembles whose members cost less than trainings.
 
-from slipstream.techniques.ensembles.members import Ensemble, Quality, build, evaluate
-from slipstream.techniques.ensembles.redundancy import (
-    Compacted,
-    LayerRedundancy,
-    compact,
-    redundancy,
-)
+Imported on first use: the technique itself predicts without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.late import late
+
+if TYPE_CHECKING:
+    from slipstream.techniques.ensembles.compaction import (
+        Compacted,
+        LayerRedundancy,
+        compact,
+        redundancy,
+    )
+    from slipstream.techniques.ensembles.members import (
+        Bin,
+        Ensemble,
+        Quality,
+        calibration,
+        detection,
+        evaluate,
+    )
+    from slipstream.techniques.ensembles.stacking import Stacked, stack
+    from slipstream.techniques.ensembles.training import Compared, Row, build, compare
+
+_HOMES = {
+    "members": ("Bin", "Ensemble", "Quality", "calibration", "detection", "evaluate"),
+    "compaction": ("Compacted", "LayerRedundancy", "compact", "redundancy"),
+    "stacking": ("Stacked", "stack"),
+    "training": ("Compared", "Row", "build", "compare"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Compacted",
-    "Ensemble",
-    "LayerRedundancy",
-    "Quality",
-    "build",
-    "compact",
-    "evaluate",
-    "redundancy",
-]
+    "Bin", "Compacted", "Compared", "Ensemble", "LayerRedundancy", "Quality", "Row", "Stacked",
+    "build", "calibration", "compact", "compare", "detection", "evaluate", "redundancy", "stack",
+]  # fmt: skip
+
+__getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

@@ -1,37 +1,54 @@
-"""Ensembles whose members start from one trained network in place of nothing.
+"""Ensembles, and what they are worth: of whole networks, of a shared trunk, of shared weights.
 
-Source: as `redundancy`; snapshots: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free",
-ICLR 2017; independent members: Lakshminarayanan et al., NeurIPS 2017.
+Source: independent members: Lakshminarayanan et al., NeurIPS 2017; calibration error: Guo et al.,
+"On Calibration of Modern Neural Networks", ICML 2017.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from slipstream.errors import InvalidArgumentError
-from slipstream.surgery import chain_units
-from slipstream.techniques.ensembles.redundancy import compact
+from slipstream.errors import (
+    InvalidArgumentError,
+    MissingExtraError,
+    SlipstreamError,
+    WorkloadError,
+)
+from slipstream.files import replacing
+from slipstream.techniques.ensembles.stacking import Stacked
 
-Train = Callable[[nn.Module, float, int], object]
-"""Trains a model in place: of a share of the main schedule's epochs, with a seed."""
-Method = Literal["independent", "peers", "snapshot"]
+_BINS = 15
+_OPSET = 18
 
 
 class Ensemble(nn.Module):
-    """Members whose probabilities are averaged."""
+    """Members whose probabilities are averaged.
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
+    Args:
+        members: give logits [N, classes] each; a `Stacked` counts as many as it holds.
+        trunk: what all are given in place of the input; computed once.
+
+    Raises:
+        InvalidArgumentError: no member.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], trunk: nn.Module | None = None) -> None:
         super().__init__()
         if not members:
             raise InvalidArgumentError("members", "are none")
         self.members = nn.ModuleList(members)
+        self.trunk = trunk
+
+    def __len__(self) -> int:
+        """How many members."""
+        return sum(one.count if isinstance(one, Stacked) else 1 for one in self.members)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Mean probabilities, [N, classes]."""
@@ -43,10 +60,62 @@ class Ensemble(nn.Module):
         Raises:
             InvalidArgumentError: members give different numbers of classes.
         """
-        logits = [one(x) for one in self.members]
-        if len({one.shape for one in logits}) > 1:
+        x = x if self.trunk is None else self.trunk(x)
+        logits = [
+            one.logits(x) if isinstance(one, Stacked) else one(x).unsqueeze(0)
+            for one in self.members
+        ]
+        if len({tuple(map(int, one.shape[1:])) for one in logits}) > 1:
             raise InvalidArgumentError("members", "give outputs of different shapes")
-        return torch.stack([one.softmax(-1) for one in logits])
+        return torch.cat(logits).softmax(-1)
+
+    def stacked(self) -> Ensemble:
+        """The same with members of one shape side by side, in the order of shapes; a copy.
+
+        Members that do not stack stay by themselves.
+        """
+        groups: dict[Any, list[nn.Module]] = {}
+        for number, one in enumerate(self.members):
+            shapes = tuple((n, tuple(p.shape)) for n, p in one.named_parameters())
+            key: Any = (number,) if isinstance(one, Stacked) else shapes
+            groups.setdefault(key, []).append(one)
+        made: list[nn.Module] = []
+        for group in groups.values():
+            try:
+                made += [Stacked(group)] if len(group) > 1 else group
+            except WorkloadError:  # of a layer that does not stack
+                made += group
+        return Ensemble(made, self.trunk).train(self.training)
+
+    def export_onnx(self, path: str | Path, example: torch.Tensor) -> Path:
+        """Write all members and their mean as one graph; `example` [N, ...], any N later.
+
+        Raises:
+            MissingExtraError: the package onnx is not installed.
+            SlipstreamError: the file cannot be written.
+        """
+        try:
+            import onnx  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError("export to ONNX", "onnx", "onnx") from error
+        import warnings
+
+        training, target = self.training, Path(path)
+        try:
+            with replacing(target) as part, torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of tracing, and that this exporter is the older
+                torch.onnx.export(
+                    self.eval(), (example,), str(part), dynamo=False, opset_version=_OPSET,
+                    input_names=["x"], output_names=["probabilities"],
+                    dynamic_axes={name: {0: "batch"} for name in ("x", "probabilities")},
+                )  # fmt: skip
+        except OSError as error:
+            raise SlipstreamError(
+                f"cannot be written: {error.strerror}", where=str(target)
+            ) from error
+        finally:
+            self.train(training)
+        return target
 
 
 @dataclass(frozen=True)
@@ -66,80 +135,20 @@ class Quality:
     disagreement: float
 
 
-def build(
-    model: nn.Sequential,
-    train: Train,
-    *,
-    members: int = 4,
-    method: Method = "peers",
-    sample: Sequence[torch.Tensor] = (),
-    correlation: float = 0.95,
-    fresh: float = 0.4,
-    share: float = 0.4,
-    seed: int = 0,
-) -> Ensemble:
-    """An ensemble of `members`.
+@dataclass(frozen=True)
+class Bin:
+    """Of the inputs with a confidence above `low` and up to `high`: how often it was right.
 
-    Args:
-        model: untrained; a copy is trained for each member, or once for all.
-        train: see `Train`; called with a share of 1.0 for a whole training.
-        method: ``independent`` trains every member from the start. ``peers`` trains one, compacts
-            it (`compact`), and lets others start from that with some units drawn anew. ``snapshot``
-            takes a member after each `members`-th of one training.
-        sample: inputs that peers are compacted with; without any they keep their width.
-        correlation: see `compact`.
-        fresh: share of a hidden layer's units that a peer draws anew.
-        share: of a whole training that a peer gets.
-
-    Raises:
-        InvalidArgumentError: fewer than one member, or a share that is none.
+    Attributes:
+        count: inputs.
+        confidence, accuracy: means over them; 0 of none.
     """
-    if members < 1:
-        raise InvalidArgumentError("members", f"{members} is less than one")
-    for name, value in (("fresh", fresh), ("share", share)):
-        if not 0.0 < value <= 1.0:
-            raise InvalidArgumentError(name, f"{value} is not in (0, 1]")
-    if method == "independent":
-        found = []
-        for number in range(members):
-            one = copy.deepcopy(model)
-            _draw_anew(one, 1.0, seed + number)
-            train(one, 1.0, seed + number)
-            found.append(one)
-        return Ensemble(found)
-    main = copy.deepcopy(model)
-    if method == "snapshot":
-        found = []
-        for number in range(members):
-            train(main, 1.0 / members, seed + number)
-            found.append(copy.deepcopy(main))
-        return Ensemble(found)
-    train(main, 1.0, seed)
-    start = compact(main, sample, correlation).model if len(sample) else main
-    found = [main]
-    for number in range(1, members):
-        peer = copy.deepcopy(start)
-        _draw_anew(peer, fresh, seed + number)
-        train(peer, share, seed + number)
-        found.append(peer)
-    return Ensemble(found)
 
-
-def _draw_anew(model: nn.Sequential, share: float, seed: int) -> None:
-    """Some units of every hidden layer as at the start: what they read, and what reads them."""
-    generator = torch.Generator().manual_seed(seed)
-    for units in chain_units(model):
-        chosen = torch.randperm(units.count, generator=generator)[: round(share * units.count)]
-        layer, following = copy.deepcopy(units.layer), copy.deepcopy(units.following)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
-            layer.reset_parameters()
-            following.reset_parameters()
-            units.layer.weight[chosen] = layer.weight[chosen]
-            if units.layer.bias is not None:
-                units.layer.bias[chosen] = layer.bias[chosen]
-            blocks = units.following.weight.view(len(following.weight), units.count, -1)
-            blocks[:, chosen] = following.weight.view_as(blocks)[:, chosen]
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
 
 
 def evaluate(ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor) -> Quality:
@@ -148,18 +157,58 @@ def evaluate(ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor) -> Quali
     Raises:
         InvalidArgumentError: not one label for every input.
     """
-    if len(x) != len(labels) or not len(labels):
-        raise InvalidArgumentError("labels", f"are {len(labels)}, of {len(x)} inputs")
-    with torch.no_grad():
-        each = ensemble.probabilities(x)
+    each = _judged(ensemble, x, labels)
     mean = each.mean(0)
-    confidence, chosen = mean.max(-1)
-    right = (chosen == labels).float()
-    bins = (confidence * 15).long().clamp_max(14)
-    gap = torch.zeros(15).index_add(0, bins, right - confidence)
     own = each.argmax(-1)
     pairs = [float((own[i] != own[j]).float().mean()) for i in range(len(own)) for j in range(i)]
+    gaps = [one.count * abs(one.accuracy - one.confidence) for one in _bins(mean, labels, _BINS)]
     return Quality(
-        float(right.mean()), float(functional.nll_loss(mean.clamp_min(1e-12).log(), labels)),
-        float(gap.abs().sum() / len(labels)), sum(pairs) / len(pairs) if pairs else 0.0,
+        float((mean.argmax(-1) == labels).float().mean()),
+        float(functional.nll_loss(mean.clamp_min(1e-12).log(), labels)),
+        sum(gaps) / len(labels), sum(pairs) / len(pairs) if pairs else 0.0,
     )  # fmt: skip
+
+
+def calibration(
+    ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor, bins: int = _BINS
+) -> list[Bin]:
+    """How often predictions of each confidence are right; arguments and errors as `evaluate`."""
+    return _bins(_judged(ensemble, x, labels).mean(0), labels, bins)
+
+
+def _judged(ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if len(x) != len(labels) or not len(labels):
+        raise InvalidArgumentError("labels", f"are {len(labels)}, of {len(x)} inputs")
+    training = ensemble.training
+    with torch.no_grad():
+        each = ensemble.eval().probabilities(x)
+    ensemble.train(training)
+    return each
+
+
+def _bins(mean: torch.Tensor, labels: torch.Tensor, bins: int) -> list[Bin]:
+    confidence, chosen = mean.max(-1)
+    place = (confidence * bins).long().clamp_max(bins - 1)
+    counts = torch.bincount(place, minlength=bins)
+    sums = [
+        torch.zeros(bins).index_add(0, place, one.float()) for one in (confidence, chosen == labels)
+    ]
+    means = [(one / counts.clamp_min(1)).tolist() for one in sums]
+    return [
+        Bin(number / bins, (number + 1) / bins, count, means[0][number], means[1][number])
+        for number, count in enumerate(counts.tolist())
+    ]
+
+
+def detection(ensemble: Ensemble, inside: torch.Tensor, outside: torch.Tensor) -> float:
+    """How well confidence tells inputs of the kind trained on from others: area under the ROC.
+
+    Args:
+        inside, outside: inputs of either kind, in eval mode.
+    """
+    with torch.no_grad():
+        low, high = (ensemble.eval()(x).amax(-1) for x in (outside, inside))
+    order = torch.sort(low).values
+    below = torch.searchsorted(order, high)
+    upto = torch.searchsorted(order, high, right=True)
+    return float((below + upto).double().mean() / (2 * len(low)))

@@ -6,19 +6,19 @@ Optimization and Design Exploration", MLSys 2022.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from slipstream.errors import InvalidArgumentError, UnknownNameError, WorkloadError
-from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
-from slipstream.surgery import Selection, exchange_parameters, module_of
+from slipstream.graph import Call, Editor, Graph, Role
+from slipstream.surgery import Selection, exchange_parameters
 from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
 from slipstream.techniques._baseline import already_autocast, already_compiled
+from slipstream.techniques.layer_sites import LayerSite, layer_sites
 from slipstream.techniques.quadratic.timing import layer_call
 from slipstream.workload import Built, Workload
 
-_PRODUCTS = ("aten::addmm", "aten::mm")
 _BY_HAND = "import slipstream as ss\nss.quadratic.convert(model)  # before the optimizer is made"
 # With this neuron's stacked weight: parameters of a layer beside its bias, over the first order's.
 _STACKED = {"t2": 1, "t3": 1, "t4": 2, "bilinear": 2, "glu": 2, "t2&4": 3, "ours": 3}
@@ -59,14 +59,14 @@ class QuadraticLayers(Settings):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        found = list(_sites(graph))
+        found = list(layer_sites(graph))
         if not found:
             return "no linear layer and no convolution of float32 runs in this step"
         return self._selection.why_none(one.module for one in found)
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Every layer as it is and as it would be."""
-        return [one.call(n) for one in self._chosen(graph) for n in ("first_order", self.neuron)]
+        return [call for one in self._chosen(graph) for call in self._calls(one)]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Every layer's product takes as much longer as the whole layer does in a micro-benchmark.
@@ -76,7 +76,7 @@ class QuadraticLayers(Settings):
         edit = Editor(graph, str(self))
         chosen = self._chosen(graph)
         for one in chosen:
-            ratio = context.durations.ratio(one.call("first_order"), one.call(self.neuron))
+            ratio = context.durations.ratio(*self._calls(one))
             if ratio is not None:
                 for task in one.tasks:
                     edit.scale(task, ratio.value, ratio.provenance, spread=ratio.spread)
@@ -120,77 +120,13 @@ class QuadraticLayers(Settings):
     def _selection(self) -> Selection:
         return Selection(self.only, self.except_)
 
-    def _chosen(self, graph: Graph) -> list[_Site]:
-        return [one for one in _sites(graph) if one.module in self._selection]
+    def _chosen(self, graph: Graph) -> list[LayerSite]:
+        return [one for one in layer_sites(graph) if one.module in self._selection]
 
-
-@dataclass(frozen=True)
-class _Site:
-    """One call of a layer in the step.
-
-    Attributes:
-        layer: as of `layer_call`.
-        forward, backward: the tasks that multiply.
-    """
-
-    module: str
-    x: TensorSpec
-    layer: tuple[Any, ...]
-    weight_bytes: int
-    forward: int
-    backward: tuple[int, ...]
-
-    @property
-    def tasks(self) -> tuple[int, ...]:
-        return (self.forward, *self.backward)
-
-    def call(self, neuron: str) -> Call:
-        """The layer's passes, as the micro-benchmark times them."""
-        return layer_call(neuron, self.x, self.layer, "both" if self.backward else "forward")
-
-
-def _sites(graph: Graph) -> Iterator[_Site]:
-    tasks = graph.tasks
-    backward: dict[int, list[int]] = {}
-    for task in range(len(graph)):
-        if tasks.phase[task] == StepPhase.BACKWARD:
-            backward.setdefault(int(tasks.sequence[task]), []).append(task)
-    for task in range(len(graph)):
-        view = graph.task(task)
-        if view.phase != StepPhase.FORWARD or view.call is None:
-            continue
-        found = _layer(view.call, view.name, view.scope)
-        module = module_of(graph, task)
-        if found is None or not module:
-            continue
-        x, weight, layer = found
-        after = [
-            other
-            for other in backward.get(view.sequence, ())
-            if graph.task(other).name.endswith(("convolution_backward", "aten::mm", "aten::addmm"))
+    def _calls(self, site: LayerSite) -> list[Call]:
+        """The layer as it is and as it would be, as the micro-benchmark times them."""
+        passing = "both" if site.backward else "forward"
+        return [
+            layer_call(neuron, site.x, site.layer, passing)
+            for neuron in ("first_order", self.neuron)
         ]
-        yield _Site(module, x, layer, weight.nbytes, task, tuple(after))
-
-
-def _layer(
-    call: Call, name: str, scope: str
-) -> tuple[TensorSpec, TensorSpec, tuple[Any, ...]] | None:
-    """The input, the weight and the settings of a layer; None of what is none."""
-    if "conv2d" in scope and "convolution" in name:
-        x, weight = call.inputs[:2]
-        if len(x.shape) != 4 or x.dtype != "float32":
-            return None
-        bias = len(call.inputs) > 2
-        settings = [one for one in call.arguments if isinstance(one, (list, tuple, int))]
-        lists = [tuple(one) for one in settings if isinstance(one, (list, tuple))]
-        groups = x.shape[1] // weight.shape[1]
-        # mkldnn has padding first, convolution stride; an output padding behind both.
-        mkldnn = name.startswith("aten::mkldnn")
-        padding, stride = (lists[0], lists[1]) if mkldnn else (lists[1], lists[0])
-        kernel = weight.shape[2:]
-        return x, weight, (weight.shape[0], bias, kernel, stride, padding, lists[2], groups)
-    if name in _PRODUCTS and scope.rpartition("/")[2] in ("aten::linear", "aten::matmul"):
-        x, weight = call.inputs[-2:]
-        if x.dtype == "float32" and len(x.shape) == 2 and "linear" in scope:
-            return x, weight, (weight.shape[1], name == "aten::addmm")
-    return None

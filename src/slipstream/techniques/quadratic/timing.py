@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slipstream.graph import Call, TensorSpec
+from slipstream.techniques.layer_sites import module_like
 
 OP = "slipstream::quadratic"
 
@@ -24,21 +25,11 @@ def layer_call(neuron: str, x: TensorSpec, layer: tuple[Any, ...], passing: str)
 def timer(call: Call) -> Callable[[], object]:
     """The pass as a function of nothing, on random numbers."""
     import torch
-    from torch import nn
 
     from slipstream.techniques.quadratic.nn import converted
 
     neuron, spec, layer, passing = call.arguments
-    outputs, bias, *convolution = layer
-    module: Any
-    if convolution:
-        kernel, stride, padding, dilation, groups = convolution
-        module = nn.Conv2d(
-            spec.shape[1], outputs, tuple(kernel), tuple(stride), tuple(padding), tuple(dilation),
-            groups, bias,
-        )  # fmt: skip
-    else:
-        module = nn.Linear(spec.shape[-1], outputs, bias=bias)
+    module = module_like(spec, layer)
     if neuron != "first_order":
         module = converted(module, neuron, "random")
     x = torch.randn(spec.shape).requires_grad_(passing == "both")

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import InvalidArgumentError
-from slipstream.surgery import Units, chain_units, remove_units
+from slipstream.surgery import Units, removable_units, remove_units
 
 # Of the largest variance in a layer: what is below is rounding, and the unit does not vary.
 _NO_VARIANCE = 1e-10
@@ -49,26 +49,35 @@ class Compacted:
         parameters: of the copy, over those of the original.
     """
 
-    model: nn.Sequential
+    model: nn.Module
     layers: tuple[LayerRedundancy, ...]
     parameters: float
 
 
 @dataclass(frozen=True)
 class _Moments:
+    """Of a layer's units, float64.
+
+    Attributes:
+        variance: [units].
+        products: [units, units], of what is left of them when `mean` is taken away.
+        mean: [units]; zeros where a constant cannot be given to the next layer.
+    """
+
+    variance: torch.Tensor
+    products: torch.Tensor
     mean: torch.Tensor
-    covariance: torch.Tensor
 
 
 def redundancy(
-    model: nn.Sequential, batches: Sequence[torch.Tensor], correlation: float = 1.0
+    model: nn.Module, batches: Sequence[torch.Tensor], correlation: float = 1.0
 ) -> tuple[LayerRedundancy, ...]:
     """What `compact` would take away; arguments and errors as there."""
     return compact(model, batches, correlation).layers
 
 
 def compact(
-    model: nn.Sequential, batches: Sequence[torch.Tensor], correlation: float = 1.0
+    model: nn.Module, batches: Sequence[torch.Tensor], correlation: float = 1.0
 ) -> Compacted:
     """`model` without units whose share of variance that others explain is `correlation` squared.
 
@@ -81,7 +90,8 @@ def compact(
 
     Raises:
         InvalidArgumentError: no batch, or `correlation` is not in (0, 1].
-        WorkloadError: a model that is no chain of known modules.
+        WorkloadError: no layer has units that can be told apart from the rest, see
+            `slipstream.surgery.removable_units`.
     """
     if not 0.0 < correlation <= 1.0:
         raise InvalidArgumentError("correlation", f"{correlation} is not in (0, 1]")
@@ -90,77 +100,80 @@ def compact(
     made = copy.deepcopy(model)
     training = made.training
     made.eval()
-    found = []
-    for number in range(len(chain_units(made))):
-        units = chain_units(made)[number]
-        moments = _moments(made, units, batches)
-        found.append(_compact_layer(units, moments, correlation))
+    found = [
+        _compact_layer(units, _moments(made, units, batches), correlation)
+        for units in removable_units(made)
+    ]
     count = [sum(p.numel() for p in one.parameters()) for one in (made, model)]
     return Compacted(made.train(training), tuple(found), count[0] / count[1])
 
 
 def _moments(model: nn.Module, units: Units, batches: Sequence[torch.Tensor]) -> _Moments:
-    """Of the units' values over all inputs (and places): float64, one batch at a time."""
-    total = products = torch.zeros((), dtype=torch.float64)
+    """Of the units' values over all inputs (and places), one batch at a time."""
+    total = torch.zeros(units.count, dtype=torch.float64)
+    products = torch.zeros(units.count, units.count, dtype=torch.float64)
     number = 0
-    seen: list[torch.Tensor] = []
 
-    def note(module: nn.Module, given: object, output: torch.Tensor) -> None:
-        seen.append(output.detach())
+    def note(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        nonlocal number
+        values = units.values(given[0].detach()).double()
+        total.add_(values.sum(0))
+        products.addmm_(values.T, values)
+        number += len(values)
 
-    with units.probe.register_forward_hook(note), torch.no_grad():
+    with units.following.register_forward_pre_hook(note), torch.no_grad():
         for batch in batches:
             model(batch)
-            values = seen.pop().movedim(1, -1).flatten(0, -2).double()
-            total = total + values.sum(0)
-            products = products + values.T @ values
-            number += len(values)
-    mean = total / number
-    return _Moments(mean, products / number - torch.outer(mean, mean))
+    mean, products = total / number, products.div_(number)
+    variance = (products.diagonal() - mean * mean).clamp_min(0)
+    # At a padded edge the next layer sees zeros, and would add the constant all the same.
+    if units.padded:
+        return _Moments(variance, products, torch.zeros_like(mean))
+    return _Moments(variance, products.addr_(mean, mean, alpha=-1), mean)
 
 
 def _compact_layer(units: Units, moments: _Moments, correlation: float) -> LayerRedundancy:
-    variance = moments.covariance.diagonal().clamp_min(0)
-    floor = _NO_VARIANCE * float(variance.max())
+    count, variance = units.count, moments.variance
+    floor = _NO_VARIANCE * float(moments.products.diagonal().max())
     dead = variance <= floor
-    kept = _pivots(moments.covariance, dead, 1.0 - correlation**2, floor)
-    if not kept:  # a layer needs one unit
-        kept = [int(variance.argmax())]
-        dead[kept[0]] = False
-    gone = [unit for unit in range(units.count) if unit not in set(kept)]
+    order, factor = _pivots(moments.products, variance, 1.0 - correlation**2, floor)
+    if not order:  # a layer needs one unit
+        order, factor = [0], torch.zeros(1, count, dtype=torch.float64)
+        factor[0, 0] = 1.0
+    kept = sorted(order)
+    gone = [unit for unit in range(count) if unit not in set(kept)]
     if gone:
-        among = moments.covariance[kept][:, kept]
-        across = moments.covariance[kept][:, gone]
-        matrix = torch.linalg.lstsq(among, across, driver="gelsd").solution.T
-        matrix[dead[gone]] = 0.0
+        # Least squares on the kept units, by the factor of their products.
+        matrix = torch.linalg.solve_triangular(factor[:, order], factor[:, gone], upper=True).T
+        matrix = matrix[:, torch.tensor(order).argsort()]
         constant = moments.mean[gone] - matrix @ moments.mean[kept]
         remove_units(units, kept, matrix, constant)
-    silent = int(dead.sum())
-    return LayerRedundancy(units.name, len(variance), silent, len(gone) - silent)
+    silent = int(dead[gone].sum())
+    return LayerRedundancy(units.name, count, silent, len(gone) - silent)
 
 
 def _pivots(
-    covariance: torch.Tensor, dead: torch.Tensor, unexplained: float, floor: float
-) -> list[int]:
-    """Units to keep, rising: the one with the most unexplained variance, until none has enough.
+    products: torch.Tensor, variance: torch.Tensor, unexplained: float, floor: float
+) -> tuple[list[int], torch.Tensor]:
+    """Units to keep, and the factor of their products with all: [kept, units], triangular.
+
+    The one with most that is unexplained, until none has enough of its variance.
 
     Source: pivoted Cholesky decomposition, as in Harbrecht et al., 2012.
     """
-    variance = covariance.diagonal().clone()
-    left = torch.where(dead, torch.zeros_like(variance), variance)
-    share = max(unexplained, _NO_VARIANCE)
-    columns: list[torch.Tensor] = []
+    left = products.diagonal().clone()
+    enough = max(unexplained, _NO_VARIANCE) * variance + floor
+    factor = torch.empty_like(products)
     kept: list[int] = []
     while True:
-        open_ = (left > share * variance) & (left > floor)
-        if not bool(open_.any()):
-            return sorted(kept)
-        pivot = int(torch.where(open_, left, -torch.ones_like(left)).argmax())
-        column = covariance[:, pivot].clone()
-        for one in columns:
-            column -= one * one[pivot]
-        column /= left[pivot].sqrt()
-        left = (left - column * column).clamp_min(0)
+        open_ = torch.where(left > enough, left, torch.zeros_like(left))
+        pivot = int(open_.argmax())
+        if not float(open_[pivot]) > 0:
+            return kept, factor[: len(kept)]
+        above = factor[: len(kept)]
+        row = (products[pivot] - above[:, pivot] @ above) / left[pivot].sqrt()
+        row[kept] = 0.0
+        factor[len(kept)] = row
+        left = (left - row * row).clamp_min(0)
         left[pivot] = 0.0
-        columns.append(column)
         kept.append(pivot)

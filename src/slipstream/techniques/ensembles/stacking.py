@@ -1,0 +1,354 @@
+"""Members of one architecture side by side: rows of a batch belong to members in turn.
+
+Every layer holds all members' weights, [members, ...], and is computed in the way that was
+measured to be faster for its shape: one batched product (a grouped convolution), or one member
+after another. Members with shared weights differ by a factor for each input and each output.
+
+Source: batched products over models, Wang et al., "HFTA: Horizontally Fused Training Array", MLSys
+2021; shared weights, Wen et al., "BatchEnsemble", ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.measure import timed
+from slipstream.surgery import place
+
+Weights = Literal["own", "shared"]
+Way = Literal["together", "in_turn"]
+_SAMPLES = 3
+
+
+class _Layer(nn.Module):
+    """A layer of all members, given [members * N, ...], member by member.
+
+    Attributes:
+        way: in which it is computed; None for the faster, as measured once for each shape.
+        weight: [members, out, in, ...], or of shared weights [out, in, ...].
+        bias: [members, out], or None.
+        fan_in, fan_out: [members, in] and [members, out], of shared weights; else None.
+    """
+
+    weight: nn.Parameter
+    bias: Any
+    fan_in: Any
+    fan_out: Any
+
+    def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
+        super().__init__()
+        first, self.count = layers[0], len(layers)
+        self.way: Way | None = None
+        self.fan_in = self.fan_out = None
+        if weights == "own":
+            self.weight = nn.Parameter(torch.stack([one.weight.detach() for one in layers]))
+        else:
+            self.weight = nn.Parameter(first.weight.detach().clone())
+            inputs = first.weight.shape[1] * getattr(first, "groups", 1)
+            for name, width in (("fan_in", inputs), ("fan_out", len(first.weight))):
+                signs = torch.randint(0, 2, (self.count, width)).to(first.weight) * 2 - 1
+                setattr(self, name, nn.Parameter(signs))
+        self.bias = (
+            None
+            if first.bias is None
+            else nn.Parameter(torch.stack([one.bias.detach() for one in layers]))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[members * N, ...]."""
+        if len(x) % self.count:
+            raise InvalidArgumentError("x", f"{len(x)} rows are none of {self.count} members each")
+        rows = x.unflatten(0, (self.count, -1))
+        if self.fan_in is not None:
+            shared: torch.Tensor = self._shared(rows).flatten(0, 1)
+            return shared
+        together = (self.way or self._faster(rows)) == "together"
+        made: torch.Tensor = self._together(rows) if together else self._in_turn(rows)
+        return made
+
+    def _faster(self, rows: torch.Tensor) -> Way:
+        if torch._C._get_tracing_state() or torch.compiler.is_compiling():
+            return "together"
+        training = torch.is_grad_enabled() and self.weight.requires_grad
+        return _measured(
+            isinstance(self, StackedConv2d), self._settings(), self.count,
+            tuple(self.weight.shape[1:]), tuple(rows.shape), rows.dtype, training,
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+    def _settings(self) -> tuple[Any, ...]:
+        return ()
+
+    def _in_turn(self, rows: torch.Tensor) -> torch.Tensor:
+        biases = [None] * self.count if self.bias is None else self.bias.unbind()
+        made = map(self._one, rows.unbind(), self.weight.unbind(), biases)
+        return torch.cat(list(made))
+
+    def _one(self, x: Any, weight: Any, bias: Any) -> Any:
+        raise NotImplementedError
+
+    def _together(self, rows: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+    def _shared(self, rows: torch.Tensor) -> Any:
+        """All rows by one weight, between the members' factors."""
+        made = self._one((rows * self._along(self.fan_in, rows)).flatten(0, 1), self.weight, None)
+        made = made.unflatten(0, (self.count, -1))
+        made = made * self._along(self.fan_out, made)
+        return made if self.bias is None else made + self._along(self.bias, made)
+
+    def _along(self, values: Any, rows: torch.Tensor) -> Any:
+        """[members, channels] as it stands beside rows."""
+        raise NotImplementedError
+
+
+class StackedLinear(_Layer):
+    """``nn.Linear`` of all members, over rows of any number of dimensions."""
+
+    def _one(self, x: Any, weight: Any, bias: Any) -> Any:
+        return functional.linear(x, weight, bias)
+
+    def _together(self, rows: torch.Tensor) -> torch.Tensor:
+        flat, weight = rows.flatten(1, -2), self.weight.transpose(1, 2)
+        if self.bias is None:
+            made = torch.bmm(flat, weight)
+        else:
+            made = torch.baddbmm(self.bias.unsqueeze(1), flat, weight)
+        return made.view(-1, *rows.shape[2:-1], made.shape[-1])
+
+    def _along(self, values: Any, rows: torch.Tensor) -> Any:
+        return values.view(self.count, *[1] * (rows.dim() - 2), -1)
+
+
+class StackedConv2d(_Layer):
+    """``nn.Conv2d`` of all members; together it is one grouped convolution."""
+
+    _convolve: Any = staticmethod(functional.conv2d)
+
+    def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
+        super().__init__(layers, weights)
+        one = layers[0]
+        self._geometry = one.stride, one.padding, one.dilation, one.groups
+
+    def _settings(self) -> tuple[Any, ...]:
+        return self._geometry
+
+    def _one(self, x: Any, weight: Any, bias: Any) -> Any:
+        return self._convolve(x, weight, bias, *self._geometry)
+
+    def _together(self, rows: torch.Tensor) -> Any:
+        beside = rows.transpose(0, 1).flatten(1, 2)
+        bias = None if self.bias is None else self.bias.flatten()
+        *geometry, groups = self._geometry
+        made = self._convolve(
+            beside, self.weight.flatten(0, 1), bias, *geometry, groups * self.count
+        )
+        return made.unflatten(1, (self.count, -1)).transpose(0, 1).flatten(0, 1)
+
+    def _along(self, values: Any, rows: torch.Tensor) -> Any:
+        return values.view(self.count, 1, -1, 1, 1)
+
+
+class _Norm(nn.Module):
+    """A norm of all members; what it has is [members, ...]."""
+
+    weight: Any
+    bias: Any
+    running_mean: Any
+    running_var: Any
+
+    def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
+        super().__init__()
+        one, self.count, self.eps = layers[0], len(layers), layers[0].eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            values: list[Any] = [getattr(layer, name, None) for layer in layers]
+            made: Any = None if values[0] is None else torch.stack(values).detach()
+            if name in one._parameters and made is not None:
+                made = nn.Parameter(made)
+            if name in one._buffers:
+                self.register_buffer(name, made)
+            else:
+                setattr(self, name, made)
+
+
+class StackedNorm(_Norm):
+    """Batch norm of all members, each of its own rows."""
+
+    def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
+        super().__init__(layers, weights)
+        self.momentum, self.tracks = layers[0].momentum, layers[0].track_running_stats
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[members * N, channels, ...]."""
+        each: list[Any] = [
+            [None] * self.count if one is None else one.unbind()
+            for one in (self.running_mean, self.running_var, self.weight, self.bias)
+        ]
+        settings = self.training or not self.tracks, self.momentum, self.eps
+        normalise: Any = functional.batch_norm
+        parts = zip(x.unflatten(0, (self.count, -1)).unbind(), *each, strict=True)
+        return torch.cat([normalise(rows, *own, *settings) for rows, *own in parts])
+
+
+class StackedLayerNorm(_Norm):
+    """Layer norm of all members: one norm, then each member's own scale and shift."""
+
+    def __init__(self, layers: Sequence[Any], weights: Weights) -> None:
+        super().__init__(layers, weights)
+        self.shape = layers[0].normalized_shape
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[members * N, ...]."""
+        whole = functional.layer_norm(x, self.shape, None, None, self.eps)
+        rows: torch.Tensor = torch.unflatten(whole, 0, (self.count, -1))
+        shape = self.count, *[1] * (rows.dim() - 1 - len(self.shape)), *self.shape
+        if self.weight is not None:
+            rows = rows * self.weight.view(shape)
+        if self.bias is not None:
+            rows = rows + self.bias.view(shape)
+        return torch.flatten(rows, 0, 1)
+
+
+_KINDS: dict[type[nn.Module], Any] = {
+    nn.Linear: StackedLinear, nn.Conv2d: StackedConv2d, nn.BatchNorm1d: StackedNorm,
+    nn.BatchNorm2d: StackedNorm, nn.LayerNorm: StackedLayerNorm,
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=512)
+def _measured(
+    convolves: bool, settings: tuple[Any, ...], count: int, weight: tuple[int, ...],
+    rows: tuple[int, ...], dtype: torch.dtype, training: bool, threads: int,
+) -> Way:  # fmt: skip
+    """The faster way for a shape, with its backward pass where there is one; a few milliseconds."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        out, inputs, *kernel = weight
+        one: Any
+        if convolves:
+            *geometry, groups = settings
+            convolution: Any = nn.Conv2d
+            one = convolution(inputs * groups, out, tuple(kernel), *geometry, groups, dtype=dtype)
+        else:
+            one = nn.Linear(inputs, out, dtype=dtype)
+        layer = (StackedConv2d if convolves else StackedLinear)([one] * count, "own")
+        x = torch.randn(rows, dtype=dtype).flatten(0, 1)
+        ways: tuple[Way, ...] = ("together", "in_turn")
+
+        def run(way: Way) -> None:
+            layer.way = way
+            with torch.set_grad_enabled(training):
+                y = layer(x)
+                if training:
+                    torch.autograd.grad(y, list(layer.parameters()), y)
+
+        return fastest({way: functools.partial(run, way) for way in ways})  # type: ignore[return-value]
+
+
+def fastest(arms: Mapping[str, Callable[[], object]]) -> str:
+    """The name of the arm with the least time of a few samples in turns, after one to settle."""
+    clock: Literal["cpu", "wall"] = "cpu" if torch.get_num_threads() == 1 else "wall"
+    least = dict.fromkeys(arms, float("inf"))
+    for sample in range(1 + _SAMPLES):
+        for name, run in arms.items():
+            took = timed(run)[clock]
+            if sample:
+                least[name] = min(least[name], took)
+    return min(least, key=lambda name: least[name])
+
+
+def stack(model: nn.Module, members: Sequence[nn.Module], weights: Weights = "own") -> None:
+    """Give `model`, in place, the layers of all `members` side by side.
+
+    It then takes and gives [members * N, ...]. Its layers without parameters stay as they are, so
+    that what its forward does must treat rows of a batch one by one.
+
+    Args:
+        members: of the architecture of `model`, which may be one of them.
+        weights: ``shared``: all have those of the first.
+
+    Raises:
+        InvalidArgumentError: no member, or members of different shape.
+        WorkloadError: a layer with parameters of which it is not known how it is stacked.
+    """
+    if not members:
+        raise InvalidArgumentError("members", "are none")
+    shapes = [[(n, tuple(p.shape)) for n, p in one.named_parameters()] for one in members]
+    if any(one != shapes[0] for one in shapes):
+        raise InvalidArgumentError(
+            "members", "have parameters of different shapes, and do not stack",
+            remedy="stack those of one shape, as Ensemble does",
+        )  # fmt: skip
+    made = {}
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind in _KINDS and getattr(module, "padding_mode", "zeros") == "zeros" and name:
+            made[name] = _KINDS[kind]([one.get_submodule(name) for one in members], weights)
+            made[name].train(module.training)
+        elif any(True for _ in module.parameters(recurse=False)):
+            raise WorkloadError(
+                f"how {kind.__name__} is computed for several members at once is not known",
+                where=name or "the model itself",
+            )
+    for name, module in made.items():
+        place(model, name, module)
+
+
+class Stacked(nn.Module):
+    """Members of one shape, computed side by side.
+
+    Args:
+        members, weights: see `stack`; they are copied.
+
+    Raises:
+        as `stack`.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], weights: Weights = "own") -> None:
+        super().__init__()
+        self.count, self.weights = len(members), weights
+        wrapped = [nn.Sequential(copy.deepcopy(one)) for one in members]
+        self.model = copy.deepcopy(wrapped[0]) if wrapped else nn.Sequential()
+        stack(self.model, wrapped, weights)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Every member's output for all of `x`: [members, N, ...]."""
+        rows = x.expand(self.count, *x.shape).flatten(0, 1)
+        made: torch.Tensor = self.model(rows).unflatten(0, (self.count, -1))
+        return made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """While training [members * N, ...] in turn, so that a batch is shared out; else the mean.
+
+        Gradients of own weights are those of a mean over each member's rows; of shared ones, over
+        all.
+        """
+        if not self.training:
+            return self.logits(x).mean(0)
+        y: torch.Tensor = self.model(x)
+        return undivided(y, self.count) if self.weights == "own" else y
+
+
+def redrawn(model: nn.Module, seed: int) -> nn.Module:
+    """A copy with all parameters as at the start."""
+    made = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in made.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+    return made
+
+
+def undivided(y: torch.Tensor, count: int) -> torch.Tensor:
+    """`y`, whose gradient is `count` times that of a mean over the rows of all members."""
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * count)
+    return y

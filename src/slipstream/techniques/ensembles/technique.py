@@ -1,0 +1,179 @@
+"""ensemble: all members of an ensemble trained in one step, their layers side by side.
+
+Source: Wang et al., "HFTA: Horizontally Fused Training Array", MLSys 2021; of shared weights, Wen
+et al., "BatchEnsemble: an Alternative Approach to Efficient Ensemble and Lifelong Learning", ICLR
+2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from slipstream.durations import questions, rescale
+from slipstream.errors import InvalidArgumentError, WorkloadError
+from slipstream.graph import Call, Editor, Graph, Role, StepPhase, TensorSpec
+from slipstream.surgery import exchange_parameters
+from slipstream.technique import CodeChange, Context, Quality, QualityKind, Settings, Stage, Traits
+from slipstream.techniques._baseline import already_autocast, already_compiled
+from slipstream.techniques.batch_size import BatchSize
+from slipstream.techniques.ensembles.timing import layer_call
+from slipstream.techniques.layer_sites import LayerSite, layer_sites
+
+if TYPE_CHECKING:
+    from slipstream.workload import Built, Workload
+
+_MOST = 4096
+_OF_MEMBERS = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER)
+_BY_HAND = (
+    "import slipstream as ss\n"
+    "ensemble = ss.ensembles.build(model, train, members=8, sample=batches)  # of one training"
+)
+
+
+@dataclass(frozen=True)
+class TrainTogether(Settings):
+    """A step that trains `members` models, each on its own repetition of the batch.
+
+    What it is compared with is one model's step: time per sample, of which there are `members`
+    times as many.
+
+    Attributes:
+        members: how many; the first begins as the model, the others anew.
+        weights: ``own`` for each member, or ``shared`` by all, between factors of their own.
+    """
+
+    members: int = 8
+    weights: Literal["own", "shared"] = "own"
+
+    name: ClassVar[str] = "ensemble"
+    traits: ClassVar[Traits] = Traits(
+        stage=Stage.MODEL, conflicts=frozenset({"batch_size", "lowrank", "lowbit", "quadratic"}),
+        variants=("ensemble:8", "ensemble:8,weights=shared"),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if not 1 < self.members <= _MOST:
+            raise InvalidArgumentError(
+                "ensemble:members", f"{self.members} is no number of members",
+                remedy=f"2 to {_MOST}",
+            )  # fmt: skip
+
+    def why_not(self, graph: Graph, workload: Workload | None = None) -> str | None:
+        """None, or why members cannot be trained in one step."""
+        if not graph.meta.get("training", True):
+            return "the step does not train; ss.ensembles makes ensembles of trained networks"
+        for reason in (already_compiled(graph), already_autocast(graph)):
+            if reason is not None:
+                return reason
+        if not any(layer_sites(graph)):
+            return "no linear layer and no convolution of float32 runs in this step"
+        return self._batch.why_not(graph, workload)
+
+    def questions(self, graph: Graph) -> Sequence[Call]:
+        """All at the members' rows together, and layers and the update as members have them."""
+        layers = [call for site in layer_sites(graph) for call in self._calls(site)]
+        update = questions(graph, self._update(graph))
+        return [*self._batch.questions(graph), *layers, *update]
+
+    def predict(self, graph: Graph, context: Context) -> Graph:
+        """As a step of so many times the batch, but for layers, which have each member's weights.
+
+        The number of operators is one model's: that is what is saved.
+        """
+        larger = self._batch.predict(graph, context)
+        edit = Editor(larger, str(self))
+        for site in layer_sites(graph):
+            ratio = context.durations.ratio(*self._calls(site))
+            if ratio is not None:
+                for task in site.tasks:
+                    edit.scale(task, ratio.value, ratio.provenance, spread=ratio.spread)
+        rescale(edit, larger, self._update(graph), context.durations)
+        edited = edit.apply(f"{self.members} members in one step, weights {self.weights}")
+        if self.weights == "shared":
+            return edited
+        memory = edited.memory
+        times = np.where(np.isin(memory.role, _OF_MEMBERS), self.members, 1)
+        return replace(edited, memory=replace(memory, nbytes=memory.nbytes * times))
+
+    def apply(self, built: Built) -> None:
+        """Repeat the batch for each member, and give every layer the weights of all.
+
+        Raises:
+            WorkloadError: the step hides its model or batch, does not train, or has a layer of
+                which it is not known how it is stacked.
+        """
+        import torch
+
+        from slipstream.techniques.ensembles.stacking import redrawn, stack, undivided
+
+        built.need_model(self.name)
+        if built.optimizer is None:
+            raise WorkloadError("an ensemble is trained; this step has no optimizer")
+        model, count = built.model, self.members
+        built.resize(count * built.samples)
+        # Not the seed itself: the model may have been drawn with it.
+        seed = torch.initial_seed() + 1
+        members = [model, *(redrawn(model, seed + number) for number in range(1, count))]
+        before = list(model.parameters())
+        stack(model, members, self.weights)
+        exchange_parameters(built.optimizer, before, *model.parameters())
+        if self.weights == "own":
+
+            def scale(module: Any, given: Any, y: Any) -> Any:
+                return undivided(y, count) if isinstance(y, torch.Tensor) else y
+
+            model.register_forward_hook(scale)
+
+    def quality(self, graph: Graph | None = None) -> Quality:
+        """Each member is trained as if alone, where weights are their own."""
+        if self.weights == "own":
+            return Quality(
+                QualityKind.SAME_DISTRIBUTION,
+                "each member's gradients are those of its own step, for losses that are means over "
+                "samples and optimizers that treat weights one by one",
+                "average the members' probabilities",
+            )
+        return Quality(
+            QualityKind.NEEDS_TRAINING, "Wen et al. 2020: members differ by factors of rank one",
+            "average the members' probabilities",
+        )  # fmt: skip
+
+    def code(self, workload: Workload) -> CodeChange | None:
+        """By hand: a function that trains the model is wanted."""
+        return CodeChange("", f"by hand, around what trains your model:\n{_BY_HAND}")
+
+    @property
+    def _batch(self) -> BatchSize:
+        return BatchSize(f"x{self.members}")
+
+    def _calls(self, site: LayerSite) -> list[Call]:
+        """The layer over all rows as it is, and as members have it."""
+        passing = "both" if site.backward else "forward"
+        return [
+            layer_call(weights, self.members, site.x, site.layer, passing)
+            for weights in ("one", self.weights)
+        ]
+
+    def _update(self, graph: Graph) -> dict[int, Call]:
+        """By the optimizer's task, what it calls for the weights of all members."""
+        if self.weights == "shared":
+            return {}
+        found = {}
+        for task in np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER).tolist():
+            call = graph.task(task).call
+            if call is not None:
+                stacked = [self._stacked(part) for part in (call.arguments, call.outputs)]
+                found[task] = Call(call.op, *stacked)
+        return found
+
+    def _stacked(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return tuple(self._stacked(one) for one in value)
+        if not isinstance(value, TensorSpec) or not value.shape:
+            return value
+        shape, strides = (self.members, *value.shape), (value.numel, *value.strides)
+        return replace(value, shape=shape, strides=strides)

@@ -1,0 +1,52 @@
+"""What the micro-benchmark runs for ``slipstream::ensemble``: passes of a layer of all members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from slipstream.graph import Call, TensorSpec
+from slipstream.techniques.layer_sites import module_like
+
+OP = "slipstream::ensemble"
+
+
+def layer_call(
+    weights: str, members: int, x: TensorSpec, layer: tuple[Any, ...], passing: str
+) -> Call:
+    """A pass of a layer over the rows of all members: to be asked of `slipstream.durations`.
+
+    Args:
+        weights: ``own`` or ``shared``, or ``one`` for torch's layer over all the rows.
+        x: what one member is given.
+        layer: as of `slipstream.techniques.layer_sites.LayerSite`.
+        passing: ``forward``, or ``both``.
+    """
+    rows = replace(x, shape=(members * x.shape[0], *x.shape[1:]))
+    return Call(f"{OP}()", (weights, members, rows, layer, passing), ())
+
+
+def timer(call: Call) -> Callable[[], object]:
+    """The pass as a function of nothing, on random numbers."""
+    import torch
+
+    from slipstream.techniques.ensembles.stacking import Stacked
+
+    weights, members, spec, layer, passing = call.arguments
+    module = module_like(spec, layer)
+    if weights != "one":
+        module = Stacked([module] * members, weights).model
+    x = torch.randn(spec.shape).requires_grad_(passing == "both")
+    sources = [x, *module.parameters()]
+    gradient = torch.ones_like(module(x))
+
+    def forward() -> object:
+        with torch.no_grad():
+            return module(x)
+
+    def both() -> object:
+        with torch.enable_grad():
+            return torch.autograd.grad(module(x), sources, gradient)
+
+    return both if passing == "both" else forward

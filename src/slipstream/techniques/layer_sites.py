@@ -1,0 +1,99 @@
+"""Where linear layers and convolutions run in a recorded step, and what makes one of their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.graph import Call, Graph, StepPhase, TensorSpec
+from slipstream.surgery import module_of
+
+_PRODUCTS = ("aten::addmm", "aten::mm")
+_BACKWARD = ("convolution_backward", "aten::mm", "aten::addmm")
+
+
+@dataclass(frozen=True)
+class LayerSite:
+    """One call of a layer in the step.
+
+    Attributes:
+        x: what it is given.
+        layer: its settings: outputs, bias; of a convolution kernel, stride, padding, dilation and
+            groups besides.
+        forward, backward: the tasks that multiply.
+    """
+
+    module: str
+    x: TensorSpec
+    layer: tuple[Any, ...]
+    weight_bytes: int
+    forward: int
+    backward: tuple[int, ...]
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Forward, then backward."""
+        return (self.forward, *self.backward)
+
+
+def module_like(x: TensorSpec, layer: tuple[Any, ...]) -> Any:
+    """A linear layer or convolution of these settings, with random weights."""
+    from torch import nn
+
+    outputs, bias, *convolution = layer
+    if not convolution:
+        return nn.Linear(x.shape[-1], outputs, bias=bias)
+    kernel, stride, padding, dilation, groups = convolution
+    return nn.Conv2d(
+        x.shape[1], outputs, tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups,
+        bias,
+    )  # fmt: skip
+
+
+def layer_sites(graph: Graph) -> Iterator[LayerSite]:
+    """Every linear layer and convolution of float32 in the step, in its order."""
+    tasks = graph.tasks
+    backward: dict[int, list[int]] = {}
+    for task in range(len(graph)):
+        if tasks.phase[task] == StepPhase.BACKWARD:
+            backward.setdefault(int(tasks.sequence[task]), []).append(task)
+    for task in range(len(graph)):
+        view = graph.task(task)
+        if view.phase != StepPhase.FORWARD or view.call is None:
+            continue
+        found = _layer(view.call, view.name, view.scope)
+        module = module_of(graph, task)
+        if found is None or not module:
+            continue
+        x, weight, layer = found
+        after = [
+            other
+            for other in backward.get(view.sequence, ())
+            if graph.task(other).name.endswith(_BACKWARD)
+        ]
+        yield LayerSite(module, x, layer, weight.nbytes, task, tuple(after))
+
+
+def _layer(
+    call: Call, name: str, scope: str
+) -> tuple[TensorSpec, TensorSpec, tuple[Any, ...]] | None:
+    """The input, the weight and the settings of a layer; None of what is none."""
+    if "conv2d" in scope and "convolution" in name:
+        x, weight = call.inputs[:2]
+        if len(x.shape) != 4 or x.dtype != "float32":
+            return None
+        bias = len(call.inputs) > 2
+        settings = [one for one in call.arguments if isinstance(one, (list, tuple, int))]
+        lists = [tuple(one) for one in settings if isinstance(one, (list, tuple))]
+        groups = x.shape[1] // weight.shape[1]
+        # mkldnn has padding first, convolution stride; an output padding behind both.
+        mkldnn = name.startswith("aten::mkldnn")
+        padding, stride = (lists[0], lists[1]) if mkldnn else (lists[1], lists[0])
+        kernel = weight.shape[2:]
+        return x, weight, (weight.shape[0], bias, kernel, stride, padding, lists[2], groups)
+    if name in _PRODUCTS and scope.rpartition("/")[2] in ("aten::linear", "aten::matmul"):
+        x, weight = call.inputs[-2:]
+        if x.dtype == "float32" and len(x.shape) == 2 and "linear" in scope:
+            return x, weight, (weight.shape[1], name == "aten::addmm")
+    return None
