@@ -35,7 +35,9 @@ from slipstream.ship.firmware import (
 )
 from slipstream_bench.harness import times_s
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
+from slipstream_bench.systems.micro.backends import emulated_bars, interpreter_bars
 from slipstream_bench.systems.micro.models import MODELS, seeded
+from slipstream_bench.systems.micro.trained import trained_bars
 
 _MODELS = {
     "person_detect": ("mcu", "person_detect"),
@@ -61,7 +63,10 @@ def bars(options: BenchOptions) -> Iterator[Bar]:
     yield from _equal(options)
     yield from _exported(options)
     yield from _emulated(options)
+    yield from interpreter_bars(options, _model)
+    yield from trained_bars(options)
     yield from _forecasts(options)
+    yield from emulated_bars(options, _networks)
 
 
 def _model(name: str) -> Path:

@@ -30,7 +30,7 @@ from slipstream.ship.firmware import (
     run_emulated,
     targets,
 )
-from slipstream.ship.firmware.costs import counts
+from slipstream.ship.firmware.costs import counts, stack_key
 
 _NETWORKS = 16
 
@@ -216,7 +216,8 @@ def _sizes(device: str) -> dict[str, Any]:
                     found["step_code"] = again.size.code - ran.size.code
                 code[kernel] = ran.size.code - found["step_code"]
                 found["library"] = max(ran.size.library, found.get("library", 0))
-            stack[kernel] = max(ran.stack, stack.get(kernel, 0))
+            key = stack_key(made.program.steps[0])
+            stack[key] = max(ran.stack, stack.get(key, 0))
     return found
 
 

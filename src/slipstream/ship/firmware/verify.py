@@ -92,7 +92,7 @@ class Verified:
             Field.number("RAM", lambda place: number(place.ram)),
             Field.number("flash", lambda place: number(place.size.flash if place.size else 0)),
         ]
-        notes = [f"{self.sets} random inputs, against {self.against}"]
+        notes = [f"{self.sets} inputs, against {self.against}"]
         if any(place.instructions for place in self.places):
             notes.append("instructions of an emulated processor, which are not cycles")
         notes += [
@@ -106,13 +106,15 @@ class Verified:
 
 def verify_firmware(
     exported: Exported, *, against: str = "tflite-micro", sets: int = 20, seed: int = 0,
-    emulate: bool | None = None, say: Callable[[str], None] = lambda line: None,
+    inputs: Sets | None = None, emulate: bool | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Verified:  # fmt: skip
-    """Compile firmware, run it on random inputs and compare every output byte.
+    """Compile firmware, run it on inputs (random by default), and compare every output byte.
 
     Args:
         against: ``tflite-micro`` or ``litert`` (reference kernels).
-        sets: of inputs.
+        sets: of random inputs, drawn from `seed`.
+        inputs: sets to run instead: an int8 array for each of the model's inputs.
         emulate: run on the target's emulated board, too; None: where the target has one.
 
     Raises:
@@ -122,7 +124,7 @@ def verify_firmware(
     if against not in _RUNTIMES:
         raise UnknownNameError("runtime", against, _RUNTIMES)
     interface = exported.interface
-    inputs = random_inputs(interface, sets, seed)
+    inputs = random_inputs(interface, sets, seed) if inputs is None else inputs
     say(f"running {against}")
     expected = _RUNTIMES[against](exported.model, inputs, len(interface.outputs))
     places = []
@@ -134,7 +136,7 @@ def verify_firmware(
             say(f"running on the emulated {exported.target.name}")
             there = run_emulated(exported.sources, interface, inputs, Path(folder), exported.target)
             places.append(_compare(exported.target.name, interface, expected, there))
-    return Verified(interface.name, against, sets, tuple(places))
+    return Verified(interface.name, against, len(inputs), tuple(places))
 
 
 def random_inputs(interface: Interface, sets: int, seed: int = 0) -> list[list[Array]]:
