@@ -278,7 +278,7 @@ def reference_path(pipeline: Pipeline, model: str = "") -> DevicePath:
 
 _CAMERAS = {
     "neutral": "camera:malvar",
-    "vivid": "camera:edge,warmth=0.15,contrast=0.2,saturation=1.12,sharpen=0.4",
+    "vivid": "camera:edge,warmth=0.15,contrast=0.15,saturation=1.1,sharpen=0.3",
     "soft": "camera:malvar,warmth=-0.15,contrast=-0.1,saturation=0.94,denoise=0.35",
     "bright": "camera:bilinear,exposure=0.12,warmth=0.08,noise=0.008,sharpen=0.7",
 }

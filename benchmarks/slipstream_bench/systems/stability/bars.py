@@ -47,10 +47,10 @@ _PLANTED = {
 }  # fmt: skip
 _HARDENED: dict[str, dict[str, Any]] = {
     "fashion_mnist": {
-        "train": 20_000, "test": 3_000, "base": 5, "alpha": 10.0, "epochs": 5, "bar": 60,
+        "train": 20_000, "test": 3_000, "base": 5, "alpha": 25.0, "epochs": 6, "bar": 60,
     },
     "cifar10_jpeg": {
-        "train": 20_000, "test": 4_000, "base": 10, "alpha": 20.0, "epochs": 10, "bar": 75,
+        "train": 20_000, "test": 4_000, "base": 10, "alpha": 25.0, "epochs": 10, "bar": 75,
     },
 }  # fmt: skip
 
@@ -318,6 +318,7 @@ def _one_seed(
     recipe = stability.Recipe(alpha=plan["alpha"], epochs=plan["epochs"], seed=seed)
     found = stability.harden(
         base, scenes, labels, pipeline, held_out=held_out, judged=judged, recipe=recipe,
+        twins=stability.Distortion(quality=(15, 90)),
         augmented=True, say=options.progress,
     )  # fmt: skip
     augmented = found.augmented
