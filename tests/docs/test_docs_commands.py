@@ -86,6 +86,9 @@ NOT_RUN = {
     "priority_sync:2 --details --svg link.svg": (
         "starts ranks; tests/cli/test_cli_prove.py draws theirs"
     ),
+    "slipstream hfuse a.cu:reduce:block=256,n=4000 b.cu:scale:block=512 -o fused.cu --arch sm_90": (
+        "needs sources and nvcc; tests/techniques/side_by_side/test_hfuse.py runs it"
+    ),
     "slipstream live train.py:make_workload": "until Ctrl-C; tests/cli/test_cli_live.py runs it",
     "slipstream live train.py --no-browser -- --epochs 1": (
         "until Ctrl-C; tests/cli/test_cli_live.py runs it"

@@ -29,8 +29,8 @@ _FLOW = (
 )  # fmt: skip
 _ENGINES = ("cluster", "scale", "netlab", "search")
 _TOOLS = (
-    "ship", "xray", "stability", "serve", "mlperf", "measure", "results", "data", "dedup", "bench",
-    "doctor", "demo",
+    "ship", "xray", "stability", "hfuse", "serve", "mlperf", "measure", "results", "data", "dedup",
+    "bench", "doctor", "demo",
 )  # fmt: skip
 _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)

@@ -1,0 +1,1 @@
+"""Independent kernels side by side: what waits for memory beside what computes."""

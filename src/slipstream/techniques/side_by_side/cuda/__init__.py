@@ -1,0 +1,42 @@
+"""CUDA kernels in one: source to source, checked on this processor."""
+
+from slipstream.techniques.side_by_side.cuda.emulate import (
+    SCHEDULES,
+    Emulated,
+    EmulatorError,
+    emulate,
+)
+from slipstream.techniques.side_by_side.cuda.fuse import (
+    FusedKernel,
+    fuse,
+    register_cap,
+    resident_blocks,
+)
+from slipstream.techniques.side_by_side.cuda.launch import Launch, parse_launch
+from slipstream.techniques.side_by_side.cuda.resources import (
+    Compiled,
+    CudaCompilerError,
+    Resources,
+    compiled,
+    why_no_nvcc,
+)
+from slipstream.techniques.side_by_side.cuda.source import KernelSourceError
+
+__all__ = [
+    "SCHEDULES",
+    "Compiled",
+    "CudaCompilerError",
+    "Emulated",
+    "EmulatorError",
+    "FusedKernel",
+    "KernelSourceError",
+    "Launch",
+    "Resources",
+    "compiled",
+    "emulate",
+    "fuse",
+    "parse_launch",
+    "register_cap",
+    "resident_blocks",
+    "why_no_nvcc",
+]

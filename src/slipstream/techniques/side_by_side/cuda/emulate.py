@@ -1,0 +1,332 @@
+"""Kernels run on this processor, fused and alone, and their memory compared byte by byte.
+
+No GPU is needed, and none is timed: this answers whether the fused kernel computes the same. Every
+thread of a block is a fiber of `slip_emulator.h`; blocks run one after the other, in several orders
+of their threads. Arrays end at a page that nobody may touch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.codegen import load
+from slipstream.errors import UsageError
+from slipstream.techniques.side_by_side.cuda.fuse import FusedKernel, alone
+from slipstream.techniques.side_by_side.cuda.launch import Launch
+from slipstream.techniques.side_by_side.cuda.rewrite import Rewriter, parameter_names
+
+_FLAGS = ("-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+_ENTRY = """
+static void slip_body(void** given) {{ slip::call({kernel}, given); }}
+extern "C" {{
+int slip_describe(slip::Kind* found) {{ return slip::describe({kernel}, found); }}
+void slip_run(void** given, const slip::Settings* asked, slip::Report* told) {{
+  slip::run(slip_body, given, asked, told);
+}}
+}}
+"""
+_LIMIT_S = 60.0
+_ELEMENTS, _SCALAR, _BELOW = 4096, 1000, 64
+SCHEDULES = tuple(range(11))
+"""In order, reversed, one thread of each warp in turn, and eight drawn ones."""
+_BY_ATOMICS = 1e-6
+
+
+class EmulatorError(UsageError):
+    """A kernel cannot be run: what its arguments are is not known, or it leaves its arrays."""
+
+
+class _Kind(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int)
+        for name in ("bytes", "pointer", "constant", "floating", "arithmetic", "signed", "lanes")
+    ]
+
+
+class _Settings(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("schedule", ctypes.c_int),
+        ("parts", ctypes.c_int), ("starts", ctypes.c_uint * 16), ("limit_s", ctypes.c_double),
+    ]  # fmt: skip
+
+
+class _Report(ctypes.Structure):
+    _fields_ = [
+        ("failed", ctypes.c_int), ("float_atomics", ctypes.c_int), ("address", ctypes.c_uint64),
+        ("text", ctypes.c_char * 2048),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """What came of a check.
+
+    Attributes:
+        schedules: orders of threads that were tried.
+        compared: bytes, of one order.
+        differing: of them, the most in any order.
+        trouble: what went wrong in the fused kernel, as a hanging barrier with its line; empty if
+            nothing did.
+        float_atomics: whether sums depend on the order of threads, which are compared to 1e-6.
+    """
+
+    schedules: int
+    compared: int
+    differing: int
+    trouble: str
+    float_atomics: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether the fused kernel does what its kernels do one after the other."""
+        return not self.differing and not self.trouble
+
+    def __str__(self) -> str:
+        if self.trouble:
+            return f"the emulated block fails: {self.trouble}"
+        orders = f"{self.schedules} orders of threads"
+        if self.differing:
+            return f"{self.differing:,} of {self.compared:,} bytes differ, in {orders}"
+        how = "equal to 1e-6 (float atomics)" if self.float_atomics else "equal byte by byte"
+        return f"{self.compared:,} bytes {how}, in {orders}"
+
+
+@dataclass
+class _Array:
+    """Memory of one argument, between guards."""
+
+    name: str
+    address: int
+    base: int
+    whole: int
+    values: NDArray[np.generic]
+    first: NDArray[np.generic]
+    written: bool
+
+
+class _Program:
+    """Compiled source with its kernel's entry."""
+
+    def __init__(self, kernel: FusedKernel) -> None:
+        self.kernel = kernel
+        header = files(__package__).joinpath("slip_emulator.h").read_text(encoding="utf-8")
+        source = kernel.source.replace('#include "slip_emulator.h"', header)
+        self.library = load(source + _ENTRY.format(kernel=kernel.name), _FLAGS)
+        self.library.slip_buffer.restype = ctypes.c_void_p
+        self.library.slip_release.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+
+    def kinds(self) -> list[_Kind]:
+        found = (_Kind * 64)()
+        return list(found[: self.library.slip_describe(found)])
+
+    def run(self, given: Sequence[ctypes.c_void_p], settings: _Settings) -> tuple[str, int, bool]:
+        """What went wrong, at which address, and whether atomics of floats were used."""
+        report = _Report()
+        pointers = (ctypes.c_void_p * len(given))(*given)
+        self.library.slip_run(pointers, ctypes.byref(settings), ctypes.byref(report))
+        text = report.text.decode(errors="replace")
+        if report.failed == 2:
+            text = f"it did not end within {_LIMIT_S:.0f} s"
+        elif report.failed == 3:
+            text = "it was ended by a signal"
+        return text if report.failed else "", report.address, bool(report.float_atomics)
+
+
+class _Arguments:
+    """What one kernel is given: scalars, and arrays that can be put back as they were."""
+
+    def __init__(self, launch: Launch, program: _Program, seed: int) -> None:
+        names = parameter_names(program.kernel.parts[0].kernel)
+        self._release: Callable[[int, int], None] = program.library.slip_release
+        unknown = set(launch.values) - set(names)
+        if unknown:
+            raise EmulatorError(
+                f"{launch.kernel} has no argument '{min(unknown)}'",
+                remedy=f"it has {', '.join(names)}",
+            )
+        rng = np.random.default_rng(seed)
+        self.arrays: list[_Array] = []
+        self.pointers: list[ctypes.c_void_p] = []
+        self._held: list[object] = []
+        for name, kind in zip(names, program.kinds(), strict=True):
+            self._add(program, name, kind, launch.values.get(name, ""), rng, launch)
+
+    def _add(
+        self, program: _Program, name: str, kind: _Kind, value: str, rng: np.random.Generator,
+        launch: Launch,
+    ) -> None:  # fmt: skip
+        dtype = _dtype(kind)
+        if dtype is None or (kind.lanes > 1 and not kind.pointer):
+            raise EmulatorError(
+                f"the emulator cannot make argument '{name}' of {launch.kernel}: it is no number "
+                "and no array of numbers",
+                where=str(launch.path), remedy="pass its fields, or leave the check out: --no-check"
+            )  # fmt: skip
+        if not kind.pointer:
+            number = np.zeros(1, dtype)
+            try:
+                number[0] = dtype.type(value or (0.5 if kind.floating else _SCALAR))
+            except (ValueError, OverflowError):
+                raise EmulatorError(f"{name}={value} of {launch.kernel} is no {dtype}") from None
+            self._held.append(number)
+            self.pointers.append(ctypes.c_void_p(number.ctypes.data))
+            return
+        found = re.fullmatch(r"(\d+)(?:<(\d+))?", value or str(_ELEMENTS))
+        if found is None or not int(found[1]):
+            raise EmulatorError(
+                f"{name}={value} of {launch.kernel} is no number of elements",
+                remedy=f"as {name}=4096, or {name}=4096<64 for whole numbers below 64",
+            )
+        count, below = int(found[1]) * kind.lanes, int(found[2] or _BELOW)
+        base, whole = ctypes.c_void_p(), ctypes.c_int64()
+        bytes_ = count * dtype.itemsize
+        at = program.library.slip_buffer(
+            ctypes.c_int64(bytes_), ctypes.byref(base), ctypes.byref(whole)
+        )
+        raw = (ctypes.c_ubyte * bytes_).from_address(at)
+        values = np.frombuffer(raw, dtype)
+        values[:] = (
+            rng.random(count) if kind.floating else rng.integers(0, below, count)
+        ).astype(dtype)  # fmt: skip
+        array = _Array(name, at, base.value or 0, whole.value, values, values.copy(),
+                       not kind.constant)  # fmt: skip
+        self.arrays.append(array)
+        pointer = ctypes.c_void_p(at)
+        self._held.append(pointer)
+        self.pointers.append(ctypes.c_void_p(ctypes.addressof(pointer)))
+
+    def reset(self) -> None:
+        """Put every array back as it was."""
+        for one in self.arrays:
+            one.values[:] = one.first
+
+    def near(self, address: int) -> str:
+        """Which array an address outside of all is nearest to, in words."""
+        if not address or not self.arrays:
+            return ""
+        one = min(self.arrays, key=lambda a: min(
+            abs(address - a.address), abs(address - a.address - a.values.nbytes)))  # fmt: skip
+        place = (address - one.address) // one.values.itemsize
+        if abs(place) > 1 << 24:
+            return ""
+        return f": element {place} of '{one.name}', which has {len(one.values)}"
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for one in self.arrays:
+            self._release(one.base, one.whole)
+        self.arrays.clear()
+
+
+def _dtype(kind: _Kind) -> np.dtype[np.generic] | None:
+    if not kind.arithmetic:
+        return None
+    letter = "f" if kind.floating else "i" if kind.signed else "u"
+    return np.dtype(f"{letter}{kind.bytes}") if kind.bytes in (1, 2, 4, 8) else None
+
+
+@contextmanager
+def _arguments(
+    launches: Sequence[Launch], programs: Sequence[_Program]
+) -> Iterator[list[_Arguments]]:
+    made: list[_Arguments] = []
+    try:
+        for number, (launch, program) in enumerate(zip(launches, programs, strict=True)):
+            made.append(_Arguments(launch, program, number))
+        yield made
+    finally:
+        for one in made:
+            one.close()
+
+
+def _settings(grid: Sequence[int], block: Sequence[int], starts: Sequence[int]) -> _Settings:
+    found = _Settings(parts=len(starts), limit_s=_LIMIT_S)
+    found.grid[:], found.block[:] = list(grid), list(block)
+    found.starts[: len(starts)] = list(starts)
+    return found
+
+
+def emulate(
+    fused: FusedKernel,
+    *,
+    schedules: Sequence[int] = SCHEDULES,
+    say: Callable[[str], None] = lambda line: None,
+) -> Emulated:
+    """Run the kernels of `fused` one after the other and fused, and compare their memory.
+
+    Args:
+        schedules: orders of threads to try, of `SCHEDULES`.
+
+    Raises:
+        EmulatorError: a kernel alone fails, or what it is to be given is not known.
+        CompileError: there is no C++ compiler, or it does not take the source.
+    """
+    launches = [part.launch for part in fused.parts]
+    for part in fused.parts:
+        if part.kernel.tokens and Rewriter(part).template_parameters:
+            raise EmulatorError(
+                f"{part.kernel.name} is a template: nothing of it runs until it has arguments",
+                where=part.kernel.tokens[0].where,
+                remedy=f"as {part.launch.path}:{part.kernel.name}<float>:block=256",
+            )
+    say("compiling")
+    programs = [_Program(alone(one)) for one in launches]
+    together = _Program(fused)
+    trouble, differing, atomics = "", 0, False
+    with _arguments(launches, programs) as given:
+        expected = []
+        for launch, program, own in zip(launches, programs, given, strict=True):
+            say(f"running {launch.kernel} alone")
+            settings = _settings(launch.grid, launch.block, [0])
+            trouble, address, used = program.run(own.pointers, settings)
+            if trouble:
+                raise EmulatorError(
+                    f"{launch.kernel} alone fails in the emulator: {trouble}{own.near(address)}",
+                    where=str(launch.path),
+                    remedy="give it what it expects: "
+                    f"{launch.kernel}:block=...,grid=...,ARGUMENT=NUMBER",
+                )
+            atomics |= used
+            expected.append([one.values.copy() for one in own.arrays])
+        grids = [(ctypes.c_uint * 3)(*one.grid) for one in launches]
+        pointers = [p for one in given for p in one.pointers]
+        pointers += [ctypes.c_void_p(ctypes.addressof(grid)) for grid in grids]
+        blocks = max(int(np.prod(one.grid)) for one in launches)
+        for count, schedule in enumerate(schedules):
+            say(f"order {count + 1} of {len(schedules)}")
+            for one in given:
+                one.reset()
+            settings = _settings(
+                (blocks, 1, 1), (fused.threads, 1, 1), [part.start for part in fused.parts]
+            )
+            settings.schedule = schedule
+            trouble, address, _ = together.run(pointers, settings)
+            if trouble:
+                trouble += "".join(one.near(address) for one in given[:1] if address)
+                break
+            found = [
+                _differing(array.values, right, atomics)
+                for one, rights in zip(given, expected, strict=True)
+                for array, right in zip(one.arrays, rights, strict=True)
+            ]
+            differing = max(differing, sum(found))
+        compared = sum(array.values.nbytes for one in given for array in one.arrays)
+    return Emulated(len(schedules), compared, differing, trouble, atomics)
+
+
+def _differing(found: NDArray[np.generic], right: NDArray[np.generic], by_atomics: bool) -> int:
+    """Bytes that differ; of sums by atomics only those that differ by more than rounding."""
+    if found.tobytes() == right.tobytes():
+        return 0
+    if by_atomics and found.dtype.kind == "f":
+        near = np.isclose(found, right, rtol=_BY_ATOMICS, atol=_BY_ATOMICS, equal_nan=True)
+        return int((~near).sum()) * found.dtype.itemsize
+    return int((found.view(np.uint8) != right.view(np.uint8)).sum())

@@ -1,0 +1,349 @@
+"""CUDA C++ read as tokens and items: enough to move kernels, not to check them.
+
+A file is cut into tokens, and those into items of its outermost level: directives, functions,
+types, variables. What a kernel needs is found by names. No headers are opened but those that stand
+beside the file, and no preprocessor runs: macros stay macros.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipstream.errors import SlipstreamError, UnknownNameError
+
+_TOKEN = re.compile(
+    r"""(?P<directive>^[ \t]*\#(?:[^\n\\]|\\\n|\\.)*)
+    |(?P<comment>//[^\n]*|/\*.*?\*/)
+    |(?P<text>R"(?P<mark>[^(\s]*)\(.*?\)(?P=mark)"|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<word>[A-Za-z_]\w*)
+    |(?P<number>\.?\d(?:[\w.]|(?<=[eEpP])[+-]|'(?=\w))*)
+    |(?P<space>\s+)
+    |(?P<mark_>::|->|<<<|>>>|\#\#|[^\s\w])""",
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_OPEN, _CLOSE = dict(zip("([{", ")]}", strict=True)), frozenset(")]}")
+# Words in front of a parenthesis that is no parameter list.
+_ATTRIBUTES = frozenset({"__launch_bounds__", "__attribute__", "__align__", "alignas", "decltype",
+                         "__declspec", "noexcept", "requires"})  # fmt: skip
+# Directives that stay wherever they stand: what they surround may be needed.
+_KEPT = frozenset({"if", "ifdef", "ifndef", "elif", "else", "endif", "undef", "pragma", "error"})
+_TYPES = frozenset({"struct", "class", "union", "enum"})
+
+
+class KernelSourceError(SlipstreamError):
+    """A kernel's source cannot be read, or cannot be fused; `where` is file:line."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of source.
+
+    Attributes:
+        kind: directive, comment, text, word, number, space, or mark.
+        text: as it was written.
+        line: from 1.
+        file: whose.
+    """
+
+    kind: str
+    text: str
+    line: int
+    file: str
+
+    @property
+    def where(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A directive, function, type or variable at the outermost level.
+
+    Attributes:
+        tokens: all of it.
+        spaces: names of the namespaces around it, outermost first; "" for an anonymous one.
+        names: what others may call it.
+        function: whether it is one with a body, of which `names` has the name.
+        parameters: for a function, or the announcement of one, places of its parentheses.
+        body: for a function, places of its body's braces.
+        words: all identifiers in it, also within directives.
+    """
+
+    tokens: tuple[Token, ...]
+    spaces: tuple[str, ...]
+    names: frozenset[str]
+    function: bool = False
+    parameters: tuple[int, int] = (0, 0)
+    body: tuple[int, int] = (0, 0)
+    words: frozenset[str] = field(default=frozenset())
+
+    @property
+    def directive(self) -> str:
+        """Its word, as ``define``; empty for what is none."""
+        first = self.tokens[0]
+        found = _WORD.search(first.text) if first.kind == "directive" else None
+        return found.group() if found else ""
+
+    @property
+    def kernel(self) -> bool:
+        """Whether it is a ``__global__`` function."""
+        return self.function and "__global__" in self.words
+
+    @property
+    def name(self) -> str:
+        """Of a function."""
+        return next(iter(self.names))
+
+
+def tokens_of(text: str, file: str) -> list[Token]:
+    """`text` in tokens, which joined are `text` again."""
+    found, line = [], 1
+    for match in _TOKEN.finditer(text):
+        kind = str(match.lastgroup).rstrip("_") if match.lastgroup != "mark" else "text"
+        found.append(Token(kind, match.group(), line, file))
+        line += match.group().count("\n")
+    return found
+
+
+def joined(tokens: Iterable[Token]) -> str:
+    """The text of tokens."""
+    return "".join(token.text for token in tokens)
+
+
+def closing(tokens: Sequence[Token], at: int) -> int:
+    """The place of the bracket that closes the one at `at`.
+
+    Raises:
+        KernelSourceError: there is none.
+    """
+    depth = 0
+    for place in range(at, len(tokens)):
+        token = tokens[place]
+        if token.kind == "mark":
+            depth += (token.text in _OPEN) - (token.text in _CLOSE)
+            if depth == 0:
+                return place
+    raise KernelSourceError(f"'{tokens[at].text}' is never closed", where=tokens[at].where)
+
+
+def angle(tokens: Sequence[Token], at: int) -> int:
+    """The place behind a list in ``<>`` that opens at `at`."""
+    depth = 0
+    for place in range(at, len(tokens)):
+        text = tokens[place].text
+        depth += (text == "<") - (text.count(">") if set(text) == {">"} else 0)
+        if tokens[place].kind == "mark" and text in "([{":
+            continue
+        if depth <= 0:
+            return place + 1
+    raise KernelSourceError("'<' is never closed", where=tokens[at].where)
+
+
+def plain(tokens: Sequence[Token], start: int, step: int = 1) -> int:
+    """The next place from `start` on that is no space or comment; -1 or the end beyond them."""
+    at = start
+    while 0 <= at < len(tokens) and tokens[at].kind in ("space", "comment"):
+        at += step
+    return at
+
+
+def read_items(path: Path) -> list[Item]:
+    """All items of a file, with those of the headers that stand beside it.
+
+    Raises:
+        KernelSourceError: no such file, it is no text, or its brackets do not match.
+    """
+    return list(_items(_with_headers(path, set()), ()))
+
+
+def _with_headers(path: Path, seen: set[Path]) -> list[Token]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise KernelSourceError(f"'{path}' cannot be read: {reason}") from None
+    seen.add(path.resolve())
+    found: list[Token] = []
+    for token in tokens_of(text, path.name):
+        name = re.match(r'\s*#\s*include\s*"([^"]+)"', token.text)
+        beside = path.parent / name.group(1) if token.kind == "directive" and name else None
+        if beside is None or not beside.is_file():
+            found.append(token)
+        elif beside.resolve() not in seen:
+            found += _with_headers(beside, seen)
+    return found
+
+
+def _items(tokens: list[Token], spaces: tuple[str, ...]) -> Iterator[Item]:
+    at = 0
+    while (at := plain(tokens, at)) < len(tokens):
+        first = tokens[at]
+        if first.kind == "directive":
+            yield _directive(first, spaces)
+            at += 1
+            continue
+        inner = _container(tokens, at)
+        if inner is not None:
+            name, brace = inner
+            end = closing(tokens, brace)
+            yield from _items(tokens[brace + 1 : end], spaces if name is None else (*spaces, name))
+            at = end + 1
+            continue
+        end = _end(tokens, at)
+        if end > at + 1 or first.text != ";":
+            yield _item(tuple(tokens[at:end]), spaces)
+        at = end
+
+
+def _directive(token: Token, spaces: tuple[str, ...]) -> Item:
+    words = _WORD.findall(token.text)
+    defined = frozenset(words[1:2]) if words[:1] == ["define"] else frozenset()
+    return Item((token,), spaces, defined, words=frozenset(words[1:]) - defined)
+
+
+def _container(tokens: Sequence[Token], at: int) -> tuple[str | None, int] | None:
+    """Of a namespace its name, of ``extern "C" {`` None; with the place of its brace."""
+    if tokens[at].text not in ("namespace", "extern", "inline"):
+        return None
+    words: list[str] = []
+    for place in range(at, len(tokens)):
+        token = tokens[place]
+        if token.text == "{":
+            named = words[0] == "namespace" or words[:2] == ["inline", "namespace"]
+            if named:
+                parts = [one for one in words if one not in ("namespace", "inline", "::")]
+                return "::".join(parts), place
+            return (None, place) if len(words) == 2 and words[1] == '"C"' else None
+        if token.text in (";", "(", "="):
+            return None
+        if token.kind not in ("space", "comment"):
+            words.append(token.text)
+    return None
+
+
+def _end(tokens: Sequence[Token], at: int) -> int:
+    """The place behind the item that begins at `at`."""
+    place, listed, assigned = at, False, False
+    while place < len(tokens):
+        text = tokens[place].text
+        if tokens[place].kind == "mark":
+            if text in "([{":
+                end = closing(tokens, place)
+                behind = plain(tokens, end + 1)
+                if text == "{" and listed and not assigned:
+                    return end + 1
+                listed |= text == "("
+                place = end + 1
+                if text == "{" and behind < len(tokens) and tokens[behind].kind == "directive":
+                    return place
+                continue
+            if text == ";":
+                return place + 1
+            if text in _CLOSE:
+                raise KernelSourceError(f"'{text}' closes nothing", where=tokens[place].where)
+            assigned |= text == "="
+        place += 1
+    raise KernelSourceError("the file ends within a declaration", where=tokens[at].where)
+
+
+def _item(tokens: tuple[Token, ...], spaces: tuple[str, ...]) -> Item:
+    words = frozenset(
+        word for one in tokens if one.kind in ("word", "directive")
+        for word in _WORD.findall(one.text)
+    )  # fmt: skip
+    found = _signature(tokens)
+    if found is not None:
+        name, parameters, brace = found
+        names = frozenset({tokens[name].text})
+        if brace is None:
+            return Item(tokens, spaces, names, parameters=parameters, words=words)
+        body = brace, closing(tokens, brace)
+        return Item(tokens, spaces, names, True, parameters, body, words)
+    return Item(tokens, spaces, _declared(tokens), words=words)
+
+
+def _signature(
+    tokens: Sequence[Token],
+) -> tuple[int, tuple[int, int], int | None] | None:
+    """Of a function: places of its name, its parameters' parentheses, its body's brace."""
+    at = 0
+    while at < len(tokens):
+        text = tokens[at].text
+        if text in ("=", ";", "{") or (text in _TYPES and not at):
+            return None
+        if text == "template":
+            at = angle(tokens, plain(tokens, at + 1))
+            continue
+        if text == "(":
+            before = plain(tokens, at - 1, -1)
+            end = closing(tokens, at)
+            word = tokens[before].text if before >= 0 and tokens[before].kind == "word" else ""
+            inner = plain(tokens, at + 1)
+            if word and word not in _ATTRIBUTES and tokens[inner].text != "*":
+                return before, (at, end), _brace(tokens, end + 1)
+            at = end
+        at += 1
+    return None
+
+
+def _brace(tokens: Sequence[Token], at: int) -> int | None:
+    for place in range(at, len(tokens)):
+        if tokens[place].text == "{":
+            return place
+        if tokens[place].text in (";", "="):
+            return None
+    return None
+
+
+def _declared(tokens: Sequence[Token]) -> frozenset[str]:
+    """Names that a type or variable declares; rather too many than too few."""
+    names, at, enum = set(), 0, any(one.text == "enum" for one in tokens)
+    while at < len(tokens):
+        token = tokens[at]
+        if token.text == "template":
+            at = angle(tokens, plain(tokens, at + 1))
+            continue
+        if token.text == "=" and not enum:
+            break
+        if token.text == "{" and not enum:
+            at = closing(tokens, at)
+        elif token.kind == "word":
+            names.add(token.text)
+        at += 1
+    return frozenset(names)
+
+
+def needed(items: Sequence[Item], kernel: Item) -> list[Item]:
+    """What `kernel` needs of its file, in order, itself included; other kernels are not."""
+    named: dict[str, list[int]] = {}
+    for n, one in enumerate(items):
+        for name in one.names if not one.kernel else ():
+            named.setdefault(name, []).append(n)
+    chosen = {n for n, one in enumerate(items) if one is kernel or one.directive in _KEPT}
+    waiting, seen = list(chosen), set[str]()
+    while waiting:
+        fresh = items[waiting.pop()].words - seen
+        seen |= fresh
+        for n in (n for word in fresh for n in named.get(word, ())):
+            if n not in chosen:
+                chosen.add(n)
+                waiting.append(n)
+    kept = [items[n] for n in sorted(chosen)]
+    return [one for one in kept if "once" not in one.words or one.directive != "pragma"]
+
+
+def find_kernel(items: Sequence[Item], name: str, file: str) -> Item:
+    """The kernel of that name.
+
+    Raises:
+        UnknownNameError: the file has none.
+    """
+    kernels = {one.name: one for one in items if one.kernel}
+    if name not in kernels:
+        raise UnknownNameError(f"kernel of {file}", name, kernels)
+    return kernels[name]

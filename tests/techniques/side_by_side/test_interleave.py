@@ -1,0 +1,53 @@
+"""Two loops in one leave what they leave one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from slipstream.codegen import why_no_compiler
+from slipstream.techniques.side_by_side.kernels import (
+    Loop,
+    alone,
+    fits,
+    gather,
+    interleave,
+    product,
+)
+
+pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+
+
+@pytest.mark.parametrize(("count", "rows", "distance"), [(500, 30, 8), (3, 120, 0), (64, 5, 128)])
+def test_a_gather_beside_a_product(count: int, rows: int, distance: int) -> None:
+    torch.manual_seed(count)
+    table, ids = torch.randn(100, 40), torch.randint(0, 100, (count,))
+    x, weight, bias = torch.randn(rows, 24), torch.randn(64, 24), torch.randn(64)
+    taken, made = torch.empty(count, 40), torch.full((rows, 64), torch.nan)
+    interleave(gather(table, ids, taken), product(x, weight, bias, made), distance)()
+    assert torch.equal(taken, table[ids])
+    torch.testing.assert_close(made, linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+def test_an_update_in_one_loop_is_that_of_its_own() -> None:
+    torch.manual_seed(0)
+    arrays = [torch.randn(1600) for _ in range(3)]
+    twins = [one.clone() for one in arrays]
+    x, weight = torch.randn(24, 16), torch.randn(32, 16)
+    out, other = torch.empty(24, 32), torch.empty(24, 32)
+    interleave(
+        Loop("Update", tuple(arrays), (1600,)), product(x, weight, None, out), 8
+    )()  # fmt: skip
+    expected = twins[0] - (twins[2] * 0.9 + twins[1]) * 0.01
+    alone(Loop("Update", tuple(twins), (1600,)))()
+    alone(product(x, weight, None, other))()
+    assert all(torch.equal(one, two) for one, two in zip(arrays, twins, strict=True))
+    assert torch.equal(out, other)
+    torch.testing.assert_close(arrays[0], expected)
+
+
+def test_what_fits() -> None:
+    assert fits(64, 24)
+    assert not fits(48, 24)
+    assert not fits(64, 20)
