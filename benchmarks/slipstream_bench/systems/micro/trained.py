@@ -51,7 +51,7 @@ def _trained(
                 optimizer.zero_grad()
                 # Models end in a softmax: the loss is of its logarithm.
                 chances = model(seen[batch]).clamp_min(1e-7)
-                nn.functional.nll_loss(chances.log(), of_seen[batch]).backward()  # type: ignore[no-untyped-call]
+                nn.functional.nll_loss(chances.log(), of_seen[batch]).backward()
                 optimizer.step()
     return _Task(model.eval(), seen[:128], images[:held_back], classes[:held_back])
 
@@ -95,11 +95,11 @@ _TASKS: dict[str, Callable[[], _Task]] = {"digits CNN": _digits, "DS-CNN": _word
 _task = functools.cache(lambda name: _TASKS[name]())
 
 
-def _codes(images: torch.Tensor, port: Port) -> list[list[np.ndarray]]:  # type: ignore[type-arg]
+def _codes(images: torch.Tensor, port: Port) -> list[list[np.ndarray]]:
     """Images as firmware takes them: int8, NHWC, one by one."""
-    found = np.round(images.numpy() / np.float32(port.scale)) + port.zero_point
-    found = np.clip(found, -128, 127).astype(np.int8).transpose(0, 2, 3, 1)
-    return [[np.ascontiguousarray(one[None])] for one in found]
+    real = np.round(images.numpy() / np.float32(port.scale)) + port.zero_point
+    codes = np.clip(real, -128, 127).astype(np.int8).transpose(0, 2, 3, 1)
+    return [[np.ascontiguousarray(one[None])] for one in codes]
 
 
 def trained_bars(options: BenchOptions) -> Iterator[Bar]:

@@ -26,6 +26,7 @@ from slipstream.tables import Field, Table
 from slipstream.units import format_bytes, format_percent
 
 _SENTENCES = 5
+_UNSTABLE = "unstable"
 TENSOR_PEAK = "tensor_peak_bytes"
 """What a side tells of its memory after it was timed: see `TensorMemory`."""
 
@@ -110,7 +111,7 @@ _FIELDS: tuple[Field[_Line], ...] = (
     Field.of("", lambda line: _hit(line.told)),
     Field.number("memory", lambda line: _memory(line.memory)),
     Field.of("numbers", lambda line: line.quality.verdict if line.quality else "-"),
-    Field.number("unstable", lambda line: _unstable(line.quality), optional=True),
+    Field.number(_UNSTABLE, lambda line: _unstable(line.quality), optional=True),
     Field.of("verdict", lambda line: _verdict(line)),
 )
 
@@ -148,7 +149,10 @@ def summary_table(comparison: Comparison, before: Sequence[Score] = ()) -> Table
     ]
     shown = [sentence for sentence in sentences if sentence][:_SENTENCES]
     more = "(--details: every clock, side and rank; later: slipstream results show)"
-    return Table.of(lines, _FIELDS, experiment.title, [*shown, more])
+    # Only of what classifies is it known; elsewhere the column would be empty.
+    classifies = any(one.instability for one in checks.values())
+    fields = [one for one in _FIELDS if classifies or one.name != _UNSTABLE]
+    return Table.of(lines, fields, experiment.title, [*shown, more])
 
 
 def _measured(row: ComparisonRow | None) -> str:
