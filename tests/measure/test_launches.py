@@ -533,7 +533,7 @@ def test_equal_sides_whose_processes_have_luck_stand_at_one(
         held += claim.low <= 1 <= claim.high
         (one,) = headline(claims(first_launch(found.experiment)))
         alone += one.low <= 1 <= one.high
-    # A true 95 % gives fewer in one of thirteen such twenties; these draws are always the same.
-    assert held >= 18
+    # Fewer than 17 of 20 would be significantly below 95 % (one-sided, at 5 %).
+    assert held >= 17
     # One process a side, as it was: most say that a side which changes nothing does.
     assert alone <= 10
