@@ -55,9 +55,9 @@ def reference_inputs(names: Sequence[str], values: Sequence[Any], session: Any) 
 def hybrid(candidate: Any, reference: Any, keep: Collection[str], layers: Collection[str]) -> Any:
     """A copy of a model in which the layers that give these tensors are the reference's.
 
-    A layer kept takes its nodes and weights from the reference, up to the layers before it, whose
-    values it reads as they were before they became codes; whoever reads it and is quantised still
-    reads its codes.
+    A layer kept takes its nodes and weights from the reference, up to the layers before it. Of
+    those that are not kept it reads what their codes stand for: codes may do an activation's work,
+    whose node is gone. Whoever reads it and is quantised still reads its codes.
 
     Args:
         keep: names of tensors that both models have.
@@ -72,6 +72,14 @@ def hybrid(candidate: Any, reference: Any, keep: Collection[str], layers: Collec
     weights = {one.name: one for one in reference.graph.initializer}
     mine = {name for node in graph.node for name in node.output}
     have, taken = {one.name for one in graph.input}, set()
+    codes = {
+        node.output[0]: node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"
+    }
+    restored = {
+        codes[node.input[0]]: node.output[0]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in codes
+    }
     added: dict[str, Any] = {}
     waiting = list(keep)
     while waiting:
@@ -84,7 +92,11 @@ def hybrid(candidate: Any, reference: Any, keep: Collection[str], layers: Collec
             if source in weights:
                 node.input[place] = source + _SUFFIX
                 taken.add(source)
-            elif source not in have and (source not in layers or source not in mine):
+            elif source in keep or source in have:
+                continue
+            elif source in layers and source in mine:
+                node.input[place] = restored.get(source, source)
+            else:
                 waiting.append(source)
     for source in sorted(taken):
         weight = graph.initializer.add()
