@@ -11,7 +11,7 @@ from torch import nn
 
 from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
 from slipstream.surgery import saved_bytes
-from slipstream.techniques.quadratic import NEURONS, Conv2d, Linear, convert
+from slipstream.techniques.quadratic import NEURONS, Conv2d, Fused, Linear, convert, fuse
 
 SHAPES: list[dict[str, Any]] = [
     {}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2, "padding": 1},
@@ -160,3 +160,29 @@ def test_second_derivatives_are_refused() -> None:
     x = torch.randn(3, 2, requires_grad=True)
     with pytest.raises(SlipstreamError, match="no derivatives of its own"):
         torch.autograd.grad(Linear(2, 2)(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("neuron", ["ours", "t3", "t4", "glu"])
+@pytest.mark.parametrize("branch_norm", [False, True])
+def test_fused_for_inference_it_gives_the_same(neuron: str, branch_norm: bool) -> None:
+    torch.manual_seed(0)
+    conv = Conv2d(3, 6, 3, padding=1, neuron=neuron, branch_norm=branch_norm)
+    linear = Linear(6, 4, neuron=neuron)
+    model = torch.nn.Sequential(conv, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), linear)
+    x = torch.randn(8, 3, 6, 6)
+    for _ in range(3):
+        model(x)  # so that running statistics are none of the first
+    with torch.no_grad():
+        for one in (conv, linear):
+            assert one.bias is not None
+            one.bias.normal_()
+        expected = model.eval()(x)
+        assert fuse(model) == ["0", "3"]
+        torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fuse_says_so() -> None:
+    with pytest.raises(InvalidArgumentError, match="one product"):
+        Fused(Linear(3, 2, neuron="t2&4"))
+    with pytest.raises(InvalidArgumentError, match="one layer"):
+        fuse(Linear(3, 2))

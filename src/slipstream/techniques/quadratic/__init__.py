@@ -11,11 +11,14 @@ from slipstream.late import late
 
 if TYPE_CHECKING:
     from slipstream.techniques.quadratic.neurons import NEURONS, Neuron
-    from slipstream.techniques.quadratic.nn import Conv2d, Linear, convert, converted
+    from slipstream.techniques.quadratic.nn import Conv2d, Fused, Linear, convert, converted, fuse
 
-_HOMES = {"neurons": ("NEURONS", "Neuron"), "nn": ("Conv2d", "Linear", "convert", "converted")}
+_HOMES = {
+    "neurons": ("NEURONS", "Neuron"),
+    "nn": ("Conv2d", "Fused", "Linear", "convert", "converted", "fuse"),
+}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["NEURONS", "Conv2d", "Linear", "Neuron", "convert", "converted"]
+__all__ = ["NEURONS", "Conv2d", "Fused", "Linear", "Neuron", "convert", "converted", "fuse"]
 
 __getattr__, __dir__ = late(__name__, _HOME_OF, __all__)

@@ -173,6 +173,70 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
+class Fused(nn.Module):
+    """A quadratic layer for inference: one product for all projections, their norm folded in.
+
+    Args:
+        layer: of a neuron that multiplies its projections; copied, and as in eval mode.
+
+    Raises:
+        InvalidArgumentError: its neuron projects squares of the input, too, or its groups are
+            several.
+    """
+
+    bias: torch.Tensor | None
+
+    def __init__(self, layer: _Layer) -> None:
+        super().__init__()
+        kind = NEURONS[layer.neuron]
+        if kind.of_squares or layer._projection.groups != 1:
+            raise InvalidArgumentError("layer", f"{layer} does not become one product")
+        self.neuron, self._projection = layer.neuron, layer._projection
+        with torch.no_grad():
+            weight = layer.weight.detach().clone()
+            bias = weight.new_zeros(len(weight))
+            if layer.gamma is not None and layer.beta is not None:
+                assert layer.running_mean is not None
+                assert layer.running_variance is not None
+                scale = layer.gamma * (layer.running_variance + layer.eps).rsqrt()
+                weight *= scale.view(-1, *[1] * (weight.dim() - 1))
+                bias += layer.beta - layer.running_mean * scale
+            own = None if layer.bias is None else layer.bias.detach().clone()
+            if own is not None and kind.linear:
+                bias[-len(own) :] += own
+                own = None
+        self.register_buffer("weight", weight)
+        self.register_buffer("branch_bias", bias)
+        self.register_buffer("bias", own)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As the layer's."""
+        kind, project = NEURONS[self.neuron], self._projection
+        made = project(x, self.get_buffer("weight"), self.get_buffer("branch_bias"))
+        y = in_range(kind.combine, project.split(made, kind.branches))
+        if self.bias is None:
+            return y
+        bias = self.get_buffer("bias")
+        return y + (bias if project.convolution is None else bias.view(-1, 1, 1))
+
+
+def fuse(model: nn.Module) -> list[str]:
+    """Put `Fused` in the place of every quadratic layer it can be made of, in place; their names.
+
+    Raises:
+        InvalidArgumentError: `model` is one layer itself.
+    """
+    found = {n: m for n, m in model.named_modules() if isinstance(m, _Layer)}
+    if "" in found:
+        raise InvalidArgumentError("model", "is one layer", remedy="Fused(layer) makes another")
+    names = []
+    for name, layer in found.items():
+        if not NEURONS[layer.neuron].of_squares and layer._projection.groups == 1:
+            place(model, name, Fused(layer).train(layer.training))
+            names.append(name)
+    return names
+
+
 def converted(
     layer: nn.Linear | nn.Conv2d, neuron: str = "ours", init: str = "first_order"
 ) -> _Layer:
