@@ -35,6 +35,7 @@ MODULES = (
     "slipstream.techniques.scan",
     "slipstream.techniques.quadratic",
     "slipstream.techniques.ensembles",
+    "slipstream.techniques.side_by_side.cuda",
     "slipstream.search",
     "slipstream.ship",
     "slipstream.ship.stability",
