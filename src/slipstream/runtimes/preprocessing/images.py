@@ -471,6 +471,8 @@ class Normalise(Stage):
         yield "mean and deviation are applied twice", self.changed(times=2)
         yield "mean and deviation in the reverse order", Normalise(mean[::-1], std[::-1])
         yield named("ImageNet's mean and deviation", *_IMAGENET)
+        if large:
+            yield "ImageNet's mean and deviation of values in 0..1", Normalise(*_IMAGENET)
         yield named("mean and deviation of 0.5", (0.5,), (0.5,))
         factor = 1 / 255 if large else 255.0
         yield (
