@@ -163,7 +163,11 @@ def _memory(options: BenchOptions) -> Iterator[Bar]:
         options.progress(f"memory of {family}")
         try:
             graph = profile(
-                _workload(family), steps=3, threads=1, say=_say(options, _workload(family))
+                _workload(family),
+                steps=3,
+                threads=1,
+                launches=False,
+                say=_say(options, _workload(family)),
             )
             true = _peak(options, family)
             errors[family] = _error(replay(graph).peak_bytes, true)
