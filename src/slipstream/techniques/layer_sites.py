@@ -1,8 +1,8 @@
-"""Where linear layers and convolutions run in a recorded step, and what makes one of their kind."""
+"""Where linear layers and convolutions run in a step, and what makes and times one of a kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,3 +97,27 @@ def _layer(
         if x.dtype == "float32" and len(x.shape) == 2 and "linear" in scope:
             return x, weight, (weight.shape[1], name == "aten::addmm")
     return None
+
+
+def pass_timer(module: Any, spec: TensorSpec, passing: str) -> Callable[[], object]:
+    """A layer's pass as a function of nothing, on random numbers: what a micro-benchmark runs.
+
+    Args:
+        module: `torch.nn.Module`.
+        passing: ``forward``, or ``both``: with the backward pass of a layer within a model.
+    """
+    import torch
+
+    x = torch.randn(spec.shape).requires_grad_(passing == "both")
+    sources = [x, *module.parameters()]
+    gradient = torch.ones_like(module(x))
+
+    def forward() -> object:
+        with torch.no_grad():
+            return module(x)
+
+    def both() -> object:
+        with torch.enable_grad():
+            return torch.autograd.grad(module(x), sources, gradient)
+
+    return both if passing == "both" else forward

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.graph import Call, TensorSpec
-from slipstream.techniques.layer_sites import module_like
+from slipstream.techniques.layer_sites import module_like, pass_timer
 
 OP = "slipstream::ensemble"
 
@@ -29,24 +29,10 @@ def layer_call(
 
 def timer(call: Call) -> Callable[[], object]:
     """The pass as a function of nothing, on random numbers."""
-    import torch
-
     from slipstream.techniques.ensembles.stacking import Stacked
 
     weights, members, spec, layer, passing = call.arguments
     module = module_like(spec, layer)
     if weights != "one":
         module = Stacked([module] * members, weights).model
-    x = torch.randn(spec.shape).requires_grad_(passing == "both")
-    sources = [x, *module.parameters()]
-    gradient = torch.ones_like(module(x))
-
-    def forward() -> object:
-        with torch.no_grad():
-            return module(x)
-
-    def both() -> object:
-        with torch.enable_grad():
-            return torch.autograd.grad(module(x), sources, gradient)
-
-    return both if passing == "both" else forward
+    return pass_timer(module, spec, passing)

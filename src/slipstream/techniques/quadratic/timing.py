@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slipstream.graph import Call, TensorSpec
-from slipstream.techniques.layer_sites import module_like
+from slipstream.techniques.layer_sites import module_like, pass_timer
 
 OP = "slipstream::quadratic"
 
@@ -24,24 +24,10 @@ def layer_call(neuron: str, x: TensorSpec, layer: tuple[Any, ...], passing: str)
 
 def timer(call: Call) -> Callable[[], object]:
     """The pass as a function of nothing, on random numbers."""
-    import torch
-
     from slipstream.techniques.quadratic.nn import converted
 
     neuron, spec, layer, passing = call.arguments
     module = module_like(spec, layer)
     if neuron != "first_order":
         module = converted(module, neuron, "random")
-    x = torch.randn(spec.shape).requires_grad_(passing == "both")
-    sources = [x, *module.parameters()]
-    gradient = torch.ones_like(module(x))
-
-    def forward() -> object:
-        with torch.no_grad():
-            return module(x)
-
-    def both() -> object:
-        with torch.enable_grad():
-            return torch.autograd.grad(module(x), sources, gradient)
-
-    return both if passing == "both" else forward
+    return pass_timer(module, spec, passing)
