@@ -15,6 +15,7 @@ from torch import nn
 
 from slipstream.codegen import why_no_compiler
 from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.runtimes import ModelError
 from slipstream.runtimes import preprocessing as pre
 from slipstream.runtimes.taps import open_tap
 from slipstream.ship import xray
@@ -406,3 +407,16 @@ def test_the_command_line_from_recording_to_a_report(tmp_path: Path, onnx_file: 
     bad = run("compare", "r.xr", "bad.xr")
     assert (bad.returncode, "no log of slipstream" in bad.stderr) == (1, True)
     assert "Traceback" not in bad.stderr
+
+
+def test_a_model_that_fails_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
+    def broken(x: Any) -> Any:
+        raise ValueError("rank 3, expected 4")
+
+    log, kept = tmp_path / "new.xr", tmp_path / "old.xr"
+    kept.write_bytes(b"mine")
+    for path in (log, kept):
+        with pytest.raises(ModelError, match=r"frame 1, given \[3, 8, 8\]"), xray.record(path) as r:
+            r.run(broken, np.zeros((3, 8, 8), np.float32))
+    assert not log.exists()
+    assert kept.read_bytes() == b"mine"

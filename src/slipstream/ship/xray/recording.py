@@ -12,8 +12,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from slipstream.errors import InvalidArgumentError, UnknownNameError
+from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownNameError
 from slipstream.measure.environment import capture
+from slipstream.runtimes import ModelError
 from slipstream.runtimes.preprocessing import Pipeline
 from slipstream.runtimes.taps import Layer, Tap, open_tap
 from slipstream.ship.xray.log import LogWriter
@@ -84,8 +85,10 @@ class Recorder:
         self._layers: list[Layer] = []
         self._taps: dict[str, int] = {}
         self._pending: list[tuple[str, Array]] = []
+        self._there = path.exists()
         if self._rank:
-            path.open("wb").close()  # a place that cannot be written is told before the work
+            # A place that cannot be written is told before the work; what is there stays for now.
+            path.open("ab").close()
 
     def run(
         self, session: Any, *inputs: Any, raw: Any = None, key: str | None = None, **readings: Any
@@ -114,7 +117,16 @@ class Recorder:
         arrays = [np.asarray(one) for one in inputs]
         whole = self._rank >= LEVELS.index("stats") and self.frames % self._every == 0
         began = time.perf_counter_ns()
-        outputs, values = self._tap.run(arrays) if whole else (self._tap.plain(arrays), [])
+        try:
+            outputs, values = self._tap.run(arrays) if whole else (self._tap.plain(arrays), [])
+        except SlipstreamError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(str(list(one.shape)) for one in arrays)
+            raise ModelError(
+                f"the model fails on frame {self.frames + 1}, given {shapes}: {error}",
+                remedy="inputs are [N, ...] as the model takes them; what prepares them?",
+            ) from error
         latency = time.perf_counter_ns() - began
         if self._rank:
             facts: dict[str, Any] = {"latency_ns": latency, "tapped": whole}
@@ -140,6 +152,8 @@ class Recorder:
         """
         if self._writer is not None:
             self._writer.close()
+        elif self._rank and not self._there:
+            self.path.unlink(missing_ok=True)  # not one frame was recorded
 
     def __enter__(self) -> Self:
         return self
