@@ -420,3 +420,15 @@ def test_a_model_that_fails_is_named_and_what_was_there_stays(tmp_path: Path) ->
             r.run(broken, np.zeros((3, 8, 8), np.float32))
     assert not log.exists()
     assert kept.read_bytes() == b"mine"
+
+
+def test_a_first_layer_is_not_blamed_for_its_inputs(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    images = np.random.default_rng(0).normal(size=(6, 1, 3, 12, 12)).astype(np.float32)
+    for name, order in (("ref.xr", [0, 1, 2]), ("edge.xr", [2, 1, 0])):
+        with xray.record(tmp_path / name) as recorder:
+            for image in images:
+                recorder.run(model, np.ascontiguousarray(image[:, order]))
+    found = xray.compare(tmp_path / "ref.xr", tmp_path / "edge.xr")
+    assert found.layers[0].drift > 0.05
+    assert found.layers[0].remark == ""

@@ -299,7 +299,8 @@ class _Sums:
         self.count += 1
         self.facts.append((one.facts, other.facts))
         outputs = list(zip(_of(self.a, "output"), _of(self.b, "output"), strict=False))
-        pairs = self.matched + outputs
+        inputs = list(zip(_of(self.a, "input"), _of(self.b, "input"), strict=False))
+        pairs = self.matched + outputs + inputs
         left, right = (list(side) for side in zip(*pairs, strict=True)) if pairs else ([], [])
         mine, theirs = one.statistics[left], other.statistics[right]
         valid = (mine["elements"] > 0) & (mine["elements"] == theirs["elements"])
@@ -389,7 +390,9 @@ class _Sums:
         return self._drift(outputs[0])[1] if outputs else 0.0
 
     def drifts(self) -> Iterator[LayerDrift]:
-        before = 0.0
+        # The first layer is not to blame for what its inputs bring; unknown ones blame nobody.
+        inputs = [self._drift(q)[1] for q in _of(self.b, "input") if self.seen[q]]
+        before = max(inputs, default=np.inf)
         for p, q in self.matched:
             if not self.seen[q]:
                 continue
