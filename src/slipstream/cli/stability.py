@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -139,7 +140,9 @@ def measure(
             drawn = stability.contact_sheet(found, scenes, ways, sheet, classes=scenes.classes)
     emit(found.tables(), found.to_json(), as_json=as_json)
     if drawn:
-        note(f"wrote {sheet}: {len(drawn)} scenes; next: slipstream stability explain {model} ...")
+        count = f"{len(drawn)} scene{'s' * (len(drawn) != 1)}"
+        command = ["slipstream", "stability", "explain", model, *(["--data", data] if data else [])]
+        note(f"wrote {sheet}: {count}; next: {shlex.join(command)}")
     elif sheet is not None:
         note(f"nothing is disputed: {sheet} was not written")
 

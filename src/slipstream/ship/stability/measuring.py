@@ -110,7 +110,7 @@ class Stability:
             f"{self.classes.shape[1]} scenes over {len(self.names)} device paths",
             [
                 f"Mean {kind} of two paths: {format_percent(float(pairs.mean()))}.",
-                f"It grows with the number of paths ({grown})." if grown else "",
+                *([f"It grows with the number of paths ({grown})."] if grown else []),
                 *(f"One device, not several: {', '.join(one)} give the same bytes."
                   for one in self.same),
             ],
