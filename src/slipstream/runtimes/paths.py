@@ -166,7 +166,7 @@ class DevicePath:
 
 def _changed(stage: Stage, text: str, where: str) -> Stage:
     """`stage` with the settings of ``main,key=value,...``."""
-    known = {one.name: getattr(stage, one.name) for one in fields(stage)}  # type: ignore[arg-type]
+    known = {one.name: getattr(stage, one.name) for one in fields(stage)}
     settings: dict[str, Any] = {}
     for number, part in enumerate(filter(None, text.split(","))):
         key, equals, value = part.partition("=")

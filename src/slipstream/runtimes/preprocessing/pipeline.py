@@ -22,6 +22,7 @@ class RawInputError(SlipstreamError):
     """A raw input is damaged, or not what a pipeline's first stage reads."""
 
 
+@dataclass(frozen=True)
 class Stage:
     """One step of a pipeline; every kind is a frozen dataclass of settings.
 
@@ -59,7 +60,7 @@ class Stage:
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and every setting."""
-        return {"stage": self.name, **asdict(self)}  # type: ignore[call-overload]
+        return {"stage": self.name, **asdict(self)}
 
     @staticmethod
     def from_dict(described: Mapping[str, Any]) -> Stage:
@@ -78,7 +79,7 @@ class Stage:
             for key, value in described.items()
             if key != "stage"
         }
-        known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+        known = {one.name: one for one in fields(kind)}
         lacking = [key for key, one in known.items() if one.default is MISSING and key not in given]
         if lacking or not given.keys() <= known.keys():
             strange = ", ".join([*lacking, *(given.keys() - known.keys())])
@@ -87,7 +88,7 @@ class Stage:
 
     def changed(self, **settings: Any) -> Self:
         """A copy with other settings."""
-        return replace(self, **settings)  # type: ignore[type-var]
+        return replace(self, **settings)
 
 
 @dataclass(frozen=True)
@@ -244,11 +245,7 @@ class Pipeline:
 
     def __str__(self) -> str:
         return " -> ".join(
-            stage.name
-            + "".join(
-                f" {key}={_short(value)}"
-                for key, value in asdict(stage).items()  # type: ignore[call-overload]
-            )
+            stage.name + "".join(f" {key}={_short(value)}" for key, value in asdict(stage).items())
             for stage in self.stages
         )
 

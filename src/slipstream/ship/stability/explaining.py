@@ -183,7 +183,7 @@ def _factors(matrix: DeviceMatrix, settings: bool) -> list[str]:
             continue
         found += [
             f"{kind}.{name.name}"
-            for name in fields(own)  # type: ignore[arg-type]
+            for name in fields(own)
             if any(getattr(p.stages[kind], name.name) != getattr(own, name.name) for p in matrix)
         ]
     return found
