@@ -183,6 +183,11 @@ def repeated(graph: Graph, times: int, seed: int = 0) -> Graph:
         operands=np.tile(graph.operands, times),
         memory=Allocations.of(*(np.concatenate(pair) for pair in zip(*parts, strict=True))),
     )  # fmt: skip
-    made = replace_tasks(made, duration_ns=made.tasks.duration_ns * noise)
+    # Autograd counts on: a backward task belongs to the forward one of its own repetition.
+    apart = int(graph.tasks.sequence.max(initial=-1)) + 1
+    sequence = np.where(
+        tasks.sequence < 0, -1, tasks.sequence + np.repeat(np.arange(times), n) * apart
+    )
+    made = replace_tasks(made, duration_ns=made.tasks.duration_ns * noise, sequence=sequence)
     made.check()
     return made

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from slipstream.graph import Call, Graph, StepPhase, TensorSpec
 from slipstream.surgery import module_of
 
@@ -55,8 +57,11 @@ def layer_sites(graph: Graph) -> Iterator[LayerSite]:
     """Every linear layer and convolution of float32 in the step, in its order."""
     tasks = graph.tasks
     backward: dict[int, list[int]] = {}
-    for task in range(len(graph)):
-        if tasks.phase[task] == StepPhase.BACKWARD:
+    # Without a number are tasks that autograd did not record: they belong to no layer's forward.
+    for task in np.flatnonzero(
+        (tasks.phase == StepPhase.BACKWARD) & (tasks.sequence >= 0)
+    ).tolist():
+        if graph.task(task).name.endswith(_BACKWARD):
             backward.setdefault(int(tasks.sequence[task]), []).append(task)
     for task in range(len(graph)):
         view = graph.task(task)
@@ -67,11 +72,7 @@ def layer_sites(graph: Graph) -> Iterator[LayerSite]:
         if found is None or not module:
             continue
         x, weight, layer = found
-        after = [
-            other
-            for other in backward.get(view.sequence, ())
-            if graph.task(other).name.endswith(_BACKWARD)
-        ]
+        after = backward.get(view.sequence, ())
         yield LayerSite(module, x, layer, weight.nbytes, task, tuple(after))
 
 
