@@ -51,9 +51,9 @@ def _mallopt() -> ctypes._NamedFuncPointer | None:
         library = ctypes.CDLL(None)
         # musl has the symbol of neither.
         library.gnu_get_libc_version  # noqa: B018
-        found = library.mallopt
+        function = library.mallopt
     except (OSError, AttributeError, TypeError):
         return None
-    found.argtypes = [ctypes.c_int, ctypes.c_int]
-    found.restype = ctypes.c_int
-    return found
+    function.argtypes = [ctypes.c_int, ctypes.c_int]
+    function.restype = ctypes.c_int
+    return function

@@ -30,11 +30,11 @@ def listen(port: int | None, default: int) -> socket.socket:
     wanted = [port] if port is not None else [*range(default, default + _PORTS_TRIED), 0]
     for number in wanted:
         try:
-            made = socket.create_server((HOST, number), backlog=128)
+            server = socket.create_server((HOST, number), backlog=128)
             # Connections inherit it; asyncio does not ask for it by itself on sockets it is given,
             # and an answer in two parts would wait 40 ms for the first one's acknowledgement.
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return made
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return server
         except OSError as error:
             if number == wanted[-1]:
                 raise SlipstreamError(

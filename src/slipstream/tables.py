@@ -311,15 +311,15 @@ def _wrapped(text: str, width: int) -> str:
     """`text` in lines of at most `width`, as far as its words are no longer."""
     from rich.cells import cell_len
 
-    found = []
+    lines = []
     for line in text.splitlines():
-        found.append("")
+        lines.append("")
         for word in _words(line):
-            if found[-1] and cell_len(found[-1] + word) > width:
-                found.append(word.lstrip())
+            if lines[-1] and cell_len(lines[-1] + word) > width:
+                lines.append(word.lstrip())
             else:
-                found[-1] += word
-    return "\n".join(found)
+                lines[-1] += word
+    return "\n".join(lines)
 
 
 def _markdown(text: str) -> str:

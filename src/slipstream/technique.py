@@ -301,10 +301,10 @@ def registry() -> dict[str, type[Technique]]:
     Raises:
         SlipstreamError: an installed technique cannot be imported.
     """
-    found: dict[str, type[Technique]] = {}
+    kinds: dict[str, type[Technique]] = {}
     for point in _points(entry_points, tuple(sys.path)):
         try:
-            found[point.name] = point.load()
+            kinds[point.name] = point.load()
         except Exception as error:
             package = point.dist.name if point.dist else "?"
             raise SlipstreamError(
@@ -312,8 +312,8 @@ def registry() -> dict[str, type[Technique]]:
                 where=point.value,
                 remedy=f"mend or uninstall {package}",
             ) from error
-        _warn_undeclared(found[point.name], point.name, point.dist.name if point.dist else "?")
-    return dict(sorted(found.items()))
+        _warn_undeclared(kinds[point.name], point.name, point.dist.name if point.dist else "?")
+    return dict(sorted(kinds.items()))
 
 
 @functools.cache
@@ -491,11 +491,11 @@ def quality_of(techniques: Sequence[Technique], graph: Graph | None = None) -> Q
     parts = [technique.quality(graph) for technique in techniques]
     worst = max((part.kind for part in parts), key=order.index, default=QualityKind.EXACT)
     alike = [part for part in parts if part.kind is worst]
-    said, advice = (
+    basis, advice = (
         "; ".join(dict.fromkeys(filter(None, words)))
         for words in ((part.basis for part in alike), (part.advice for part in alike))
     )
-    return Quality(worst, said if parts else "nothing is changed", advice)
+    return Quality(worst, basis if parts else "nothing is changed", advice)
 
 
 def refusal(technique: Technique, graph: Graph) -> str | None:
