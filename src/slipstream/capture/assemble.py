@@ -102,12 +102,12 @@ def assemble(
     corrected[~loads] = calibration.duration_ns
     corrected[loads] = share_out(durations[:, loads], within)
     calibration = replace(calibration, duration_ns=corrected)
-    found = np.array(parameters or _parameters(trace, units), np.int32)
+    storages = np.array(parameters or _parameters(trace, units), np.int32)
     graph = _graph(
-        built, trace, units, found, names, calibration, durations, provenance, times, threads,
+        built, trace, units, storages, names, calibration, durations, provenance, times, threads,
         aligned, other, seen,
     )  # fmt: skip
-    held, reason = allocations(memory, trace, units, found.tolist())
+    held, reason = allocations(memory, trace, units, storages.tolist())
     meta = {**graph.meta, "memory_reason": reason} if reason else graph.meta
     graph = replace(graph, memory=held, meta=meta)
     graph.memory.check(len(graph))
@@ -275,7 +275,7 @@ def _column(strings: StringTable, texts: Sequence[str]) -> NDArray[np.int32]:
 
 def _parameters(trace: Sequence[Node], units: Units) -> list[int]:
     """Of a step that hides its model: storages from before the step that its optimizer updates."""
-    made: set[int] = set()
+    produced: set[int] = set()
     outside: set[int] = set()
     optimized: set[int] = set()
     for i, phase in zip(units.nodes, units.phase, strict=True):
@@ -284,8 +284,8 @@ def _parameters(trace: Sequence[Node], units: Units) -> list[int]:
             continue
         inputs = node.storages[: len(node.call.inputs)]
         if phase == StepPhase.FORWARD:
-            outside.update(storage for storage in inputs if storage not in made)
+            outside.update(storage for storage in inputs if storage not in produced)
         elif phase == StepPhase.OPTIMIZER:
             optimized.update(inputs)
-        made.update(node.storages[len(inputs) :])
+        produced.update(node.storages[len(inputs) :])
     return sorted(outside & optimized)

@@ -34,8 +34,8 @@ class _Clock(Generic[_Time]):
 
     def take(self) -> _Time:
         """What passed since it was taken last."""
-        found, self._time = self._time, self._nothing
-        return found
+        passed, self._time = self._time, self._nothing
+        return passed
 
 
 @dataclass(frozen=True)

@@ -180,17 +180,17 @@ class Compiling:
     def turn(self, *, compiled: bool) -> Generator[None, Any, list[int]]:
         """A few steps of one kind; their times."""
         self._model._compiled_call_impl = self._safely if compiled else None
-        found: list[int] = []
+        times_ns: list[int] = []
         for _ in range(STEPS_PER_TURN):
             for region in self.regions:
                 region.spent_ns = 0
             begun = self._clock()
             yield
-            found.append(self._clock() - begun)
+            times_ns.append(self._clock() - begun)
             if compiled:
                 for region in self.regions:
                     region.steps_ns.append(region.spent_ns)
-        return found
+        return times_ns
 
     def profiled(self) -> Generator[None, Any, list[Step]]:
         """The events of a few compiled steps."""
@@ -205,14 +205,14 @@ class Compiling:
 
     def breaks(self) -> list[dict[str, str]]:
         """Why and where the graph broke, each once."""
-        found: dict[str, str] = {}
+        places: dict[str, str] = {}
         for one in self._reasons or self._all_reasons[self._first_reason :]:
             reason = str(one.reason).strip().partition("\n")[0]
             if one.graph_break and reason != "step_unsupported":
                 frame = one.user_stack[-1] if one.user_stack else None
                 place = f"{os.path.basename(frame.filename)}:{frame.lineno}" if frame else ""
-                found.setdefault(reason[:_SHOWN], place)
-        return [{"reason": reason, "where": where} for reason, where in found.items()]
+                places.setdefault(reason[:_SHOWN], place)
+        return [{"reason": reason, "where": where} for reason, where in places.items()]
 
     def first_break(self) -> str:
         """The first graph break in words, to end a sentence with."""

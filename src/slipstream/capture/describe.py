@@ -89,8 +89,8 @@ def describe_machine() -> dict[str, Any]:
     What this machine does not reveal is left out; no name of a host or a user is in it.
     """
     known = facts()
-    found = {name: known[name] for name in _FACTS if known[name] not in (None, UNREADABLE)}
-    return found | {"python.version": platform.python_version()}
+    revealed = {name: known[name] for name in _FACTS if known[name] not in (None, UNREADABLE)}
+    return revealed | {"python.version": platform.python_version()}
 
 
 def describe_baseline(built: Built, trace: Sequence[Node], autocast: str) -> dict[str, Any]:

@@ -97,21 +97,21 @@ def steps_of(events: Iterable[Any]) -> list[Step]:
     if len(marks) < 2:
         return []
     thread = marks[0][2]
-    own = [row for row in rows if row[2] == thread and row[3] != MARKER]
-    start, end = (np.array([row[side] for row in own], np.int64) for side in (0, 1))
+    kept = [row for row in rows if row[2] == thread and row[3] != MARKER]
+    start, end = (np.array([row[side] for row in kept], np.int64) for side in (0, 1))
     # Parents first among events that begin in the same nanosecond.
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
-    names = [own[i][3] for i in order.tolist()]
-    found = []
+    names = [kept[i][3] for i in order.tolist()]
+    steps = []
     for before, after in itertools.pairwise(marks):
         # The next step begins when the marker itself has been written.
         low, high = before[1], after[0]
         inside = slice(*np.searchsorted(start, [low, high]))
-        found.append(
+        steps.append(
             _step(tuple(names[inside]), start[inside] - low, end[inside] - low, high - low)
         )
-    return found
+    return steps
 
 
 def _step(
@@ -168,11 +168,11 @@ def align(reference: Sequence[str], steps: Sequence[Step]) -> Aligned:
     """
     # Steps hardly differ in their names: each way through the model is compared once.
     ways = {names: positions(reference, names) for names in {step.names for step in steps}}
-    found = [ways[step.names] for step in steps]
-    whole = [n for n, one in enumerate(found) if is_whole(one, len(steps[n].names))]
+    places = [ways[step.names] for step in steps]
+    whole = [n for n, one in enumerate(places) if is_whole(one, len(steps[n].names))]
     if len(whole) >= _MOSTLY_WHOLE * len(steps):
-        return _gathered(reference, [steps[n] for n in whole], [found[n] for n in whole], 0.0)
-    common = sum(int((one >= 0).sum()) for one in found)
+        return _gathered(reference, [steps[n] for n in whole], [places[n] for n in whole], 0.0)
+    common = sum(int((one >= 0).sum()) for one in places)
     events = (len(steps) * len(reference) + sum(len(step.names) for step in steps)) / 2
     if common < _LEAST_COMMON * events:
         raise GraphError(
@@ -180,7 +180,7 @@ def align(reference: Sequence[str], steps: Sequence[Step]) -> Aligned:
             remedy="let the step do the same work every time: fixed shapes, no random branch; "
             "or profile one of its ways at a time",
         )
-    return _gathered(reference, steps, found, 1.0 - common / events)
+    return _gathered(reference, steps, places, 1.0 - common / events)
 
 
 def is_whole(found: NDArray[np.int64], events: int) -> bool:
@@ -209,12 +209,12 @@ def _gathered(
 
 def _difference(reference: Sequence[str], steps: Sequence[Step], common: float) -> str:
     """Where the steps part, in words."""
-    said = f"the steps have only {100 * common:.0f} % of their operators in common"
+    message = f"the steps have only {100 * common:.0f} % of their operators in common"
     for step in steps:
         for position, (ours, theirs) in enumerate(zip(reference, step.names, strict=False)):
             if ours != theirs:
-                return f"{said}; operator {position} is {ours} in one and {theirs} in another"
-    return said
+                return f"{message}; operator {position} is {ours} in one and {theirs} in another"
+    return message
 
 
 def positions(
@@ -225,7 +225,7 @@ def positions(
     What both begin and end with is matched first, then a longest common subsequence of the rest.
     With more than `most_differences` insertions and deletions the rest counts as absent.
     """
-    found = np.full(len(reference), _ABSENT, np.int64)
+    places = np.full(len(reference), _ABSENT, np.int64)
     shortest = min(len(reference), len(other))
     head = 0
     while head < shortest and reference[head] == other[head]:
@@ -233,15 +233,15 @@ def positions(
     tail = 0
     while tail < shortest - head and reference[-1 - tail] == other[-1 - tail]:
         tail += 1
-    found[:head] = np.arange(head)
+    places[:head] = np.arange(head)
     if tail:
-        found[len(reference) - tail :] = np.arange(len(other) - tail, len(other))
+        places[len(reference) - tail :] = np.arange(len(other) - tail, len(other))
     names = {name: number for number, name in enumerate({*reference, *other})}
     a = [names[name] for name in reference[head : len(reference) - tail]]
     b = [names[name] for name in other[head : len(other) - tail]]
     for i, j in _common(a, b, most_differences):
-        found[head + i] = head + j
-    return found
+        places[head + i] = head + j
+    return places
 
 
 def _common(a: Sequence[int], b: Sequence[int], most_differences: int) -> list[tuple[int, int]]:

@@ -93,8 +93,8 @@ def with_durations(reference: Graph, steps: Sequence[Graph]) -> Graph:
         GraphError: the steps have less than half of their tasks in common.
     """
     n = len(reference)
-    found = [partners(reference, step) for step in steps]
-    common = float(np.mean([(one >= 0).mean() for one in found]))
+    pairs = [partners(reference, step) for step in steps]
+    common = float(np.mean([(one >= 0).mean() for one in pairs]))
     if common < _LEAST_COMMON:
         raise GraphError(
             f"the steps have only {100 * common:.0f} % of their tasks in common",
@@ -102,7 +102,7 @@ def with_durations(reference: Graph, steps: Sequence[Graph]) -> Graph:
         )
     duration, gap = np.full((len(steps), n), np.nan), np.full((len(steps), n), np.nan)
     delays = np.full((len(steps), len(reference.edges)), np.nan)
-    for row, (step, one) in enumerate(zip(steps, found, strict=True)):
+    for row, (step, one) in enumerate(zip(steps, pairs, strict=True)):
         there = one >= 0
         duration[row, there] = step.tasks.duration_ns[one[there]]
         # A gap is the same one only between the same two tasks.
@@ -118,12 +118,12 @@ def with_durations(reference: Graph, steps: Sequence[Graph]) -> Graph:
         spread=(upper - lower) / 2 / np.maximum(middle, 1.0),
     )
     edges = replace(graph.edges, delay_ns=np.nanmin(delays, axis=0))
-    whole = sum(bool((one >= 0).all()) and len(s) == n for one, s in zip(found, steps, strict=True))
+    whole = sum(bool((one >= 0).all()) and len(s) == n for one, s in zip(pairs, steps, strict=True))
     meta = {
         "steps": len(steps),
         "aligned_steps": len(steps),
         "steps_alike": int(whole),
-        "unaligned_share": _unaligned(reference, steps, found),
+        "unaligned_share": _unaligned(reference, steps, pairs),
     }
     return replace(graph, edges=edges, meta={**graph.meta, **meta})
 
@@ -134,7 +134,7 @@ def partners(reference: Graph, other: Graph) -> Ints:
     Lanes are matched by what runs on them: a pool's threads have other names in every step, and
     do each other's work.
     """
-    found = np.full(len(reference), -1, np.int64)
+    partner = np.full(len(reference), -1, np.int64)
     ours, theirs = _by_lane(reference), _by_lane(other)
     left = dict(theirs)
     alike = {
@@ -156,8 +156,8 @@ def partners(reference: Graph, other: Graph) -> Ints:
         mine, its = ours[a], left.pop(b)
         one = positions(_keys(reference, mine), _keys(other, its))
         there = one >= 0
-        found[mine[there]] = its[one[there]]
-    return found
+        partner[mine[there]] = its[one[there]]
+    return partner
 
 
 def _by_lane(graph: Graph) -> dict[int, Ints]:
@@ -204,15 +204,15 @@ def _delays(edges: Edges, theirs: Edges, partner: Ints) -> Floats:
 
 
 def _nan_minimum(values: Floats) -> Floats:
-    found: Floats = np.nanmin(np.where(np.isnan(values), np.inf, values), axis=0)
-    return found
+    minimum: Floats = np.nanmin(np.where(np.isnan(values), np.inf, values), axis=0)
+    return minimum
 
 
 def _nan_median(values: Floats, default: Floats) -> Floats:
     known = ~np.isnan(values).all(axis=0)
-    found = default.copy()
-    found[known] = np.nanmedian(values[:, known], axis=0)
-    return found
+    medians = default.copy()
+    medians[known] = np.nanmedian(values[:, known], axis=0)
+    return medians
 
 
 def _unaligned(reference: Graph, steps: Sequence[Graph], found: Sequence[Ints]) -> float:
@@ -257,17 +257,17 @@ def without_profiler(graph: Graph, plain: PlainSteps, profiled_host_ns: Sequence
             else:
                 high = cost
         cost = (low + high) / 2
-    found = less_per_event(graph, cost)
-    scale = quiet / max(replay(found).step_ns, 1.0)
+    corrected = less_per_event(graph, cost)
+    scale = quiet / max(replay(corrected).step_ns, 1.0)
     if graph.meta["device"] == "cpu":
         # Threads that hold each other up do so everywhere; a device's work is as long as it is.
-        found = _scaled(found, scale)
+        corrected = _scaled(corrected, scale)
     meta: dict[str, Any] = {
         "events_per_step": events,
         "profiler_ns_per_event": cost,
         "residual_scale": scale,
     }
-    return replace(found, meta={**found.meta, **meta})
+    return replace(corrected, meta={**corrected.meta, **meta})
 
 
 def _scaled(graph: Graph, factor: float) -> Graph:
@@ -281,8 +281,8 @@ def _scaled(graph: Graph, factor: float) -> Graph:
 
 def _events(graph: Graph) -> NDArray[np.bool_]:
     host = np.array([not lane.startswith("gpu") for lane in graph.lanes], np.bool_)
-    found: NDArray[np.bool_] = np.isin(graph.tasks.kind, _EVENTS) & host[graph.tasks.lane]
-    return found
+    events: NDArray[np.bool_] = np.isin(graph.tasks.kind, _EVENTS) & host[graph.tasks.lane]
+    return events
 
 
 def less_per_event(graph: Graph, cost_ns: float) -> Graph:

@@ -62,12 +62,12 @@ def with_memory(graph: Graph, watched: WatchedStep, device: str) -> Graph:
         unknown = given_out - sum(size for size, _ in before.values())
         if unknown > 0:
             before = {**before, -1: (unknown, Role.OTHER)}
-    found = _allocations(there, start, inside, before, watched.gradients)
+    blocks = _allocations(there, start, inside, before, watched.gradients)
     owner = _owners(graph, there)
     memory = replace(
-        found,
-        producer=np.where(found.producer >= 0, owner[found.producer], -1).astype(np.int32),
-        release=np.where(found.release >= 0, owner[found.release], -1).astype(np.int32),
+        blocks,
+        producer=np.where(blocks.producer >= 0, owner[blocks.producer], -1).astype(np.int32),
+        release=np.where(blocks.release >= 0, owner[blocks.release], -1).astype(np.int32),
     )
     return replace(graph, memory=memory)
 
@@ -112,12 +112,12 @@ def _tasks_at(
     host = np.array([not lane.startswith("gpu") for lane in graph.lanes], np.bool_)
     lanes = {name: np.flatnonzero(graph.tasks.lane == at) for at, name in enumerate(graph.lanes)}
     anywhere = np.flatnonzero(host[graph.tasks.lane])
-    found = np.empty(len(changes), np.int64)
+    task_of = np.empty(len(changes), np.int64)
     for row, change in enumerate(changes):
         tasks = lanes.get(change.thread, anywhere)
         at = int(np.searchsorted(start[tasks], change.time_ns, side="right")) - 1
-        found[row] = tasks[max(at, 0)]
-    return found
+        task_of[row] = tasks[max(at, 0)]
+    return task_of
 
 
 def _role(graph: Graph, producer: int, release: int, role: Role, gradient: bool) -> Role:

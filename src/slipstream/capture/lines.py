@@ -114,8 +114,8 @@ def find_chains(
 
 def _aligned(trace: Sequence[Node], units: Units, seen: Seen) -> list[Chain]:
     names = [_name(trace[i]) for i in units.nodes.tolist()]
-    found = positions(names, seen.names).tolist()
-    return [seen.chains[at] if at >= 0 else () for at in found]
+    places = positions(names, seen.names).tolist()
+    return [seen.chains[at] if at >= 0 else () for at in places]
 
 
 def _name(node: Node) -> str:
@@ -136,18 +136,18 @@ def _by_sequence(trace: Sequence[Node], units: Units, watched: Sequence[Chain]) 
         while above >= 0 and above not in unit_of:
             within[above] = _common(within[above], chain) if above in within else chain
             above = trace[above].parent
-    found: dict[int, Chain] = {}
+    chains: dict[int, Chain] = {}
     for i, node in enumerate(trace):
         # The innermost operator with a number is the one that made the autograd node.
         if node.sequence < 0 or _is_backward(trace, i):
             continue
-        own = _own_unit(trace, i, unit_of, watched)
-        chain = within.get(i, ()) if own is None else own
-        if own is None and node.call is None:
+        direct = _own_unit(trace, i, unit_of, watched)
+        chain = within.get(i, ()) if direct is None else direct
+        if direct is None and node.call is None:
             chain = _applied(chain, node.name)
         if chain:
-            found[node.sequence] = chain
-    return found
+            chains[node.sequence] = chain
+    return chains
 
 
 def _is_backward(trace: Sequence[Node], i: int) -> bool:
@@ -206,25 +206,25 @@ def makers(built: Built) -> dict[str, Chain]:
     import torch
 
     lines = built.lines
-    found: dict[str, Chain] = {}
+    chains: dict[str, Chain] = {}
     if isinstance(built.loss, torch.nn.Module):
-        found[type(built.loss).__name__] = lines.made(built.loss)
+        chains[type(built.loss).__name__] = lines.made(built.loss)
     for name, module in built.model.named_modules() if built.model is not None else ():
-        found[f"{ROOT}.{name}" if name else ROOT] = lines.made(module)
-    found[_OPTIMIZER] = lines.made(built.optimizer)
-    return {name: chain for name, chain in found.items() if chain}
+        chains[f"{ROOT}.{name}" if name else ROOT] = lines.made(module)
+    chains[_OPTIMIZER] = lines.made(built.optimizer)
+    return {name: chain for name, chain in chains.items() if chain}
 
 
 def describe_lines(built: Built, chains: Sequence[Chain]) -> dict[str, Any]:
     """What a graph keeps beside the line of every task, see `slipstream.graph.views.lines`."""
     functions: dict[str, str] = {}
     callers: dict[str, list[list[str]]] = {}
-    made = makers(built)
+    origins = makers(built)
 
     def note(line: Line) -> None:
         functions.setdefault(str(line), line.function)
 
-    for chain in dict.fromkeys([*chains, *made.values()]):
+    for chain in dict.fromkeys([*chains, *origins.values()]):
         for line in chain:
             note(line)
     for chain in dict.fromkeys(chains):
@@ -236,7 +236,7 @@ def describe_lines(built: Built, chains: Sequence[Chain]) -> dict[str, Any]:
     return {
         "functions": functions,
         "callers": callers,
-        "made": {name: str(chain[-1]) for name, chain in made.items() if name != _OPTIMIZER},
+        "made": {name: str(chain[-1]) for name, chain in origins.items() if name != _OPTIMIZER},
         "files": class_files(built),
     }
 
@@ -245,11 +245,11 @@ def class_files(built: Built) -> dict[str, str]:
     """By module: the user's file that defines its class; those of others are left out."""
     if built.model is None:
         return {}
-    found = {
+    files = {
         name: built.lines.file_of(type(module))
         for name, module in zip(module_classes(built.model), built.model.modules(), strict=True)
     }
-    return {name: file for name, file in found.items() if file}
+    return {name: file for name, file in files.items() if file}
 
 
 def line_of_units(

@@ -73,17 +73,17 @@ class Lookups(Dispatched):
         weight = args[0] if args else None
         if take is None or not isinstance(weight, torch.Tensor) or weight.dim() != 2:
             return
-        own = self._names.get(id(weight))
-        if own is None and not name.startswith(("embedding", "_embedding")):
+        table_name = self._names.get(id(weight))
+        if table_name is None and not name.startswith(("embedding", "_embedding")):
             return  # any tensor may be indexed; only a parameter is a table then
-        found = take(args)
-        if found is None:
+        lookup = take(args)
+        if lookup is None:
             return
-        ids, bags = found
-        key = own or weight.untyped_storage().data_ptr()
+        ids, bags = lookup
+        key = table_name or weight.untyped_storage().data_ptr()
         if key not in self._tables:
             rows, dimension = weight.shape
-            called = own or f"a table of {rows} x {dimension}"
+            called = table_name or f"a table of {rows} x {dimension}"
             self._tables[key] = _Table(called, rows, dimension, weight.element_size())
         table = self._tables[key]
         # From the end, where plain indexing may count.
@@ -93,8 +93,8 @@ class Lookups(Dispatched):
 
 
 def _array(tensor: Any) -> Ids:
-    found: Ids = tensor.detach().cpu().numpy().reshape(-1).astype(np.int64)
-    return found
+    ids: Ids = tensor.detach().cpu().numpy().reshape(-1).astype(np.int64)
+    return ids
 
 
 def _embedding(args: Sequence[Any]) -> _Lookup:

@@ -66,7 +66,7 @@ def held(built: Built, device: str = "cpu") -> Held:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    found: Held = {}
+    storages: Held = {}
 
     def add(tensors: Iterable[Any], role: Role) -> None:
         for tensor in tensors:
@@ -74,7 +74,7 @@ def held(built: Built, device: str = "cpu") -> Held:
             if strided and tensor.device.type == device:
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
-                    found.setdefault(storage.data_ptr(), (storage.nbytes(), role))
+                    storages.setdefault(storage.data_ptr(), (storage.nbytes(), role))
 
     parameters = _parameters(built)
     add(parameters, Role.PARAMETER)
@@ -84,7 +84,7 @@ def held(built: Built, device: str = "cpu") -> Held:
     if built.optimizer is not None:
         add(tree_leaves(dict(getattr(built.optimizer, "state", {}))), Role.OPTIMIZER)
     add(tree_leaves(built.batch), Role.INPUT)
-    return found
+    return storages
 
 
 def gradients(built: Built, device: str = "cpu") -> frozenset[int]:
@@ -138,22 +138,22 @@ def read_memory(watched: Any, before: Held, after: frozenset[int]) -> MemoryReco
     if len(marks) < 2:
         return None
     begin, end, thread = marks[-2][1], marks[-1][0], marks[-1][3].start_tid
-    own = [
+    within = [
         one
         for one in operators
         if begin <= one[0] < end and one[3].start_tid == thread and not one[2].startswith(PREFIX)
     ]
-    own.sort(key=lambda one: (one[0], -one[1]))
+    within.sort(key=lambda one: (one[0], -one[1]))
     changes.sort(key=lambda change: change[0])
     inside = tuple(change for change in changes if begin <= change[0] < end)
     if not inside:
         return None
     earlier = ((ptr, size) for time, ptr, size in changes if time < begin)
     return MemoryRecord(
-        names=tuple(name for _, _, name, _ in own),
-        start_ns=np.array([start for start, _, _, _ in own], np.int64),
-        end_ns=np.array([min(until, end) for _, until, _, _ in own], np.int64),
-        inputs=tuple(tuple(_storages(event.extra_fields.inputs)) for _, _, _, event in own),
+        names=tuple(name for _, _, name, _ in within),
+        start_ns=np.array([start for start, _, _, _ in within], np.int64),
+        end_ns=np.array([min(until, end) for _, until, _, _ in within], np.int64),
+        inputs=tuple(tuple(_storages(event.extra_fields.inputs)) for _, _, _, event in within),
         changes=inside,
         before=alive_after(earlier, before),
         gradients=after,

@@ -32,8 +32,8 @@ def fit(record: MemoryRecord, units: Units) -> tuple[MemoryRecord, NDArray[np.bo
 
     An event that it lacks begins and ends where the next one begins.
     """
-    found = positions(units.events, record.names)
-    there = found >= 0
+    places = positions(units.events, record.names)
+    there = places >= 0
     events = (len(units.events) + len(record.names)) / 2
     if there.sum() < _LEAST_COMMON * events:
         share = 100 * int(there.sum()) / events
@@ -42,17 +42,17 @@ def fit(record: MemoryRecord, units: Units) -> tuple[MemoryRecord, NDArray[np.bo
             f"with the recorded one; {REMEDY}"
         )
     changes = record.changes
-    if not is_whole(found, len(record.names)):
-        changes = _without_passing(record, found, units)
+    if not is_whole(places, len(record.names)):
+        changes = _without_passing(record, places, units)
     last = max(int(record.end_ns.max(initial=0)), record.changes[-1][0])
     start, end = np.append(record.start_ns, last), np.append(record.end_ns, last)
-    following = np.minimum.accumulate(np.where(there, found, len(record.names))[::-1])[::-1]
+    following = np.minimum.accumulate(np.where(there, places, len(record.names))[::-1])[::-1]
     fitted = replace(
         record,
         names=units.events,
         start_ns=start[following],
         end_ns=np.where(there, end[following], start[following]),
-        inputs=tuple(record.inputs[i] if i >= 0 else () for i in found.tolist()),
+        inputs=tuple(record.inputs[i] if i >= 0 else () for i in places.tolist()),
         changes=changes,
     )
     return fitted, there
@@ -60,7 +60,7 @@ def fit(record: MemoryRecord, units: Units) -> tuple[MemoryRecord, NDArray[np.bo
 
 def unseen_bytes(trace: Sequence[Node], units: Units, there: NDArray[np.bool_]) -> int:
     """Bytes of the storages made by operators of the recorded step that the other one lacks."""
-    made: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for i, first in zip(units.nodes.tolist(), units.first.tolist(), strict=True):
         call, storages = trace[i].call, trace[i].storages
         if there[first] or call is None:
@@ -68,8 +68,8 @@ def unseen_bytes(trace: Sequence[Node], units: Units, there: NDArray[np.bool_]) 
         given = len(call.inputs)
         for spec, storage in zip(call.outputs, storages[given:], strict=False):
             if storage not in storages[:given]:
-                made[storage] = max(made.get(storage, 0), spec.nbytes)
-    return sum(made.values())
+                sizes[storage] = max(sizes.get(storage, 0), spec.nbytes)
+    return sum(sizes.values())
 
 
 def _without_passing(
@@ -82,8 +82,8 @@ def _without_passing(
     common = np.zeros(len(record.names), bool)
     common[found[found >= 0]] = True
     unit_end = np.zeros(len(record.names), np.int64)
-    own = found[units.first]
-    unit_end[own[own >= 0]] = record.end_ns[own[own >= 0]]
+    heads = found[units.first]
+    unit_end[heads[heads >= 0]] = record.end_ns[heads[heads >= 0]]
     covered = np.maximum.accumulate(unit_end)
     foreign = ~common & (record.start_ns >= covered)
     # Stretches of foreign events, by the time of their begin and of what comes after them.

@@ -40,8 +40,8 @@ class OtherSize:
     @property
     def meta(self) -> dict[str, Any]:
         """What the graph keeps of it: see `Graph.shrunk`."""
-        found: dict[str, Any] = {"samples": self.samples, "of": self.of}
-        return {**found, "reason": self.reason} if self.reason else found
+        fields: dict[str, Any] = {"samples": self.samples, "of": self.of}
+        return {**fields, "reason": self.reason} if self.reason else fields
 
 
 def record_other_size(built: Built, trace: Sequence[Node]) -> OtherSize:

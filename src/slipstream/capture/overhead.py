@@ -163,14 +163,14 @@ def calibrate_apart(
     for some, others, total_ns in (
         (units, spaces, update_ns), (~units, ~spaces, max(quiet_ns - update_ns, 0.0))
     ):  # fmt: skip
-        found = calibrate(
+        calibration = calibrate(
             durations[:, some], gaps[:, others], inner[some], between[others], total_ns
         )
-        duration[some], gap[others] = found.duration_ns, found.gap_ns
+        duration[some], gap[others] = calibration.duration_ns, calibration.gap_ns
         count = float(inner[some].sum() + between[others].sum())
         events += count
-        cost += count * found.per_event_ns
-        left += total_ns / found.scale if found.scale else 0.0
+        cost += count * calibration.per_event_ns
+        left += total_ns / calibration.scale if calibration.scale else 0.0
     return Calibration(duration, gap, cost / max(events, 1.0), quiet_ns / left if left else 1.0)
 
 
@@ -200,14 +200,14 @@ def find_update(units: Units, aligned: Aligned) -> UpdateSpan | None:
     first, last = start[-1, update], end[-1, update]
     inside = (start[-1, units.first] >= first) & (end[-1, units.first] <= last)
     inside &= units.first > update
-    found = np.flatnonzero(inside)
-    if len(found) < 2 or len(found) != found[-1] - found[0] + 1:
+    indices = np.flatnonzero(inside)
+    if len(indices) < 2 or len(indices) != indices[-1] - indices[0] + 1:
         return None
     gaps = np.zeros(len(inside) + 1, np.bool_)
     # Gap i lies before unit i.
-    gaps[found[1:]] = True
-    before = start[:, units.first[found[0]]] - start[:, update]
-    after = end[:, update] - end[:, units.first[found[-1]]]
+    gaps[indices[1:]] = True
+    before = start[:, units.first[indices[0]]] - start[:, update]
+    after = end[:, update] - end[:, units.first[indices[-1]]]
     return UpdateSpan(inside, gaps, float(before.min() + after.min()))
 
 
@@ -250,8 +250,8 @@ def share_out(durations: NDArray[np.float64], total_ns: float) -> NDArray[np.flo
 
 def _loadings(units: Units) -> list[tuple[int, NDArray[np.int64]]]:
     """Each unit that is a loading, and the units inside of it."""
-    found = np.flatnonzero(units.loading == np.arange(len(units.loading)))
+    loadings = np.flatnonzero(units.loading == np.arange(len(units.loading)))
     return [
         (loading, np.flatnonzero(units.loading == loading)[1:].astype(np.int64))
-        for loading in found.tolist()
+        for loading in loadings.tolist()
     ]

@@ -98,9 +98,9 @@ def read_steps(recording: Recording, place: Place) -> Graph:
 
 def _lane_names(graph: Graph, trace: KinetoTrace) -> tuple[str, ...]:
     """Threads by number, the step's own without one: the system's numbers change every time."""
-    _, own = trace.columns.threads[trace.steps[0].thread]
+    _, main = trace.columns.threads[trace.steps[0].thread]
     hosts = [lane for lane in graph.lanes if not lane.startswith("gpu")]
-    others = [lane for lane in hosts if lane != f"thread {own}"]
+    others = [lane for lane in hosts if lane != f"thread {main}"]
     names = {lane: f"cpu thread {number}" for number, lane in enumerate(others, start=2)}
     return tuple(lane if lane.startswith("gpu") else names.get(lane, "cpu") for lane in graph.lanes)
 
@@ -208,13 +208,13 @@ def _meta(graph: Graph, built: Built, names: ModuleNames, recording: Recording) 
     plain = recording.plain
     seen = [*recording.traces, *([recording.watched.trace] if recording.watched else [])]
     annotations = [Node(text, -1, -1, None, ()) for one in seen for text in one.columns.texts]
-    found = describe_capture(
+    described = describe_capture(
         built, names, annotations, (), plain.wall_ns, plain.cpu_ns, spread_by_wall=True
     )
-    step_ns = found["step_ns"]
+    step_ns = described["step_ns"]
     return {
         **graph.meta,
-        **found,
+        **described,
         "threads": torch.get_num_threads(),
         "step_ns": {**step_ns, "unsynchronised": float(plain.unsynchronised_ns)},
         "contended": step_ns["wall_median"] > _CONTENDED * step_ns["wall_minimum"],

@@ -109,18 +109,18 @@ def find_elsewhere(events: Iterable[Any]) -> Elsewhere:
     ]
     if not rows:
         return Elsewhere(0, 0.0)
-    own, _ = Counter(thread for thread, _, _ in rows).most_common(1)[0]
-    others = [(start, end) for thread, start, end in rows if thread != own]
+    busiest, _ = Counter(thread for thread, _, _ in rows).most_common(1)[0]
+    others = [(start, end) for thread, start, end in rows if thread != busiest]
     there = _covered(others)
-    here = _covered([(start, end) for thread, start, end in rows if thread == own])
+    here = _covered([(start, end) for thread, start, end in rows if thread == busiest])
     # The profiler's first step is slow in odd places; how many there are is not disturbed by that.
     return Elsewhere(len(others), max(there / max(here + there, 1), len(others) / len(rows)))
 
 
 def _covered(spans: Iterable[tuple[int, int]]) -> int:
     """How much time lies within any of the spans."""
-    found, until = 0, 0
+    covered, until = 0, 0
     for start, end in sorted(spans):
-        found += max(end - max(start, until), 0)
+        covered += max(end - max(start, until), 0)
         until = max(until, end)
-    return found
+    return covered

@@ -201,10 +201,10 @@ def capture(
             graph = replace(graph, meta={**graph.meta, "regions": regions})
         if OF_VALUES.intersection(settings.needs):
             # Last: it keeps sums and watches every operator.
-            found = yield from record_statistics(
+            observed = yield from record_statistics(
                 built, settings.needs, min(plain.times.wall_ns), say
             )
-            graph = replace(graph, statistics=found)
+            graph = replace(graph, statistics=observed)
         return graph
 
     return program
@@ -268,9 +268,9 @@ def _without_statistics(graph: Graph, place: Place, needs: tuple[str, ...]) -> G
     where = "a CUDA device" if place.device == "cuda" else "several threads"
     reason = f"statistics are not recorded of a step that runs on {where}"
     values = tuple(need for need in needs if need in OF_VALUES)
-    found = Statistics(recorded=values, reasons=dict.fromkeys(values, reason))
+    empty = Statistics(recorded=values, reasons=dict.fromkeys(values, reason))
     meta = {**graph.meta, "regions": nothing(reason)} if "regions" in needs else graph.meta
-    return replace(graph, statistics=found, meta=meta)
+    return replace(graph, statistics=empty, meta=meta)
 
 
 def _show_parameters(model: torch.nn.Module | None) -> None:

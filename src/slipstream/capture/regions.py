@@ -152,14 +152,14 @@ def _stays(graph: Graph, seen: Step) -> set[tuple[str, str]]:
     total: dict[tuple[str, str], int] = {}
     for pair in pairs:
         total[pair] = total.get(pair, 0) + 1
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     matcher = difflib.SequenceMatcher(None, names, left, autojunk=False)
     for block in matcher.get_matching_blocks():
         for pair in pairs[block.a : block.a + block.size]:
-            found[pair] = found.get(pair, 0) + 1
+            counts[pair] = counts.get(pair, 0) + 1
     return {
         pair
-        for pair, count in found.items()
+        for pair, count in counts.items()
         if pair[0].partition(".")[0] == ROOT and 2 * count >= total[pair]
     }
 
@@ -189,7 +189,7 @@ def _outside(seen: Step, names: set[str]) -> list[str]:
 
     Only those of the forward pass, which ends where autograd's engine starts.
     """
-    found: list[str] = []
+    operators: list[str] = []
     until = -1
     for name, start, end in zip(seen.names, seen.start_ns, seen.end_ns, strict=True):
         if start < until:
@@ -199,6 +199,6 @@ def _outside(seen: Step, names: set[str]) -> list[str]:
         if name.startswith(_COMPILED):
             until = int(end)
         elif name in names:
-            found.append(name)
+            operators.append(name)
             until = int(end)
-    return found
+    return operators

@@ -55,9 +55,9 @@ def spectrum(name: str, tensor: Any, of: Literal["weight", "gradient"]) -> Spect
         tall = matrix if rows >= columns else matrix.t()
         side = min(rows, columns)
         exact = side <= _LARGEST_SIDE and side * matrix.numel() <= _MOST_PRODUCTS
-        found = _by_gram(tall) if exact else _by_projection(tall)
+        singular = _by_gram(tall) if exact else _by_projection(tall)
     # Seven digits: all that numbers of 32 bits can tell.
-    values = tuple(float(f"{value:.7g}") for value in found.tolist())
+    values = tuple(float(f"{value:.7g}") for value in singular.tolist())
     return Spectrum(name, of, rows, columns, float(f"{norm:.9g}"), values, exact)
 
 
@@ -157,9 +157,9 @@ class Gradients:
                     if self._noise:
                         self._add(name, gradient)
                     if self._spectra and self.last_step and id(parameter) in self._matrices:
-                        found = spectrum(name, gradient, "gradient")
-                        if found is not None:
-                            self._found[name] = found
+                        of_gradient = spectrum(name, gradient, "gradient")
+                        if of_gradient is not None:
+                            self._found[name] = of_gradient
 
     def _add(self, name: str, gradient: Any) -> None:
         import torch

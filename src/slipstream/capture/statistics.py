@@ -57,8 +57,8 @@ def record_statistics(
     spectra: tuple[Spectrum, ...] = ()
     if "spectra" in wanted and model is not None:
         say("singular values")
-        found = [spectrum(name, parameter, "weight") for name, parameter in matrices(model)]
-        spectra = (*(one for one in found if one is not None), *gradients.spectra())
+        weights = [spectrum(name, parameter, "weight") for name, parameter in matrices(model)]
+        spectra = (*(one for one in weights if one is not None), *gradients.spectra())
     parts: dict[str, Any] = {
         "grads": gradients.noise(),
         "ids": lookups.result() if lookups is not None else (),

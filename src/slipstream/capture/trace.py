@@ -115,8 +115,8 @@ def _of_one_thread(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if len(roots) < 2:
         return rows
     shown = [root[row["id"]] for row in rows if row["name"] == PARAMETERS]
-    own = shown[0] if shown else roots.most_common(1)[0][0]
-    return [row for row in rows if root[row["id"]] in (own, _NO_ROOT)]
+    chosen = shown[0] if shown else roots.most_common(1)[0][0]
+    return [row for row in rows if root[row["id"]] in (chosen, _NO_ROOT)]
 
 
 def _around(missing: int, index: Mapping[int, int], nodes: Sequence[Node]) -> int:
@@ -216,10 +216,10 @@ def _split_kinds(text: str) -> list[str]:
 
 
 def _flat(values: Sequence[Any]) -> list[TensorSpec]:
-    found: list[TensorSpec] = []
+    specs: list[TensorSpec] = []
     for value in values:
         if isinstance(value, TensorSpec):
-            found.append(value)
+            specs.append(value)
         elif isinstance(value, (list, tuple)):
-            found += _flat(value)
-    return found
+            specs += _flat(value)
+    return specs

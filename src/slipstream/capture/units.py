@@ -111,8 +111,8 @@ def find_units(nodes: Sequence[Node]) -> Units:
             if not module:
                 # What has no number accumulates a parameter's gradient: it goes where that was
                 # made.
-                made = next((gradient_of[s] for s in inputs if s in gradient_of), "")
-                module = by_sequence.get(sequence, "") if sequence >= 0 else made
+                maker = next((gradient_of[s] for s in inputs if s in gradient_of), "")
+                module = by_sequence.get(sequence, "") if sequence >= 0 else maker
             for storage in set(node.storages[len(inputs) :]).difference(inputs):
                 gradient_of[storage] = module
         rows.append((i, event, place.phase, module, around.scope if around else "", sequence))

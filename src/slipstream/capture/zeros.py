@@ -67,7 +67,7 @@ class Zeros:
 
     def result(self, steps: int) -> tuple[ModuleZeros, ...]:
         """The modules that ran, in the model's order; `steps` is how many steps did."""
-        found = []
+        modules = []
         for key, (name, module) in self._modules.items():
             if key not in self._found:
                 continue
@@ -75,7 +75,7 @@ class Zeros:
             for parameter in module.parameters(recurse=False):
                 if parameter.dim() >= _MATRIX:
                     weights.add(parameter)
-            found.append(
+            modules.append(
                 ModuleZeros(
                     module=name,
                     kind=type(module).__name__,
@@ -86,7 +86,7 @@ class Zeros:
                     weights=weights.share,
                 )
             )
-        return tuple(found)
+        return tuple(modules)
 
     def _around(self, module: torch.nn.Module) -> _Around:
         return self._found.setdefault(id(module), _Around(_Count(), _Count(), _Count()))
