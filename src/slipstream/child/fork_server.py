@@ -291,10 +291,10 @@ def _supervise(request: dict[str, Any], fds: list[int], told: int) -> NoReturn:
 def _await_end(pid: int, wake: int, control: int) -> int | None:
     """How `pid` ended, or None when whoever wants to know is gone."""
     while True:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        if found is not None:
-            killed = found.si_code != os.CLD_EXITED
-            return -found.si_status if killed else found.si_status
+        state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if state is not None:
+            killed = state.si_code != os.CLD_EXITED
+            return -state.si_status if killed else state.si_status
         ready = select.select([wake, control], [], [])[0]
         if wake in ready:
             os.read(wake, 64)

@@ -286,8 +286,8 @@ class Child:
             if answer and answer == previous:
                 break
         for line in answer.decode(errors="replace").splitlines():
-            path, found, rest = line.strip().removeprefix('File "').partition('", line ')
-            if found and is_user_file(path):
+            path, separator, rest = line.strip().removeprefix('File "').partition('", line ')
+            if separator and is_user_file(path):
                 return f"{path}:{rest.split()[0]}"
         return None
 
