@@ -242,16 +242,16 @@ def _report_usage(error: typer.TyperException, arguments: list[str]) -> int:
         return 0
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "slipstream"
-    said, remedy = error.format_message(), f"{command} --help"
+    message, remedy = error.format_message(), f"{command} --help"
     first = next((one for one in arguments if not one.startswith("-")), "")
     script = next((one for one in arguments if one.endswith(".py")), None)
-    if said.startswith("No such command") and (verb := _verb_for(first)):
-        said = f"'{first}' is no command; one comes before it"
+    if message.startswith("No such command") and (verb := _verb_for(first)):
+        message = f"'{first}' is no command; one comes before it"
         remedy = f"{command} {verb} {first}"
     elif type(error).__name__ == "NoSuchOption" and script:
         option = getattr(error, "option_name", "OPTION")
         remedy += f"; or, where {option} is the script's own: {command} {script} -- {option} ..."
-    print(f"error: {SlipstreamError(said, remedy=remedy)}", file=sys.stderr)
+    print(f"error: {SlipstreamError(message, remedy=remedy)}", file=sys.stderr)
     return error.exit_code
 
 

@@ -150,28 +150,28 @@ def asks(
 
             given = signature.bind(*positional, **named)
             given.apply_defaults()
-            own = dict(given.arguments)
-            asked = {name: own.pop(name) for name in (*first, *shared)}
+            arguments = dict(given.arguments)
+            asked = {name: arguments.pop(name) for name in (*first, *shared)}
             request = Request.parse(
                 asked.pop("workload"), asked.pop("script_arguments", None) or (),
                 asked.pop("settings", None) or (), **asked,
             )  # fmt: skip
             if kind is Runnable:
                 request.need_runnable()
-            command(request, **own)
+            command(request, **arguments)
 
         parameter = functools.partial(
             inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD
         )
-        own = [
+        declared = [
             one.replace(annotation=eval(one.annotation, command.__globals__))
             for one in list(inspect.signature(command).parameters.values())[1:]
         ]
         parameters = [
             *(parameter(n, annotation=kind, default=value) for n, (kind, value) in first.items()),
-            *(one for one in own if one.name not in _LAST),
+            *(one for one in declared if one.name not in _LAST),
             *(parameter(n, annotation=_SHARED[n], default=value) for n, value in shared.items()),
-            *(one for one in own if one.name in _LAST),
+            *(one for one in declared if one.name in _LAST),
         ]
         signature = inspect.Signature(parameters)
         wrapper.__signature__ = signature  # type: ignore[attr-defined]
@@ -236,10 +236,10 @@ def load_cluster(name: str, sizes: Sequence[str] | None, option: str = "--set") 
                 f"{option} {text} is not a size", remedy=f"{option} hosts=64, {option} dims=8x8"
             )
         given[key] = int(value) if len(numbers) == 1 else [int(n) for n in numbers]
-    found = Cluster.load(name, **given)
-    if measured_here(found) is False:
+    cluster = Cluster.load(name, **given)
+    if measured_here(cluster) is False:
         note(f"{name} was calibrated on another machine, or on this one before it changed")
-    return found
+    return cluster
 
 
 def cluster_of(name: str | None, sizes: Sequence[str] | None) -> Cluster | None:

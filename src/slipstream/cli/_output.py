@@ -123,8 +123,8 @@ class _Log:
 
     def _print(self, line: str, now: float, passed: str = "") -> None:
         self._printed, self._shown = line, now
-        said = ", ".join(part for part in (line, passed) if part)
-        print(f"{self._title}: {said}", file=sys.stderr, flush=True)
+        text = ", ".join(part for part in (line, passed) if part)
+        print(f"{self._title}: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -182,11 +182,11 @@ def show_progress(say: Say) -> Callable[[Progress], None]:
 def _ratios(claims: Sequence[Claim]) -> list[str]:
     """The cheapest arms' ratios; the others only counted, so that a line stays one."""
     best = sorted(claims, key=lambda claim: claim.ratio)
-    found = [
+    ratios = [
         f"{c.arm} {c.ratio:.2f} {format_reach(c.ratio, c.low, c.high)}" for c in best[:_SHOWN_ARMS]
     ]
     left = len(best) - _SHOWN_ARMS
-    return found + ([f"{left} more"] if left > 0 else [])
+    return ratios + ([f"{left} more"] if left > 0 else [])
 
 
 def note(line: str) -> None:

@@ -86,8 +86,8 @@ def _show_edit(applied: Applied) -> None:
         sys.stdout.write(diff)
     else:
         for line in diff.split("\n")[:-1]:
-            found = (style for start, style in _DIFF_STYLES.items() if line.startswith(start))
-            console.print(Text(line.rstrip("\r"), style=next(found, "")))
+            styles = (style for start, style in _DIFF_STYLES.items() if line.startswith(start))
+            console.print(Text(line.rstrip("\r"), style=next(styles, "")))
     for change in applied.code:
         if change.note:
             console.print(Text(f"\n{change.note}", style="dim"))
@@ -132,22 +132,22 @@ def _undo(target: str, *, conflicting: bool, as_json: bool) -> None:
         raise UsageError(
             "--undo stands alone", remedy=f"slipstream apply {target} --undo, and nothing else"
         )
-    found = undo(Path(target.rpartition(":")[0] if ".py:" in target else target))
+    undone = undo(Path(target.rpartition(":")[0] if ".py:" in target else target))
     if as_json:
         payload = {
-            "restored": str(found.path),
-            "kept": str(found.backup) if found.backup else None,
-            "earlier_edits": found.earlier,
+            "restored": str(undone.path),
+            "kept": str(undone.backup) if undone.backup else None,
+            "earlier_edits": undone.earlier,
         }
         emit([], payload, as_json=True)
     else:
-        kept = f"; the edited one is kept as {found.backup.name}" if found.backup else ""
-        if not found.earlier:
-            note(f"{found.path} is what it was{kept}")
+        kept = f"; the edited one is kept as {undone.backup.name}" if undone.backup else ""
+        if not undone.earlier:
+            note(f"{undone.path} is what it was{kept}")
         else:
-            several = found.earlier > 1
-            note(f"the last edit of {found.path} is taken back{kept}")
+            several = undone.earlier > 1
+            note(f"the last edit of {undone.path} is taken back{kept}")
             note(
-                f"{found.earlier} earlier edit{'s are' if several else ' is'} still in it; "
+                f"{undone.earlier} earlier edit{'s are' if several else ' is'} still in it; "
                 f"--undo again takes {'the last of them' if several else 'it'} back"
             )

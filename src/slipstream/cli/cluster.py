@@ -55,8 +55,8 @@ def show(
         table = Table([Column("preset"), Column("what it is")], list(known), notes=notes)
         emit(table, [{"name": name, "about": about} for name, about in known], as_json=as_json)
         return
-    found = Description(load_cluster(cluster, sizes))
-    emit_result(found, *found.tables(), as_json=as_json)
+    description = Description(load_cluster(cluster, sizes))
+    emit_result(description, *description.tables(), as_json=as_json)
 
 
 @app.command()
@@ -101,8 +101,8 @@ def cost(
     ((kind, size),) = given.items()
     where = load_cluster(on, sizes)
     members = _group(where, group, mesh)
-    found = Costs.of(where, kind, parse_bytes(size), members, algo)
-    emit_result(found, found.table(), as_json=as_json)
+    costs = Costs.of(where, kind, parse_bytes(size), members, algo)
+    emit_result(costs, costs.table(), as_json=as_json)
 
 
 @app.command()
@@ -139,17 +139,17 @@ def simulate(
     from slipstream.cluster import simulate as run
     from slipstream.verbs.clusters import SharedRun
 
-    found = load_cluster(on, sizes)
-    jobs = [_job(found, text) for text in job]
+    cluster = load_cluster(on, sizes)
+    jobs = [_job(cluster, text) for text in job]
     queues = _queues(queue, mark)
     if queues is None:
-        timeline = run(found, jobs, explain=True)
+        timeline = run(cluster, jobs, explain=True)
     else:
-        timeline = run(found, jobs, fidelity="packet", queues=queues)
+        timeline = run(cluster, jobs, fidelity="packet", queues=queues)
     if perfetto is not None:
         timeline.to_perfetto(perfetto)
         note(f"written: {perfetto}; open it at https://ui.perfetto.dev")
-    shared = SharedRun(found, timeline)
+    shared = SharedRun(cluster, timeline)
     emit_result(shared, *shared.tables(), as_json=as_json)
 
 
@@ -179,11 +179,11 @@ def measure(
     need_place(output, ".toml")
     rate = None if lab is None else parse_bandwidth(lab, "lab")
     with progress("measuring") as say:
-        found = calibrate(ranks, lab_bytes_per_s=rate, oversubscribe=oversubscribe, progress=say)
-    found.save(output)
-    about = Description(found)
+        cluster = calibrate(ranks, lab_bytes_per_s=rate, oversubscribe=oversubscribe, progress=say)
+    cluster.save(output)
+    about = Description(cluster)
     emit_result(about, *about.tables(), as_json=as_json)
-    fitted = found.calibration
+    fitted = cluster.calibration
     assert fitted is not None
     note(
         f"half of the samples lie within {format_percent(fitted.residual)} of the fit, nine of ten "
@@ -196,8 +196,8 @@ def _group(cluster: Cluster, text: str, mesh: str | None) -> Group:
     if mesh is None:
         return cluster.all() if text == "all" else _devices(text)
     axes = _settings(mesh, None, "mesh")
-    made = cluster.mesh([_whole("mesh", size) for size in axes.values()], list(axes))
-    return made.all() if text == "all" else made[tuple(text.split("+"))]
+    grid = cluster.mesh([_whole("mesh", size) for size in axes.values()], list(axes))
+    return grid.all() if text == "all" else grid[tuple(text.split("+"))]
 
 
 def _devices(text: str) -> Group:
@@ -266,21 +266,21 @@ def _settings(text: str, known: tuple[str, ...] | None, kind: str) -> dict[str, 
     """``a=1,b=2-3,c=4``; what has no sign of equality belongs to the value before it."""
     from slipstream.errors import InvalidArgumentError, UnknownNameError
 
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     last = ""
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if equals:
             if known is not None and key not in known:
                 raise UnknownNameError(kind, key, known, where=text)
-            if key in found or not value:
+            if key in settings or not value:
                 raise InvalidArgumentError(kind, f"'{part}' is not a setting", where=text)
-            found[key], last = value, key
+            settings[key], last = value, key
         elif last:
-            found[last] += f",{part}"
+            settings[last] += f",{part}"
         else:
             raise InvalidArgumentError(kind, f"'{part}' is not a setting", where=text)
-    return found
+    return settings
 
 
 def _whole(name: str, text: str) -> int:

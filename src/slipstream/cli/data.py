@@ -100,11 +100,11 @@ def verify(
     from slipstream.data import verify as verify_set
     from slipstream.tables import Field, Table
 
-    found: list[Verification] = []
+    checks: list[Verification] = []
     with progress("checking") as say:
         for one in [name] if name else available():
             say(one)
-            found.append(verify_set(one))
+            checks.append(verify_set(one))
     words = {True: "as recorded", False: "DIFFERS", None: "nothing on record"}
     fields: tuple[Field[Verification], ...] = (
         Field.of("name", lambda one: one.name),
@@ -112,9 +112,9 @@ def verify(
         Field.of("result", lambda one: words[one.ok]),
         Field.of("detail", _detail),
     )
-    payload = [dataclasses.asdict(one) | {"ok": one.ok} for one in found]
-    emit(Table.of(found, fields), payload, as_json=as_json)
-    if any(one.ok is False for one in found):
+    payload = [dataclasses.asdict(one) | {"ok": one.ok} for one in checks]
+    emit(Table.of(checks, fields), payload, as_json=as_json)
+    if any(one.ok is False for one in checks):
         raise typer.Exit(1)
 
 

@@ -44,32 +44,32 @@ def command(
     from slipstream.sparse import dedup
 
     with progress("dedup") as say:
-        found = dedup(
+        deduped = dedup(
             corpus, output, field=field, threshold=threshold, shingle=shingle, progress=say
         )
-    kept = int(found.kept.sum())
+    kept = int(deduped.kept.sum())
     payload = {
         "corpus": str(corpus),
         "output": None if output is None else str(output),
-        "documents": found.documents,
+        "documents": deduped.documents,
         "kept": kept,
-        "removed": found.documents - kept,
-        "identical": found.identical,
-        "near_duplicate_pairs": found.pairs,
-        "wordless": found.wordless,
-        "shingles": found.shingles,
+        "removed": deduped.documents - kept,
+        "identical": deduped.identical,
+        "near_duplicate_pairs": deduped.pairs,
+        "wordless": deduped.wordless,
+        "shingles": deduped.shingles,
         "threshold": threshold,
         "shingle": shingle,
-        "group": found.group.tolist(),
+        "group": deduped.group.tolist(),
     }
     notes = [f"alike: Jaccard similarity >= {threshold:g} of {shingle}-word shingles, exact"]
-    if found.wordless:
-        notes.append(f"{found.wordless:,} documents have no words; one of them is kept")
+    if deduped.wordless:
+        notes.append(f"{deduped.wordless:,} documents have no words; one of them is kept")
     if output is not None:
         notes.append(f"kept lines are in {output}")
     counts = {
-        "documents": found.documents, "kept": kept, "same shingles": found.identical,
-        "near-duplicate pairs": found.pairs,
+        "documents": deduped.documents, "kept": kept, "same shingles": deduped.identical,
+        "near-duplicate pairs": deduped.pairs,
     }  # fmt: skip
     row = [f"{count:,}" for count in counts.values()]
     table = Table([Column(name, "right") for name in counts], [row], notes=notes)

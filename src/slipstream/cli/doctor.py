@@ -25,7 +25,7 @@ def command(
     from slipstream.verbs.doctor import examine
 
     with progress("doctor") as say:
-        found = examine(store, say)
-    emit_result(found, *found.tables(), as_json=as_json)
-    if not found.core_works:
+        diagnosis = examine(store, say)
+    emit_result(diagnosis, *diagnosis.tables(), as_json=as_json)
+    if not diagnosis.core_works:
         raise typer.Exit(1)

@@ -179,11 +179,11 @@ def serve(
                 compared = compare(base, session, chosen, wishes, say=say)
         else:
             place = None if output is None else Place.of(output, session.about["model"])
-            found = benchmark(session, chosen, wishes, place=place, audits=audits, gate=gate)
+            measured = benchmark(session, chosen, wishes, place=place, audits=audits, gate=gate)
     if against is not None:
         emit_result(compared, compared.table(), as_json=as_json)
     else:
-        emit_result(found, *found.tables(), as_json=as_json)
+        emit_result(measured, *measured.tables(), as_json=as_json)
 
 
 def peak(
@@ -223,8 +223,8 @@ def peak(
         technique=technique, settings=settings, value_range=value_range, limit=limit,
         patience=patience,
     ) as session:  # fmt: skip
-        found = find_peak(session, wishes, width)
-    emit_result(found, found.table(), as_json=as_json)
+        sustained = find_peak(session, wishes, width)
+    emit_result(sustained, sustained.table(), as_json=as_json)
 
 
 def check(
@@ -254,14 +254,14 @@ def check(
     from slipstream.units import parse_duration_ns
 
     titles = [one.title for one in scenarios(required)] if required else []
-    found = checked(
+    report = checked(
         folder,
         min_duration_s=parse_duration_ns(seconds, "--time") / 1e9,
         required=titles,
         audits=tuple(filter(None, audits.split(","))),
     )
-    emit_result(found, found.table(), as_json=as_json)
-    if found.defects:
+    emit_result(report, report.table(), as_json=as_json)
+    if report.defects:
         raise typer.Exit(1)
 
 

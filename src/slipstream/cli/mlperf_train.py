@@ -115,8 +115,8 @@ def tasks(as_json: options.Json = False) -> None:
     from slipstream.cli._output import emit_result
     from slipstream.mlperf.training.listing import Listing
 
-    found = Listing.of_suite()
-    emit_result(found, found.table(), as_json=as_json)
+    listing = Listing.of_suite()
+    emit_result(listing, listing.table(), as_json=as_json)
 
 
 def check(
@@ -142,7 +142,7 @@ def check(
     from slipstream.cli._output import emit_result
     from slipstream.mlperf.training.listing import Checked
 
-    found = Checked.of(task, folder, runs, as_checker=as_checker)
-    emit_result(found, found.table(), as_json=as_json)
-    if found.violations:
+    checked = Checked.of(task, folder, runs, as_checker=as_checker)
+    emit_result(checked, checked.table(), as_json=as_json)
+    if checked.violations:
         raise typer.Exit(1)

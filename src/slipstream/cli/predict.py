@@ -85,9 +85,9 @@ def command(
         payload.append(p.to_json() | {"measured": one and one.to_json(p.low, p.high)})
     if rate is not None:
         bound = next((one.bound for one in goals if one.bound), None)
-        found = foresee(applying(predictions), parse_rate(rate), bound)
-        tables.append(serving_table(found, bound))
-        by_name = {one.technique: one.to_json() for one in found}
+        foreseen = foresee(applying(predictions), parse_rate(rate), bound)
+        tables.append(serving_table(foreseen, bound))
+        by_name = {one.technique: one.to_json() for one in foreseen}
         for p, shown in zip(predictions, payload, strict=True):
             shown["serving"] = by_name.get(p.technique)
     emit(tables, payload, as_json=as_json)

@@ -40,8 +40,8 @@ def list_experiments(store: StorePath = None, as_json: Json = False) -> None:
         summaries = opened.list()
         claims = {s.experiment_id: opened.claims(s.experiment_id) for s in summaries}
     verdicts = {
-        identity: ", ".join(f"{c.arm} {c.verdict.value}" for c in headline(found))
-        for identity, found in claims.items()
+        identity: ", ".join(f"{c.arm} {c.verdict.value}" for c in headline(claimed))
+        for identity, claimed in claims.items()
     }
     fields: tuple[Field[Summary], ...] = (
         Field.of("id", lambda s: s.experiment_id),
@@ -143,9 +143,9 @@ def export(
     with _open(store) as opened:
         if ids == ["all"]:
             ids = [summary.experiment_id for summary in opened.list()]
-        found = [opened.load(identity) for identity in ids]
+        experiments = [opened.load(identity) for identity in ids]
         kind = to or output.suffix.removeprefix(".")
-        count = write([(e, _claims(opened, e)) for e in found], kind, output)
+        count = write([(e, _claims(opened, e)) for e in experiments], kind, output)
     what = "experiments" if kind == "jsonl" else "samples"
     columns = [Column("file"), Column(what, "right")]
     table = Table(columns, [(output, count)])
@@ -174,7 +174,7 @@ def regress(
             for s in opened.list()
             if title in s.title
         ]
-    found = [step for step in steps(history) if everything or (step.worse and step.latest)]
+    changes = [step for step in steps(history) if everything or (step.worse and step.latest)]
     fields: tuple[Field[Step], ...] = (
         Field.of("title", lambda s: s.title),
         Field.of("what", lambda s: f"{s.arm}: {s.metric}"),
@@ -185,10 +185,10 @@ def regress(
         Field.of("environment differs in", lambda s: ", ".join(s.differing) or "nothing"),
         Field.of("experiments", lambda s: f"{s.before} → {s.after}", optional=True),
     )
-    none = "" if found else f"No regression in {len(history)} experiments."
-    table = Table.of(found, fields, notes=[none])
-    emit(table, found, as_json=as_json)
-    if any(step.worse and step.latest for step in found):
+    none = "" if changes else f"No regression in {len(history)} experiments."
+    table = Table.of(changes, fields, notes=[none])
+    emit(table, changes, as_json=as_json)
+    if any(step.worse and step.latest for step in changes):
         raise typer.Exit(1)
 
 

@@ -73,9 +73,9 @@ def run(
 
         slipstream search run digits.py:study --budget 15min --workers 2
     """
-    made = _load(study)
-    made.store_path = store or made.store_path or Path(f"{made.name}.db")
-    _run(made, study, budget, _executor(workers, timeout, ray, scheduler), as_json=as_json)
+    loaded = _load(study)
+    loaded.store_path = store or loaded.store_path or Path(f"{loaded.name}.db")
+    _run(loaded, study, budget, _executor(workers, timeout, ray, scheduler), as_json=as_json)
 
 
 @app.command()
@@ -94,10 +94,10 @@ def resume(
     slipstream search resume digits.db --budget 100
     """
     reading = _read(runs, study)
-    made = _load(_need_target(reading, runs))
-    made.store_path = runs
+    loaded = _load(_need_target(reading, runs))
+    loaded.store_path = runs
     executor = _executor(workers, timeout, ray, scheduler)
-    _run(made, str(reading.target), budget, executor, as_json=as_json)
+    _run(loaded, str(reading.target), budget, executor, as_json=as_json)
 
 
 @app.command()
@@ -154,17 +154,17 @@ def replay(runs: _File, study: _Name = None, as_json: Json = False) -> None:
     from slipstream.tables import Column, Table
 
     reading = _read(runs, study)
-    made = _load(_need_target(reading, runs))
-    made.store_path = runs
+    loaded = _load(_need_target(reading, runs))
+    loaded.store_path = runs
     with progress("replaying") as say:
         say(f"{len(reading.trials)} trials")
-        count = made.replay()
+        count = loaded.replay()
     table = Table(
         [Column("study"), Column("proposals", "right"), Column("differ", "right")],
-        [(made.name, count, 0)],
-        notes=[f"strategy {made.strategy.name}: every proposal came out as recorded"],
+        [(loaded.name, count, 0)],
+        notes=[f"strategy {loaded.strategy.name}: every proposal came out as recorded"],
     )
-    emit(table, {"study": made.name, "proposals": count, "differ": 0}, as_json=as_json)
+    emit(table, {"study": loaded.name, "proposals": count, "differ": 0}, as_json=as_json)
 
 
 _Devices = Annotated[
@@ -205,15 +205,15 @@ def predict(
     from slipstream.engines.trials.forecast import predict as forecast
     from slipstream.units import parse_duration_ns
 
-    made, numbers = _load(study), parse_devices(gpus)
+    loaded, numbers = _load(study), parse_devices(gpus)
     seconds = parse_duration_ns(restart, "restart") / 1e9
-    found = []
+    forecasts = []
     with progress("predicting") as say:
         for n in numbers:
             say(f"{n} devices")
-            found += forecast(made, [n], scheduler=scheduler, restart_s=seconds)
-    title = f"study {made.name}: predicted"
-    emit(forecast_table(found, price, title), to_json(found, price), as_json=as_json)
+            forecasts += forecast(loaded, [n], scheduler=scheduler, restart_s=seconds)
+    title = f"study {loaded.name}: predicted"
+    emit(forecast_table(forecasts, price, title), to_json(forecasts, price), as_json=as_json)
 
 
 @app.command()
@@ -240,10 +240,10 @@ def timeline(
 
     need_place(output, ".json")
     seconds = parse_duration_ns(restart, "restart") / 1e9
-    (found,) = forecast(_load(study), [gpus], scheduler=scheduler, restart_s=seconds, record=True)
-    trace = perfetto(found.intervals, found.rows, f"{gpus} devices, {scheduler}")
+    (plan,) = forecast(_load(study), [gpus], scheduler=scheduler, restart_s=seconds, record=True)
+    trace = perfetto(plan.intervals, plan.rows, f"{gpus} devices, {scheduler}")
     write_text(output, json.dumps(trace), "the trace")
-    note(f"{len(found.intervals)} slices; open {output} in ui.perfetto.dev")
+    note(f"{len(plan.intervals)} slices; open {output} in ui.perfetto.dev")
 
 
 def _run(
@@ -300,15 +300,15 @@ def _load(target: str) -> Study:
 
     if ":" not in target:
         raise UsageError(f"'{target}' names no study", remedy=f"as {target}:study")
-    made = load_target(target)
-    if callable(made):
-        made = made()
-    if not isinstance(made, Study):
+    study = load_target(target)
+    if callable(study):
+        study = study()
+    if not isinstance(study, Study):
         raise UsageError(
-            f"'{target}' is {with_article(type(made).__name__)}",
+            f"'{target}' is {with_article(type(study).__name__)}",
             remedy="return slipstream.study(...)",
         )
-    return made
+    return study
 
 
 def _read(runs: Path, study: str | None) -> Reading:

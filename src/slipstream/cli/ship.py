@@ -87,13 +87,13 @@ def export(
     with progress("export") as say:
         data, name = _read(model, calib, weights, observer, say)
         say("planning memory")
-        made = export_firmware(
+        firmware = export_firmware(
             data, name=name, device=target, overlap=overlap, backend=backend,
             ram_bytes=None if ram is None else parse_bytes(ram),
             flash_bytes=None if flash is None else parse_bytes(flash),
         )  # fmt: skip
-        written = made.write(output)
-    emit(made.tables(), made.to_json(), as_json=as_json)
+        written = firmware.write(output)
+    emit(firmware.tables(), firmware.to_json(), as_json=as_json)
     note(f"wrote {len(written)} files; next: slipstream ship verify {output}")
 
 
@@ -143,14 +143,14 @@ def predict(
     with progress("predict") as say:
         data, name = _read(model, calib, weights, observer, say)
         say("planning memory")
-        made = export_firmware(data, name=name, device=target, overlap=overlap)
-        found = forecast(
-            made,
+        firmware = export_firmware(data, name=name, device=target, overlap=overlap)
+        predicted = forecast(
+            firmware,
             ram_bytes=None if ram is None else parse_bytes(ram),
             flash_bytes=None if flash is None else parse_bytes(flash),
         )
-    emit(found.tables(), found.to_json(), as_json=as_json)
-    if not found.fits:
+    emit(predicted.tables(), predicted.to_json(), as_json=as_json)
+    if not predicted.fits:
         raise typer.Exit(1)
 
 
@@ -179,9 +179,9 @@ def verify(
 
     exported = read_firmware(folder)
     with progress("verify") as say:
-        found = verify_firmware(
+        comparison = verify_firmware(
             exported, against=against, sets=inputs, seed=seed, emulate=emulate, say=say
         )
-    emit(found.tables(), found.to_json(), as_json=as_json)
-    if not found.equal:
+    emit(comparison.tables(), comparison.to_json(), as_json=as_json)
+    if not comparison.equal:
         raise typer.Exit(1)

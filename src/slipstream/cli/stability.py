@@ -134,11 +134,11 @@ def measure(
         preprocess=preprocess, scene=scene, limit=limit,
     ) as devices:  # fmt: skip
         scenes, ways = devices.scenes, devices.matrix.paths
-        found = stability.measure(devices.models, scenes, ways, scenes.labels, topk=topk, say=say)
+        report = stability.measure(devices.models, scenes, ways, scenes.labels, topk=topk, say=say)
         if sheet is not None:
             say("drawing")
-            drawn = stability.contact_sheet(found, scenes, ways, sheet, classes=scenes.classes)
-    emit(found.tables(), found.to_json(), as_json=as_json)
+            drawn = stability.contact_sheet(report, scenes, ways, sheet, classes=scenes.classes)
+    emit(report.tables(), report.to_json(), as_json=as_json)
     if drawn:
         count = f"{len(drawn)} scene{'s' * (len(drawn) != 1)}"
         command = ["slipstream", "stability", "explain", model, *(["--data", data] if data else [])]
@@ -180,11 +180,11 @@ def explain(
         say, model, technique, path, also, settings, data=data, paths=paths,
         preprocess=preprocess, scene=scene, limit=limit,
     ) as devices:  # fmt: skip
-        found = stability.explain(
+        report = stability.explain(
             devices.models, devices.scenes, devices.matrix, devices.scenes.labels,
             settings=each, say=say,
         )  # fmt: skip
-    emit(found.tables(), found.to_json(), as_json=as_json)
+    emit(report.tables(), report.to_json(), as_json=as_json)
 
 
 @app.command()
@@ -215,11 +215,11 @@ def predict(
         say, model, technique, path, also, settings, data=data, paths=paths,
         preprocess=preprocess, scene=scene, limit=limit,
     ) as devices:  # fmt: skip
-        found = stability.predict(
+        forecast = stability.predict(
             devices.models, devices.scenes, devices.matrix, devices.scenes.labels,
             sample=sample, say=say,
         )  # fmt: skip
-    emit(found.tables(), found.to_json(), as_json=as_json)
+    emit(forecast.tables(), forecast.to_json(), as_json=as_json)
 
 
 @app.command()
@@ -280,7 +280,7 @@ def harden(
             model, data, judge, paths=paths, preprocess=preprocess, scene=scene, limit=limit,
             arguments=Request.parse(model, settings=settings or ()).arguments,
         )  # fmt: skip
-        found = stability.harden(
+        hardened = stability.harden(
             work.module, work.scenes, work.labels, work.matrix.reference.pipeline,
             held_out=work.matrix, judged=work.judged, twins=twins, recipe=recipe,
             augmented=augmented, say=say,
@@ -288,7 +288,7 @@ def harden(
         if output is not None:
             import torch
 
-            torch.save(found.model.state_dict(), output)
-    emit(found.tables(), found.to_json(), as_json=as_json)
+            torch.save(hardened.model.state_dict(), output)
+    emit(hardened.tables(), hardened.to_json(), as_json=as_json)
     if output is not None:
         note(f"wrote {output}; load it with model.load_state_dict(torch.load('{output}'))")

@@ -149,7 +149,7 @@ def compare(
     except (OSError, ValueError) as error:
         raise UsageError(f"the labels cannot be read: {error}", where=str(labels)) from error
     with progress("compare") as say:
-        found = xray.compare(
+        comparison = xray.compare(
             reference,
             deployed,
             labels=right,
@@ -160,10 +160,10 @@ def compare(
     if html is not None:
         from slipstream.report.xray import write_xray
 
-        write_xray(found, html)
+        write_xray(comparison, html)
         note(f"wrote {html}")
-    emit_result(found, *found.tables(), as_json=as_json)
-    if found.failures:
+    emit_result(comparison, *comparison.tables(), as_json=as_json)
+    if comparison.failures:
         raise typer.Exit(1)
 
 
@@ -194,8 +194,8 @@ def bisect(
     with progress("bisect") as say:
         x = _array(inputs)
         y = None if labels is None else _array(labels)
-        found = xray.bisect(reference, deployed, x, y, say=say)
-    emit_result(found, *found.tables(), as_json=as_json)
+        bisection = xray.bisect(reference, deployed, x, y, say=say)
+    emit_result(bisection, *bisection.tables(), as_json=as_json)
 
 
 @app.command()
@@ -217,8 +217,8 @@ def latency(
 
     with progress("latency") as say:
         x = None if inputs is None else _array(inputs)
-        found = xray.latency(model, x, plain_kernels=plain_kernels, say=say)
-    emit_result(found, *found.tables(), as_json=as_json)
+        timings = xray.latency(model, x, plain_kernels=plain_kernels, say=say)
+    emit_result(timings, *timings.tables(), as_json=as_json)
 
 
 def _array(path: Path) -> Any:
@@ -239,10 +239,10 @@ def _files(folder: Path | None) -> list[Path] | None:
         return None
     if not folder.is_dir():
         raise UsageError(f"there is no folder '{folder}'", remedy="--raw FOLDER")
-    found = sorted(one for one in folder.iterdir() if one.is_file())
-    if not found:
+    files = sorted(one for one in folder.iterdir() if one.is_file())
+    if not files:
         raise UsageError("holds no files", where=str(folder))
-    return found
+    return files
 
 
 def _samples(raw: Path | None, inputs: Path | None, preprocessing: str | None) -> Any:
@@ -294,8 +294,8 @@ def _known(named: str | None) -> Any:
     """The same where it is a pipeline, whose stages can be varied."""
     from slipstream.runtimes.preprocessing import Pipeline
 
-    found = _pipeline(named)
-    return found if isinstance(found, Pipeline) else None
+    pipeline = _pipeline(named)
+    return pipeline if isinstance(pipeline, Pipeline) else None
 
 
 def _module(path: Path) -> None:
