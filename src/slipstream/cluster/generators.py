@@ -95,7 +95,7 @@ def _generator(make: Callable[_Settings, Topology]) -> Callable[_Settings, Topol
     signature = inspect.signature(make)
 
     @functools.wraps(make)
-    def made(*arguments: _Settings.args, **named: _Settings.kwargs) -> Topology:
+    def generate(*arguments: _Settings.args, **named: _Settings.kwargs) -> Topology:
         bound = signature.bind(*arguments, **named)
         bound.apply_defaults()
         for name, value in bound.arguments.items():
@@ -104,8 +104,8 @@ def _generator(make: Callable[_Settings, Topology]) -> Callable[_Settings, Topol
         settings = {name: one for name, one in bound.arguments.items() if one is not None}
         return replace(make(*arguments, **named), generator=make.__name__, settings=settings)
 
-    GENERATORS[make.__name__] = made
-    return made
+    GENERATORS[make.__name__] = generate
+    return generate
 
 
 GENERATORS: dict[str, Callable[..., Topology]] = {}

@@ -321,8 +321,8 @@ def _join(
         for name, parts in {**block.columns, "links": block.links}.items():
             columns[name].append(np.tile(np.concatenate(parts), layout.copies))
         shift = layout.first + layout.size * np.arange(layout.copies)[:, None]
-        for ends, found in ((src, block.src), (dst, block.dst)):
-            ends.append((np.concatenate(found)[None, :] + shift).reshape(-1))
+        for ends, chunks in ((src, block.src), (dst, block.dst)):
+            ends.append((np.concatenate(chunks)[None, :] + shift).reshape(-1))
         lag.append(np.zeros(src[-1].size, np.uint8))
         if steps > 1:
             src.append(np.array([layout.first + layout.finish]))
