@@ -102,8 +102,8 @@ def _run(arguments: Sequence[str], name: str, timeout_s: float) -> str:
     except OSError as error:
         raise CompileError(f"{name} cannot be run: {error.strerror or error}") from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[:_SAID]
-        raise CompileError(f"{name} failed with exit code {done.returncode}:\n{said}")
+        message = (done.stderr or done.stdout).strip()[:_SAID]
+        raise CompileError(f"{name} failed with exit code {done.returncode}:\n{message}")
     return done.stdout
 
 
@@ -122,15 +122,15 @@ def _find(asked: str) -> Compiler | str:
             wide = ("-mprefer-vector-width=512",) if "avx512f" in _features() else ()
             plain = (*_FLAGS, *wide)
             for flags, threads in (((*plain, "-fopenmp"), True), (plain, False), (_FLAGS, False)):
-                found = Compiler(full, version, flags, threads)
+                candidate = Compiler(full, version, flags, threads)
                 with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
                     try:
-                        found.build(_TRIAL, Path(folder) / "trial.so")
+                        candidate.build(_TRIAL, Path(folder) / "trial.so")
                     except CompileError:
                         if flags is _FLAGS:
                             raise
                         continue
-                return found
+                return candidate
         except CompileError as error:
             reasons.append(error.what.partition("\n")[0])
     if reasons:
@@ -144,19 +144,19 @@ def compiler() -> Compiler:
     Raises:
         CompileError: there is none.
     """
-    found = _find(os.environ.get("CXX", "").strip())
-    if isinstance(found, str):
+    answer = _find(os.environ.get("CXX", "").strip())
+    if isinstance(answer, str):
         raise CompileError(
-            f"no C++ compiler that works: {found}",
+            f"no C++ compiler that works: {answer}",
             remedy="install g++ or clang, or name one: CXX=/path/to/c++",
         )
-    return found
+    return answer
 
 
 def why_no_compiler() -> str | None:
     """Why nothing can be generated here; None where a compiler works."""
-    found = _find(os.environ.get("CXX", "").strip())
-    return found if isinstance(found, str) else None
+    answer = _find(os.environ.get("CXX", "").strip())
+    return answer if isinstance(answer, str) else None
 
 
 def cache_folder() -> Path:
@@ -169,13 +169,13 @@ def cache_folder() -> Path:
     folder = (Path(base) if base else Path.home() / ".cache") / "slipstream" / "generated"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.stat()
+        status = folder.stat()
     except (OSError, RuntimeError) as error:
         raise CompileError(
             f"the folder for generated code cannot be used: {error}", where=str(folder),
             remedy="XDG_CACHE_HOME names another",
         ) from error  # fmt: skip
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CompileError(
             "others may write to the folder of generated code, which would be run",
             where=str(folder), remedy=f"chmod go-w {folder}, or XDG_CACHE_HOME=another",
@@ -195,14 +195,14 @@ def load(source: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
     Raises:
         CompileError: there is no compiler, it fails, or the cache cannot be trusted.
     """
-    found = compiler()
-    key = found.key(source, extra)
+    toolchain = compiler()
+    key = toolchain.key(source, extra)
     if key in _loaded:
         return _loaded[key]
     path = cache_folder() / f"{key}.so"
     if not _ours(path):
         try:
-            found.build(source, path, extra)
+            toolchain.build(source, path, extra)
         except OSError as error:
             raise CompileError(
                 f"generated code cannot be kept: {error}", where=str(path)
@@ -212,7 +212,7 @@ def load(source: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
     except OSError:
         # Damaged, as by a full disk: made anew, once.
         path.unlink(missing_ok=True)
-        found.build(source, path, extra)
+        toolchain.build(source, path, extra)
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -224,11 +224,11 @@ def load(source: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
 def _ours(path: Path) -> bool:
     """Whether a library is there that this user wrote and nobody else can change."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not others:
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not others:
         return True
     path.unlink(missing_ok=True)
     return False
