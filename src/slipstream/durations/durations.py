@@ -241,7 +241,7 @@ class Durations:
                 self._benchmark(child, probes)
 
     def _benchmark(self, child: Child, batch: list[tuple[_Key, Question]]) -> None:
-        found = child.call(
+        answers = child.call(
             "slipstream.durations.microbenchmark:run",
             timeout_s=_BATCH_TIMEOUT_S,
             calls=[one.call.to_json() for _, one in batch],
@@ -249,7 +249,7 @@ class Durations:
             wall=[one.wall for _, one in batch],
             warm=[one.warm for _, one in batch],
         )
-        self._save(list(zip(batch, found, strict=True)))
+        self._save(list(zip(batch, answers, strict=True)))
 
     def _without_answer(self, asked: Iterable[Call | Question]) -> frozenset[str]:
         """The dtypes of calls that could not be run alone, and whose work is known."""
@@ -282,8 +282,8 @@ class Durations:
 
     def _save(self, rows: list[tuple[tuple[_Key, Question], dict[str, Any]]]) -> None:
         with self._without_cache(), self._cache() as cache, transaction(cache):
-            for (key, one), found in rows:
-                if found.get("waited", 0.0) > _MOST_WAITED:
+            for (key, one), answer in rows:
+                if answer.get("waited", 0.0) > _MOST_WAITED:
                     continue
                 plain = one.key == one.call.key
                 cache.execute(
@@ -291,15 +291,15 @@ class Durations:
                     "(machine, call, threads, nanoseconds, spread, error, operator, asked, "
                     "workspace, made) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
-                        self._machine, _digest(key[0]), key[1], found.get("nanoseconds"),
-                        found.get("spread"), found.get("error"), one.call.name if plain else None,
+                        self._machine, _digest(key[0]), key[1], answer.get("nanoseconds"),
+                        answer.get("spread"), answer.get("error"), one.call.name if plain else None,
                         json.dumps(one.call.to_json()) if plain else None,
-                        found.get("workspace"), json.dumps(found.get("made")),
+                        answer.get("workspace"), json.dumps(answer.get("made")),
                     ),
                 )  # fmt: skip
         self._neighbours.clear()
-        for (key, _), found in rows:
-            self._known[key] = _answer(*(found.get(name) for name in _ANSWER))
+        for (key, _), answer in rows:
+            self._known[key] = _answer(*(answer.get(name) for name in _ANSWER))
 
     @contextlib.contextmanager
     def _without_cache(self) -> Iterator[None]:

@@ -180,19 +180,19 @@ def _needs(works: Sequence[Callable[[], object] | None]) -> list[dict[str, Any]]
     from torch._C._profiler import _EventType
     from torch.utils._pytree import tree_leaves
 
-    found: list[dict[str, Any]] = [{} for _ in works]
+    needs: list[dict[str, Any]] = [{} for _ in works]
     if not any(works):
-        return found
+        return needs
     activities = [torch.profiler.ProfilerActivity.CPU]
     # One for all: starting and stopping it takes longer than most operators.
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
         for i, work in enumerate(works):
             if work is not None:
                 with torch.profiler.record_function(f"{_WORK}{i}"):
-                    made = tree_leaves(work())
-                tensors = [one for one in made if isinstance(one, torch.Tensor)]
-                found[i]["made"] = [one.untyped_storage().nbytes() for one in tensors]
-                del made, tensors
+                    outputs = tree_leaves(work())
+                tensors = [one for one in outputs if isinstance(one, torch.Tensor)]
+                needs[i]["made"] = [one.untyped_storage().nbytes() for one in tensors]
+                del outputs, tensors
     stack = list(profiler.profiler.kineto_results.experimental_event_tree())
     while stack:
         event = stack.pop()
@@ -206,8 +206,8 @@ def _needs(works: Sequence[Callable[[], object] | None]) -> list[dict[str, Any]]
             if one.tag == _EventType.Allocation and one.extra_fields.device.type == "cpu":
                 changes.append((one.start_time_ns, one.extra_fields.alloc_size))
         levels = list(itertools.accumulate((size for _, size in sorted(changes)), initial=0))
-        found[int(event.name.removeprefix(_WORK))]["workspace"] = max(levels) - levels[-1]
-    return found
+        needs[int(event.name.removeprefix(_WORK))]["workspace"] = max(levels) - levels[-1]
+    return needs
 
 
 def _timer(call: Call, clock: Callable[[], int], warm: bool = False) -> _Timer:
@@ -232,8 +232,8 @@ def _registered(name: str) -> Callable[[Call], Callable[[], object]] | None:
     if namespace != "slipstream":
         return None
     for point in entry_points(group=TIMERS, name=short):
-        found: Callable[[Call], Callable[[], object]] = point.load()
-        return found
+        timer: Callable[[Call], Callable[[], object]] = point.load()
+        return timer
     return None
 
 
@@ -365,9 +365,9 @@ def _module_pass(call: Call) -> Callable[[], Any]:
 
     if not backward:
         return forward
-    made = forward()
-    gradient = torch.ones_like(made)
-    return lambda: torch.autograd.grad(made, sources, gradient, retain_graph=True)
+    output = forward()
+    gradient = torch.ones_like(output)
+    return lambda: torch.autograd.grad(output, sources, gradient, retain_graph=True)
 
 
 def _in_mode(call: Call, clock: Callable[[], int]) -> _Timer:

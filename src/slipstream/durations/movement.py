@@ -92,7 +92,7 @@ def operations_of(graph: Graph) -> tuple[list[Operation], frozenset[int]]:
             current[storage] = known
         return current[storage]
 
-    found: list[Operation] = []
+    operations: list[Operation] = []
     # By value: its storage and the task that wrote it.
     written: dict[int, tuple[int, int]] = {}
     for task in range(len(graph)):
@@ -118,8 +118,8 @@ def operations_of(graph: Graph) -> tuple[list[Operation], frozenset[int]]:
             known += 1
             writes.append((known, moved.extra))
             written[known] = -1, task
-        found.append(Operation(task, call, reads, tuple(writes), int(graph.tasks.phase[task])))
-    return found, _outliving(graph, written)
+        operations.append(Operation(task, call, reads, tuple(writes), int(graph.tasks.phase[task])))
+    return operations, _outliving(graph, written)
 
 
 def _outliving(graph: Graph, written: dict[int, tuple[int, int]]) -> frozenset[int]:
@@ -254,7 +254,7 @@ def analyze(
             key = regions[number], v
             most[key] = max(most.get(key, 0), n)
     counted: set[tuple[int, int]] = set()
-    found = []
+    moves = []
     for number, one in enumerate(operations):
         needed = 0
         for v, _ in one.reads:
@@ -265,13 +265,13 @@ def analyze(
                 needed += most[key]
         alone = not fusible(one.call)
         needed += sum(n for v, n in one.writes if alone or v in leaving)
-        found.append(
+        moves.append(
             Moved(
                 one.task, operator_class(one.call), one.moved, min(needed, one.moved),
                 _arithmetic(one.call), regions[number],
             )
         )  # fmt: skip
-    return found
+    return moves
 
 
 def with_recomputation(operations: Sequence[Operation], lasting: Iterable[int]) -> list[Operation]:
@@ -308,18 +308,18 @@ def with_recomputation(operations: Sequence[Operation], lasting: Iterable[int]) 
         drawn = short_name(one.call) in ("native_dropout", "bernoulli")
         if drawn and v != one.writes[0][0]:
             return set()
-        found: set[int] = set()
+        sources: set[int] = set()
         for source, _ in one.reads:
             kept = source not in maker or not fusible(operations[maker[source]].call)
             parts = {source} if kept or (leaves(source) and source != v) else origins(source)
             if parts is None:
                 return None
-            found |= parts
-        return found
+            sources |= parts
+        return sources
 
     for v in sorted(maker, key=lambda value: -nbytes[value]):
-        own = regions[maker[v]]
-        others = [u for u in users.get(v, ()) if regions[u] != own]
+        home = regions[maker[v]]
+        others = [u for u in users.get(v, ()) if regions[u] != home]
         if v in outliving or not others or not fusible(operations[maker[v]].call):
             continue
         parts = origins(v)

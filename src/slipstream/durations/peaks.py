@@ -47,8 +47,8 @@ class Peaks:
         Half as many count, too: an operator's inputs may still be in a cache that its outputs
         do not fit into.
         """
-        found = [rate for size, rate in self.streams if 2 * size >= nbytes]
-        return max(found, default=self.streams[-1][1])
+        rates = [rate for size, rate in self.streams if 2 * size >= nbytes]
+        return max(rates, default=self.streams[-1][1])
 
     def least_ns(self, one: Moved, call: Call) -> float:
         """The least time of an operator: of its bytes or of its arithmetic, the longer."""
@@ -86,13 +86,13 @@ def peaks_of(durations: Durations, dtypes: frozenset[str]) -> Peaks | None:
             rates[dtype] = max(known)
     streams = []
     for size in _STREAMS:
-        found = [
+        speeds = [
             traffic(call).total / answer.nanoseconds * 1e9
             for call in _sweeps(size)
             if (answer := durations.lookup(Question(call, warm=True))) and answer.nanoseconds
         ]
-        if found:
-            streams.append((8 * size, max(found)))
+        if speeds:
+            streams.append((8 * size, max(speeds)))
     nothing = durations.lookup(_sweeps(1)[0])
     if not streams or nothing is None:
         return None

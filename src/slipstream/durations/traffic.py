@@ -108,12 +108,12 @@ def _schema(op: str) -> tuple[tuple[str, bool], ...]:
             parts.append("")
         else:
             parts[-1] += letter
-    found = []
+    arguments = []
     for part in (one.strip() for one in parts):
         if part and part != "*":
             kind, _, rest = part.rpartition(" ") if "=" not in part else _typed(part)
-            found.append((rest.partition("=")[0], "!" in kind))
-    return tuple(found)
+            arguments.append((rest.partition("=")[0], "!" in kind))
+    return tuple(arguments)
 
 
 def _typed(part: str) -> tuple[str, str, str]:
@@ -242,10 +242,10 @@ def map_operations(call: Call) -> int:
         return 0
     if name in _NO_ARITHMETIC:
         return 0
-    made = max((spec.numel for spec in call.outputs), default=0)
+    returned = max((spec.numel for spec in call.outputs), default=0)
     read = max((spec.numel for spec in call.inputs), default=0)
     if kind is OperatorClass.NORMALIZATION:
-        return _PER_ELEMENT.get(name, 1) * max(read, made)
+        return _PER_ELEMENT.get(name, 1) * max(read, returned)
     if not call.outputs:
         return sum(spec.numel for spec in _flat(call.arguments[0])) if call.arguments else 0
-    return sum(spec.numel for spec in call.outputs) if "foreach" in name else made
+    return sum(spec.numel for spec in call.outputs) if "foreach" in name else returned

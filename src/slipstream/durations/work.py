@@ -62,9 +62,9 @@ def _flops(call: Call) -> int:
         return 0
     # What an operator takes by name alone, formulas do not take.
     arguments = [_meta(value) for value in call.arguments[: _positional(call.op)]]
-    made = [_meta(spec) for spec in call.outputs]
+    outputs = [_meta(spec) for spec in call.outputs]
     try:
-        return int(formula(*arguments, out_val=made[0] if len(made) == 1 else tuple(made)))
+        return int(formula(*arguments, out_val=outputs[0] if len(outputs) == 1 else tuple(outputs)))
     except (TypeError, ValueError, IndexError, AssertionError):
         # Called with arguments the formula does not expect.
         return 0
@@ -79,11 +79,11 @@ def _positional(op: str) -> int | None:
 
 def _inner_commas(text: str) -> int:
     """Commas within brackets, as of ``int[2] stride=[1, 1]``."""
-    depth = found = 0
+    depth = commas = 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
-        found += letter == "," and depth > 0
-    return found
+        commas += letter == "," and depth > 0
+    return commas
 
 
 def _convolution(call: Call) -> int:
