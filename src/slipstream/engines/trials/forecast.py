@@ -86,14 +86,14 @@ class Simulated:
     def poll(self) -> Sequence[Outcome]:
         self.clock.arrive(self._arrived)
         self._arrived = []
-        found = []
+        outcomes = []
         for row in self.clock.advance():
             task, work = self._tasks.pop(row)
-            found.append(
+            outcomes.append(
                 Outcome(task.number, State.COMPLETE, self._score(task), None, 0.0,
                         self.clock.now_s, work)
             )  # fmt: skip
-        return found
+        return outcomes
 
     def close(self) -> None:
         self._tasks.clear()
@@ -159,7 +159,7 @@ def predict(
             "the study has no end that a prediction could find",
             remedy="give it budget=Budget(trials=...), or rounds= or n= to its rungs",
         )
-    found = []
+    forecasts = []
     for n in devices:
         ahead = 10**9 if study.rungs.synchronous else _AHEAD * n
         executor = Simulated(
@@ -174,7 +174,7 @@ def predict(
         twin.run(executor)
         clock = executor.clock
         total = n * clock.now_s
-        found.append(
+        forecasts.append(
             Forecast(
                 n,
                 scheduler,
@@ -187,7 +187,7 @@ def predict(
                 executor.rows,
             )
         )
-    return found
+    return forecasts
 
 
 def _by_lot(study: Study, task: Task) -> dict[str, Value]:
@@ -275,11 +275,11 @@ def parse_devices(text: str) -> list[int]:
         InvalidArgumentError: no numbers of devices.
     """
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        devices = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise InvalidArgumentError(
             "gpus", f"'{text}' is no list of numbers", remedy="1,8,64"
         ) from None
-    if found[0] < 1:
-        raise InvalidArgumentError("gpus", f"{found[0]} devices run nothing", remedy="1,8,64")
-    return found
+    if devices[0] < 1:
+        raise InvalidArgumentError("gpus", f"{devices[0]} devices run nothing", remedy="1,8,64")
+    return devices

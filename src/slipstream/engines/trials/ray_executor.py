@@ -74,8 +74,8 @@ class RayExecutor:
         self._own = not self._ray.is_initialized()
         if self._own:
             self._start(slots, address)
-        made = scheduler if isinstance(scheduler, Scheduler) else scheduler_named(scheduler)
-        self._scheduler = made
+        chosen = scheduler if isinstance(scheduler, Scheduler) else scheduler_named(scheduler)
+        self._scheduler = chosen
         # A task runs to its rung's end on what it was given; its next rung may get something else.
         self._state = empty_state(slots, max_width, 0.0, max_pack, resizable=False)
         self._max_width = max_width

@@ -228,11 +228,11 @@ class Plan(Scheduler):
             return None
         for _ in range(10):
             middle = 0.5 * (low + high)
-            found = self._fits(state, waiting, n, middle)
-            if found is None:
+            fit = self._fits(state, waiting, n, middle)
+            if fit is None:
                 low = middle
             else:
-                best, high = found, middle
+                best, high = fit, middle
         return best
 
     def _fits(
@@ -307,13 +307,13 @@ def widen(state: ClusterState, most: int) -> None:
         if state.fixed(i):
             return
         device = int(state.packed_on[i])
-        own = int(state.width[i]) if device < 0 or state.count[device] == 1 else 0
-        widest = min(len(state.free) + own, most, state.trials.rates.shape[1])
-        if widest <= own:
+        held = int(state.width[i]) if device < 0 or state.count[device] == 1 else 0
+        widest = min(len(state.free) + held, most, state.trials.rates.shape[1])
+        if widest <= held:
             return
         times = state.restart_s + state.left_s[i] / state.trials.rates[i, :widest]
         width = int(np.argmin(times)) + 1
-        if times[width - 1] > now * (1.0 - _GAIN) or width == state.width[i] == own:
+        if times[width - 1] > now * (1.0 - _GAIN) or width == state.width[i] == held:
             return
         # No wider than needed to end with the one before it.
         second = float(np.partition(ends, -2)[-2]) if len(ends) > 1 else 0.0
