@@ -99,8 +99,8 @@ class Call:
         changed = self.with_inputs([spec.as_dtype(dtype) for spec, dtype in pairs])
         if outputs is None:
             return changed
-        made = zip(self.outputs, outputs, strict=True)
-        return replace(changed, outputs=tuple(spec.as_dtype(dtype) for spec, dtype in made))
+        returned = zip(self.outputs, outputs, strict=True)
+        return replace(changed, outputs=tuple(spec.as_dtype(dtype) for spec, dtype in returned))
 
     def to_json(self) -> list[Any]:
         """JSON from which `from_json` makes an equal call."""
@@ -205,9 +205,9 @@ class Resize:
         if recorded and squares and recorded != other:
             return round(recorded * self.factor**2)
         slope = (recorded - other) / (self.recorded - self.other)
-        found = round(recorded + slope * (self.wanted - self.recorded))
+        fitted = round(recorded + slope * (self.wanted - self.recorded))
         # Fewer samples than fit through both points: an extent of nothing cannot be run.
-        return found if min(recorded, other) < 0 else max(found, min(recorded, other, 1))
+        return fitted if min(recorded, other) < 0 else max(fitted, min(recorded, other, 1))
 
     def tensor(self, recorded: TensorSpec, other: TensorSpec) -> TensorSpec:
         """The tensor in the wanted step; as recorded where the two differ in kind."""

@@ -381,10 +381,10 @@ class Editor:
         Raises:
             InvalidArgumentError: no such phase or kind.
         """
-        found = matching(
+        tasks = matching(
             self._graph, op=op, module=module, source=source, phase=phase, kind=kind, where=where
         )
-        return Selection(self, found)
+        return Selection(self, tasks)
 
     def reorder(self, order: NDArray[np.int64]) -> None:
         """Put the tasks in another order; each lane runs its own in the order of the graph.
@@ -563,11 +563,11 @@ class Editor:
         """Of the edited graph; a new task at one of `places` has those of the task it is `like`."""
         repeated = order.copy()
         repeated[places] = like
-        own = {
+        operands = {
             int(places[handle - len(self._graph)]): np.array(given, np.int32)
             for handle, given in self._given.items()
         }
-        return graph.gathered(repeated, own)
+        return graph.gathered(repeated, operands)
 
     def _remapped(
         self, wiring: Rewired, new_index: NDArray[np.int64], order: NDArray[np.int64]
@@ -626,13 +626,13 @@ def append_task(graph: Graph, name: str, total_ns: float, spread: float, kind: K
     last = len(graph) - 1
     edit = Editor(graph, "")
     edit.insert(last, name, total_ns, Provenance.MEASURED, spread=spread, kind=kind)
-    found = edit.apply("")
-    tasks = found.tasks
+    edited = edit.apply("")
+    tasks = edited.tasks
     # It takes over nothing of the task it stands behind.
     for column in (tasks.module, tasks.source, tasks.scope, tasks.phase):
         column[-1] = 0
     tasks.sequence[-1] = -1
-    return replace(found, edits=graph.edits)
+    return replace(edited, edits=graph.edits)
 
 
 def _whole(nbytes: ArrayLike) -> NDArray[np.int64]:

@@ -119,16 +119,16 @@ class Graph:
     @property
     def workers(self) -> int:
         """How many replicas take such a step together; 1 unless it was edited to be shared."""
-        found = self.meta.get("workers", 1)
+        replicas = self.meta.get("workers", 1)
         # A file may say anything.
-        return found if type(found) is int and found > 0 else 1
+        return replicas if type(replicas) is int and replicas > 0 else 1
 
     def storages(self, task: int) -> NDArray[np.int32]:
         """Storage ids of the task's inputs, then outputs."""
-        found: NDArray[np.int32] = self.operands[
+        ids: NDArray[np.int32] = self.operands[
             self.operand_start[task] : self.operand_start[task + 1]
         ]
-        return found
+        return ids
 
     def gathered(
         self, tasks: NDArray[np.int64], own: Mapping[int, NDArray[np.int32]] | None = None
@@ -226,7 +226,7 @@ def kept(find: Callable[..., _Found]) -> Callable[..., _Found]:
     """
 
     @functools.wraps(find)
-    def found(graph: Graph, *settings: Hashable) -> _Found:
+    def lookup(graph: Graph, *settings: Hashable) -> _Found:
         # As `cached_property` does: a copy with anything changed starts without.
         known = graph.__dict__.setdefault("_kept", {})
         key = (find, settings)
@@ -235,7 +235,7 @@ def kept(find: Callable[..., _Found]) -> Callable[..., _Found]:
         result: _Found = known[key]
         return result
 
-    return found
+    return lookup
 
 
 def need_graph(graph: object) -> None:

@@ -45,8 +45,8 @@ def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -
         )
     n, tasks = len(graph), graph.tasks
     pace = np.maximum(1.0 + jitter * np.random.default_rng(seed).standard_normal(ranks), 0.0)
-    own = ~np.isin(tasks.kind, (Kind.COMMUNICATION, Kind.WAIT))
-    factor = np.where(own, pace[:, None], 1.0).ravel()
+    local = ~np.isin(tasks.kind, (Kind.COMMUNICATION, Kind.WAIT))
+    factor = np.where(local, pace[:, None], 1.0).ravel()
     columns = {name: np.tile(column, ranks) for name, column in tasks.columns().items()}
     of_rank = np.repeat(np.arange(ranks, dtype=np.int32), n)
     lanes = len(graph.lanes)
@@ -68,7 +68,7 @@ def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -
     samples, meta = graph.samples, dict(graph.meta)
     if graph.workers == 1:
         samples, meta = samples * ranks, {**meta, "workers": ranks}
-    made = replace(
+    replicated = replace(
         graph,
         tasks=Tasks(**columns),
         edges=_edges(graph, ranks),
@@ -87,8 +87,8 @@ def replicate(graph: Graph, ranks: int, *, jitter: float = 0.0, seed: int = 0) -
         exchanges=tuple(rows),
         edits=(*graph.edits, Edit("replicate", f"{ranks} ranks", n * (ranks - 1))),
     )
-    made.check()
-    return made
+    replicated.check()
+    return replicated
 
 
 def _edges(graph: Graph, ranks: int) -> Edges:

@@ -29,14 +29,14 @@ def written_aliases(call: Call) -> list[tuple[int, int]]:
     schema, _, returned = call.op.rpartition("->")
     parameters = schema.partition("(")[2].replace("*, ", "").split(", ")
     names = [_WRITTEN.search(text) for text in returned.split(", ")]
-    found, position = [], 0
+    pairs, position = [], 0
     for text, argument in zip(parameters, call.arguments, strict=False):
         mark = _WRITTEN.search(text)
         if isinstance(argument, TensorSpec) and mark is not None:
             outputs = (j for j, name in enumerate(names) if name and name[1] == mark[1])
-            found += [(position, j) for j in outputs if j < len(call.outputs)]
+            pairs += [(position, j) for j in outputs if j < len(call.outputs)]
         position += len(Call(call.op, (argument,)).inputs)
-    return found
+    return pairs
 
 
 def aliases_of(graph: Graph, task: int, call: Call, *, recorded: bool) -> list[tuple[int, int]]:
@@ -81,23 +81,23 @@ def checked_operands(
     ):
         if len(storages) != len(tensors):
             raise GraphError(f"{len(storages)} storages for {len(tensors)} {word} of {call.name}")
-    found = list(outputs)
+    resolved = list(outputs)
     for i, j in aliases:
-        if given and found[j] != inputs[i]:
+        if given and resolved[j] != inputs[i]:
             raise GraphError(
                 f"output {j} of task {task} ({call.name}) lies in its input {i}: "
-                f"storage {inputs[i]}, not {found[j]}",
+                f"storage {inputs[i]}, not {resolved[j]}",
                 remedy="give it a call that does not work in place, or the same storage for both",
             )
-        found[j] = inputs[i]
+        resolved[j] = inputs[i]
     aliased = {j for _, j in aliases}
-    for j, storage in enumerate(found):
+    for j, storage in enumerate(resolved):
         if j not in aliased and storage >= 0 and storage in inputs:
             raise GraphError(
                 f"output {j} of task {task} ({call.name}) is a new tensor, "
                 f"and storage {storage} holds its input {list(inputs).index(storage)}"
             )
-    return [*inputs, *found]
+    return [*inputs, *resolved]
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,10 @@ def _users(graph: Graph, storages: set[int]) -> dict[int, list[int]]:
     """By storage the tasks that have it among their operands, ascending, each once."""
     wanted = np.isin(graph.operands, list(storages))
     task = np.repeat(np.arange(len(graph)), np.diff(graph.operand_start))[wanted].tolist()
-    found: dict[int, dict[int, None]] = {storage: {} for storage in storages}
+    users: dict[int, dict[int, None]] = {storage: {} for storage in storages}
     for storage, user in zip(graph.operands[wanted].tolist(), task, strict=True):
-        found[storage][user] = None
-    return {storage: list(tasks) for storage, tasks in found.items()}
+        users[storage][user] = None
+    return {storage: list(tasks) for storage, tasks in users.items()}
 
 
 def _lives(memory: Allocations, storage: int, tasks: int) -> Iterator[tuple[int, int, int]]:
@@ -258,11 +258,11 @@ class Heirs:
         graph, release, storage = self._graph, orphans.release, orphans.storage.astype(np.int64)
         wanted = np.zeros(max(graph.operands.max(initial=-1), storage.max(initial=-1)) + 2, bool)
         wanted[storage[storage >= 0]] = True
-        found = np.flatnonzero(wanted[graph.operands])
-        users = np.searchsorted(graph.operand_start, found, side="right") - 1
+        positions = np.flatnonzero(wanted[graph.operands])
+        users = np.searchsorted(graph.operand_start, positions, side="right") - 1
         # In ascending order, with room for every task behind each storage.
         room = len(graph) + 1
-        uses = graph.operands[found].astype(np.int64) * room + users
+        uses = graph.operands[positions].astype(np.int64) * room + users
         uses = np.sort(uses[~self._gone[users]])
         # A storage's number is used again once it is freed: only uses while it lives count.
         first = np.searchsorted(uses, storage * room + orphans.producer, side="left")
@@ -323,7 +323,7 @@ class Links:
         """The edges without the removed tasks."""
         for task in self._removed:
             self._take_away(task)
-        extra = [edge for found in self._from.values() for edge in found]
+        extra = [edge for edges in self._from.values() for edge in edges]
         kept = self._edges.take(np.flatnonzero(~self._touched))
         return kept.joined(Edges.of(*zip(*extra, strict=True))) if extra else kept
 

@@ -95,10 +95,12 @@ def matching(
         chosen &= tasks.phase == _named(StepPhase, "phase", phase)
     if kind is not None:
         chosen &= tasks.kind == _named(Kind, "kind", kind)
-    found = np.flatnonzero(chosen)
+    matches = np.flatnonzero(chosen)
     if where is not None:
-        found = found[[bool(where(task)) for task in found.tolist()]] if len(found) else found
-    return found.astype(np.int64)
+        matches = (
+            matches[[bool(where(task)) for task in matches.tolist()]] if len(matches) else matches
+        )
+    return matches.astype(np.int64)
 
 
 def _named(names: type[StepPhase] | type[Kind], argument: str, name: str) -> int:

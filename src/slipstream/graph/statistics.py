@@ -214,8 +214,8 @@ class ModuleZeros:
 
     def check(self) -> None:
         """Raise a `GraphError` where it contradicts itself."""
-        found = (self.inputs, self.outputs, self.gradients, self.weights)
-        _shares(self.module, *(share for share in found if share is not None))
+        shares = (self.inputs, self.outputs, self.gradients, self.weights)
+        _shares(self.module, *(share for share in shares if share is not None))
 
 
 @dataclass(frozen=True)

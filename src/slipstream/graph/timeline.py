@@ -70,18 +70,18 @@ class Timeline:
         At equal times frees come first, the largest before the others.
         """
         memory = self.graph.memory
-        found = None
+        changes = None
         if self._in_turn:
-            found = native.changes_in_turn(
+            changes = native.changes_in_turn(
                 memory.nbytes, memory.producer, memory.release, len(self.graph)
             )
-        if found is None:
+        if changes is None:
             born, freed = memory.producer >= 0, memory.release >= 0
             lives = self.memory
             times = np.concatenate([lives.birth_ns[0][born], lives.death_ns[0][freed]])
-            found = np.concatenate([memory.nbytes[born], -memory.nbytes[freed]])
-            found = found[np.lexsort((found, times))]
-        return found
+            changes = np.concatenate([memory.nbytes[born], -memory.nbytes[freed]])
+            changes = changes[np.lexsort((changes, times))]
+        return changes
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -166,8 +166,8 @@ def replay(graph: Graph) -> Timeline:
 def replay_like(timeline: Timeline, graph: Graph) -> Timeline:
     """As `replay`, of the graph of `timeline` with other durations: the rest is compiled once."""
     duration_ns = native.quantize_ns(graph.tasks.duration_ns)
-    found = Timeline(graph, native.simulate(timeline.schedule.program, duration_ns))
-    if timeline._in_turn and found._in_turn and graph.memory is timeline.graph.memory:
+    replayed = Timeline(graph, native.simulate(timeline.schedule.program, duration_ns))
+    if timeline._in_turn and replayed._in_turn and graph.memory is timeline.graph.memory:
         # The order of the tasks is all that it depends on.
-        found.__dict__["memory_changes"] = timeline.memory_changes
-    return found
+        replayed.__dict__["memory_changes"] = timeline.memory_changes
+    return replayed

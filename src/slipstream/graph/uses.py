@@ -88,7 +88,7 @@ class Uses:
         Args:
             storages, tasks: int64 [askers].
         """
-        found = np.full(len(storages), len(self._order))
+        first = np.full(len(storages), len(self._order))
         here = np.flatnonzero(storages >= 0)
         place = np.searchsorted(self._born, self._key(storages, tasks + 1)[here], side="right") - 1
         begins = self._key(storages, tasks + 1)
@@ -97,16 +97,16 @@ class Uses:
             there = (place >= 0) & (self._latest[place] >= begins[here])
             here, place = here[there], place[there]
             covers = self._freed[place] >= tasks[here]
-            found[here[covers]] = np.minimum(found[here[covers]], self._order[place[covers]])
+            first[here[covers]] = np.minimum(first[here[covers]], self._order[place[covers]])
             place = place - 1
-        return np.where(found < len(self._order), found, -1)
+        return np.where(first < len(self._order), first, -1)
 
 
 def sorted_once(numbers: _Numbers) -> _Numbers:
     """Each of `numbers` once, in ascending order."""
     # As `np.unique`, which hashes and is slower where most are distinct.
-    found = np.sort(numbers)
-    return found[np.append(True, found[1:] != found[:-1])] if len(found) else found
+    ordered = np.sort(numbers)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 @kept

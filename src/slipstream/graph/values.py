@@ -88,8 +88,8 @@ def distinct(numbers: NDArray[Any], below: int) -> NDArray[Any]:
     first = np.full(below, -1)
     # Of several values for one place the last one stays.
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]
-    found: NDArray[Any] = numbers[np.sort(first[first >= 0])]
-    return found
+    firsts: NDArray[Any] = numbers[np.sort(first[first >= 0])]
+    return firsts
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,9 +39,9 @@ def build(
             where=f"{name}: {columns.text(int(device.row[0]))[:60]}",
             remedy="profile with activities=[CPU, CUDA], and do not strip 'args' from the trace",
         )
-    found = LinkFinder(columns, device, window, name)
-    found.find()
-    return _Assembly(found, name, header).graph()
+    finder = LinkFinder(columns, device, window, name)
+    finder.find()
+    return _Assembly(finder, name, header).graph()
 
 
 class _Assembly:
@@ -290,11 +290,11 @@ class _Assembly:
         columns, device = self.found.columns, self.found.device
         chosen = np.flatnonzero(self.found.taken)
         chosen = chosen[np.argsort(device.start[chosen], kind="stable")]
-        found: dict[str, list[list[int]]] = {}
+        launches: dict[str, list[list[int]]] = {}
         for row in device.row[chosen].tolist():
             if columns.launch[row, 0]:
-                found.setdefault(columns.text(row), []).append(columns.launch[row].tolist())
-        return found
+                launches.setdefault(columns.text(row), []).append(columns.launch[row].tolist())
+        return launches
 
     def _device_name(self) -> dict[str, str]:
         """What the driver calls the machine's devices, where all are of one kind."""

@@ -95,8 +95,8 @@ class Columns:
 
     def named_like(self, accept: Callable[[str], bool]) -> NDArray[np.bool_]:
         """bool [n]; events whose name `accept`s."""
-        found = np.fromiter((accept(text) for text in self.texts), np.bool_, len(self.texts))
-        return found[self.name]
+        accepted = np.fromiter((accept(text) for text in self.texts), np.bool_, len(self.texts))
+        return accepted[self.name]
 
     @cached_property
     def is_task(self) -> NDArray[np.bool_]:

@@ -130,10 +130,10 @@ class _Sweep:
             known = (numbers[at] == number) & (number >= 0)
             # Of those without a number: the last known before them.
             before = np.maximum.accumulate(np.where(known, np.arange(len(inside)), -1))
-            found = np.where(known, made_in[at], 0)
+            modules = np.where(known, made_in[at], 0)
             from_before = (number < 0) & (before >= 0)
-            found[from_before] = found[before[from_before]]
-            module[inside] = np.where(module[inside] > 0, module[inside], found)
+            modules[from_before] = modules[before[from_before]]
+            module[inside] = np.where(module[inside] > 0, module[inside], modules)
         return module
 
     def run(self, rows: Ints) -> None:
@@ -191,9 +191,9 @@ class _Sweep:
     def _inner(self, outer: int, code: int) -> int:
         name = self._columns.texts[code]
         text = f"{self._texts[outer]}/{name}" if outer else name
-        found = self._scopes[outer, code] = self._strings.add(text)
-        self._texts[found] = text
-        return found
+        scope = self._scopes[outer, code] = self._strings.add(text)
+        self._texts[scope] = text
+        return scope
 
     def _placed(self, name: str, module: int, source: int, phase: int) -> tuple[int, int, int]:
         """Module, source line and phase inside the frame `name`."""

@@ -210,12 +210,12 @@ class LinkFinder:
         order = np.argsort(device.issued, kind="stable")
         by_thread = {at: order[thread[order] == at] for at in set(columns.thread[calls].tolist())}
         for call in calls:
-            own = by_thread[int(columns.thread[call])]
-            at = int(np.searchsorted(device.issued[own], columns.start[call]))
-            if at >= len(own):
+            launches = by_thread[int(columns.thread[call])]
+            at = int(np.searchsorted(device.issued[launches], columns.start[call]))
+            if at >= len(launches):
                 continue
-            target = int(own[at])
-            sources = [int(own[at - 1])] if at else []
+            target = int(launches[at])
+            sources = [int(launches[at - 1])] if at else []
             for lane in range(len(device.lanes)):
                 last = device.last_issued(lane, float(columns.start[call]))
                 if last >= 0 and 0 <= device.start[target] - device.end[last] <= _TURNAROUND_NS:
@@ -291,19 +291,19 @@ class LinkFinder:
         if sync >= 0:
             where, stream = int(columns.device[sync]), int(columns.stream[sync])
         if name in _DEVICE_SYNC:
-            found = [device.last_issued(lane, begin) for lane in device.lanes_of(where, -1)]
+            events = [device.last_issued(lane, begin) for lane in device.lanes_of(where, -1)]
         elif name in _EVENT_SYNC and sync >= 0 and columns.record_stream[sync] >= 0:
             record = columns.runtime_row(columns.record[sync : sync + 1])[0]
             recorded = float(columns.start[record]) if record >= 0 else begin
             lanes = device.lanes_of(where, int(columns.record_stream[sync]))
-            found = [device.last_issued(lane, recorded) for lane in lanes]
+            events = [device.last_issued(lane, recorded) for lane in lanes]
         elif name in _STREAM_SYNC and stream >= 0:
-            found = [device.last_issued(lane, begin) for lane in device.lanes_of(where, stream)]
+            events = [device.last_issued(lane, begin) for lane in device.lanes_of(where, stream)]
         else:
             return self._guess_awaited(call, name)
-        found = [event for event in found if event >= 0]
-        kept = [event for event in found if device.end[event] <= end + ROUNDING_NS]
-        self.dropped += len(found) - len(kept)
+        events = [event for event in events if event >= 0]
+        kept = [event for event in events if device.end[event] <= end + ROUNDING_NS]
+        self.dropped += len(events) - len(kept)
         return kept
 
     def _guess_awaited(self, call: int, name: str) -> list[int]:
@@ -468,13 +468,13 @@ class LinkFinder:
                     self._wake_ups(caller, engine, self.autograd, starts, ends)
                     self._wake_ups(engine, caller, np.ones(self.hosts, np.bool_), starts, ends)
         everything = np.ones(self.hosts, np.bool_)
-        for own in threads:
-            for pool in threads if segments.lane[own[0]] == self.window.thread else ():
+        for thread in threads:
+            for pool in threads if segments.lane[thread[0]] == self.window.thread else ():
                 # Autograd's threads have their edges.
-                if pool is not own and not self.autograd[pool].any():
-                    self._wake_ups(own, pool, everything, starts, ends)
-                    self._wake_ups(pool, own, everything, starts, ends)
-                    self._first_given(own, pool, starts, ends)
+                if pool is not thread and not self.autograd[pool].any():
+                    self._wake_ups(thread, pool, everything, starts, ends)
+                    self._wake_ups(pool, thread, everything, starts, ends)
+                    self._first_given(thread, pool, starts, ends)
         self._share_wake_ups()
 
     def works(self) -> NDArray[np.bool_]:
@@ -501,14 +501,14 @@ class LinkFinder:
         last = np.searchsorted(starts[waker], woke) - 1
         silent_from = np.where(last >= 0, ends[waker[last]], np.inf)
         silent_to = np.append(starts[waker], np.inf)[last + 1]
-        found = (
+        wakes = (
             eligible[sleeper]
             & (woke - slept_from > _HANDOVER_NS)
             & (silent_from <= woke)
             & (silent_from > slept_from)
             & (silent_to - silent_from > _HANDOVER_NS)
         )
-        for at in np.flatnonzero(found).tolist():
+        for at in np.flatnonzero(wakes).tolist():
             delay = float(woke[at] - silent_from[at])
             self._hand_over(int(waker[last[at]]), int(sleeper[at]), delay)
 

@@ -30,30 +30,30 @@ def read_events(file: BinaryIO, wanted: Callable[[Any], bool]) -> tuple[list[Any
         NoTraceError: there is no list of events.
     """
     text = _Text(file)
-    found: list[Any] | None = None
+    events: list[Any] | None = None
     header: dict[str, Any] = {}
     if text.peek() == "[":
-        found = list(_wanted(text, wanted))
-        if not _is_cut(found):
+        events = list(_wanted(text, wanted))
+        if not _is_cut(events):
             text.end()
-        return found, header
+        return events, header
     if text.peek() != "{":
         text.value()
         text.end()
         raise NoTraceError
     for key in text.fields():
         if key == _EVENTS and text.peek() == "[":
-            found = list(_wanted(text, wanted))
-            if _is_cut(found):
-                return found, header
+            events = list(_wanted(text, wanted))
+            if _is_cut(events):
+                return events, header
         elif key == _EVENTS:
             raise NoTraceError
         else:
             header[key] = text.value()
     text.end()
-    if found is None:
+    if events is None:
         raise NoTraceError
-    return found, header
+    return events, header
 
 
 def _is_cut(events: list[Any]) -> bool:
@@ -144,11 +144,11 @@ class _Text:
         if cut < 0:
             return []
         try:
-            found = json.loads(f"[{self._text[self._at : cut + 1]}]")
+            entries = json.loads(f"[{self._text[self._at : cut + 1]}]")
         except (ValueError, RecursionError):
             return []  # what seemed to be between two entries was inside of one
         self._at = cut + 2
-        return list(found)
+        return list(entries)
 
     def _take(self, character: str) -> None:
         if self.peek() != character:

@@ -168,10 +168,10 @@ def _document(graph: Graph) -> dict[str, Any]:
 
 
 def _incoming(graph: Graph) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    incoming: dict[int, list[int]] = {}
     for edge, target in enumerate(graph.edges.target.tolist()):
-        found.setdefault(target, []).append(edge)
-    return found
+        incoming.setdefault(target, []).append(edge)
+    return incoming
 
 
 def _before(graph: Graph) -> list[int]:
@@ -218,9 +218,9 @@ def _describe(node: Any, graph: Graph, row: dict[str, Any], kind: Kind) -> None:
         node.attr.add(name="module", string_val=graph.strings[row["module"]])
     if kind == Kind.COMMUNICATION:
         lower = node.name.lower()
-        found = [code for word, code in _COLLECTIVES if word in lower]
-        if found:
-            node.attr.add(name="comm_type", int64_val=found[0])
+        codes = [code for word, code in _COLLECTIVES if word in lower]
+        if codes:
+            node.attr.add(name="comm_type", int64_val=codes[0])
 
 
 def _own(kept: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
@@ -239,23 +239,23 @@ def _own(kept: dict[str, Any], nodes: Sequence[Any], name: str) -> Graph:
     for task, node in enumerate(nodes):
         if node.id != task:
             raise GraphError(f"node {node.id} is out of order", where=f"{name}: node {task}")
-        found = {item.name: item for item in node.attr}
+        attributes = {item.name: item for item in node.attr}
         groups = (
-            (_TEXT_COLUMNS, found["strings"].int64_list),
-            (_PLAIN_COLUMNS, found["columns"].int64_list),
-            (_TIMES, found["times_ns"].double_list),
+            (_TEXT_COLUMNS, attributes["strings"].int64_list),
+            (_PLAIN_COLUMNS, attributes["columns"].int64_list),
+            (_TIMES, attributes["times_ns"].double_list),
         )
         for keys, values in groups:
             for key, value in zip(keys, values.values, strict=True):
                 columns[key][task] = value
-        if "edges" in found:
-            exact = list(found["edges"].int64_list.values)
-            delays = found["delays_ns"].double_list.values
+        if "edges" in attributes:
+            exact = list(attributes["edges"].int64_list.values)
+            delays = attributes["delays_ns"].double_list.values
             for at, delay in zip(range(0, len(exact), 4), delays, strict=True):
                 number, source, kind, lag = exact[at : at + 4]
                 edges[number] = (source, task, kind, delay, lag)
-        if "storages" in found:
-            storages += found["storages"].int64_list.values
+        if "storages" in attributes:
+            storages += attributes["storages"].int64_list.values
         starts[task + 1] = len(storages)
     if sorted(edges) != list(range(len(edges))):
         raise GraphError("dependencies are missing", where=name, remedy="export it again")
@@ -344,12 +344,12 @@ def _placed(node: Any, attributes: dict[str, Any]) -> tuple[Kind, str]:
 
 def _duration_ns(node: Any, attributes: dict[str, Any], name: str) -> float:
     exact = attributes.get("duration_ns")
-    found = node.duration_micros * _NS_PER_US
+    duration = node.duration_micros * _NS_PER_US
     if exact is not None and exact.WhichOneof("value") == "double_val":
-        found = exact.double_val
-    if not 0 <= found <= _LARGEST_NS:
-        raise GraphError(f"it takes {found} ns", where=f"{name}: node {node.id} ({node.name})")
-    return float(found)
+        duration = exact.double_val
+    if not 0 <= duration <= _LARGEST_NS:
+        raise GraphError(f"it takes {duration} ns", where=f"{name}: node {node.id} ({node.name})")
+    return float(duration)
 
 
 def _order(nodes: Sequence[Any], name: str) -> list[int]:

@@ -151,14 +151,14 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Graph:
     def array(name: str, dtype: Any) -> NDArray[Any]:
         try:
             with archive.open(f"{name}.npy") as file:
-                found = np.lib.format.read_array(file, allow_pickle=False)
+                values = np.lib.format.read_array(file, allow_pickle=False)
         except KeyError:
             raise broken(f"'{name}' is missing") from None
         except (ValueError, OverflowError, MemoryError, SyntaxError, TypeError) as error:
             raise broken(f"'{name}' is not a plain array: {error}") from error
-        if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != dtype:
+        if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype != dtype:
             raise broken(f"'{name}' has the wrong type or shape")
-        return found
+        return values
 
     def columns(name: str, table: type[Columns]) -> dict[str, NDArray[Any]]:
         return {column: array(f"{name}/{column}", t) for column, t in table.dtypes.items()}

@@ -134,15 +134,15 @@ class KinetoTrace:
             inner = self.steps[1:-1] if len(self.steps) > 2 else self.steps
             chosen = sorted(inner, key=lambda s: s.end_ns - s.begin_ns)[(len(inner) - 1) // 2]
         else:
-            found = [s for s in self.steps if s.number == step]
-            if not found:
+            matches = [s for s in self.steps if s.number == step]
+            if not matches:
                 numbers = ", ".join(str(s.number) for s in self.steps)
                 raise GraphError(
                     f"the trace has no step {step}",
                     where=self.name,
                     remedy=f"its steps are {numbers}" if numbers else "it has none: take 'all'",
                 )
-            chosen = found[0]
+            chosen = matches[0]
         # What lies between two annotations is part of what a step costs.
         later = [s.begin_ns for s in self.steps if s.begin_ns >= chosen.end_ns]
         end = min(later, default=chosen.end_ns)
@@ -204,7 +204,7 @@ def _is_read(event: Mapping[str, Any]) -> bool:
 
 def _memory(events: Sequence[Any], origin_us: float, name: str) -> tuple[MemoryChange, ...]:
     """What the allocators did, in order of time."""
-    found = []
+    changes = []
     rows = [event for event in events if event.get("name") == _MEMORY]
     try:
         for event, time_us in zip(rows, _numbers(rows, "ts", name).tolist(), strict=True):
@@ -214,14 +214,14 @@ def _memory(events: Sequence[Any], origin_us: float, name: str) -> tuple[MemoryC
                 time_ns, thread = round((time_us - origin_us) * 1e3), _text(event["tid"])
                 address, nbytes = int(args["Addr"]), int(args["Bytes"])
                 total = int(args.get("Total Allocated", 0))
-                found.append(
+                changes.append(
                     MemoryChange(time_ns, f"thread {thread}", address, nbytes, device, total)
                 )
     except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
         raise GraphError(
             f"an event is malformed: {error!r}", where=f"{name}: {_MEMORY}", remedy=_EXPORT
         ) from error
-    return tuple(sorted(found, key=lambda change: change.time_ns))
+    return tuple(sorted(changes, key=lambda change: change.time_ns))
 
 
 def _columns(events: Sequence[Any], name: str) -> tuple[Columns, tuple[Step, ...], float]:
@@ -276,10 +276,10 @@ def _threads(
     """Which thread each event ran on, and what the trace calls the threads."""
     seen: dict[Any, int] = {}
     # Text is made of each thread's name once; two ways to write it are one thread.
-    found = [seen.setdefault((row.get("pid"), row.get("tid")), len(seen)) for row in rows]
+    indices = [seen.setdefault((row.get("pid"), row.get("tid")), len(seen)) for row in rows]
     threads: dict[tuple[str, str], int] = {}
     number = [threads.setdefault((_text(pid), _text(tid)), len(threads)) for pid, tid in seen]
-    return np.array(number, np.int32)[found], tuple(threads)
+    return np.array(number, np.int32)[indices], tuple(threads)
 
 
 def _forward_threads(
@@ -304,7 +304,7 @@ def _forward_threads(
         if row.get("cat") == "cpu_op"
     }
     begins: dict[Any, int] = {}
-    found: dict[int, int] = {}
+    threads: dict[int, int] = {}
     arrows = [event for event in events if event.get("cat") == _ARROW]
     for arrow in sorted(arrows, key=lambda event: event["ph"] != "s"):
         place = places.get((arrow["pid"], arrow["tid"], arrow["ts"]))
@@ -313,8 +313,8 @@ def _forward_threads(
         if arrow["ph"] == "s":
             begins[arrow["id"]] = int(thread[place])
         elif arrow["id"] in begins and number[place] > 0:
-            found[int(number[place])] = begins[arrow["id"]]
-    for name, its in found.items():
+            threads[int(number[place])] = begins[arrow["id"]]
+    for name, its in threads.items():
         unknown[number == name] = its
     return unknown
 
@@ -358,8 +358,8 @@ def _ids(
 
     def column(rows: NDArray[np.int64], key: str) -> NDArray[np.int64]:
         values = np.full(n, -1, np.int64)
-        found = [args[row].get(key, -1) for row in rows.tolist()]
-        values[rows] = found if set(map(type, found)) <= {int} else [int(one) for one in found]
+        ids = [args[row].get(key, -1) for row in rows.tolist()]
+        values[rows] = ids if set(map(type, ids)) <= {int} else [int(one) for one in ids]
         return values
 
     correlated = np.flatnonzero(np.isin(category, _CORRELATED))
@@ -382,9 +382,9 @@ def _launches(category: NDArray[np.int8], args: Sequence[Mapping[str, Any]]) -> 
     """`Columns.launch`."""
     values = np.zeros((len(args), 4), np.int64)
     for row in np.flatnonzero(category == Category.KERNEL).tolist():
-        found = args[row]
-        grid, block = found.get("grid"), found.get("block")
-        rest = [found.get("registers per thread"), found.get("shared memory")]
+        details = args[row]
+        grid, block = details.get("grid"), details.get("block")
+        rest = [details.get("registers per thread"), details.get("shared memory")]
         if isinstance(grid, list) and isinstance(block, list):
             numbers = [*grid, *block]
             if all(type(one) is int and 0 < one < 2**31 for one in numbers):

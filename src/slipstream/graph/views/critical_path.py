@@ -82,8 +82,8 @@ class CriticalPath:
             row[0] += busy
             row[1] += waited
             row[2] += 1
-        found = [Contribution(key, row[0], row[1], int(row[2])) for key, row in sums.items()]
-        return sorted(found, key=lambda c: (-c.total_ns, c.name))
+        shares = [Contribution(key, row[0], row[1], int(row[2])) for key, row in sums.items()]
+        return sorted(shares, key=lambda c: (-c.total_ns, c.name))
 
     def by_dependency(self) -> dict[Dependency, float]:
         """Nanoseconds the path waits in gaps and delays, by what it waits for."""
@@ -180,13 +180,13 @@ def lanes(timeline: Timeline) -> list[Lane]:
     busy = timeline.lane_busy_ns
     gaps = np.bincount(tasks.lane, tasks.gap_ns, minlength=count)
     number = np.bincount(tasks.lane, minlength=count)
-    found = []
+    rows = []
     for i, name in enumerate(graph.lanes):
         # A lane that falls behind, step after step, is busy for more than a step.
         gap = min(float(gaps[i]), max(step - float(busy[i]), 0.0))
         idle = max(step - float(busy[i]) - gap, 0.0)
-        found.append(Lane(name, int(number[i]), float(busy[i]), gap, idle))
-    return found
+        rows.append(Lane(name, int(number[i]), float(busy[i]), gap, idle))
+    return rows
 
 
 def communication(timeline: Timeline) -> Communication:
@@ -254,8 +254,8 @@ class Causes:
         last = end[step - 1] if step else np.zeros(self.n)
         ended = np.where(self.wrapped, last[self.before], end[step][self.before])
         gap = np.where(self.wrapped & (step == 0), 0.0, self.gap[self.before])
-        found: Floats = ended + gap
-        return found
+        free: Floats = ended + gap
+        return free
 
     def of(self, step: int, task: int) -> tuple[int, tuple[int, int] | None, float]:
         """What gated the start of `task`: the kind, (step, task), and when that ended."""
@@ -350,5 +350,5 @@ def slack(timeline: Timeline) -> Floats:
     )
     remaining = native.simulate(turned).start_ns[0][::-1]
     latest = timeline.schedule.step_end_ns[-1] - remaining
-    found: Floats = np.maximum(latest - timeline.schedule.end_ns[-1], 0.0)
-    return found
+    spare: Floats = np.maximum(latest - timeline.schedule.end_ns[-1], 0.0)
+    return spare

@@ -160,7 +160,7 @@ def difference(before: Graph, after: Graph) -> Difference:
         work = [_work(graph, group) for graph in (before, after)]
         names = sorted({*work[0], *work[1]})
         compared = [
-            _row(name, [found.get(name) for found in on_path], [found.get(name) for found in work])
+            _row(name, [costs.get(name) for costs in on_path], [costs.get(name) for costs in work])
             for name in names
         ]
         rows[group] = tuple(sorted(compared, key=lambda row: (-abs(row.change_ns), row.name)))
@@ -240,19 +240,19 @@ def _row(
     (busy_a, waited_a), (busy_b, waited_b) = (
         (c.busy_ns, c.waited_ns) if c else (0.0, 0.0) for c in on_path
     )
-    (work_a, tasks_a), (work_b, tasks_b) = (found or (0.0, 0) for found in work)
+    (work_a, tasks_a), (work_b, tasks_b) = (totals or (0.0, 0) for totals in work)
     return Row(name, busy_a, busy_b, waited_a, waited_b, work_a, work_b, tasks_a, tasks_b)
 
 
 def _work(graph: Graph, group: str) -> dict[str, tuple[float, int]]:
     """Total duration and number of calls by group; the rest of a call is not one more."""
     name = namer(graph, group)
-    found: dict[str, tuple[float, int]] = {}
+    totals: dict[str, tuple[float, int]] = {}
     durations, kinds = graph.tasks.duration_ns.tolist(), graph.tasks.kind.tolist()
     host = int(Kind.HOST)
     for task, (duration, kind) in enumerate(zip(durations, kinds, strict=True)):
         key = name(task)
-        total, count = found.get(key, (0.0, 0))
-        found[key] = (total + duration, count + (kind != host))
+        total, count = totals.get(key, (0.0, 0))
+        totals[key] = (total + duration, count + (kind != host))
     # What is only ever the rest of something (the begin of a step) is there all the same.
-    return {key: (total, max(count, 1)) for key, (total, count) in found.items()}
+    return {key: (total, max(count, 1)) for key, (total, count) in totals.items()}

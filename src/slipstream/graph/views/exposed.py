@@ -48,11 +48,11 @@ class ExposedStretch:
         if not row.modules:
             return {f"({graph.task(row.task).name})": self.waited_ns}
         whole = sum(spec.nbytes for spec in row.tensors)
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         for module, spec in zip(row.modules, row.tensors, strict=True):
             share = spec.nbytes / whole if whole else 1.0 / len(row.modules)
-            found[module] = found.get(module, 0.0) + share * self.waited_ns
-        return found
+            shares[module] = shares.get(module, 0.0) + share * self.waited_ns
+        return shares
 
 
 def exposed_stretches(timeline: Timeline) -> list[ExposedStretch]:
@@ -68,26 +68,26 @@ def exposed_stretches(timeline: Timeline) -> list[ExposedStretch]:
     causes, step = Causes(timeline), timeline.schedule.program.steps - 1
     free = causes.free_ns(step)
     waited = np.where(graph.tasks.lane == lane, timeline.schedule.start_ns[step] - free, 0.0)
-    found = []
+    stretches = []
     for task in np.flatnonzero(waited > 0.0).tolist():
         # What it waited for may be what a helping thread does behind the communication.
         _, cause, _ = causes.of(step, task)
         while cause is not None and cause[1] not in rows and graph.tasks.lane[cause[1]] != lane:
             _, cause, _ = causes.of(*cause)
         if cause is not None and cause[1] in rows:
-            found.append(
+            stretches.append(
                 ExposedStretch(rows[cause[1]], task, float(free[task]), float(waited[task]))
             )
-    return found
+    return stretches
 
 
 def exposed_by_module(timeline: Timeline) -> dict[str, float]:
     """Nanoseconds of a step by module, see `ExposedStretch.by_module`; as they are awaited."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for stretch in exposed_stretches(timeline):
         for module, spent in stretch.by_module(timeline.graph).items():
-            found[module] = found.get(module, 0.0) + spent
-    return found
+            totals[module] = totals.get(module, 0.0) + spent
+    return totals
 
 
 def computing_lane(timeline: Timeline) -> int:

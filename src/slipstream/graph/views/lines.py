@@ -131,11 +131,11 @@ class Attribution:
     @cached_property
     def functions(self) -> dict[tuple[str, str], Cost]:
         """By (file, qualified name of a function): the sum of its lines."""
-        found: dict[tuple[str, str], Cost] = {}
+        costs: dict[tuple[str, str], Cost] = {}
         for line in self.lines:
             key = line.file, line.function
-            found[key] = found.get(key, Cost()) + line.cost
-        return found
+            costs[key] = costs.get(key, Cost()) + line.cost
+        return costs
 
     @property
     def untracked_time(self) -> float:
@@ -173,14 +173,14 @@ def attribute(timeline: Timeline) -> Attribution:
     modules = tasks.module.astype(np.int64)
     module_costs = _costs(modules, tasks.phase, time_ns, of_memory(modules), nbytes, count)
     inside = _modules_by_line(graph)
-    found = [
+    entries = [
         _line(graph.strings[number], cost, described, inside.get(number, ()))
         for number, cost in enumerate(line_costs[:-1])
         if number and (cost.tasks or cost.memory_bytes)
     ]
-    found.sort(key=lambda line: (-line.cost.time_ns, line.file, line.number))
+    entries.sort(key=lambda line: (-line.cost.time_ns, line.file, line.number))
     return Attribution(
-        tuple(found),
+        tuple(entries),
         line_costs[-1],
         line_costs[0],
         timeline.step_ns,
@@ -201,15 +201,15 @@ def _times(timeline: Timeline) -> NDArray[np.float64]:
     """
     path = find_critical_path(timeline)
     source = timeline.graph.tasks.source
-    found = np.zeros(len(source))
-    np.add.at(found, path.task, path.busy_ns)
+    times = np.zeros(len(source))
+    np.add.at(times, path.task, path.busy_ns)
     before = np.concatenate([path.task[:1], path.task[:-1]])
     if len(path):
         # The step before is the same: its last task is this one's.
         before[0] = path.task[-1]
     waits = np.where((source[path.task] == 0) & (source[before] != 0), before, path.task)
-    np.add.at(found, waits, path.waited_ns)
-    return found
+    np.add.at(times, waits, path.waited_ns)
+    return times
 
 
 def _alive(timeline: Timeline) -> tuple[NDArray[np.int64], Any]:
@@ -227,12 +227,12 @@ def _alive(timeline: Timeline) -> tuple[NDArray[np.int64], Any]:
         for task in np.flatnonzero(column).tolist():
             for storage in graph.storages(task).tolist():
                 first.setdefault(storage, int(column[task]))
-        made = memory.producer[alive]
-        found = np.where(made >= 0, column[made], 0)
+        producers = memory.producer[alive]
+        owners = np.where(producers >= 0, column[producers], 0)
         # What no line makes or uses (a gradient that is added up) goes where it is used first.
-        for i in np.flatnonzero(found == 0).tolist():
-            found[i] = first.get(int(memory.storage[alive[i]]), 0)
-        return found
+        for i in np.flatnonzero(owners == 0).tolist():
+            owners[i] = first.get(int(memory.storage[alive[i]]), 0)
+        return owners
 
     return memory.nbytes[alive], whose
 
@@ -257,11 +257,11 @@ def _costs(
 
 def _modules_by_line(graph: Graph) -> dict[int, tuple[str, ...]]:
     pairs = np.unique(np.stack([graph.tasks.source, graph.tasks.module]), axis=1)
-    found: dict[int, list[str]] = {}
+    modules: dict[int, list[str]] = {}
     for line, module in pairs.T.tolist():
         if line and module:
-            found.setdefault(line, []).append(graph.strings[module])
-    return {line: tuple(sorted(names)) for line, names in found.items()}
+            modules.setdefault(line, []).append(graph.strings[module])
+    return {line: tuple(sorted(names)) for line, names in modules.items()}
 
 
 def _line(
@@ -283,8 +283,8 @@ def _line(
 
 def _described(graph: Graph) -> Mapping[str, Any]:
     """What was recorded of lines; nothing of an older recording. A file may say anything."""
-    found = graph.meta.get("lines")
-    return found if isinstance(found, Mapping) else {}
+    lines = graph.meta.get("lines")
+    return lines if isinstance(lines, Mapping) else {}
 
 
 def _texts(value: Any) -> dict[str, str]:

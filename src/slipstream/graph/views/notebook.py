@@ -48,7 +48,7 @@ def graph_html(graph: Graph) -> str:
         return Table(columns, (), title, [f"{len(graph)} tasks; {error.what}"]).to_html()
     step_ns = timeline.step_ns
     path = find_critical_path(timeline)
-    found = sorted(path.by("operator"), key=lambda one: -one.busy_ns)
+    operators = sorted(path.by("operator"), key=lambda one: -one.busy_ns)
     rows = [
         (
             one.name.removeprefix("aten::"),
@@ -56,10 +56,10 @@ def graph_html(graph: Graph) -> str:
             Drawing.share(one.busy_ns / step_ns, format_percent(one.busy_ns / step_ns)),
             one.tasks,
         )
-        for one in found[:_ROWS]
+        for one in operators[:_ROWS]
         if step_ns
     ]
-    waited = sum(one.waited_ns for one in found)
+    waited = sum(one.waited_ns for one in operators)
     notes = [
         f"{format_duration(step_ns)} a step, {len(graph)} tasks"
         + (f", {graph.samples} samples" if graph.samples else "")
@@ -69,9 +69,9 @@ def graph_html(graph: Graph) -> str:
             else ", memory not recorded"
         )
     ]
-    if len(found) > _ROWS:
-        rest = sum(one.busy_ns for one in found[_ROWS:])
-        notes.append(f"{len(found) - _ROWS} other operators take {format_duration(rest)}")
+    if len(operators) > _ROWS:
+        rest = sum(one.busy_ns for one in operators[_ROWS:])
+        notes.append(f"{len(operators) - _ROWS} other operators take {format_duration(rest)}")
     if waited:
         notes.append(f"{format_duration(waited)} are Python, dispatch and waiting")
     notes += [f"edited: {edit.technique}, {edit.what}" for edit in graph.edits]

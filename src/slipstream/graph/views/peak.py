@@ -50,10 +50,10 @@ def find_peak(timeline: Timeline) -> Peak:
             "memory was not recorded",
             remedy="record the step again: slipstream profile WORKLOAD -o run.slipgraph",
         )
-    found = timeline.memory
-    at_ns = float(found.peak_time_ns[0])
+    lives = timeline.memory
+    at_ns = float(lives.peak_time_ns[0])
     lasting = (memory.producer < 0) & (memory.release < 0)
-    alive = lasting | ((found.birth_ns[0] <= at_ns) & (at_ns < found.death_ns[0]))
+    alive = lasting | ((lives.birth_ns[0] <= at_ns) & (at_ns < lives.death_ns[0]))
     begun = np.where(timeline.start_ns <= at_ns, timeline.start_ns, -1.0)
     # Of several that begin at once, the last in program order.
     task = len(begun) - 1 - int(begun[::-1].argmax())
@@ -87,7 +87,7 @@ def _modules(graph: Graph) -> NDArray[np.int32]:
             for storage in graph.storages(task).tolist():
                 first.setdefault(storage, module)
     memory = graph.memory
-    found: NDArray[np.int32] = graph.tasks.module[memory.producer].copy()
+    modules: NDArray[np.int32] = graph.tasks.module[memory.producer].copy()
     for i in np.flatnonzero(memory.producer < 0).tolist():
-        found[i] = first.get(int(memory.storage[i]), 0)
-    return found
+        modules[i] = first.get(int(memory.storage[i]), 0)
+    return modules
