@@ -113,9 +113,9 @@ def unpack_events(packed: bytes) -> list[Event]:
     """
     try:
         rows = json.loads(expanded(packed, _LARGEST_EVENTS))
-        found = [Event(block, kind, detail) for block, kind, detail in rows]
+        events = [Event(block, kind, detail) for block, kind, detail in rows]
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"stored events are damaged: {error}") from error
-    if not all(isinstance(one.kind, str) and isinstance(one.detail, dict) for one in found):
+    if not all(isinstance(one.kind, str) and isinstance(one.detail, dict) for one in events):
         raise StoreError("stored events are damaged: they have no kind, or no details")
-    return found
+    return events

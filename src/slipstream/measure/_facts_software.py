@@ -77,13 +77,13 @@ def _python() -> dict[str, Any]:
 
 
 def _packages() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
     for distribution in metadata.distributions():
         name = distribution.name
         # The first of two on sys.path is the one that is imported.
-        if name and (key := f"package.{name.lower().replace('_', '-')}") not in found:
-            found[key] = distribution.version
-    return found
+        if name and (key := f"package.{name.lower().replace('_', '-')}") not in versions:
+            versions[key] = distribution.version
+    return versions
 
 
 def _blas() -> dict[str, Any]:
@@ -175,17 +175,17 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 
 def _torch(redact: Redactor, may_import: bool) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = {"torch.version": metadata.version("torch")}
+        about: dict[str, Any] = {"torch.version": metadata.version("torch")}
     except metadata.PackageNotFoundError:
         return {"torch.version": None}
     if "torch" not in sys.modules and not may_import:
-        return found
+        return about
     try:
         import torch
     except (ImportError, OSError):
         # Installed and broken (a missing shared library) is an environment too.
-        return found | {"torch.config": UNREADABLE}
-    return found | {
+        return about | {"torch.config": UNREADABLE}
+    return about | {
         "torch.version": str(torch.__version__),
         "torch.git_revision": torch.version.git_version,
         "torch.config": redact(torch.__config__.show()),
@@ -219,21 +219,21 @@ def _runtimes() -> dict[str, Any]:
 
 
 def _gpus() -> dict[str, Any]:
-    found: dict[str, Any] = {"gpu.visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    about: dict[str, Any] = {"gpu.visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     program = shutil.which("nvidia-smi")
     if program is None:
         present = os.path.exists("/proc/driver/nvidia/version")
-        return found | {"gpu.count": UNREADABLE if present else 0}
+        return about | {"gpu.count": UNREADABLE if present else 0}
     names = (*_GPU_STABLE, *_GPU_NOW)
     rows = _nvidia_smi(program, names)
     if rows is None:
-        return found | {"gpu.count": UNREADABLE}
-    found["gpu.count"] = len(rows)
+        return about | {"gpu.count": UNREADABLE}
+    about["gpu.count"] = len(rows)
     for number, row in enumerate(rows):
         for name, value in zip(names, row, strict=True):
             group = "gpu" if name in _GPU_STABLE else "now.gpu"
-            found[f"{group}.{number}.{name.replace('.', '_')}"] = value
-    return found
+            about[f"{group}.{number}.{name.replace('.', '_')}"] = value
+    return about
 
 
 def _nvidia_smi(program: str, names: tuple[str, ...]) -> list[list[str]] | None:

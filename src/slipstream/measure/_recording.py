@@ -26,10 +26,10 @@ class Recording:
         self.experiment_id = experiment_id
         self._database = database
         self._number = number
-        found = database.read(
+        latest = database.read(
             "SELECT coalesce(max(sequence), -1) FROM chunk WHERE experiment = ?", number
         )
-        self._sequence = int(found[0][0]) + 1
+        self._sequence = int(latest[0][0]) + 1
         self._began = time.monotonic()
 
     def append(

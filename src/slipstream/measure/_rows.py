@@ -114,8 +114,8 @@ def keep_prediction(db: sqlite3.Connection, prediction: PredictionRecord) -> int
             record,
         ),
     )
-    found = db.execute("SELECT number FROM prediction WHERE record = ?", (record,)).fetchone()
-    return int(found[0])
+    row = db.execute("SELECT number FROM prediction WHERE record = ?", (record,)).fetchone()
+    return int(row[0])
 
 
 def keep_event(db: sqlite3.Connection, number: int, events: Sequence[Event]) -> None:

@@ -179,14 +179,14 @@ class QualityCheck:
             return f"{start}not checked: {self.reason}. How fast it is rests on no quality check."
         if self.status is QualityStatus.FAILED:
             return f"{start}failed: {self.reason}. However fast it is, that is no win."
-        said = start + self._found()
+        text = start + self._found()
         if self.status is QualityStatus.WORSE:
-            return f"{said} That is worse than chance explains; however fast it is, it is no win."
+            return f"{text} That is worse than chance explains; however fast it is, it is no win."
         if self.kind != _SHOWN_BY_FEW_STEPS:
-            return f"{said} {self._left_open()}"
+            return f"{text} {self._left_open()}"
         if self.status is QualityStatus.OPEN:
-            return f"{said} Open: {self.reason}."
-        return f"{said} {str(self.status).capitalize()}."
+            return f"{text} Open: {self.reason}."
+        return f"{text} {str(self.status).capitalize()}."
 
     def to_event(self) -> Event:
         """As the experiment keeps it."""
@@ -208,11 +208,11 @@ class QualityCheck:
         if self.low is not None and self.high is not None and not self.one_run:
             ends = (self.relative(end) if self.tells(end) else "–" for end in (self.low, self.high))
             interval = f" [{', '.join(ends)}]"
-        said = f"{self.measure} after {steps} from {seeds} differs by "
-        said += self.relative(self.difference) + interval
+        text = f"{self.measure} after {steps} from {seeds} differs by "
+        text += self.relative(self.difference) + interval
         if self.spread:
-            said += f"; seeds alone differ by {self.relative(self.spread).lstrip('+')}"
-        return said + "."
+            text += f"; seeds alone differ by {self.relative(self.spread).lstrip('+')}"
+        return text + "."
 
     def relative(self, value: float) -> str:
         """A difference as a share of the baseline's size, where it has one."""

@@ -121,8 +121,8 @@ def paired(
 
     Several values of one arm in a block count as their mean.
     """
-    found = _pairs(experiment, metric, arm, other)
-    return None if found is None else (found.candidate, found.baseline)
+    pairs = _pairs(experiment, metric, arm, other)
+    return None if pairs is None else (pairs.candidate, pairs.baseline)
 
 
 def _pairs(experiment: Experiment, metric: Metric, arm: str, other: str) -> Pairs | None:
@@ -256,10 +256,10 @@ def _family(
 ) -> list[Claim]:
     settings = experiment.settings
     pairs = {
-        arm: found
+        arm: arm_pairs
         for arm in candidates(experiment)
-        if (found := _pairs(experiment, base_metric(metric), arm, settings.baseline))
-        and found.positive
+        if (arm_pairs := _pairs(experiment, base_metric(metric), arm, settings.baseline))
+        and arm_pairs.positive
     }
     intervals = _holm_intervals(experiment, metric, pairs)
     checks = checks_of(experiment.events)
@@ -328,7 +328,7 @@ def _holm_intervals(
         share = error / len(waiting)
         step = {arm: _interval(experiment, metric, pairs[arm], share) for arm in waiting}
         rejected = [
-            arm for arm, found in step.items() if isinstance(found, str) or found.excludes(1.0)
+            arm for arm, answer in step.items() if isinstance(answer, str) or answer.excludes(1.0)
         ]
         decided |= {arm: step[arm] for arm in rejected} if rejected else step
         waiting = [arm for arm in waiting if arm not in decided]
@@ -343,16 +343,16 @@ def _interval(experiment: Experiment, metric: Metric, pairs: Pairs, error: float
     sides, seed = (pairs.candidate, pairs.baseline), experiment.settings.seed
     try:
         if (quantile := quantile_of(metric)) is not None:
-            found = statistics.quantile_ratio(*sides, quantile, level, seed=seed)
+            ratio = statistics.quantile_ratio(*sides, quantile, level, seed=seed)
         else:
-            found = statistics.throughput_ratio(*sides, level, seed=seed)
+            ratio = statistics.throughput_ratio(*sides, level, seed=seed)
     except InvalidArgumentError as refusal:
         return refusal.what
     if len(launches) < 2:
-        return found
+        return ratio
     # Blocks were resampled, launches are too few for that: they add what they add to the median.
     factor = math.exp(statistics.launches_excess(launches, level))
-    return replace(found, low=found.low / factor, high=found.high * factor)
+    return replace(ratio, low=ratio.low / factor, high=ratio.high * factor)
 
 
 def _error(

@@ -78,15 +78,15 @@ def _processor() -> dict[str, Any]:
 
 
 def _caches() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    caches: dict[str, Any] = {}
     for index in sorted((_CPUS / "cpu0/cache").glob("index*")):
         level, kind = read(index / "level"), read(index / "type")
         suffix = {"Data": "d", "Instruction": "i"}.get(kind or "", "")
-        found[f"cpu.cache.l{level}{suffix}"] = {
+        caches[f"cpu.cache.l{level}{suffix}"] = {
             "size": _or_unreadable(read(index / "size")),
             "shared_by": _or_unreadable(read(index / "shared_cpu_list")),
         }
-    return found or {"cpu.cache": UNREADABLE}
+    return caches or {"cpu.cache": UNREADABLE}
 
 
 def _clock() -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _cgroup_files(controller: str, name: str, name_v1: str) -> list[str]:
     for line in (read("/proc/self/cgroup") or "").splitlines():
         _, names, path = line.split(":", 2)
         groups |= dict.fromkeys(names.split(","), path.strip("/"))
-    found = []
+    texts = []
     for root, group, file in (
         (_CGROUPS, groups.get(""), name),
         (_CGROUPS / controller, groups.get(controller), name_v1),
@@ -133,8 +133,8 @@ def _cgroup_files(controller: str, name: str, name_v1: str) -> list[str]:
             continue
         # Inside a container the path may be the host's; then only the root is there to read.
         folders = [root / group, *(root / group).parents]
-        found += [t for f in folders if f.is_relative_to(root) and (t := read(f / file))]
-    return found
+        texts += [t for f in folders if f.is_relative_to(root) and (t := read(f / file))]
+    return texts
 
 
 def _cpu_quota() -> Any:

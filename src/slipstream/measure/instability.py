@@ -132,5 +132,5 @@ def top_classes(scores: NDArray[np.floating], k: int) -> NDArray[np.int64]:
 
 def right_of(classes: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether a label [N] is among an item's classes [..., N, k]: bool [..., N]."""
-    found: NDArray[np.bool_] = (classes == np.asarray(labels)[:, None]).any(-1)
-    return found
+    right: NDArray[np.bool_] = (classes == np.asarray(labels)[:, None]).any(-1)
+    return right

@@ -103,8 +103,8 @@ def launch_starts(events: Sequence[Event]) -> tuple[int, ...]:
 
 def launch_of(blocks: NDArray[np.int32], starts: Sequence[int]) -> NDArray[np.int64]:
     """int64 [n]: which launch each of `blocks` [n] was measured in; 0 where there were none."""
-    found: NDArray[np.int64] = np.searchsorted(np.asarray(starts[1:], np.int64), blocks, "right")
-    return found
+    launch: NDArray[np.int64] = np.searchsorted(np.asarray(starts[1:], np.int64), blocks, "right")
+    return launch
 
 
 def by_launch(values: Floats, launches: NDArray[np.int64]) -> list[Floats]:
@@ -165,7 +165,7 @@ class LaunchSpread:
 def launch_spreads(experiment: Experiment, metric: Metric) -> tuple[LaunchSpread, ...]:
     """Of every side that was measured in several launches, in the order of the arms."""
     starts = launch_starts(experiment.events)
-    found = []
+    spreads = []
     for arm in experiment.arms:
         series = experiment.series.get((arm.name, metric, Phase.MEASURE))
         if series is None or not bool(np.all(series.values > 0)):
@@ -177,8 +177,8 @@ def launch_spreads(experiment: Experiment, metric: Metric) -> tuple[LaunchSpread
         width = float(np.median([one.high - one.low for one in inside]))
         medians = tuple(math.exp(one.estimate) for one in inside)
         within = math.expm1(width) if width < 1 else math.inf
-        found.append(LaunchSpread(arm.name, metric, medians, within))
-    return tuple(found)
+        spreads.append(LaunchSpread(arm.name, metric, medians, within))
+    return tuple(spreads)
 
 
 def spread_sentence(experiment: Experiment, metric: Metric) -> str:

@@ -123,7 +123,7 @@ class Ledger:
         """
         waiting = list(self._store.predictions())
         machines = {e.env_id: machine_id(e) for e in self._store.environments()}
-        found: list[Score] = []
+        scored: list[Score] = []
         for summary in self._store.list():
             claims = self._store.claims(summary.experiment_id)
             if not claims:
@@ -151,20 +151,20 @@ class Ledger:
                     fitting.insert(0, attached)
                 for prediction in fitting:
                     waiting.remove(prediction)
-                    found.append(
+                    scored.append(
                         _score(prediction, claim, summary.experiment_id, prediction == attached)
                     )
-        return tuple(found)
+        return tuple(scored)
 
     def evidence(self) -> tuple[Score, ...]:
         """One score a claim, in the order of the measurements: of what was shown last before it.
 
         Where nothing was shown, of the prediction that the experiment was begun with.
         """
-        found: dict[tuple[str, str, Metric], Score] = {}
+        latest: dict[tuple[str, str, Metric], Score] = {}
         for score in self.scores():
-            found[score.experiment_id, score.claim.arm, score.claim.metric] = score
-        return tuple(found.values())
+            latest[score.experiment_id, score.claim.arm, score.claim.metric] = score
+        return tuple(latest.values())
 
     def calibration(self, environment: str | Environment, metric: Metric = "wall") -> Calibration:
         """How far to trust predictions of `metric` on the machine of `environment`, or of its id.

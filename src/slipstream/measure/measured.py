@@ -69,15 +69,15 @@ def latest_measured(
     """
     here = machine_id(environment)
     ours = {e.env_id for e in store.environments() if machine_id(e) == here}
-    found: dict[tuple[str, Metric], Measured] = {}
+    latest: dict[tuple[str, Metric], Measured] = {}
     for summary in store.list():
         if summary.env_id not in ours:
             continue
         experiment = store.outline(summary.experiment_id)
         claims = store.claims(summary.experiment_id)
-        found |= {
+        latest |= {
             key: one
             for key, one in measured_in(experiment, claims, workload)
             if threads is None or one.threads in (None, threads)
         }
-    return found
+    return latest

@@ -60,9 +60,9 @@ def drain() -> dict[str, int]:
 def recorded() -> Iterator[dict[str, int]]:
     """Collect the phases of the body alone into the mapping this yields, filled at its end."""
     outer = drain()
-    found: dict[str, int] = {}
+    phases: dict[str, int] = {}
     try:
-        yield found
+        yield phases
     finally:
-        found.update(drain())
+        phases.update(drain())
         _totals.update(outer)

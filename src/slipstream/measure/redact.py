@@ -42,12 +42,12 @@ class Redactor:
 
 def _names() -> list[tuple[str, str]]:
     host = socket.gethostname()
-    found = [(host, "<host>"), (host.partition(".")[0], "<host>")]
+    names = [(host, "<host>"), (host.partition(".")[0], "<host>")]
     # A user id may have no name, as in many containers.
     with contextlib.suppress(OSError, KeyError):
-        found.append((getpass.getuser(), "<user>"))
-    found.append((Path.home().name, "<user>"))
-    return [(name, short) for name, short in found if name]
+        names.append((getpass.getuser(), "<user>"))
+    names.append((Path.home().name, "<user>"))
+    return [(name, short) for name, short in names if name]
 
 
 def _place(path: str) -> re.Pattern[str]:

@@ -147,10 +147,10 @@ def _inside_launches(
 ) -> Interval:
     """The interval, about 0, that all blocks give once their launches' medians are taken off."""
     left = np.concatenate([one - median for one, median in zip(launches, medians, strict=True)])
-    found = median_interval(left, level)
+    interval = median_interval(left, level)
     # Each median that was taken off has used up a block.
     grown = math.sqrt(blocks / max(blocks - len(launches), 1))
-    return Interval(0.0, grown * found.low, grown * found.high, level, found.estimator)
+    return Interval(0.0, grown * interval.low, grown * interval.high, level, interval.estimator)
 
 
 @lru_cache(maxsize=4096)
