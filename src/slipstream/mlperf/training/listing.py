@@ -40,8 +40,8 @@ class Listing:
 
 
 def _samples(task: Task) -> str:
-    found = recorded(task.name)
-    samples = found["samples"].get(str(task.batch), []) if found else []
+    record = recorded(task.name)
+    samples = record["samples"].get(str(task.batch), []) if record else []
     return f"{median(samples):,.0f}" if samples else "-"
 
 
@@ -85,17 +85,17 @@ class Checked:
             )
         task = describe(target)
         logs = [read(path) for path in paths]
-        found = recorded(task.name) if ":" not in target else None
+        record = recorded(task.name) if ":" not in target else None
         reference = None
-        if found is not None and len(logs) >= LEAST_RUNS:
+        if record is not None and len(logs) >= LEAST_RUNS:
             points = {
                 int(batch): [one / task.train_samples for one in samples]
-                for batch, samples in found["samples"].items()
+                for batch, samples in record["samples"].items()
             }
             reference = Reference.of(points, as_checker=as_checker)
         wrong = check_set(
             logs, task, runs=runs or len(logs), reference=reference,
-            optimizer=found["optimizer"] if found else "",
+            optimizer=record["optimizer"] if record else "",
         )  # fmt: skip
         times = [seconds_of(one) for one in logs]
         score = olympic(times) if len(times) >= LEAST_RUNS else math.nan
@@ -103,12 +103,12 @@ class Checked:
 
     def table(self) -> Table:
         """Violations, or that there are none."""
-        said = f"{self.runs} runs of {self.task.name}: "
-        said += "a result that counts" if not self.violations else "no result that counts"
+        summary = f"{self.runs} runs of {self.task.name}: "
+        summary += "a result that counts" if not self.violations else "no result that counts"
         score = "" if not math.isfinite(self.score) else (
             f"olympic score {format_duration(self.score * 1e9)}"
         )  # fmt: skip
-        return Table.of(self.violations, _WRONG, said, [score])
+        return Table.of(self.violations, _WRONG, summary, [score])
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""

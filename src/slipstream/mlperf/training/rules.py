@@ -274,12 +274,12 @@ def _optimizer(run: _Run) -> Iterator[str]:
 
 
 def _model(run: _Run) -> Iterator[str]:
-    said = str(value_of(run.events, "techniques", "as it is"))
-    if value_of(run.events, "submission_division") == "closed" and said != "as it is":
+    technique = str(value_of(run.events, "techniques", "as it is"))
+    if value_of(run.events, "submission_division") == "closed" and technique != "as it is":
         from slipstream.technique import QualityKind, parse, quality_of
 
-        if quality_of(parse(said)).kind is QualityKind.NEEDS_TRAINING:
-            yield f"'{said}' is another training, which the closed division does not have"
+        if quality_of(parse(technique)).kind is QualityKind.NEEDS_TRAINING:
+            yield f"'{technique}' is another training, which the closed division does not have"
 
 
 _RULES: dict[str, Callable[[_Run], Iterator[str]]] = {
