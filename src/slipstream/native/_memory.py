@@ -88,11 +88,11 @@ def _lifetimes(
     death: Float64s,
 ) -> None:
     step_begin = 0.0 if first_step else start_ns.min(initial=np.inf)
-    made = tensors.producer >= 0
+    produced = tensors.producer >= 0
     birth[:] = step_begin
-    birth[made] = start_ns[tensors.producer[made]]
+    birth[produced] = start_ns[tensors.producer[produced]]
     death[:] = end_ns.max(initial=step_begin)
-    death[made] = end_ns[tensors.producer[made]]
+    death[produced] = end_ns[tensors.producer[produced]]
     used = np.diff(tensors.consumer_offset) > 0
     if used.any():
         # Empty rows lie between their neighbours' offsets, so leaving them out changes no row.

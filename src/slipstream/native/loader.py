@@ -43,15 +43,15 @@ def _look() -> tuple[ctypes.CDLL | None, str | None]:
         if os.environ.get("SLIPSTREAM_NATIVE", "").strip().lower() in _OFF:
             _answer = SWITCHED_OFF
             return _answer
-        found = _answer = _load(_search_folders())
-    if found[0] is None:
+        answer = _answer = _load(_search_folders())
+    if answer[0] is None:
         warnings.warn(
-            f"the compiled engine is not available ({found[1]}); "
+            f"the compiled engine is not available ({answer[1]}); "
             "pure Python is used instead: same results, much slower",
             SlipstreamWarning,
             stacklevel=3,
         )
-    return found
+    return answer
 
 
 @functools.cache
@@ -64,8 +64,8 @@ def build() -> str:
 
     Empty where it gives none.
     """
-    found = library()
-    return "" if found is None else _digest(found._name)
+    engine = library()
+    return "" if engine is None else _digest(engine._name)
 
 
 def why_no_library() -> str | None:
@@ -103,8 +103,8 @@ def _load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str | None]:
             if not path.is_file():
                 continue
             try:
-                found = ctypes.CDLL(str(path))
-                abi = int(found.slipstream_engine_abi())
+                engine = ctypes.CDLL(str(path))
+                abi = int(engine.slipstream_engine_abi())
             except (OSError, AttributeError) as error:
                 return None, f"{path.name} cannot be loaded: {error}"
             if abi != ENGINE_ABI:
@@ -112,5 +112,5 @@ def _load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str | None]:
                     f"{path.name} has ABI version {abi}, this package needs {ENGINE_ABI}; "
                     "reinstall slipstream"
                 )
-            return found, None
+            return engine, None
     return None, "it was not built; a C++17 compiler at install time is needed"

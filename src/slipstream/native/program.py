@@ -177,11 +177,11 @@ class Program:
         if self.needs is not None:
             needy = np.diff(self.needs[0]) > 0
         for wrong, what in ((self.gap_ns > 0.0, "a gap"), (needy, "a resource")):
-            found = np.flatnonzero(beside & wrong)
-            if found.size:
+            offenders = np.flatnonzero(beside & wrong)
+            if offenders.size:
                 raise InvalidArgumentError(
                     "policies",
-                    f"{self.task_name(int(found[0]))} has {what}, and its lane is CONCURRENT",
+                    f"{self.task_name(int(offenders[0]))} has {what}, and its lane is CONCURRENT",
                     remedy="a lane that runs one task at a time",
                 )
 
@@ -191,11 +191,11 @@ class Program:
                 "flows.nbytes", f"has {flows.nbytes.size} entries for {self.tasks} tasks"
             )
         preemptive = self.policies[self.lane] == Policy.PREEMPTIVE
-        found = np.flatnonzero(preemptive & (flows.nbytes > 0.0))
-        if found.size:
+        offenders = np.flatnonzero(preemptive & (flows.nbytes > 0.0))
+        if offenders.size:
             raise InvalidArgumentError(
                 "flows",
-                f"{self.task_name(int(found[0]))} transfers on a PREEMPTIVE lane",
+                f"{self.task_name(int(offenders[0]))} transfers on a PREEMPTIVE lane",
                 remedy="a CONCURRENT lane: transfers of smaller priority are held up anyway",
             )
 
