@@ -52,12 +52,12 @@ def fitted_operations(
     """
     groups = sorted({2, ranks})
     if shaped:
-        found = [Operation("add", max(sizes), tuple(range(ranks)), repeats)]
+        fitted = [Operation("add", max(sizes), tuple(range(ranks)), repeats)]
     else:
-        found = [Operation("p2p", size, (0, 1), repeats) for size in sizes]
+        fitted = [Operation("p2p", size, (0, 1), repeats) for size in sizes]
     for count in groups:
-        found += [Operation("all_reduce", size, tuple(range(count)), repeats) for size in sizes]
-    return found + computing_operations(ranks, repeats)
+        fitted += [Operation("all_reduce", size, tuple(range(count)), repeats) for size in sizes]
+    return fitted + computing_operations(ranks, repeats)
 
 
 def computing_operations(ranks: int, repeats: int) -> list[Operation]:
@@ -117,8 +117,8 @@ def calibrate(
             samples, torch = run_operations(lab.ranks(), operations)
         where = f"network lab, cables of {lab_bytes_per_s * 8 / 1e6:g} Mbit/s"
     # A lab's cables have one rate.
-    found = fit(samples, most_regimes=1 if shaped else MOST_REGIMES)
-    return fitted_cluster(ranks, where, shaped, found, samples, f"torch {torch}, gloo")
+    fitted = fit(samples, most_regimes=1 if shaped else MOST_REGIMES)
+    return fitted_cluster(ranks, where, shaped, fitted, samples, f"torch {torch}, gloo")
 
 
 def fitted_cluster(

@@ -101,10 +101,10 @@ class ProcessGroup:
                 self._members, timeout=limit, backend="gloo", use_local_synchronization=True
             )
         except RuntimeError as error:
-            said = str(error).strip().splitlines() or [""]
+            lines = str(error).strip().splitlines() or [""]
             raise CommunicationError(
                 f"the ranks {self._members} could not be connected within {timeout_s:g} s: "
-                f"{said[0]}",
+                f"{lines[0]}",
                 remedy="do all of them make it? a longer timeout_s where they start slowly",
             ) from error
 
@@ -195,7 +195,7 @@ class ProcessGroup:
         traceback.clear_frames(error.__traceback__)
         silent = self._roll_call(text)
         if silent is None:
-            found = CommunicationError(
+            failure = CommunicationError(
                 f"the exchange of gradients failed, and the store of the process group with it: "
                 f"the process that holds it has ended (rank 0, or the launcher); {text}",
                 ranks=(0,) if self.rank else (), where=where,
@@ -203,7 +203,7 @@ class ProcessGroup:
         elif silent:
             named = ", ".join(map(str, silent))
             plural = "s" if len(silent) > 1 else ""
-            found = CommunicationError(
+            failure = CommunicationError(
                 f"rank{plural} {named} did not take part in the exchange of gradients and did not "
                 f"answer for {self.patience_s:g} s: ended, stopped, or stuck; {text}",
                 ranks=tuple(silent), where=where,
@@ -211,12 +211,12 @@ class ProcessGroup:
                 "checkpoint",
             )  # fmt: skip
         else:
-            found = CommunicationError(
+            failure = CommunicationError(
                 f"the exchange of gradients failed while all ranks live: {text}", where=where,
                 remedy="do all ranks run the same model, and the same steps?",
             )  # fmt: skip
-        self._failed = found
-        return found
+        self._failed = failure
+        return failure
 
     def _roll_call(self, text: str) -> list[int] | None:
         """Ranks that stay silent; None where the store has gone."""
@@ -260,15 +260,15 @@ class ProcessGroup:
         Raises:
             CommunicationError: naming the ranks that differ from rank 0, on every rank.
         """
-        said: list[Any] = [None] * self.size
+        texts: list[Any] = [None] * self.size
         with self.named_errors(what):
-            dist.all_gather_object(said, text, group=self.group)
-        other = tuple(rank for rank, one in enumerate(said) if one != said[0])
+            dist.all_gather_object(texts, text, group=self.group)
+        other = tuple(rank for rank, one in enumerate(texts) if one != texts[0])
         if other:
             named = ", ".join(map(str, other))
             raise CommunicationError(
-                f"rank {named} has another {what} than rank 0: {said[other[0]][:200]}, not "
-                f"{said[0][:200]}",
+                f"rank {named} has another {what} than rank 0: {texts[other[0]][:200]}, not "
+                f"{texts[0][:200]}",
                 ranks=other, remedy="start all ranks with the same script and settings",
             )  # fmt: skip
 

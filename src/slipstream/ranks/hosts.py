@@ -66,22 +66,22 @@ def hosts_of(cluster: Cluster, ranks: int) -> Iterator[Hosts]:
     with contextlib.ExitStack() as stack:
         if reason is None and isinstance(rate, float):
             lab = stack.enter_context(Netlab(ranks, rate))
-            said = (
+            note = (
                 f"{ranks} ranks on hosts of a network lab, cables of {rate * 8 / 1e6:.0f} Mbit/s "
                 "with headers, as the cluster says"
             )
-            yield Hosts(tuple(lab.ranks()), (said, *noise), True, True, 1, rate, lab)
+            yield Hosts(tuple(lab.ranks()), (note, *noise), True, True, 1, rate, lab)
             return
         why = rate if isinstance(rate, str) else reason
-        said = f"{ranks} ranks communicate through this machine's memory: {why}"
+        note = f"{ranks} ranks communicate through this machine's memory: {why}"
         if reason is None:
             # A host of its own, so that its counters count nothing else.
             lab = stack.enter_context(Netlab(1, _HOST_RATE))
             inside = Host(lab.prefix(0), "lo")
-            yield Hosts((inside,) * ranks, (said, *noise), True, False, ranks, _lab=lab)
+            yield Hosts((inside,) * ranks, (note, *noise), True, False, ranks, _lab=lab)
             return
         shared = "bytes are all that passed the loopback interface meanwhile, other programs' too"
-        yield Hosts((Host(),) * ranks, (said, shared, *noise), False, False, ranks)
+        yield Hosts((Host(),) * ranks, (note, shared, *noise), False, False, ranks)
 
 
 def _line_rate(cluster: Cluster) -> float | str:

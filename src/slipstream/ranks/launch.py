@@ -73,10 +73,10 @@ class WorkerProcesses:
     def __enter__(self) -> WorkerProcesses:
         try:
             for rank, host in enumerate(self._hosts):
-                own = host.environment(rank, len(self._hosts))
+                variables = host.environment(rank, len(self._hosts))
                 child = Child(
                     f"rank {rank} of {self.name}",
-                    environment={**self._environment, **own},
+                    environment={**self._environment, **variables},
                     memory_limit_bytes=self._limit,
                     prefix=host.prefix,
                 )

@@ -254,14 +254,14 @@ def _halves(line: Line) -> list[tuple[int, list[int], list[int]]]:
     Neighbours first, with the largest halves: these are the ranks of one host or rack.
     """
     places, place = list(range(len(line.members))), line.place
-    found = []
+    halves = []
     bit = 1
     while len(places) > 1:
         kept = [p for p in places if p & bit == place & bit]
         given = [p for p in places if p & bit != place & bit]
-        found.append((line.members[place ^ bit], kept, given))
+        halves.append((line.members[place ^ bit], kept, given))
         places, bit = kept, 2 * bit
-    return found
+    return halves
 
 
 def _scatter_halves(line: Line, pieces: Pieces, out: torch.Tensor) -> None:

@@ -128,14 +128,14 @@ class Netlab:
 
     def counters(self) -> list[tuple[int, int]]:
         """Bytes that each host received and sent through its cable, headers included."""
-        found = []
+        traffic = []
         for host in range(self.hosts):
             # The device file system shows the namespace of who mounted it, this file the reader's.
             text = Path(f"/proc/{self.pids[host]}/net/dev").read_text()
             line = next(line for line in text.splitlines() if line.strip().startswith(INTERFACE))
             numbers = line.split(":")[1].split()
-            found.append((int(numbers[0]), int(numbers[8])))
-        return found
+            traffic.append((int(numbers[0]), int(numbers[8])))
+        return traffic
 
     def run(self, command: Sequence[str]) -> list[int]:
         """The command on every host at once; exit codes. None is left behind, whatever happens.
@@ -164,7 +164,7 @@ class Netlab:
                 process.wait()
 
     def _hold(self) -> None:
-        own = os.readlink("/proc/self/ns/net")
+        namespace = os.readlink("/proc/self/ns/net")
         holder = subprocess.Popen(
             ["unshare", "--net", "setpriv", "--pdeathsig", "KILL", "sh", "-c", _HOLD],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -175,7 +175,7 @@ class Netlab:
         while time.monotonic() < until:
             with contextlib.suppress(OSError):
                 named = Path(f"/proc/{holder.pid}/comm").read_text().strip()
-                if named == "sleep" and os.readlink(f"/proc/{holder.pid}/ns/net") != own:
+                if named == "sleep" and os.readlink(f"/proc/{holder.pid}/ns/net") != namespace:
                     self.pids.append(holder.pid)
                     return
             if holder.poll() is not None:
@@ -210,9 +210,9 @@ class Netlab:
         self._put_shapes()
 
     def _put_shapes(self) -> None:
-        own = _shape(self.bytes_per_s)
+        cable = _shape(self.bytes_per_s)
         between = _shape(self.between_bytes_per_s or self.bytes_per_s)
-        self._each_end("qdisc add dev {device} " + own, "qdisc add dev {device} " + between)
+        self._each_end("qdisc add dev {device} " + cable, "qdisc add dev {device} " + between)
 
     def _each_end(self, line: str, between: str) -> None:
         hosts, joined = range(self.hosts), range(1, self.racks)
@@ -234,6 +234,6 @@ def _batch(pid: int, tool: str, lines: Sequence[str]) -> None:
         input="\n".join(lines) + "\n", capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        said = done.stderr.strip().splitlines()
+        messages = done.stderr.strip().splitlines()
         raise ClusterError(f"the network lab cannot be wired: {tool} failed",
-                           where=said[0] if said else None)  # fmt: skip
+                           where=messages[0] if messages else None)  # fmt: skip
