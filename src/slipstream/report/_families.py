@@ -50,10 +50,10 @@ def families(graph: Graph) -> NDArray[np.uint8]:
     by_name = np.full(len(graph.strings), _ELEMENTWISE, np.uint8)
     for name in np.unique(tasks.name).tolist():
         by_name[name] = _family(graph.strings[name].rpartition("::")[2].lower())
-    found: NDArray[np.uint8] = by_name[tasks.name]
-    found[np.isin(tasks.kind, _HOST)] = FAMILIES.index("host")
-    found[tasks.kind == Kind.COMMUNICATION] = FAMILIES.index("communication")
-    return found
+    indices: NDArray[np.uint8] = by_name[tasks.name]
+    indices[np.isin(tasks.kind, _HOST)] = FAMILIES.index("host")
+    indices[tasks.kind == Kind.COMMUNICATION] = FAMILIES.index("communication")
+    return indices
 
 
 def _family(name: str) -> int:

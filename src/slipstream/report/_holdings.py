@@ -31,8 +31,8 @@ def holdings(timeline: Timeline, arrays: Arrays, *, detail: bool) -> dict[str, A
     memory = timeline.graph.memory
     if not len(memory):
         return None
-    found = timeline.memory
-    birth, death = found.birth_ns[0], found.death_ns[0]
+    lives = timeline.memory
+    birth, death = lives.birth_ns[0], lives.death_ns[0]
     roles = [role for role in _ORDER if (memory.role == role).any()]
     times, _ = timeline.memory_curve()
     levels = np.stack(
@@ -45,7 +45,7 @@ def holdings(timeline: Timeline, arrays: Arrays, *, detail: bool) -> dict[str, A
     largest = _largest(timeline, _TENSORS if detail else _FEW_TENSORS)
     return {
         "peak_bytes": timeline.peak_bytes,
-        "peak_ns": float(found.peak_time_ns[0]),
+        "peak_ns": float(lives.peak_time_ns[0]),
         "points": len(times),
         "roles": [role.name.lower() for role in roles],
         "times": arrays.times(times[kept]),
@@ -65,8 +65,8 @@ def holdings(timeline: Timeline, arrays: Arrays, *, detail: bool) -> dict[str, A
 
 def _largest(timeline: Timeline, most: int) -> NDArray[np.int64]:
     """At most so many allocations, largest first: half of them for the peak, half for all else."""
-    memory, found = timeline.graph.memory, timeline.memory
-    birth, death, peak_ns = found.birth_ns[0], found.death_ns[0], found.peak_time_ns[0]
+    memory, lives = timeline.graph.memory, timeline.memory
+    birth, death, peak_ns = lives.birth_ns[0], lives.death_ns[0], lives.peak_time_ns[0]
     by_size = np.argsort(-memory.nbytes, kind="stable")
     by_size = by_size[(memory.nbytes[by_size] > 0) & (death[by_size] > birth[by_size])]
     lasting = (memory.producer < 0) & (memory.release < 0)

@@ -34,7 +34,7 @@ class Paths:
         unique, inverse = np.unique(triples, axis=0, return_inverse=True)
         modules = graph.meta.get("modules")
         classes = modules if isinstance(modules, Mapping) else {}
-        found = [
+        levels = [
             self._add(
                 (
                     *([("phase", StepPhase(phase).name.lower())] if phase else []),
@@ -44,7 +44,7 @@ class Paths:
             )
             for phase, module, scope in unique.tolist()
         ]
-        chosen: NDArray[np.int64] = np.array(found, np.int64)[inverse.reshape(-1)]
+        chosen: NDArray[np.int64] = np.array(levels, np.int64)[inverse.reshape(-1)]
         return chosen
 
     def to_json(self) -> list[list[Any]]:

@@ -101,8 +101,8 @@ class Scenes:
 
 def _described(call: Call) -> str:
     """``f32[768], f32[2048,256], f32[256,768] → f32[2048,768]``."""
-    made = _listed(call.outputs)
-    return f"{_listed(call.inputs)} → {made}" if made else _listed(call.inputs)
+    outputs = _listed(call.outputs)
+    return f"{_listed(call.inputs)} → {outputs}" if outputs else _listed(call.inputs)
 
 
 def _listed(specs: Sequence[TensorSpec]) -> str:

@@ -41,7 +41,7 @@ def make_document(
     arrays = Arrays()
     scenes = Scenes(arrays)
     as_it_is = predict(graph, [()], widen=past.widen)[0] if baseline.step_ns else None
-    made = [scenes.scene(baseline, detail=True)]
+    drawn = [scenes.scene(baseline, detail=True)]
     run = run_facts(graph, baseline, as_it_is, environment or capture(torch=False))
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -50,9 +50,9 @@ def make_document(
         "families": list(FAMILIES),
         "kinds": [kind.name.lower() for kind in Kind],
         "phases": [phase.name.lower() for phase in StepPhase],
-        "what_ifs": _what_ifs(what_ifs, past, made, scenes),
+        "what_ifs": _what_ifs(what_ifs, past, drawn, scenes),
         "history": past.to_json(),
-        "scenes": made,
+        "scenes": drawn,
     }
     return document | scenes.shared(), arrays
 
@@ -106,26 +106,26 @@ def prediction_document(
     p: Prediction, past: Past | None = None, scene: int | None = None
 ) -> dict[str, Any]:
     """What the page shows of one: the step as it would be, ratios against the step as it is."""
-    found = p.to_json()
+    facts = p.to_json()
     measured = past.measured.get((p.technique, p.metric)) if past is not None else None
     same = ("technique", "step_ns", "ratio", "interval", "quality", "verdict", "edits", "metric")
     return {
-        **{key: found[key] for key in same},
+        **{key: facts[key] for key in same},
         "parts": [str(one) for one in p.techniques],
-        "samples": found["samples_per_step"][1],
-        "peak_bytes": found["peak_bytes"][1],
-        "shares": found["provenance"],
-        "basis": found["quality_basis"] or "",
+        "samples": facts["samples_per_step"][1],
+        "peak_bytes": facts["peak_bytes"][1],
+        "shares": facts["provenance"],
+        "basis": facts["quality_basis"] or "",
         "scene": scene,
-        "measured": measured.to_json(*found["interval"]) if measured is not None else None,
+        "measured": measured.to_json(*facts["interval"]) if measured is not None else None,
     }
 
 
 def _conflicts() -> dict[str, list[str]]:
     """Names that cannot be combined, by name."""
     known = technique.registry()
-    found = {
+    clashes = {
         name: [other for other in known if technique.clash(kind, known[other])]
         for name, kind in known.items()
     }
-    return {name: others for name, others in found.items() if others}
+    return {name: others for name, others in clashes.items() if others}

@@ -90,7 +90,7 @@ def past_predictions(
 
 
 def _given(workload: str, comparisons: Sequence[Comparison]) -> dict[tuple[str, str], Measured]:
-    found: dict[tuple[str, str], Measured] = {}
+    measured: dict[tuple[str, str], Measured] = {}
     for one in comparisons:
         about = dict(measured_in(one.experiment, one.claims, workload))
         if not about:
@@ -99,8 +99,8 @@ def _given(workload: str, comparisons: Sequence[Comparison]) -> dict[tuple[str, 
                 f"'{one.experiment.title}' measured no technique on '{workload}'",
                 remedy="give what ss.prove returned for the workload the graph is of",
             )
-        found |= about
-    return found
+        measured |= about
+    return measured
 
 
 def _score(one: Score) -> dict[str, Any]:

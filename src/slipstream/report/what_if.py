@@ -129,17 +129,17 @@ def _one_by_one(
     try:
         return ask(combinations), []
     except Exception:
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
         failed: list[tuple[str, str]] = []
         for one in combinations:
             name = technique.combination_name(one)
             try:
-                found += ask([one])
+                predictions += ask([one])
             except SlipstreamError as error:
                 failed.append((name, error.what))
             except Exception as error:
                 failed.append((name, f"{type(error).__name__}: {error}"))
-        return found, failed
+        return predictions, failed
 
 
 def _combinations(singles: Sequence[Prediction]) -> list[Combination]:
@@ -177,13 +177,13 @@ def _within_time(
 ) -> tuple[list[Prediction], int]:
     """Predictions of as many as there is room and time for, and how many were looked at."""
     begin = time.monotonic()
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     combinations = combinations[:_MOST_COMBINATIONS]
     for at in range(0, len(combinations), _CHUNK):
         if time.monotonic() - begin > _MOST_SECONDS:
-            return found, at
+            return predictions, at
         chunk = combinations[at : at + _CHUNK]
         say(f"trying combinations {at + 1} to {at + len(chunk)} of {len(combinations)}")
         asked, _ = _one_by_one(ask, chunk)
-        found += [p for p in asked if p.why_not is None]
-    return found, len(combinations)
+        predictions += [p for p in asked if p.why_not is None]
+    return predictions, len(combinations)

@@ -59,12 +59,12 @@ def write_report(
     environment = capture(torch=False)
     workload = str(graph.meta.get("workload", ""))
     past = past_predictions(store, environment, workload, comparisons)
-    found = WhatIfs("skipped", "no what-ifs were asked for")
+    simulated = WhatIfs("skipped", "no what-ifs were asked for")
     if what_if:
         say("simulating what-ifs")
-        found = what_ifs(graph, techniques, durations=durations, widen=past.widen, say=say)
+        simulated = what_ifs(graph, techniques, durations=durations, widen=past.widen, say=say)
     say("drawing")
-    document, arrays = make_document(graph, found, past, environment)
+    document, arrays = make_document(graph, simulated, past, environment)
     if share:
         document = redacted(document, Redactor())
     page = to_html(document, arrays.base64())
