@@ -64,12 +64,12 @@ class Estimator:
             InvalidArgumentError: it is no function of a module.
         """
         module, name = getattr(self.function, "__module__", None), self.name
-        found: Any = sys.modules.get(module or "")
+        reached: Any = sys.modules.get(module or "")
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, Estimator):
-            found = found.function
-        if found is not self.function:
+            reached = getattr(reached, part, None)
+        if isinstance(reached, Estimator):
+            reached = reached.function
+        if reached is not self.function:
             raise InvalidArgumentError(
                 "estimator", f"{name} is no function of a module, which other processes could load",
                 remedy="define it with def at the top of a file, or run the study inline",
@@ -154,13 +154,13 @@ def values_of(returned: Any, only_metric: str) -> dict[str, Value]:
         ValueError: it is no number, or not finite; says which metric.
     """
     given = returned if isinstance(returned, Mapping) else {only_metric: returned}
-    found = {}
+    values = {}
     for metric, one in given.items():
         value = one if isinstance(one, Value) else Value(_number(one, metric))
         if not math.isfinite(value.value):
             raise ValueError(f"{metric} is {value.value}")
-        found[str(metric)] = value
-    return found
+        values[str(metric)] = value
+    return values
 
 
 def _number(one: Any, metric: str) -> float:
@@ -178,15 +178,15 @@ def load_target(target: str) -> Any:
     """
     place, _, name = target.rpartition(":")
     if place.endswith(".py"):
-        found: Any = _module_of(Path(place))
+        loaded: Any = _module_of(Path(place))
     else:
-        found = importlib.import_module(place)
+        loaded = importlib.import_module(place)
     for part in name.split("."):
-        if not hasattr(found, part):
-            known = ", ".join(n for n in vars(found) if not n.startswith("_"))
+        if not hasattr(loaded, part):
+            known = ", ".join(n for n in vars(loaded) if not n.startswith("_"))
             raise WorkloadError(f"there is no '{part}'", where=place, remedy=f"known: {known}")
-        found = getattr(found, part)
-    return found
+        loaded = getattr(loaded, part)
+    return loaded
 
 
 def _module_of(path: Path) -> Any:

@@ -166,16 +166,16 @@ class Processes:
         if not busy:
             return []
         spoke = ready([one.child for one in busy], 0.5)
-        found = []
+        outcomes = []
         for at, worker in enumerate(self._workers):
             if worker.task is None:
                 continue
             if worker.child in spoke:
-                found.append(self._collect(at, worker))
+                outcomes.append(self._collect(at, worker))
             elif worker.late(self._timeout_s):
                 reason = f"took longer than {self._timeout_s:g} s"
-                found.append(self._replace(at, worker, State.FAILED, reason))
-        return found
+                outcomes.append(self._replace(at, worker, State.FAILED, reason))
+        return outcomes
 
     def _collect(self, at: int, worker: _Worker) -> Outcome:
         assert worker.task is not None

@@ -55,8 +55,8 @@ class Listing:
     @property
     def counts(self) -> dict[str, int]:
         """Trials by state."""
-        found = Counter(str(one.state) for one in self.trials)
-        return {str(state): found[str(state)] for state in State if found[str(state)]}
+        tally = Counter(str(one.state) for one in self.trials)
+        return {str(state): tally[str(state)] for state in State if tally[str(state)]}
 
     def line(self) -> str:
         """One line of progress."""

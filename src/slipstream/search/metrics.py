@@ -150,7 +150,7 @@ def parse_limits(given: Mapping[str, str], units: Mapping[str, str] | None) -> t
     Raises:
         InvalidArgumentError: no limit, a clash of units, or two that contradict each other.
     """
-    found = []
+    limits = []
     for name, text in given.items():
         metric = name.rstrip("<>= ")
         for part in text.split(","):
@@ -161,15 +161,15 @@ def parse_limits(given: Mapping[str, str], units: Mapping[str, str] | None) -> t
                 )
             unit = (units or {}).get(metric, "")
             value = float(match[2]) * _factor(match[3], unit, metric, declared=units is not None)
-            found.append(Limit(metric, match[1], value, part.strip()))
-    for one in found:
-        for other in found:
+            limits.append(Limit(metric, match[1], value, part.strip()))
+    for one in limits:
+        for other in limits:
             upper, lower = one.op[0] == "<", other.op[0] == ">"
             if one.metric == other.metric and upper and lower and one.value < other.value:
                 raise InvalidArgumentError(
                     "constraints", f"{one.metric} {one.text} and {other.text} contradict each other"
                 )
-    return tuple(found)
+    return tuple(limits)
 
 
 def _factor(given: str, own: str, metric: str, *, declared: bool) -> float:
@@ -229,7 +229,7 @@ def order(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Tria
         return sorted(trials, key=lambda one: (score(one, objectives), one.number))
     feasible = [one for one in trials if one.state in SCORED and not one.violation]
     rest = [one for one in trials if one.state not in SCORED or one.violation]
-    found: list[Trial] = []
+    ordered: list[Trial] = []
     while feasible:
         front = pareto(feasible, objectives)
         chosen = {one.number for one in front}
@@ -238,9 +238,9 @@ def order(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Tria
             by_one = sorted(front, key=lambda t: objective.sign * t.values[objective.metric])
             for place, trial in enumerate(by_one):
                 ranks[trial.number] += place
-        found += sorted(front, key=lambda one: (ranks[one.number], one.number))
+        ordered += sorted(front, key=lambda one: (ranks[one.number], one.number))
         feasible = [one for one in feasible if one.number not in chosen]
-    return found + sorted(rest, key=lambda one: (score(one, objectives)[:1], one.number))
+    return ordered + sorted(rest, key=lambda one: (score(one, objectives)[:1], one.number))
 
 
 def pareto(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:

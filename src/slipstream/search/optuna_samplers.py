@@ -87,10 +87,10 @@ class OptunaSampler(Strategy):
             for leaf in self.space.leaves:
                 if all(values.get(above) == value for above, value in leaf.when):
                     values[leaf.path] = _suggest(trial, leaf.path, leaf.parameter)
-            made = Candidate(self.space, values)
-            if self.space.broken_rule(made) is None:
+            candidate = Candidate(self.space, values)
+            if self.space.broken_rule(candidate) is None:
                 self._open[number] = trial
-                return made
+                return candidate
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return self.space.sample(self.rng())
 
@@ -215,11 +215,11 @@ def to_optuna(study: Study, storage: str | None = None) -> Any:
     """
     optuna = optuna_module()
     directions = ["minimize" if o.sign > 0 else "maximize" for o in study.objectives]
-    made = optuna.create_study(study_name=study.name, directions=directions, storage=storage)
-    made.set_metric_names([one.metric for one in study.objectives])
+    twin = optuna.create_study(study_name=study.name, directions=directions, storage=storage)
+    twin.set_metric_names([one.metric for one in study.objectives])
     metrics = [one.metric for one in study.objectives]
     ended = [one for one in study.trials if one.state is not State.RUNNING]
-    made.add_trials([
+    twin.add_trials([
         frozen(optuna, study.space, one, metrics, limited=bool(study.limits)) for one in ended
     ])  # fmt: skip
-    return made
+    return twin

@@ -65,15 +65,15 @@ class Parameter(ABC):
         at = int(rng.integers(len(u)))
         for _ in range(16):
             u[at] = _reflected(u[at] + float(rng.normal(0.0, 0.2)))
-            if (found := self.from_units(u)) != value:
-                return found
+            if (near := self.from_units(u)) != value:
+                return near
         return value
 
     def column(self, u: NDArray[np.float64]) -> NDArray[Any]:
         """Values for rows of unit numbers [n, units], as an array [n]: numbers or objects."""
-        made = np.empty(len(u), dtype=object)
-        made[:] = [self.from_units(row) for row in u.tolist()]
-        return made
+        values = np.empty(len(u), dtype=object)
+        values[:] = [self.from_units(row) for row in u.tolist()]
+        return values
 
     def unit_column(self, column: NDArray[Any]) -> NDArray[np.float64]:
         """Values [n] as numbers of the unit cube [n, units]."""
@@ -151,10 +151,10 @@ class Float(Parameter):
 
     def column(self, u: NDArray[np.float64]) -> NDArray[Any]:
         if self.log:
-            made = self.lo * (self.hi / self.lo) ** u[:, 0]
+            values = self.lo * (self.hi / self.lo) ** u[:, 0]
         else:
-            made = self.lo + u[:, 0] * (self.hi - self.lo)
-        return np.clip(made, self.lo, self.hi) + 0.0
+            values = self.lo + u[:, 0] * (self.hi - self.lo)
+        return np.clip(values, self.lo, self.hi) + 0.0
 
     def unit_column(self, column: NDArray[Any]) -> NDArray[np.float64]:
         if self.lo == self.hi:
@@ -316,10 +316,10 @@ class Categorical(_Finite):
         if isinstance(value, np.generic):
             value = value.item()
         try:
-            found: int | None = self._written.get(json.dumps(value))  # type: ignore[attr-defined]
+            index: int | None = self._written.get(json.dumps(value))  # type: ignore[attr-defined]
         except TypeError:
             return None
-        return found
+        return index
 
     def neighbour(self, value: Any, rng: np.random.Generator) -> Any:
         at, count = self.to_index(value), self.count

@@ -178,10 +178,10 @@ class Space:
         try:
             flat = {path: dict(one) for path, one in data["parameters"].items()}
             whens = {path: tuple(sorted(one.pop("when", {}).items())) for path, one in flat.items()}
-            made = {path: parameter_from_json(one) for path, one in flat.items()}
+            parameters = {path: parameter_from_json(one) for path, one in flat.items()}
         except (KeyError, AttributeError, TypeError) as error:
             raise InvalidArgumentError("space", f"it is malformed: {error!r}") from None
-        nested = {path: _Placed(made[path], whens[path]) for path in made}
+        nested = {path: _Placed(parameters[path], whens[path]) for path in parameters}
         space.__init__(nested, ties=data.get("ties"), forbid=data.get("forbid", ()))  # type: ignore[misc]
         return space
 
@@ -192,12 +192,12 @@ class Space:
             parameters[leaf.path] = leaf.parameter.to_json()
             if leaf.when:
                 parameters[leaf.path]["when"] = dict(leaf.when)
-        found: dict[str, Any] = {"parameters": parameters}
+        data: dict[str, Any] = {"parameters": parameters}
         if self.ties:
-            found["ties"] = {path: self.ties[path].canonical for path in sorted(self.ties)}
+            data["ties"] = {path: self.ties[path].canonical for path in sorted(self.ties)}
         if self.forbid:
-            found["forbid"] = sorted(rule.canonical for rule in self.forbid)
-        return found
+            data["forbid"] = sorted(rule.canonical for rule in self.forbid)
+        return data
 
     @cached_property
     def id(self) -> bytes:
@@ -242,10 +242,10 @@ class Space:
                 kept[leaf.path] = leaf.parameter.checked(values[leaf.path])
             except (ValueError, TypeError) as error:
                 raise InvalidArgumentError(leaf.path, str(error)) from None
-        made = Candidate(self, kept)
-        if (broken := self.broken_rule(made)) is not None:
+        candidate = Candidate(self, kept)
+        if (broken := self.broken_rule(candidate)) is not None:
             raise InvalidArgumentError("candidate", f"the rule '{broken}' forbids it")
-        return made
+        return candidate
 
     def load(self, text: str) -> Candidate:
         """The candidate whose `Candidate.json` is `text`, which this space wrote."""
@@ -286,9 +286,9 @@ class Space:
             InvalidArgumentError: none was found.
         """
         for _ in range(_MOST_DRAWS):
-            made = self.from_units(rng.random(self.units).tolist())
-            if not self.forbid or self.broken_rule(made) is None:
-                return made
+            candidate = self.from_units(rng.random(self.units).tolist())
+            if not self.forbid or self.broken_rule(candidate) is None:
+                return candidate
         raise self._empty()
 
     def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
@@ -296,9 +296,9 @@ class Space:
         for _ in range(100):
             path = list(candidate.values)[int(rng.integers(len(candidate.values)))]
             near = self._by_path[path].parameter.neighbour(candidate.values[path], rng)
-            made = self._completed({**candidate.values, path: near}, rng)
-            if made != candidate and self.broken_rule(made) is None:
-                return made
+            mutant = self._completed({**candidate.values, path: near}, rng)
+            if mutant != candidate and self.broken_rule(mutant) is None:
+                return mutant
         return self.sample(rng)
 
     def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
@@ -311,9 +311,9 @@ class Space:
                     if leaf.path in parent.values:
                         mixed[leaf.path] = parent.values[leaf.path]
                         break
-            made = self._completed(mixed, rng)
-            if self.broken_rule(made) is None:
-                return made
+            child = self._completed(mixed, rng)
+            if self.broken_rule(child) is None:
+                return child
         return one
 
     def _completed(self, values: Mapping[str, Any], rng: np.random.Generator) -> Candidate:
@@ -438,7 +438,7 @@ class Space:
     @cached_property
     def _tree(self) -> _Tree:
         def under(when: tuple[tuple[str, Any], ...]) -> _Tree:
-            found: _Tree = []
+            subtree: _Tree = []
             for leaf in self.leaves:
                 if leaf.when == when:
                     branches = {}
@@ -448,8 +448,8 @@ class Space:
                             for choice in leaf.parameter.choices:
                                 inner = tuple(sorted((*when, (leaf.path, choice))))
                                 branches[choice] = under(inner)
-                    found.append((leaf, branches))
-            return found
+                    subtree.append((leaf, branches))
+            return subtree
 
         return under(())
 
@@ -513,10 +513,10 @@ def _size(tree: _Tree) -> int | None:
     total = 1
     for leaf, branches in tree:
         sizes = [_size(inner) for inner in branches.values()] if branches else []
-        own = sum(sizes) if branches and None not in sizes else leaf.parameter.size  # type: ignore[arg-type]
-        if own is None or None in sizes:
+        count = sum(sizes) if branches and None not in sizes else leaf.parameter.size  # type: ignore[arg-type]
+        if count is None or None in sizes:
             return None
-        total *= own
+        total *= count
     return total
 
 
@@ -565,9 +565,9 @@ def every(space: Space) -> Iterator[Candidate]:
             remedy="Int with a step, or Categorical, in the place of Float",
         )  # fmt: skip
     for index in range(space.size):
-        made = space.from_index(index)
-        if space.broken_rule(made) is None:
-            yield made
+        candidate = space.from_index(index)
+        if space.broken_rule(candidate) is None:
+            yield candidate
 
 
 def is_number(value: Any) -> bool:

@@ -103,10 +103,10 @@ class QuasiRandom(Strategy):
                 # Powers of two keep the sequence balanced.
                 more = self._sequence.random(max(len(self._points), 64))
                 self._points += np.minimum(more, np.nextafter(1, 0)).tolist()
-            made = self.space.from_units(self._points[self._at])
+            candidate = self.space.from_units(self._points[self._at])
             self._at += 1
-            if self.space.broken_rule(made) is None:
-                return made
+            if self.space.broken_rule(candidate) is None:
+                return candidate
         return self.space.sample(self.rng())
 
     stateless = False

@@ -114,15 +114,15 @@ class Study:
         """Units by metric; None where the estimator declares nothing."""
         if self.estimator.metrics is None:
             return None
-        found = dict(self.estimator.metrics)
+        units = dict(self.estimator.metrics)
         for one in self.analytic:
             for metric, unit in (one.metrics or {}).items():
-                if found.setdefault(metric, unit) != unit:
+                if units.setdefault(metric, unit) != unit:
                     raise InvalidArgumentError(
                         "analytic", f"{metric} is in {unit or 'no unit'} by {one.name}, and in "
-                        f"{found[metric] or 'no unit'} by {self.estimator.name}",
+                        f"{units[metric] or 'no unit'} by {self.estimator.name}",
                     )  # fmt: skip
-        return found
+        return units
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Study:
             self.strategy.tell(one)
 
     def _warm_facts(self) -> list[Trial]:
-        found: list[Trial] = []
+        facts: list[Trial] = []
         for source in self._warm:
             other = source if isinstance(source, Study) else Reading(Path(source))
             if other.space.id != self.space.id:
@@ -197,8 +197,8 @@ class Study:
                 if one.state in SCORED and all(o.metric in one.values for o in self.objectives):
                     fact = Trial(-1, one.candidate, one.fidelity, state=one.state,
                                  values=one.values, violation=one.violation)  # fmt: skip
-                    found.append(fact)
-        return found
+                    facts.append(fact)
+        return facts
 
     def _restore(self, stored: Sequence[Trial], *, verify: bool = False) -> list[Trial]:
         """Bring policy and strategy to where the stored events leave them.
@@ -230,9 +230,9 @@ class Study:
                 raise self._differs(one, "another rung")
             if is_new and one.number >= len(self.start):
                 if propose:
-                    made = self.strategy.propose(one.number)
-                    if made is None or made.id != one.candidate.id:
-                        raise self._differs(one, "nothing" if made is None else made.json)
+                    proposal = self.strategy.propose(one.number)
+                    if proposal is None or proposal.id != one.candidate.id:
+                        raise self._differs(one, "nothing" if proposal is None else proposal.json)
                 else:
                     self.strategy.asked += 1
             self.trials.append(one)
