@@ -100,15 +100,15 @@ class _Tracer:
 
     def run(self) -> FloatModel:
         """All nodes in turn."""
-        made = self._made
+        model = self._made
         for node in self._module.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                made.shapes[node.name] = tuple(int(size) for size in value.shape)
+                model.shapes[node.name] = tuple(int(size) for size in value.shape)
             if node.op == "placeholder":
-                made.inputs.append(node.name)
+                model.inputs.append(node.name)
             elif node.op == "output":
-                made.outputs = [self._name(one) for one in node.all_input_nodes]
+                model.outputs = [self._name(one) for one in node.all_input_nodes]
             elif node.op == "call_function":
                 self._call(node)
         if self._problems:
@@ -118,7 +118,7 @@ class _Tracer:
                 operators=tuple(sorted(self._problems)),
                 remedy="what is exported: " + ", ".join(sorted(_RULES)),
             )
-        return made
+        return model
 
     def _call(self, node: Node) -> None:
         name = _operator_name(node)
@@ -147,10 +147,10 @@ class _Tracer:
             return None
         if not isinstance(node, Node) or node.op != "get_attr":
             raise UnsupportedModelError("with weights that are computed")
-        found: Any = self._module
+        value: Any = self._module
         for part in str(node.target).split("."):
-            found = getattr(found, part)
-        return found.detach().float()  # type: ignore[no-any-return]
+            value = getattr(value, part)
+        return value.detach().float()  # type: ignore[no-any-return]
 
     def shape(self, node: Any) -> tuple[int, ...]:
         """Of a value."""
@@ -230,16 +230,16 @@ def _module_of(node: Node) -> str:
 def _pair(value: Any) -> Pair:
     if isinstance(value, int):
         return value, value
-    found = [int(one) for one in value]
-    return (found[0], found[0]) if len(found) == 1 else (found[0], found[1])
+    numbers = [int(one) for one in value]
+    return (numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
 def _arguments(node: Node, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by name, in the order of `defaults`."""
-    found = dict(defaults)
-    found.update(zip(defaults, node.args, strict=False))
-    found.update(node.kwargs)
-    return found
+    arguments = dict(defaults)
+    arguments.update(zip(defaults, node.args, strict=False))
+    arguments.update(node.kwargs)
+    return arguments
 
 
 def _conv(tracer: _Tracer, node: Node) -> None:

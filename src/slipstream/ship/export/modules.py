@@ -44,13 +44,13 @@ def export_module(
         if not file.is_file():
             raise UsageError(f"there is no file '{file}'")
     with tempfile.TemporaryDirectory() as folder, Child() as child:
-        made = Path(folder) / "model.tflite"
+        exported = Path(folder) / "model.tflite"
         child.call(
             f"{__name__}:write_module", timeout_s=_EXPORT_S, path=str(Path(path).resolve()),
             name=name, calibration=str(calibration), weights=str(weights or ""),
-            observer=observer, output=str(made),
+            observer=observer, output=str(exported),
         )  # fmt: skip
-        return made.read_bytes()
+        return exported.read_bytes()
 
 
 def write_module(
@@ -95,19 +95,19 @@ def _inputs(path: Path) -> Any:
 
     try:
         if path.suffix == ".pt":
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            inputs = torch.load(path, map_location="cpu", weights_only=True)
         else:
-            found = np.load(path, allow_pickle=False)
-            if isinstance(found, np.lib.npyio.NpzFile):
-                name = "x" if "x" in found.files else found.files[0]
-                found = found[name]
-            found = torch.from_numpy(np.asarray(found, np.float32))
+            inputs = np.load(path, allow_pickle=False)
+            if isinstance(inputs, np.lib.npyio.NpzFile):
+                name = "x" if "x" in inputs.files else inputs.files[0]
+                inputs = inputs[name]
+            inputs = torch.from_numpy(np.asarray(inputs, np.float32))
     except (OSError, ValueError, EOFError, IndexError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"no inputs can be read from it: {error}",
             where=str(path),
             remedy="np.save('calib.npy', inputs), inputs of the model, [n, ...]",
         ) from error
-    if not isinstance(found, torch.Tensor) or found.dim() < 2:
+    if not isinstance(inputs, torch.Tensor) or inputs.dim() < 2:
         raise UsageError("it holds no tensor of inputs, [n, ...]", where=str(path))
-    return found
+    return inputs

@@ -158,8 +158,8 @@ class _Builder:
     ) -> None:
         inputs = tuple(self._index[name] for name in layer.inputs)
         output = self._value(layer.output)
-        made = Operator(kind, (*inputs, *constants), (output,), options, layer.source)
-        self._operators.append(made)
+        operator = Operator(kind, (*inputs, *constants), (output,), options, layer.source)
+        self._operators.append(operator)
 
     def _weights(self, layer: Layer, weight: torch.Tensor, axis: int) -> tuple[int, int]:
         """Tensors of weights, channels first as given and along `axis` as stored, and of bias."""
@@ -180,8 +180,8 @@ class _Builder:
                 f"the bias of {name} does not fit into 32 bits and is clipped",
                 SlipstreamWarning, stacklevel=2,
             )  # fmt: skip
-        found = Quantization(of_bias, zeros, 0)
-        return weights, self._constant(f"{name}.bias", clipped.astype(np.int32), found)
+        quantization = Quantization(of_bias, zeros, 0)
+        return weights, self._constant(f"{name}.bias", clipped.astype(np.int32), quantization)
 
     def _conv(self, layer: Layer) -> None:
         assert layer.weight is not None  # as traced
@@ -218,13 +218,13 @@ class _Builder:
             return layer, name
         top, bottom, left, right = layer.padding
         sides = np.array([[0, 0], [top, bottom], [left, right], [0, 0]], np.int32)
-        made = f"{layer.output}.padded"
+        padded = f"{layer.output}.padded"
         high, wide = shape[2] + top + bottom, shape[3] + left + right
-        self._traced.shapes[made] = (shape[0], shape[1], high, wide)
-        self._grids[made] = self._grids[given]
-        paddings = self._constant(f"{made}.sides", sides)
-        self._operator("pad", replace(layer, output=made), (paddings,))
-        return replace(layer, inputs=(made,)), "valid"
+        self._traced.shapes[padded] = (shape[0], shape[1], high, wide)
+        self._grids[padded] = self._grids[given]
+        paddings = self._constant(f"{padded}.sides", sides)
+        self._operator("pad", replace(layer, output=padded), (paddings,))
+        return replace(layer, inputs=(padded,)), "valid"
 
     def _linear(self, layer: Layer) -> None:
         assert layer.weight is not None  # as traced
