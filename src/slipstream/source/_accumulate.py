@@ -163,22 +163,22 @@ def _counter(source: Source, loop: ast.For) -> tuple[Source, str, int]:
     target, over = loop.target, loop.iter
     called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
     given = over.args if isinstance(over, ast.Call) and not over.keywords else []
-    found: ast.expr | None = None
+    count: ast.expr | None = None
     begin: int | None = 0
     if called == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
-        found = target.elts[0]
+        count = target.elts[0]
         begin = _number(given[1]) if len(given) == 2 else 0 if len(given) == 1 else None
     elif called == "range" and given and len(given) <= 2:
-        found = target
+        count = target
         begin = _number(given[0]) if len(given) == 2 else 0
     assigned = {node.id for node in variables_in(*loop.body) if is_written(node)}
     builtin = not names.is_taken(called)
-    if isinstance(found, ast.Name) and begin is not None and builtin and found.id not in assigned:
-        unread = variables_in(loop, name=found.id) == [found]
-        if found.id.startswith("_") and unread:
+    if isinstance(count, ast.Name) and begin is not None and builtin and count.id not in assigned:
+        unread = variables_in(loop, name=count.id) == [count]
+        if count.id.startswith("_") and unread:
             counter = source.fresh_name(*_COUNTERS)
-            return source.replace(found, counter), counter, begin
-        return source, found.id, begin
+            return source.replace(count, counter), counter, begin
+        return source, count.id, begin
     if names.is_taken("enumerate"):
         raise source.not_placed("'enumerate' stands for something else", loop)
     counter = source.fresh_name(*_COUNTERS)

@@ -51,19 +51,19 @@ def fuse_attention(where: Places) -> Source:
         NotPlacedError: there is none, or one with a step that is not understood.
     """
     source = where.source
-    made = where.model_class
-    found = [
+    model = where.model_class
+    attentions = [
         _Reader(source, function, where.torch).read(product, left, value)
-        for kind in reachable(source.names, made)
+        for kind in reachable(source.names, model)
         for function in kind.body
         if isinstance(function, ast.FunctionDef)
         for product, left, value in _products(source, function)
         if _leads_to_softmax(source, function, left)
     ]
-    if not found:
-        raise source.not_placed("no attention is written out in the model's own classes", made)
+    if not attentions:
+        raise source.not_placed("no attention is written out in the model's own classes", model)
     edited = source.with_import("torch")
-    for one in found:
+    for one in attentions:
         mask = f", attn_mask={one.keep}" if one.keep else ""
         dropout = f", dropout_p={one.dropout}" if one.dropout else ""
         edited = edited.replace(
@@ -81,8 +81,8 @@ def _products(
     source: Source, function: ast.FunctionDef
 ) -> list[tuple[ast.expr, ast.expr, ast.expr]]:
     """Every matmul of a function with its two sides."""
-    found = [(node, _sides(source, node)) for node in ast.walk(function)]
-    return [(node, *sides) for node, sides in found if sides and isinstance(node, ast.expr)]
+    pairs = [(node, _sides(source, node)) for node in ast.walk(function)]
+    return [(node, *sides) for node, sides in pairs if sides and isinstance(node, ast.expr)]
 
 
 def _sides(source: Source, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
@@ -140,24 +140,24 @@ class _Reader:
 
     def read(self, product: ast.expr, left: ast.expr, value: ast.expr) -> _Found:
         """The parts of the attention whose last step is `product`."""
-        found = _Found(product, value)
-        weights = self._given(found, left)
+        attention = _Found(product, value)
+        weights = self._given(attention, left)
         if (dropped := self._dropped(weights)) is not None:
-            inner, found.dropout = dropped
-            weights = self._given(found, inner)
+            inner, attention.dropout = dropped
+            weights = self._given(attention, inner)
         scores = _softmax_of(self._source, weights)
         if scores is None:
             raise self._refusal(weights)
-        scores = self._given(found, scores)
+        scores = self._given(attention, scores)
         if (filled := self._filled(scores)) is not None:
-            inner, found.keep, mask = filled
-            found.read.append(mask)
-            scores = self._given(found, inner)
+            inner, attention.keep, mask = filled
+            attention.read.append(mask)
+            scores = self._given(attention, inner)
         if isinstance(scores, ast.BinOp) and isinstance(scores.op, (ast.Mult, ast.Div)):
-            found.read.append(scores.right)
+            attention.read.append(scores.right)
             text = self._factor(scores.right)
-            found.scale = text if isinstance(scores.op, ast.Mult) else f"1 / {text}"
-            scores = self._given(found, scores.left)
+            attention.scale = text if isinstance(scores.op, ast.Mult) else f"1 / {text}"
+            scores = self._given(attention, scores.left)
         sides = _sides(self._source, scores)
         if sides is None:
             raise self._refusal(scores)
@@ -165,10 +165,10 @@ class _Reader:
         key = self._untransposed(transposed)
         for one in (query, key):
             self._check_plain(one)
-        found.query, found.key = (self._source.segment(one) for one in (query, key))
-        found.read += [query, key]
-        self._check_unchanged(found)
-        return found
+        attention.query, attention.key = (self._source.segment(one) for one in (query, key))
+        attention.read += [query, key]
+        self._check_unchanged(attention)
+        return attention
 
     def _given(self, found: _Found, expression: ast.expr) -> ast.expr:
         """What a name that is read here alone was given, in a statement that goes."""
@@ -251,8 +251,8 @@ class _Reader:
         if _is_number(self._source, node):
             return text if isinstance(node, (ast.Constant, ast.Call)) else f"({text})"
         identity = self._source.names.identity(node)
-        made = self._source.names.bindings(*identity) if identity is not None else []
-        values = [getattr(self._source.names.statement(one), "value", None) for one in made]
+        bound = self._source.names.bindings(*identity) if identity is not None else []
+        values = [getattr(self._source.names.statement(one), "value", None) for one in bound]
         if values and all(one is not None and _is_number(self._source, one) for one in values):
             return text
         raise self._source.not_placed(

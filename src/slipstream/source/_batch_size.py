@@ -56,8 +56,8 @@ def find_batch_size(where: Places) -> BatchSize:
             one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in _PROVIDERS
         ]
         function = providers[0] if len(providers) == 1 else None
-    found = _default(source, function) if function is not None else _given(source)
-    return _literal(source, found)
+    value = _default(source, function) if function is not None else _given(source)
+    return _literal(source, value)
 
 
 def _default(source: Source, function: Function) -> ast.expr:
@@ -99,11 +99,11 @@ def _literal(source: Source, value: ast.expr) -> BatchSize:
             how = f"assigned {len(bound)} times" if bound else "no constant of this file"
             raise source.not_placed(f"'{text}' is {how}", value)
         statement = source.names.statement(bound[0])
-        made = getattr(statement, "value", None)
+        number = getattr(statement, "value", None)
         simple = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement in (
             source.tree.body
         )
-        if simple and isinstance(made, ast.Constant) and type(made.value) is int:
-            return BatchSize(source, made.value, made)
+        if simple and isinstance(number, ast.Constant) and type(number.value) is int:
+            return BatchSize(source, number.value, number)
         raise source.not_placed(f"'{text}' is no plain number", statement)
     raise source.not_placed(f"'{text}' is no plain number", value)

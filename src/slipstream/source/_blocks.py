@@ -47,23 +47,23 @@ def checkpoint_blocks(where: Places) -> Source:
         AlreadyThereError: the blocks are checkpointed.
     """
     source = where.source
-    made = where.model_class
-    reached = list(reachable(source.names, made))
-    found = [one for kind in reached for one in _blocks_of(source, kind)]
-    inner = {kind for one in found if one.kind for kind in reachable(source.names, one.kind)}
-    found = [one for one in found if one.owner not in inner]
-    if not found:
+    model = where.model_class
+    reached = list(reachable(source.names, model))
+    blocks = [one for kind in reached for one in _blocks_of(source, kind)]
+    inner = {kind for one in blocks if one.kind for kind in reachable(source.names, one.kind)}
+    blocks = [one for one in blocks if one.owner not in inner]
+    if not blocks:
         raise source.not_placed(
-            f"{made.name} holds no nn.ModuleList or nn.Sequential of blocks", made
+            f"{model.name} holds no nn.ModuleList or nn.Sequential of blocks", model
         )
     torch, edited = where.torch, source.with_import("torch")
-    for one in found:
+    for one in blocks:
         edited = (_in_row if one.row else _in_loop)(source, edited, one, torch)
     return edited
 
 
 def _blocks_of(source: Source, owner: ast.ClassDef) -> list[_Blocks]:
-    found = []
+    blocks = []
     single: dict[str, ast.stmt] = {}
     for statement in nodes_in(ast.Assign, owner):
         target, value = statement.targets[0], statement.value
@@ -72,9 +72,9 @@ def _blocks_of(source: Source, owner: ast.ClassDef) -> list[_Blocks]:
         assert isinstance(target, ast.Attribute)
         if source.names.qualified(value.func) in (_LIST, _ROW):
             row = source.names.qualified(value.func) == _ROW
-            made = _element(value, row)
-            if made is not None:
-                found += _as_blocks(source, owner, target.attr, made, row)
+            element = _element(value, row)
+            if element is not None:
+                blocks += _as_blocks(source, owner, target.attr, element, row)
             continue
         kind = local_class(source.names, value.func)
         if kind is not None and _has_parts(source, kind):
@@ -83,7 +83,7 @@ def _blocks_of(source: Source, owner: ast.ClassDef) -> list[_Blocks]:
                     f"{owner.name} holds several {kind.name} one by one", statement
                 )
             single[kind.name] = statement
-    return found
+    return blocks
 
 
 def _element(value: ast.Call, row: bool) -> ast.Call | None:
@@ -167,7 +167,7 @@ def _in_loop(source: Source, edited: Source, one: _Blocks, torch: str) -> Source
         for loop in _running(one.owner)
         if isinstance(loop, ast.For) and any(_is_self(n, one.name) for n in ast.walk(loop.iter))
     ]
-    found = False
+    called = False
     for loop in loops:
         variable = _variable(source, loop, one)
         uses = variables_in(*loop.body, name=variable)
@@ -178,10 +178,10 @@ def _in_loop(source: Source, edited: Source, one: _Blocks, torch: str) -> Source
             if not isinstance(call, ast.Call) or call.func is not use:
                 raise source.not_placed(f"the loop does more with '{variable}' than call it", use)
             edited = _through_checkpoint(source, edited, call, variable, torch)
-            found = True
+            called = True
     inside = {node for loop in loops for node in ast.walk(loop.iter)}
-    if not found or any(use not in inside for use in _uses(one)):
-        what = "is used apart from a loop" if found else "is not called in a loop"
+    if not called or any(use not in inside for use in _uses(one)):
+        what = "is used apart from a loop" if called else "is not called in a loop"
         raise source.not_placed(f"self.{one.name} {what}", one.owner)
     return edited
 

@@ -27,9 +27,9 @@ class Returned:
 
     def get(self, field: str) -> ast.expr | None:
         """The expression of `field`; None where there is none, or it is ``None``."""
-        found = self.fields.get(field)
-        nothing = isinstance(found, ast.Constant) and found.value is None
-        return None if nothing else found
+        expression = self.fields.get(field)
+        nothing = isinstance(expression, ast.Constant) and expression.value is None
+        return None if nothing else expression
 
     def before(self, field: str) -> list[tuple[str, ast.expr]]:
         """What is evaluated before `field`."""
@@ -43,10 +43,10 @@ def find_function(source: Source, name: str) -> Function:
     Raises:
         NotPlacedError: there is none, or several.
     """
-    found = source.names.bindings(source.tree, name)
-    if len(found) == 1 and isinstance(found[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return found[0]
-    what = "is defined several times" if len(found) > 1 else "is not a function of this file"
+    bindings = source.names.bindings(source.tree, name)
+    if len(bindings) == 1 and isinstance(bindings[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return bindings[0]
+    what = "is defined several times" if len(bindings) > 1 else "is not a function of this file"
     raise source.not_placed(f"'{name}' {what}")
 
 
@@ -57,11 +57,11 @@ def returned_by(source: Source, function: Function) -> Returned:
         NotPlacedError: it returns at several places, or something whose parts are not to be seen.
     """
     returns = nodes_in(ast.Return, function)
-    found = [node for node in returns if source.names.scope(node) is function]
-    if len(found) != 1:
-        how = f"returns at {len(found)} places" if found else "returns nothing"
+    statements = [node for node in returns if source.names.scope(node) is function]
+    if len(statements) != 1:
+        how = f"returns at {len(statements)} places" if statements else "returns nothing"
         raise source.not_placed(f"{function.name}() {how}", function)
-    statement = found[0]
+    statement = statements[0]
     value = statement.value
     if isinstance(value, ast.Name):
         value = value_of(source, value) or value
@@ -91,8 +91,8 @@ def inputs_of(source: Source, returned: Returned) -> list[ast.expr]:
             return [inputs[0]]
     elif isinstance(batch, (ast.Name, ast.Call)) and returned.get("loss") is None:
         value = value_of(source, batch) if isinstance(batch, ast.Name) else batch
-        made = source.names.qualified(value.func) if isinstance(value, ast.Call) else None
-        if (made or "").startswith("torch."):
+        called = source.names.qualified(value.func) if isinstance(value, ast.Call) else None
+        if (called or "").startswith("torch."):
             return [batch]
     raise source.not_placed(
         "it cannot be seen which part of the batch is the model's only input",
@@ -123,6 +123,6 @@ def _fields(source: Source, value: ast.expr | None) -> dict[str, ast.expr] | Non
         if starred or any(keyword.arg is None for keyword in value.keywords):
             return None
         if called in _BUILT or (builtin and called is None and not value.args):
-            found = dict(zip(_FIELDS, value.args, strict=False))
-            return found | {str(keyword.arg): keyword.value for keyword in value.keywords}
+            fields = dict(zip(_FIELDS, value.args, strict=False))
+            return fields | {str(keyword.arg): keyword.value for keyword in value.keywords}
     return None

@@ -116,26 +116,26 @@ class Layout:
         fstring_start = getattr(tokenize, "FSTRING_START", -1)
         fstring_end = getattr(tokenize, "FSTRING_END", -1)
         lines = io.StringIO(normal, newline="\n")
-        for found in tokenize.generate_tokens(lines.readline):
-            start, end = self._place(*found.start), self._place(*found.end)
-            if found.type == tokenize.NEWLINE:
-                line = found.start[0]
+        for token in tokenize.generate_tokens(lines.readline):
+            start, end = self._place(*token.start), self._place(*token.end)
+            if token.type == tokenize.NEWLINE:
+                line = token.start[0]
                 after = self._starts[line] if line < len(self._starts) else len(self.body)
                 if tokens:
                     self.logical.append(LogicalLine(tuple(tokens), after))
                 tokens = []
                 continue
-            if found.type == tokenize.COMMENT:
-                self.comments.append(Token(found.string, start, end))
-            if found.type in _LAYOUT:
+            if token.type == tokenize.COMMENT:
+                self.comments.append(Token(token.string, start, end))
+            if token.type in _LAYOUT:
                 continue
-            tokens.append(Token(found.string, start, end))
-            if found.type == tokenize.STRING:
+            tokens.append(Token(token.string, start, end))
+            if token.type == tokenize.STRING:
                 self.strings.append((start, end))
-            elif found.type == fstring_start:
+            elif token.type == fstring_start:
                 opened = opened if depth else start
                 depth += 1
-            elif found.type == fstring_end:
+            elif token.type == fstring_end:
                 depth -= 1
                 if not depth:
                     self.strings.append((opened, end))

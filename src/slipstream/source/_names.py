@@ -80,10 +80,10 @@ class Names:
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes that hold `node`, from the inside."""
-        found = self.parent(node)
-        while found is not None:
-            yield found
-            found = self.parent(found)
+        ancestor = self.parent(node)
+        while ancestor is not None:
+            yield ancestor
+            ancestor = self.parent(ancestor)
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that is or holds `node`."""
@@ -104,9 +104,9 @@ class Names:
         """The list of statements that `statement` is one of."""
         parent = self._parents[statement]
         for name in ("body", "orelse", "finalbody"):
-            found = getattr(parent, name, None)
-            if isinstance(found, list) and statement in found:
-                return found
+            statements = getattr(parent, name, None)
+            if isinstance(statements, list) and statement in statements:
+                return statements
         raise LookupError(f"line {statement.lineno} is in no block")
 
     def within(self, node: ast.AST, block: list[ast.stmt]) -> ast.stmt | None:
@@ -164,14 +164,14 @@ class Names:
         owner = self.owner(expression)
         if owner is None:
             return None
-        own = owner, expression.id
-        arguments = any(isinstance(node, ast.arg) for node in self.bindings(*own))
+        variable = owner, expression.id
+        arguments = any(isinstance(node, ast.arg) for node in self.bindings(*variable))
         if not arguments or depth > _DEEPEST or not isinstance(owner, _FUNCTIONS):
-            return own
+            return variable
         given = [self._given(call, owner, expression.id) for call in self.calls_of(owner)]
-        found = {None if one is None else self.identity(one, depth + 1) for one in given}
-        only = found.pop() if len(found) == 1 else None
-        return only or own
+        identities = {None if one is None else self.identity(one, depth + 1) for one in given}
+        only = identities.pop() if len(identities) == 1 else None
+        return only or variable
 
     def calls(self) -> Iterator[ast.Call]:
         """Every call in the file, in its order."""
@@ -181,21 +181,21 @@ class Names:
         """The calls of a function that are plain to see; of a method, all calls of its name."""
         owner = self.parent(function)
         method = isinstance(owner, ast.ClassDef)
-        found = []
+        calls = []
         for call in self.calls():
             if method and isinstance(call.func, ast.Attribute) and call.func.attr == function.name:
-                found.append(call)
+                calls.append(call)
             elif not method and isinstance(call.func, ast.Name) and call.func.id == function.name:
                 scope = self.owner(call.func)
                 if scope is not None and function in self.bindings(scope, function.name):
-                    found.append(call)
+                    calls.append(call)
         if method and function.name == "__init__" and isinstance(owner, ast.ClassDef):
-            found += [
+            calls += [
                 call
                 for call in self.calls()
                 if isinstance(call.func, ast.Name) and call.func.id == owner.name
             ]
-        return found
+        return calls
 
     def _given(self, call: ast.Call, function: Function, name: str) -> ast.expr | None:
         """What `call` gives for the argument `name` of `function`."""
@@ -229,7 +229,7 @@ class Names:
 
     def _imported(self, nodes: list[ast.AST]) -> str | None:
         """The one thing these bindings import, or None."""
-        found = set()
+        origins = set()
         for node in nodes:
             if not isinstance(node, ast.alias):
                 return None
@@ -237,11 +237,11 @@ class Names:
             if isinstance(origin, ast.ImportFrom):
                 if origin.level:
                     return None
-                found.add(f"{origin.module}.{node.name}")
+                origins.add(f"{origin.module}.{node.name}")
             else:
                 # `import torch.optim` gives the name torch.
-                found.add(node.name if node.asname else node.name.partition(".")[0])
-        return found.pop() if len(found) == 1 else None
+                origins.add(node.name if node.asname else node.name.partition(".")[0])
+        return origins.pop() if len(origins) == 1 else None
 
     def _note(self, node: ast.AST) -> None:
         if isinstance(node, ast.Name):

@@ -59,7 +59,7 @@ def trained_by(source: Source, optimizers: list[Optimizer]) -> tuple[Identity, a
     Raises:
         NotPlacedError: it is not to be seen, or there are several.
     """
-    found: dict[Identity, ast.expr] = {}
+    models: dict[Identity, ast.expr] = {}
     for optimizer in optimizers:
         for receiver in _receivers(source, optimizer.call):
             identity = source.names.identity(receiver)
@@ -68,14 +68,14 @@ def trained_by(source: Source, optimizers: list[Optimizer]) -> tuple[Identity, a
                     f"the optimizer trains '{source.segment(receiver)}', which has no name",
                     receiver,
                 )
-            found.setdefault(identity, receiver)
+            models.setdefault(identity, receiver)
     call = optimizers[0].call
-    if not found:
+    if not models:
         raise source.not_placed("it cannot be seen whose parameters the optimizer is given", call)
-    if len(found) > 1:
-        several = " and ".join(f"'{source.segment(one)}'" for one in found.values())
+    if len(models) > 1:
+        several = " and ".join(f"'{source.segment(one)}'" for one in models.values())
         raise source.not_placed(f"the optimizer trains {several}", call)
-    ((identity, receiver),) = found.items()
+    ((identity, receiver),) = models.items()
     of_self = identity[1].startswith("self.") and identity[1].count(".") == 1
     if isinstance(receiver, ast.Attribute) and not of_self:
         raise source.not_placed(
@@ -104,13 +104,13 @@ def _kind(names: Names, call: ast.Call) -> str | None:
 
 def _is_foreign(source: Source, call: ast.Call) -> bool:
     """Whether the call makes what is stepped, from parameters: an optimizer of another library."""
-    made = assigned_to(source.names, call)
-    if made is None or not _receivers(source, call):
+    identity = assigned_to(source.names, call)
+    if identity is None or not _receivers(source, call):
         return False
     return any(
         isinstance(one.func, ast.Attribute)
         and one.func.attr == "step"
-        and source.names.identity(one.func.value) == made
+        and source.names.identity(one.func.value) == identity
         for one in source.names.calls()
     )
 

@@ -92,10 +92,10 @@ def reachable(names: Names, kind: ast.ClassDef) -> Iterator[ast.ClassDef]:
         one = left.pop()
         yield one
         for call in nodes_in(ast.Call, one):
-            found = local_class(names, call.func)
-            if found is not None and found not in seen:
-                seen.add(found)
-                left.append(found)
+            inner = local_class(names, call.func)
+            if inner is not None and inner not in seen:
+                seen.add(inner)
+                left.append(inner)
 
 
 def mentions(names: Names, code: Collection[ast.AST], function: str) -> list[ast.expr]:
@@ -104,7 +104,7 @@ def mentions(names: Names, code: Collection[ast.AST], function: str) -> list[ast
     Left out are annotations, bases of classes, ``isinstance`` and comparisons such as
     ``type(module) is nn.Linear``.
     """
-    found = [
+    nodes = [
         node
         for node in code
         if isinstance(node, (ast.Name, ast.Attribute))
@@ -112,7 +112,7 @@ def mentions(names: Names, code: Collection[ast.AST], function: str) -> list[ast
         and names.qualified(node) == function
         and not _asks(names, node)
     ]
-    return sorted(found, key=position)
+    return sorted(nodes, key=position)
 
 
 def _asks(names: Names, node: ast.expr) -> bool:

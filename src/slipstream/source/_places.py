@@ -70,14 +70,14 @@ class Places:
     @cached_property
     def optimizer(self) -> Optimizer:
         """The call that makes the optimizer, and its class."""
-        found = self._optimizers
-        if len(found) > 1:
+        optimizers = self._optimizers
+        if len(optimizers) > 1:
             raise self.source.not_placed(
-                f"{len(found)} optimizers are made, on "
-                + _numbers([one.call.lineno for one in found]),
-                found[1].call,
+                f"{len(optimizers)} optimizers are made, on "
+                + _numbers([one.call.lineno for one in optimizers]),
+                optimizers[1].call,
             )
-        return found[0]
+        return optimizers[0]
 
     @cached_property
     def model(self) -> Model:
@@ -137,10 +137,10 @@ class Places:
                 break
             value = value.func.value
         names = self.source.names
-        found = local_class(names, value.func) if isinstance(value, ast.Call) else None
-        if found is None:
+        kind = local_class(names, value.func) if isinstance(value, ast.Call) else None
+        if kind is None:
             raise self.source.not_placed("the model's class is not defined in this file", statement)
-        return found
+        return kind
 
     @property
     def torch(self) -> str:
@@ -166,10 +166,10 @@ class Places:
                 raise source.not_placed(
                     f"the model is made inside the return statement, after its {field}", statement
                 )
-        made = source.segment(value)
+        text = source.segment(value)
         if value.end_lineno != value.lineno:
-            made = f"({made})"
-        line = f"{name} = {made}"
+            text = f"({text})"
+        line = f"{name} = {text}"
         edited = source.insert_before(source.names.statement(expression), line)
         return self.on(edited.replace(expression, name))
 
@@ -241,24 +241,24 @@ class Places:
             AlreadyThereError: it has them; where there are several, all of them do.
         """
         names = self.source.names
-        found = [call for call in names.calls() if names.qualified(call.func) == function]
-        if not found:
+        calls = [call for call in names.calls() if names.qualified(call.func) == function]
+        if not calls:
             raise self.source.not_placed(f"{function} is not called in this file")
-        if len(found) > 1:
+        if len(calls) > 1:
             with contextlib.suppress(NotPlacedError):
                 over = self.step.iterates(names)
-                found = [one for one in found if over and assigned_to(names, one) == over] or found
-        if len(found) > 1:
+                calls = [one for one in calls if over and assigned_to(names, one) == over] or calls
+        if len(calls) > 1:
             parts: list[ast.Call] = []
             with contextlib.suppress(NotPlacedError):
-                parts = [call for call in found if call in self.model_code]
+                parts = [call for call in calls if call in self.model_code]
             if not parts:
                 short = function.rpartition(".")[2]
                 raise self.source.not_placed(
-                    f"{short} is called on {_numbers([call.lineno for call in found])}", found[1]
+                    f"{short} is called on {_numbers([call.lineno for call in calls])}", calls[1]
                 )
-            found = parts
-        return _set_all(self.source, self.source, found, keywords)
+            calls = parts
+        return _set_all(self.source, self.source, calls, keywords)
 
     def replace_class(self, old: str, new: str, **keywords: str) -> Source:
         """Another class wherever the code of the model builds one, or hands the class on.
@@ -276,15 +276,15 @@ class Places:
             AlreadyThereError: the model's code builds `new`, and no `old`.
         """
         source, names = self.source, self.source.names
-        found = mentions(names, self.model_code, old)
+        nodes = mentions(names, self.model_code, old)
         short = old.removeprefix("torch.")
-        if not found:
+        if not nodes:
             if there := mentions(names, self.model_code, new):
                 raise source.already_there(f"{short} is {new}", there[0])
             raise source.not_placed(f"the file makes no {short}")
         edited = source.with_import(new.rpartition(".")[0])
         calls = []
-        for node in found:
+        for node in nodes:
             call = names.parent(node)
             if isinstance(call, ast.Call) and call.func is node:
                 calls.append(call)

@@ -79,8 +79,8 @@ class Source:
             text = content.decode(encoding)
             if text.encode(encoding) != content:
                 raise ValueError(f"its encoding {encoding} has several forms of one text")
-            found = cls(path, content, encoding, text)
-            _ = found._layout
+            source = cls(path, content, encoding, text)
+            _ = source._layout
         except (SyntaxError, ValueError, tokenize.TokenError) as error:
             line = getattr(error, "lineno", None)
             raise WorkloadError(
@@ -88,7 +88,7 @@ class Source:
                 where=f"{path}:{line}" if line else str(path),
                 remedy="mend the file; Python cannot run it either",
             ) from error
-        return found
+        return source
 
     @classmethod
     def of_text(cls, text: str, path: Path) -> Source:

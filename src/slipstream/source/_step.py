@@ -97,14 +97,14 @@ class Step:
             raise source.not_placed(
                 f"backward is called on '{source.segment(loss)}', which has no name", self.backward
             )
-        made = [
+        writes = [
             names.statement(node)
             for node in variables_in(self.container, name=loss.id)
             if is_written(node) and position(node) < position(self.backward)
         ]
-        if not made:
+        if not writes:
             raise source.not_placed(f"'{loss.id}' is not computed in the loop", self.backward)
-        last = max(made, key=lambda one: one.lineno)
+        last = max(writes, key=lambda one: one.lineno)
         block = names.block(last)
         first = names.within(forward, block)
         if first is None:

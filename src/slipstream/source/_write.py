@@ -110,9 +110,9 @@ def _is_kept(path: Path) -> bool:
 
 
 def _refuse_foreign(path: Path) -> None:
-    own = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    stdlibs = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     installed = not _INSTALLED.isdisjoint(path.parts)
-    if installed or any(path.is_relative_to(Path(one).resolve()) for one in own if one):
+    if installed or any(path.is_relative_to(Path(one).resolve()) for one in stdlibs if one):
         raise WorkloadError(
             f"'{path}' belongs to an installed package, not to you",
             remedy="copy it to a folder of yours, and apply the edit there",
@@ -129,12 +129,12 @@ def _refuse_changed(source: Source) -> None:
 
 def _numbered(path: Path, suffix: str) -> dict[int, Path]:
     """The copies beside `path`: ``FILE.orig`` is number 0, ``FILE.orig.1`` number 1."""
-    found = {}
+    copies = {}
     for one in path.parent.iterdir():
         rest = one.name.removeprefix(path.name + suffix)
         if rest != one.name and (not rest or (rest[1:].isdecimal() and rest[0] == ".")):
-            found[int(rest[1:] or 0)] = one
-    return found
+            copies[int(rest[1:] or 0)] = one
+    return copies
 
 
 def _copy(path: Path, suffix: str) -> Path:
