@@ -97,10 +97,10 @@ def distances(
     if channels == 1:
         t = s
     number = first * tile + query
-    own = number < queries
-    a = tl.load(u + number, mask=own, other=0.0)
+    valid = number < queries
+    a = tl.load(u + number, mask=valid, other=0.0)
     b = tl.zeros_like(a) + tl.load(v + row)
-    again = own & (number < 0)
+    again = valid & (number < 0)
     if finish == 0:
         x = c0 + c1 * s + c2 * t
     elif finish == 1:
@@ -122,11 +122,11 @@ def distances(
         x = tl.where(x < 0, 0.0, x)
     else:
         x = a + b - s
-        outside = t < tl.load(u2 + number, mask=own, other=0.0)
-        again = (outside == 0) & (tl.abs(x) < near * tl.load(u1 + number, mask=own, other=0.0))
+        outside = t < tl.load(u2 + number, mask=valid, other=0.0)
+        again = (outside == 0) & (tl.abs(x) < near * tl.load(u1 + number, mask=valid, other=0.0))
         x = tl.where(outside, float("inf"), x)
-    tl.store(out + number * stride + row, x, mask=own)
-    tl.store(cancelled + number * rows + row, again.to(tl.int8), mask=own)
+    tl.store(out + number * stride + row, x, mask=valid)
+    tl.store(cancelled + number * rows + row, again.to(tl.int8), mask=valid)
 
 
 @triton.jit

@@ -143,11 +143,11 @@ def dedup(
         if len(sets) % 1000 == 0:
             progress(f"{len(sets):,} documents read")
     progress(f"comparing {len(sets):,} documents")
-    found = _alike(as_sets(sets), float(threshold), limits.block_bytes, progress)
+    deduplicated = _alike(as_sets(sets), float(threshold), limits.block_bytes, progress)
     if output is not None:
         progress("writing what is kept")
-        _write(path, Path(output), found.kept)
-    return found
+        _write(path, Path(output), deduplicated.kept)
+    return deduplicated
 
 
 def _check_output(corpus: Path, output: Path) -> None:
