@@ -64,10 +64,10 @@ def attend(
         mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
     if mask is not None and mask.dim() != query.dim():
         mask = mask[(None,) * (query.dim() - mask.dim())]
-    found = scaled_dot_product_attention(
+    attended = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=rate if on else 0.0, scale=factor
     )
-    return found.squeeze(1) if batched else found
+    return attended.squeeze(1) if batched else attended
 
 
 def with_attention(module: Any, arguments: Mapping[str, Any]) -> Callable[..., Any]:
@@ -85,15 +85,15 @@ def with_attention(module: Any, arguments: Mapping[str, Any]) -> Callable[..., A
     training, other = (_trace(module, arguments, mode) for mode in (True, False))
     graph, other = (training, other) if module.training else (other, training)
     tied = _tied_to_training(graph, other)
-    found = [
+    matches = [
         match
         for node in list(graph.nodes)
         if _is(node, "softmax", kind=torch.nn.Softmax, module=module)
         for match in [_match(node, module)]
     ]
-    if not found:
+    if not matches:
         raise NotRewrittenError("its forward calls no softmax that a trace can see")
-    for match in found:
+    for match in matches:
         _replace(graph, match, tied)
     code = torch.fx.GraphModule(module, graph)
     # Bound to the module itself, not to the copy that was traced: its parameters, buffers and
@@ -204,9 +204,9 @@ def _match(softmax: Any, module: Any) -> _Match:
     while True:
         if len(node.users) > 1:
             raise NotRewrittenError("its scores are used elsewhere too")
-        found = _product(node)
-        if found is not None:
-            match.query, match.key = found
+        product = _product(node)
+        if product is not None:
+            match.query, match.key = product
             break
         node = _towards_product(node, match)
     if _is(match.key, "transpose") and tuple(match.key.args[1:]) in _LAST_TWO:
@@ -286,8 +286,8 @@ def _replace(graph: Any, match: _Match, tied: set[Any]) -> None:
             if drop in tied:
                 on = graph.create_node("get_attr", "training")
             kwargs["dropout"] = (rate, on)
-        made = graph.call_function(attend, (match.query, key, match.value), kwargs)
-    match.product.replace_all_uses_with(made)
+        fused = graph.call_function(attend, (match.query, key, match.value), kwargs)
+    match.product.replace_all_uses_with(fused)
     _erase(graph, match.product)
 
 

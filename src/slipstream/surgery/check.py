@@ -16,17 +16,17 @@ def outputs_of(model: Any, run: Callable[[], object]) -> list[Any]:
     import torch
     from torch.utils._pytree import tree_map_only
 
-    found: list[Any] = []
+    outputs: list[Any] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:
         kept = _plain(output)
-        found.append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), kept))
+        outputs.append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), kept))
 
     undisturbed = torch.random.fork_rng(devices=[])
     with model.register_forward_hook(keep), _evaluating(model), torch.no_grad(), undisturbed:
         torch.manual_seed(0)
         run()
-    return found
+    return outputs
 
 
 def difference(before: Any, after: Any) -> str | None:

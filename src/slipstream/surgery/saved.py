@@ -19,15 +19,15 @@ def saved_bytes(run: Callable[[], object], parameters: Iterable[Any] = ()) -> in
     import torch
 
     known = {one.untyped_storage().data_ptr() for one in parameters}
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
-            found[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        made = run()
-    del made
-    return sum(found.values())
+        output = run()
+    del output
+    return sum(sizes.values())

@@ -39,10 +39,10 @@ def callers(
 
     names = {id(module): name for name, module in model.named_modules()}
     open_: list[tuple[Any, dict[str, Any]]] = []
-    found: dict[int, Site] = {}
+    sites: dict[int, Site] = {}
 
     def note(module: Any, arguments: dict[str, Any]) -> None:
-        found.setdefault(id(module), Site(names[id(module)], module, arguments))
+        sites.setdefault(id(module), Site(names[id(module)], module, arguments))
 
     class Watch(TorchFunctionMode):
         def __torch_function__(
@@ -69,7 +69,7 @@ def callers(
             hooks.enter_context(module.register_forward_hook(after, always_call=True))
         with Watch():
             run()
-    return list(found.values())
+    return list(sites.values())
 
 
 def _of_library(module: Any) -> bool:

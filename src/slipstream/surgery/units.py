@@ -75,8 +75,8 @@ def removable_units(model: Any) -> list[Units]:
     Raises:
         WorkloadError: there is none that could be told.
     """
-    found = {one.layer: one for one in _in_graphs(model)}
-    if not found:
+    units = {one.layer: one for one in _in_graphs(model)}
+    if not units:
         kinds = sorted({type(one).__name__ for one in model.modules() if not list(one.children())})
         raise WorkloadError(
             f"no layer of this {type(model).__name__} has units that one other layer alone reads, "
@@ -84,7 +84,7 @@ def removable_units(model: Any) -> list[Units]:
             remedy="a linear layer or convolution, activations, then another, as in nn.Sequential",
         )
     order = [id(one) for one in model.modules()]
-    return sorted(found.values(), key=lambda one: order.index(id(one.layer)))
+    return sorted(units.values(), key=lambda one: order.index(id(one.layer)))
 
 
 def _in_graphs(model: Any) -> Iterator[Units]:
@@ -188,13 +188,13 @@ def remove_units(units: Units, kept: Sequence[int], matrix: Any, constant: Any) 
         blocks = weight.reshape(weight.shape[0], count, -1)
         moved = torch.einsum("ogp,gk->okp", blocks[:, gone], matrix.to(weight.dtype))
         added = torch.einsum("ogp,g->o", blocks[:, gone], constant.to(weight.dtype))
-        made = blocks[:, stay] + moved
+        merged = blocks[:, stay] + moved
         if following.bias is None and bool(added.any()):
             following.bias = torch.nn.Parameter(torch.zeros_like(weight[:, 0].reshape(-1)))
         if following.bias is not None:
             following.bias += added
         shape = (weight.shape[0], -1, *weight.shape[2:])
-        following.weight = torch.nn.Parameter(made.reshape(shape).contiguous())
+        following.weight = torch.nn.Parameter(merged.reshape(shape).contiguous())
         layer.weight = torch.nn.Parameter(layer.weight.detach()[stay].clone())
         if layer.bias is not None:
             layer.bias = torch.nn.Parameter(layer.bias.detach()[stay].clone())
