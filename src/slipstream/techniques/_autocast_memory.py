@@ -74,8 +74,8 @@ class _Copies:
         size = np.array([copy.outputs[0].nbytes for copy in casts.calls], np.int64)[casts.call]
         # Where a copy is beside what it copies.
         last = self._last_readers(casts.task, casts.storage, allocation)
-        freed, made = self._backward[last], self._backward[casts.task]
-        role = np.where(freed & ~made, Role.ACTIVATION, Role.TEMPORARY)
+        freed, produced = self._backward[last], self._backward[casts.task]
+        role = np.where(freed & ~produced, Role.ACTIVATION, Role.TEMPORARY)
         release = np.maximum(last, casts.task)
         storage = np.full(len(handle), -1)
         # Where it stands in for it.
@@ -95,15 +95,15 @@ class _Copies:
         chosen = (memory.producer >= 0) & (memory.storage >= 0) & (memory.release >= 0)
         chosen &= backward[memory.release] & ~backward[memory.producer]
         allocation = np.flatnonzero(chosen)
-        made = memory.producer[allocation].astype(np.int64)
+        producer = memory.producer[allocation].astype(np.int64)
         release = memory.release[allocation].astype(np.int64)
-        spans = uses.between(memory.storage[allocation].astype(np.int64), made, release)
+        spans = uses.between(memory.storage[allocation].astype(np.int64), producer, release)
         task, through = uses.task[spans.place], self._copied[spans.place]
         # The last direct use, and after it those in the forward pass through a copy.
         at = np.full(len(allocation), -1)
-        own = np.flatnonzero(~through)
-        at[spans.asker[own]] = own
-        until = np.where(at >= 0, self._ends[task[at]] if len(task) else 0, made)
+        direct = np.flatnonzero(~through)
+        at[spans.asker[direct]] = direct
+        until = np.where(at >= 0, self._ends[task[at]] if len(task) else 0, producer)
         later = through & ~backward[task] & (np.arange(len(task)) > at[spans.asker])
         np.maximum.at(until, spans.asker[later], task[later])
         copied = np.zeros(len(allocation), bool)
@@ -154,12 +154,12 @@ def _results(graph: Graph, changed: Changed) -> _Results:
     spans = Spans.of(begin, begin + outputs[changed.pair])
     task = tasks[spans.asker]
     allocation = uses_of(graph).allocations(graph.operands[spans.place].astype(np.int64), task)
-    made = (allocation >= 0) & (memory.producer[allocation] == task)
+    produced = (allocation >= 0) & (memory.producer[allocation] == task)
     result = first[changed.pair[spans.asker]] + spans.place - begin[spans.asker]
-    own = np.flatnonzero((memory.producer == memory.release) & (memory.storage < 0))
+    scratch = np.flatnonzero((memory.producer == memory.release) & (memory.storage < 0))
     workspace = np.full(len(graph) + 1, -1)
-    workspace[memory.producer[own]] = own
-    return _Results(allocation[made], result[made], workspace[tasks])
+    workspace[memory.producer[scratch]] = scratch
+    return _Results(allocation[produced], result[produced], workspace[tasks])
 
 
 def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Durations) -> None:
@@ -174,9 +174,9 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
     for (old, new), answer in zip(changed.pairs, answers, strict=True):
         # Another kernel than the recorded one: what it returns for the backward pass to read,
         # and what it needs while it runs, may be larger or smaller by anything.
-        made = None if answer is None else answer.made
-        known = made is not None and len(made) == len(new.outputs)
-        measured += made if made is not None and known else [-1] * len(new.outputs)
+        sizes = None if answer is None else answer.made
+        known = sizes is not None and len(sizes) == len(new.outputs)
+        measured += sizes if sizes is not None and known else [-1] * len(new.outputs)
         share += [_narrowed(*pair) for pair in zip(old.outputs, new.outputs, strict=True)]
     was, result = memory.nbytes[results.allocation], results.result
     nbytes = np.rint(was * np.array(share)[result]).astype(np.int64)
@@ -185,10 +185,10 @@ def _lower_results(edit: Editor, graph: Graph, changed: Changed, durations: Dura
     # Copies of its tensors, in the order its kernel likes, where nothing was measured.
     ratio = np.array([new.moved_bytes / max(old.moved_bytes, 1) for old, new in changed.pairs])
     needs = [-1 if one is None or one.workspace is None else one.workspace for one in answers]
-    wanted, own = np.array(needs, np.int64)[changed.pair], results.workspace
-    there = own >= 0
-    scaled = np.rint(memory.nbytes[own[there]] * ratio[changed.pair[there]]).astype(np.int64)
-    edit.resize(own[there], np.where(wanted[there] >= 0, wanted[there], scaled))
+    wanted, scratch = np.array(needs, np.int64)[changed.pair], results.workspace
+    there = scratch >= 0
+    scaled = np.rint(memory.nbytes[scratch[there]] * ratio[changed.pair[there]]).astype(np.int64)
+    edit.resize(scratch[there], np.where(wanted[there] >= 0, wanted[there], scaled))
     new_one = ~there & (wanted > 0)
     tasks, alike = changed.tasks[new_one], np.ones(int(new_one.sum()), np.int64)
     edit.allocate(wanted[new_one], alike * Role.TEMPORARY, tasks, tasks, -alike)

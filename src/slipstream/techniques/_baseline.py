@@ -38,5 +38,5 @@ def updated_tensors(graph: Graph) -> list[TensorSpec]:
 
 def _baseline(graph: Graph) -> dict[str, Any]:
     # A graph that was imported, or recorded before this was, says nothing.
-    found: Any = graph.meta.get("baseline")
-    return found if isinstance(found, dict) else {}
+    baseline: Any = graph.meta.get("baseline")
+    return baseline if isinstance(baseline, dict) else {}

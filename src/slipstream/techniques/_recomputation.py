@@ -191,13 +191,13 @@ class _Reads:
         block, storage = of[forward], graph.operands[read.place].astype(np.int64)
         # Numbers of storages are used again: what the node made itself is not what was saved, ...
         outputs = storages.outputs(nodes.task)
-        own = storages.key(nodes.of[outputs.asker], graph.operands[outputs.place])
+        keys = storages.key(nodes.of[outputs.asker], graph.operands[outputs.place])
         by = nodes.task[outputs.asker]
-        order = np.lexsort((by, own))
-        own, by = own[order], by[order]
-        found = _places_in(own, storages.key(node, storage))
-        fresh = found >= 0
-        fresh[fresh] = by[found[fresh]] < reader[fresh]
+        order = np.lexsort((by, keys))
+        keys, by = keys[order], by[order]
+        places = _places_in(keys, storages.key(node, storage))
+        fresh = places >= 0
+        fresh[fresh] = by[places[fresh]] < reader[fresh]
         # ... nor what the forward of the block never saw, ...
         seen = storages.all(task)
         inside = sorted_once(storages.key(of[seen.asker], graph.operands[seen.place]))
@@ -208,8 +208,8 @@ class _Reads:
         after = np.searchsorted(makers, storages.key_task(storage, last[block]), "right")
         until = np.searchsorted(makers, storages.key_task(storage, reader), "right")
         known &= after >= until
-        made = storages.made(task[forward], storage)
-        return cls(block[known], forward[known], made[known], node[known])
+        producer = storages.made(task[forward], storage)
+        return cls(block[known], forward[known], producer[known], node[known])
 
 
 class _Storages:
@@ -264,9 +264,9 @@ def _among(numbers: _Numbers, known: _Numbers) -> NDArray[np.bool_]:
 def _places_in(known: _Numbers, numbers: _Numbers) -> _Numbers:
     """int64 [numbers]: where each first is in `known`, in ascending order; -1: nowhere."""
     place = np.searchsorted(known, numbers)
-    found = place < len(known)
-    found[found] = known[place[found]] == numbers[found]
-    return np.where(found, place, -1)
+    matches = place < len(known)
+    matches[matches] = known[place[matches]] == numbers[matches]
+    return np.where(matches, place, -1)
 
 
 def edit_memory(edit: Editor, graph: Graph, modules: tuple[str, ...], handles: _Numbers) -> None:
@@ -325,9 +325,9 @@ class _Lifetimes:
         again = blocks.task[blocks.again]
         self._second[again] = len(graph) + np.arange(len(again))
         memory = graph.memory
-        made = memory.producer
-        self._chosen = np.flatnonzero((made >= 0) & self._forward[made])
-        self._made = made[self._chosen].astype(np.int64)
+        producer = memory.producer
+        self._chosen = np.flatnonzero((producer >= 0) & self._forward[producer])
+        self._made = producer[self._chosen].astype(np.int64)
         self._release = memory.release[self._chosen].astype(np.int64)
         self._storage = memory.storage[self._chosen].astype(np.int64)
         until = np.where(self._release >= 0, self._release, len(graph))
@@ -339,18 +339,18 @@ class _Lifetimes:
 
     def allocated(self) -> _Numbers:
         """What is allocated once more where its block runs again."""
-        blocks, made, release = self._blocks, self._made, self._release
-        home = self._block[made]
-        rows = (home >= 0) & (self._second[made] >= 0)
+        blocks, producer, release = self._blocks, self._made, self._release
+        home = self._block[producer]
+        rows = (home >= 0) & (self._second[producer] >= 0)
         # The last that reads it for its block's gradient, or else in the block's second run.
         inside = self._block[self._user] == home[self._used]
-        saved_until, used_until = np.full((2, len(made)), -1)
+        saved_until, used_until = np.full((2, len(producer)), -1)
         saved = inside & self._backward[self._user]
         np.maximum.at(saved_until, self._used[saved], self._ends[self._user[saved]])
         rerun = inside & (self._second[self._user] >= 0)
         np.maximum.at(used_until, self._used[rerun], self._second[self._user[rerun]])
         chosen = np.flatnonzero(rows)
-        home, release, made = home[chosen], release[chosen], made[chosen]
+        home, release, producer = home[chosen], release[chosen], producer[chosen]
         storage, until = self._storage[chosen], saved_until[chosen]
         released_inside = (release >= 0) & self._forward[release] & (self._block[release] == home)
         second = np.where(released_inside, self._second[release], -1)
@@ -358,7 +358,7 @@ class _Lifetimes:
         again = blocks.task[blocks.again]
         last_again[blocks.of[blocks.again]] = self._second[again]
         # It leaves the block, or nothing but a name of Python's keeps it.
-        left = np.where(used_until[chosen] >= 0, used_until[chosen], self._second[made])
+        left = np.where(used_until[chosen] >= 0, used_until[chosen], self._second[producer])
         known = until >= 0
         until = np.select(
             [known, (storage < 0) & (release >= blocks.resume[home]), second >= 0, released_inside],
@@ -367,12 +367,12 @@ class _Lifetimes:
         )
         role = np.where(known, Role.ACTIVATION, Role.TEMPORARY)
         nbytes = self._graph.memory.nbytes[self._chosen[chosen]]
-        return np.stack([nbytes, role, self._second[made], until, storage])
+        return np.stack([nbytes, role, self._second[producer], until, storage])
 
     def released(self) -> _Numbers:
         """What only checkpointed blocks keep for the backward pass goes when they let go of it."""
-        blocks, made, release, user = self._blocks, self._made, self._release, self._user
-        home, block = self._block[made], self._block[user]
+        blocks, producer, release, user = self._blocks, self._made, self._release, self._user
+        home, block = self._block[producer], self._block[user]
         touched = home >= 0
         touched[self._used[block >= 0]] = True
         rows = touched & (release >= 0) & self._backward[release]
@@ -383,8 +383,8 @@ class _Lifetimes:
         needed = np.where(
             block >= 0, ends[block], np.where(self._forward[user], user, self._ends[user])
         )
-        own = (block >= 0) & (block == home[self._used])
-        needed = np.where(own, np.where(self._forward[user], user, -1), needed)
-        until = made.copy()
+        inside = (block >= 0) & (block == home[self._used])
+        needed = np.where(inside, np.where(self._forward[user], user, -1), needed)
+        until = producer.copy()
         np.maximum.at(until, self._used, needed)
-        return np.stack([self._chosen[rows], np.where(unnumbered, made, until)[rows]])
+        return np.stack([self._chosen[rows], np.where(unnumbered, producer, until)[rows]])

@@ -190,8 +190,8 @@ def _exchanges(graph: Graph) -> NDArray[np.bool_]:
     tasks = graph.tasks
     talks = np.array([text.startswith(_TALKS) for text in graph.strings], bool)
     within = np.array([_REDUCER in text.replace("::", ".") for text in graph.strings], bool)
-    found: NDArray[np.bool_] = talks[tasks.name] | within[tasks.scope]
-    return found
+    exchange: NDArray[np.bool_] = talks[tasks.name] | within[tasks.scope]
+    return exchange
 
 
 def _memory(
@@ -228,11 +228,11 @@ def _memory(
         first = last + 1 + int(k > 0)
         chosen = runs[memory.producer] | (k == final)
         part = memory.take(np.flatnonzero(chosen))
-        made, stays = within[part.producer], part.release < 0
-        gradient = made & stays & (part.role == Role.GRADIENT)
+        produced, stays = within[part.producer], part.release < 0
+        gradient = produced & stays & (part.role == Role.GRADIENT)
         producer, release = place[part.producer], place[part.release]
         # What outlives its own pass.
-        leaves = made & ~within[part.release]
+        leaves = produced & ~within[part.release]
         if k < final:
             release[leaves] = last
         if k > 0:

@@ -80,12 +80,12 @@ def find_attention(graph: Graph) -> list[Attention]:
         return []
     flow = Dataflow(graph)
     learned = _learned(graph, flow)
-    found = (
+    attentions = (
         _Finder(graph, flow, learned, t).find()
         for t in np.flatnonzero(chosen).tolist()
         if flow.call(t) is not None
     )
-    return [one for one in found if one is not None]
+    return [one for one in attentions if one is not None]
 
 
 class _Finder:
@@ -229,7 +229,7 @@ class _Finder:
 
     def _dead_ends(self) -> set[int]:
         """Readers of the weights that nobody reads in turn, such as their mean over heads."""
-        found: set[int] = set()
+        ends: set[int] = set()
         readers = [t for t in self._readers(self._softmax) if t not in self._chain]
         for t in readers:
             if self._name(t) == "aten::bmm":
@@ -237,9 +237,9 @@ class _Finder:
             if self._readers(t):
                 self._refuse("its weights are used elsewhere too")
             else:
-                found |= {t, *self._flow.views[t]}
+                ends |= {t, *self._flow.views[t]}
         views = (t for one in self._chain for t in self._flow.views[one])
-        return found | {t for t in views if self._graph.tasks.phase[t] == StepPhase.FORWARD}
+        return ends | {t for t in views if self._graph.tasks.phase[t] == StepPhase.FORWARD}
 
     def _operands(self, product: int) -> tuple[set[int], TensorSpec, TensorSpec]:
         """The tasks of one matmul and the two tensors it was called with."""
@@ -317,12 +317,12 @@ def _learned(graph: Graph, flow: Dataflow) -> set[int]:
     if not (graph.tasks.phase == StepPhase.BACKWARD).any():
         return set()
     parameters = set(graph.parameters.tolist())
-    found: set[int] = set()
+    learned: set[int] = set()
     for t in range(len(graph)):
         inputs, _ = flow.operands(t)
-        if not parameters.isdisjoint(inputs) or not found.isdisjoint(flow.makers[t]):
-            found.add(t)
-    return found
+        if not parameters.isdisjoint(inputs) or not learned.isdisjoint(flow.makers[t]):
+            learned.add(t)
+    return learned
 
 
 def _is_masked(value: object) -> bool:

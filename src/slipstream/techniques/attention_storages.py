@@ -49,21 +49,21 @@ def storages_of(
     of_scores, of_weights = (_gradients_of(graph, flow, one, backward) for one in products)
     if of_scores is None or of_weights is None:
         return None
-    made = [_carried(flow, one, backward) for one in (*of_scores, of_weights[1])]
+    grads = [_carried(flow, one, backward) for one in (*of_scores, of_weights[1])]
     arrives = _arrives(flow, of_weights[1], backward)
     sums = int(graph.operands.max()) + 1
-    back = (arrives, query, key, value, output, sums, *masks, *made)
+    back = (arrives, query, key, value, output, sums, *masks, *grads)
     return AttentionStorages(there, back) if min(back) >= 0 else None
 
 
 def _inputs(flow: Dataflow, product: int, forward: Collection[int]) -> tuple[int, int]:
     """Storages of what a matmul was called with, before it made its operands fit."""
-    found = []
+    sources = []
     for operand in flow.operands(product)[0][-2:]:
         # A copy that only puts rows side by side, within the matmul.
         copies = [t for t in forward if t < product and _copies(flow, t, operand)]
-        found.append(flow.operands(max(copies))[0][0] if copies else operand)
-    left, right = found
+        sources.append(flow.operands(max(copies))[0][0] if copies else operand)
+    left, right = sources
     return left, right
 
 
@@ -95,14 +95,14 @@ def _gradients_of(
     times the arriving gradient.
     """
     left, right = flow.operands(product)[0][-2:]
-    found = {}
+    by_side = {}
     for t in backward:
         call = flow.call(t)
         same = graph.tasks.sequence[t] == graph.tasks.sequence[product]
         if same and call is not None and call.name == _BMM:
             one, other = flow.operands(t)[0]
-            found["right" if one == left else "left" if other == right else "?"] = t
-    return (found["left"], found["right"]) if set(found) == {"left", "right"} else None
+            by_side["right" if one == left else "left" if other == right else "?"] = t
+    return (by_side["left"], by_side["right"]) if set(by_side) == {"left", "right"} else None
 
 
 def _arrives(flow: Dataflow, gradient_of_right: int, backward: Sequence[int]) -> int:

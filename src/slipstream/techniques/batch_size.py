@@ -54,9 +54,9 @@ class BatchSize(Settings):
     traits: ClassVar[Traits] = Traits(stage=Stage.BATCH)
 
     def __post_init__(self) -> None:
-        found = _SETTING.fullmatch(self.samples)
-        number = float(found[2]) if found else 0.0
-        whole = found is not None and (bool(found[1]) or number.is_integer())
+        match = _SETTING.fullmatch(self.samples)
+        number = float(match[2]) if match else 0.0
+        whole = match is not None and (bool(match[1]) or number.is_integer())
         if not whole or not 0 < number <= _LARGEST:
             raise InvalidArgumentError(
                 "batch_size:samples",
@@ -248,8 +248,8 @@ def _resized_memory(graph: Graph, calls: Sequence[Call | None], factor: float) -
     memory = graph.memory
     tensors = _Tensors.of(graph, calls)
     growth = np.where(memory.role == Role.INPUT, factor, 1.0)
-    own = (memory.producer >= 0) & ~np.isin(memory.role, (Role.GRADIENT, Role.OPTIMIZER))
-    growth[own] = _operator_growth(graph, calls, factor)[graph.tasks.call[memory.producer[own]]]
+    mask = (memory.producer >= 0) & ~np.isin(memory.role, (Role.GRADIENT, Role.OPTIMIZER))
+    growth[mask] = _operator_growth(graph, calls, factor)[graph.tasks.call[memory.producer[mask]]]
     pair = _made(graph, tensors)
     unseen = np.flatnonzero((pair < 0) & (memory.storage >= 0))
     pair[unseen] = _first_read(graph, tensors, memory.take(unseen))
@@ -298,7 +298,7 @@ def _made(graph: Graph, tensors: _Tensors) -> NDArray[np.int64]:
     Of several tensors in one storage the largest counts: the others are views of parts.
     """
     memory = graph.memory
-    found = np.full(len(memory), -1)
+    largest = np.full(len(memory), -1)
     here = np.flatnonzero(memory.producer >= 0)
     place = 0
     while len(here):
@@ -309,11 +309,11 @@ def _made(graph: Graph, tensors: _Tensors) -> NDArray[np.int64]:
         there = (nth < tensors.count[call]) & (at < graph.operand_start[task + 1])
         here, call, nth, at = here[there], call[there], nth[there], at[there]
         pair = tensors.start[call] + nth
-        larger = (found[here] < 0) | (tensors.nbytes[found[here]] < tensors.nbytes[pair])
+        larger = (largest[here] < 0) | (tensors.nbytes[largest[here]] < tensors.nbytes[pair])
         chosen = larger & (graph.operands[at] == memory.storage[here])
-        found[here[chosen]] = pair[chosen]
+        largest[here[chosen]] = pair[chosen]
         place += 1
-    return found
+    return largest
 
 
 def _first_read(graph: Graph, tensors: _Tensors, memory: Allocations) -> NDArray[np.int64]:

@@ -82,14 +82,14 @@ class ConvBnFold(Settings):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Take the batch norms out; layers without a bias get one."""
-        found = self._chosen(graph)
-        biased = _biased(graph, found)
-        edit = Editor(_rewired(graph, found, biased), str(self))
+        folds = self._chosen(graph)
+        biased = _biased(graph, folds)
+        edit = Editor(_rewired(graph, folds, biased), str(self))
         rescale(edit, graph, biased, context.durations)
-        for fold in found:
+        for fold in folds:
             for task in fold.removed:
                 edit.remove(task)
-        return edit.apply(f"{len(found)} batch norms folded, {len(biased)} layers get a bias")
+        return edit.apply(f"{len(folds)} batch norms folded, {len(biased)} layers get a bias")
 
     def apply(self, built: Built) -> None:
         """Fold the modules themselves, and see that the outputs stay.
@@ -177,7 +177,7 @@ def _evaluates(call: Call) -> bool:
 def _foldable(graph: Graph) -> list[_Fold]:
     """Batch norms in eval mode that read what one layer made and nobody else reads."""
     flow = Dataflow(graph)
-    found = []
+    folds = []
     for norm in range(len(graph)):
         call = flow.call(norm)
         if call is None or not _evaluates(call):
@@ -185,11 +185,11 @@ def _foldable(graph: Graph) -> list[_Fold]:
         layer = flow.makers[norm][0]
         if layer < 0 or flow.readers[layer] != [norm] or flow.views[layer]:
             continue
-        made = flow.call(layer)
-        if made is None or not _is_layer(made, flow.operands(layer)[0], graph):
+        layer_call = flow.call(layer)
+        if layer_call is None or not _is_layer(layer_call, flow.operands(layer)[0], graph):
             continue
-        found.append(_Fold(layer, norm, (*_served(graph, norm), norm)))
-    return found
+        folds.append(_Fold(layer, norm, (*_served(graph, norm), norm)))
+    return folds
 
 
 def _is_layer(call: Call, inputs: list[int], graph: Graph) -> bool:
@@ -204,16 +204,16 @@ def _is_layer(call: Call, inputs: list[int], graph: Graph) -> bool:
 
 def _served(graph: Graph, norm: int) -> list[int]:
     """Tasks right before `norm` that are part of the same batch norm."""
-    tasks, found, t = graph.tasks, [], norm - 1
+    tasks, served, t = graph.tasks, [], norm - 1
     while (
         t > 0
         and tasks.scope[t] == tasks.scope[norm]
         and tasks.module[t] == tasks.module[norm]
         and "aten::batch_norm" in graph.task(t).scope
     ):
-        found.append(t)
+        served.append(t)
         t -= 1
-    return found
+    return served
 
 
 def _biased(graph: Graph, found: Sequence[_Fold]) -> dict[int, Call]:

@@ -72,9 +72,9 @@ class CudaGraphs(Settings):
         launched = 0
         for first, rest, launches in stretches:
             launched += launches
-            own = float(graph.tasks.duration_ns[first])
+            took = float(graph.tasks.duration_ns[first])
             edit.set_duration(
-                first, own + launches * _ASSUMED_NS_PER_KERNEL, Provenance.ASSUMED, spread=_SPREAD
+                first, took + launches * _ASSUMED_NS_PER_KERNEL, Provenance.ASSUMED, spread=_SPREAD
             )
             for task in rest:
                 edit.remove(task)
@@ -141,7 +141,7 @@ def _stretches(graph: Graph) -> list[tuple[int, list[int], int]]:
         graph.edges.source[links].tolist(), graph.edges.target[links].tolist(), strict=True
     ):
         launched.setdefault(source, []).append(target)
-    found = []
+    stretches = []
     for lane in np.unique(tasks.lane[~device]):
         stretch: list[int] = []
         launches: list[int] = []
@@ -151,22 +151,22 @@ def _stretches(graph: Graph) -> list[tuple[int, list[int], int]]:
             if (ends or moves or task in resumes) and stretch:
                 if len(launches) >= _FEWEST_LAUNCHES:
                     rest = [one for one in stretch if launches[0] < one <= launches[-1]]
-                    found.append((launches[0], rest, len(launches)))
+                    stretches.append((launches[0], rest, len(launches)))
                 stretch, launches = [], []
             if not ends:
                 stretch.append(task)
                 if task in launched:
                     launches.append(task)
-    return found
+    return stretches
 
 
 def _uncertain(before: Graph, after: Graph, launches: NDArray[np.int64]) -> Graph:
     """`after` with a share of the gain as the uncertainty of the graphs' launches."""
     gain = max(replay(before).step_ns - replay(after).step_ns, 0.0)
-    own = float(after.tasks.duration_ns[launches].sum())
+    took = float(after.tasks.duration_ns[launches].sum())
     spread = after.tasks.spread.copy()
     spread[launches] = np.maximum(
-        spread[launches], common_spread(after, launches.tolist(), _DOUBT * gain / max(own, 1.0))
+        spread[launches], common_spread(after, launches.tolist(), _DOUBT * gain / max(took, 1.0))
     )
     return replace_tasks(after, spread=spread)
 

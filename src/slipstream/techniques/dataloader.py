@@ -225,22 +225,22 @@ def _loading(graph: Graph) -> NDArray[np.int64]:
 
 def _batch(graph: Graph, loading: NDArray[np.int64]) -> tuple[TensorSpec, ...]:
     """The tensors that loading makes and the rest of the step reads; none where it shows none."""
-    made: set[int] = set()
+    loaded: set[int] = set()
     for task in loading.tolist():
-        made.update(graph.task(task).operands[1])
-    made.discard(-1)
-    found: dict[int, TensorSpec] = {}
+        loaded.update(graph.task(task).operands[1])
+    loaded.discard(-1)
+    specs: dict[int, TensorSpec] = {}
     for task in range(int(loading[-1]) + 1, len(graph)):
         call = graph.task(task).call
         if call is None:
             continue
         inputs, outputs = graph.task(task).operands
         for spec, storage in zip(call.inputs, inputs, strict=False):
-            if storage in made:
-                found.setdefault(storage, spec)
+            if storage in loaded:
+                specs.setdefault(storage, spec)
         # What a number stands for once it is written anew is another tensor.
-        made.difference_update(set(outputs) - set(found))
-    return tuple(found.values())
+        loaded.difference_update(set(outputs) - set(specs))
+    return tuple(specs.values())
 
 
 def _take(specs: tuple[TensorSpec, ...]) -> Question:
@@ -254,7 +254,7 @@ def _with_workers(make: Callable[..., None], workers: int) -> Callable[..., None
     signature = inspect.signature(make)
 
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> None:
+    def make_parallel(*args: Any, **kwargs: Any) -> None:
         given = signature.bind_partial(*args, **kwargs).arguments
         may = not given.get("num_workers") and not isinstance(given["dataset"], IterableDataset)
         _seen[_KINDS[may]] += 1
@@ -266,4 +266,4 @@ def _with_workers(make: Callable[..., None], workers: int) -> Callable[..., None
                 given.setdefault("multiprocessing_context", "fork")
         make(**given)
 
-    return made
+    return make_parallel

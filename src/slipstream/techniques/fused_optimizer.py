@@ -116,15 +116,15 @@ class FusedOptimizer(Settings):
         )
 
     def _edit(self, where: Places) -> Source:
-        made = where.optimizer
-        if made.kind not in (_FUSED if self.kind == "fused" else _FOREACH):
+        site = where.optimizer
+        if site.kind not in (_FUSED if self.kind == "fused" else _FOREACH):
             raise where.source.not_placed(
-                f"torch has no {self.kind} form of {made.kind or 'this optimizer'}", made.call
+                f"torch has no {self.kind} form of {site.kind or 'this optimizer'}", site.call
             )
         # The two exclude each other; the one that is not wanted is named only where it was.
-        given = {keyword.arg for keyword in made.call.keywords}
+        given = {keyword.arg for keyword in site.call.keywords}
         flags = {k: str(v) for k, v in self._flags().items() if v or k in given}
-        return where.source.set_keywords(made.call, **flags)
+        return where.source.set_keywords(site.call, **flags)
 
     def _flags(self) -> dict[str, bool]:
         return {"fused": self.kind == "fused", "foreach": self.kind == "foreach"}

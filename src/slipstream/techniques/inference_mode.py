@@ -127,25 +127,25 @@ def _modes(graph: Graph) -> dict[int, _Key]:
     parameters = set(graph.parameters.tolist())
     numbers = graph.tasks.sequence
     tracing = _records_autograd(graph)
-    made: set[int] = set()
-    found: dict[int, _Key] = {}
+    activations: set[int] = set()
+    modes: dict[int, _Key] = {}
     for t in range(len(graph)):
         call = flow.call(t)
         if call is None:
             continue
         inputs, outputs = flow.operands(t)
         roles = tuple(
-            "parameter" if s in parameters else "activation" if s in made else "other"
+            "parameter" if s in parameters else "activation" if s in activations else "other"
             for s in inputs
         )
         traced = any(role != "other" for role in roles)
-        made.difference_update(outputs)
+        activations.difference_update(outputs)
         if traced:
-            made.update(s for s in outputs if s not in parameters)
+            activations.update(s for s in outputs if s not in parameters)
         mode = "grad" if tracing and traced and numbers[t] >= 0 else "no_grad"
         if call.inputs and "!" not in call.op:
-            found[t] = (mode, call.op, roles)
-    return found
+            modes[t] = (mode, call.op, roles)
+    return modes
 
 
 def _records_autograd(graph: Graph) -> bool:
@@ -178,16 +178,16 @@ def _free_early(graph: Graph, edit: Editor) -> int:
     next step until that output is replaced; it is taken away there too.
     """
     memory, uses = graph.memory, uses_of(graph)
-    own = np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0))
-    storage, end = memory.storage[own].astype(np.int64), memory.release[own].astype(np.int64)
-    last = memory.producer[own].astype(np.int64)
+    kept = np.flatnonzero((memory.producer >= 0) & (memory.storage >= 0))
+    storage, end = memory.storage[kept].astype(np.int64), memory.release[kept].astype(np.int64)
+    last = memory.producer[kept].astype(np.int64)
     spans = uses.between(storage, last, np.where(end >= 0, end, len(graph)))
     np.maximum.at(last, spans.asker, uses.task[spans.place])
     output = Dataflow(graph).operands(len(graph) - 1)[1]
     returned = (end < 0) & (last == len(graph) - 1) & np.isin(storage, output)
     freed = (last != end) & ~returned
-    edit.release_after(own[freed], last[freed])
-    left = Counter(memory.nbytes[own[freed & (end < 0)]].tolist())
+    edit.release_after(kept[freed], last[freed])
+    left = Counter(memory.nbytes[kept[freed & (end < 0)]].tolist())
     inherited = (memory.producer < 0) & (memory.release >= 0) & (memory.role == Role.OTHER)
     for a in np.flatnonzero(inherited).tolist():
         if left[int(memory.nbytes[a])] > 0:

@@ -67,11 +67,11 @@ def layer_sites(graph: Graph) -> Iterator[LayerSite]:
         view = graph.task(task)
         if view.phase != StepPhase.FORWARD or view.call is None:
             continue
-        found = _layer(view.call, view.name, view.scope)
+        parts = _layer(view.call, view.name, view.scope)
         module = module_of(graph, task)
-        if found is None or not module:
+        if parts is None or not module:
             continue
-        x, weight, layer = found
+        x, weight, layer = parts
         after = backward.get(view.sequence, ())
         yield LayerSite(module, x, layer, weight.nbytes, task, tuple(after))
 

@@ -105,8 +105,8 @@ def _edit(where: Places) -> Source:
         with contextlib.suppress(AlreadyThereError):
             source = where.after_model("{model} = {model}" + conversion)
     for one in inputs:
-        made = value_of(source, one)
-        if _FORMAT not in source.segment(one) + (source.segment(made) if made else ""):
+        value = value_of(source, one)
+        if _FORMAT not in source.segment(one) + (source.segment(value) if value else ""):
             source = source.surround(one, "", conversion.replace("{torch}", where.torch))
     if source is where.source:
         raise source.already_there("model and input are in channels_last", where.model.statement)

@@ -58,30 +58,30 @@ class Amp(Settings):
             return "the step hides its model; return (model, batch, loss, optimizer)"
         if any(spec.dtype in _TORCH_DTYPE.values() for call in graph.calls for spec in call.inputs):
             return "the step already computes in 16 bits"
-        found = self._plan(graph)
-        if not found.lowered:
+        casting = self._plan(graph)
+        if not casting.lowered:
             return "no operator of the step runs in lower precision under autocast"
-        recurrent = any(call.name == _ONEDNN_RECURRENT for call in found.changed.values())
+        recurrent = any(call.name == _ONEDNN_RECURRENT for call in casting.changed.values())
         if recurrent and not onednn_has_bf16():
             return "oneDNN has no LSTM in bfloat16 for this processor, torch would fail"
         return None
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """The changed operators as recorded and in their new dtypes, and the casts."""
-        found = self._plan(graph)
-        return [*questions(graph, _changed(graph, found)), *found.table.calls]
+        casting = self._plan(graph)
+        return [*questions(graph, _changed(graph, casting)), *casting.table.calls]
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """Scale each changed operator by its micro-benchmarked ratio; insert the casts."""
-        found = self._plan(graph)
+        casting = self._plan(graph)
         edit = Editor(graph, str(self))
-        changed = _changed(graph, found)
+        changed = _changed(graph, casting)
         rescale(edit, graph, changed, context.durations)
         in_step = pace(graph, changed.tasks, context.durations)
-        handles = _insert(edit, graph, found, context.durations, in_step)
-        edit_memory(edit, graph, found, changed, handles, context.durations)
+        handles = _insert(edit, graph, casting, context.durations, in_step)
+        edit_memory(edit, graph, casting, changed, handles, context.durations)
         return edit.apply(
-            f"{found.lowered} forward operators in {self.dtype}, {len(found.casts)} casts"
+            f"{casting.lowered} forward operators in {self.dtype}, {len(casting.casts)} casts"
         )
 
     def apply(self, built: Built) -> None:
@@ -143,15 +143,15 @@ class Amp(Settings):
 
 
 @kept
-def _changed(graph: Graph, found: AutocastPlan) -> Changed:
-    return Changed.of(graph, found.changed)
+def _changed(graph: Graph, casting: AutocastPlan) -> Changed:
+    return Changed.of(graph, casting.changed)
 
 
 def _insert(
-    edit: Editor, graph: Graph, found: AutocastPlan, durations: Durations, in_step: float
+    edit: Editor, graph: Graph, casting: AutocastPlan, durations: Durations, in_step: float
 ) -> NDArray[np.int64]:
     """Put the casts in; their handles."""
-    casts = found.table
+    casts = casting.table
     if not casts.calls:
         return np.empty(0, np.int64)
     duration_ns, code, spread = price_columns(
@@ -181,12 +181,12 @@ def _between_operators_ns(graph: Graph) -> dict[StepPhase, float]:
         [numbers.setdefault(text.partition("/")[0], len(numbers)) for text in graph.strings]
     )[tasks.scope]
     moves_on = (outermost[:-1] == 0) | (outermost[:-1] != outermost[1:])
-    found = {}
+    medians = {}
     for phase in StepPhase:
         inside = (tasks.phase[:-1] == phase) & (tasks.phase[1:] == phase)
         gaps = tasks.gap_ns[:-1][inside & moves_on]
-        found[phase] = float(np.median(gaps)) if len(gaps) else 0.0
-    return found
+        medians[phase] = float(np.median(gaps)) if len(gaps) else 0.0
+    return medians
 
 
 # Only where a cast could not be benchmarked: an ordinary core's copy rate.

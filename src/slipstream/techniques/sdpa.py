@@ -67,11 +67,11 @@ class Sdpa(Settings):
         """None, or why no attention can be fused."""
         if (reason := already_compiled(graph)) is not None:
             return reason
-        found = find_attention(graph)
-        if fusible := [one for one in found if one.refusal is None]:
+        attentions = find_attention(graph)
+        if fusible := [one for one in attentions if one.refusal is None]:
             return self._selection.why_none(_module(graph, one) for one in fusible)
-        if found:
-            return "its attention cannot be fused: " + str(found[0].refusal)
+        if attentions:
+            return "its attention cannot be fused: " + str(attentions[0].refusal)
         if any(call.name.startswith(_FUSED) for call in graph.calls) or any(
             _SCOPE in graph.string(scope)
             for scope in distinct(graph.tasks.scope, len(graph.strings)).tolist()
@@ -89,10 +89,10 @@ class Sdpa(Settings):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of each attention's, one in place of its backward pass."""
-        found = self._chosen(graph)
+        chosen = self._chosen(graph)
         edit = Editor(graph, str(self))
         # Two attentions may share a task.
-        replaced = dict.fromkeys(t for one in found for t in one.work)
+        replaced = dict.fromkeys(t for one in chosen for t in one.work)
         in_step = pace(graph, replaced, context.durations)
 
         def put(
@@ -106,7 +106,7 @@ class Sdpa(Settings):
             )  # fmt: skip
             edit.remove(np.array(old))
 
-        for one in found:
+        for one in chosen:
             there, back = ((), ()) if one.storages is None else one.storages
             if one.keep is not None:
                 answer = context.durations.lookup(one.keep)
@@ -117,8 +117,8 @@ class Sdpa(Settings):
                 put(one.backward[0], one.backward_call, one.backward, back, one.sequence)
             elif one.backward:
                 edit.remove(np.array(one.backward))
-        removed = sum(len(one.forward) + len(one.backward) for one in found)
-        return edit.apply(f"{removed} operators of {len(found)} attentions in one kernel each")
+        removed = sum(len(one.forward) + len(one.backward) for one in chosen)
+        return edit.apply(f"{removed} operators of {len(chosen)} attentions in one kernel each")
 
     def apply(self, built: Built) -> None:
         """Change the forward of the modules that write attention out, and see that it stays.
@@ -154,13 +154,13 @@ class Sdpa(Settings):
         """One call in the model's own forward; where it cannot be placed, the line to write."""
         if not self._selection.everything:
             return CodeChange("", note=_REMEDY)
-        found = CodeChange.of(
+        change = CodeChange.of(
             workload,
             fuse_attention,
             by_hand=_BY_HAND,
             note="sums are taken in another order; a row with everything masked may differ",
         )
-        return CodeChange("", note=_REMEDY) if found is None else found
+        return CodeChange("", note=_REMEDY) if change is None else change
 
     @property
     def _selection(self) -> Selection:
@@ -217,15 +217,15 @@ def _sites(model: Any, run: Callable[[], object]) -> list[Site]:
     """
     from torch import nn
 
-    found: list[Site] = []
+    sites: list[Site] = []
     fused: list[Site] = []
 
     kinds = (nn.MultiheadAttention,)
-    outputs_of(model, lambda: found.extend(callers(model, run, ("softmax",), kinds)))
-    if not found:
+    outputs_of(model, lambda: sites.extend(callers(model, run, ("softmax",), kinds)))
+    if not sites:
         outputs_of(model, lambda: fused.extend(callers(model, run, (_FUNCTION,))))
         raise WorkloadError(f"sdpa does not apply: {_ALREADY if fused else _NONE}")
-    return found
+    return sites
 
 
 def _by_rewriting(sites: Sequence[Site]) -> Callable[[], None]:

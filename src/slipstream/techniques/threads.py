@@ -79,9 +79,9 @@ class Threads(Settings):
         tasks, now_ns = _operators(graph), graph.tasks.duration_ns
         ratio, spread = np.full((2, len(graph.calls)), np.nan)
         for call in _calls(graph):
-            found = _ratio(graph, call, self._threads, context.durations)
-            if found is not None:
-                ratio[call], spread[call] = found
+            measured = _ratio(graph, call, self._threads, context.durations)
+            if measured is not None:
+                ratio[call], spread[call] = measured
         known = ~np.isnan(ratio[graph.tasks.call[tasks]])
         timed, unknown = tasks[known], tasks[~known]
         calls = graph.tasks.call[timed]
