@@ -88,15 +88,15 @@ class DDP(Spreads):
         cluster = self.need_cluster(context)
         group = self.group(cluster)
         edit = Editor(graph, str(self))
-        made = ddp_buckets(gradients(graph), self.bucket_mb)
+        buckets = ddp_buckets(gradients(graph), self.bucket_mb)
         end = last_backward(graph)
         filled = [
             [put_copy(edit, context, one.spec, one.task, "into bucket") for one in bucket]
-            for bucket in made
+            for bucket in buckets
         ]
         if self.jitter:
             wait_for_slowest(edit, graph, end, self.jitter, self.workers)
-        for bucket, copies in zip(made, filled, strict=True):
+        for bucket, copies in zip(buckets, filled, strict=True):
             back = [put_copy(edit, context, one.spec, end, "out of bucket") for one in bucket]
             insert_exchange(
                 edit,
@@ -110,9 +110,9 @@ class DDP(Spreads):
                 name="all_reduce of gradients",
             )
         if len(graph.memory):
-            edit.allocate(sum(map(nbytes_of, made)), Role.GRADIENT, -1, -1)
+            edit.allocate(sum(map(nbytes_of, buckets)), Role.GRADIENT, -1, -1)
         edited = edit.apply(
-            f"{self.workers} workers; {len(made)} bucket{'s' * (len(made) != 1)} of gradients"
+            f"{self.workers} workers; {len(buckets)} bucket{'s' * (len(buckets) != 1)} of gradients"
         )
         return self.shared(edited)
 

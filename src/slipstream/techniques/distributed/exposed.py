@@ -220,13 +220,13 @@ class Layers:
 
     def shares(self, parameters: Sequence[torch.Tensor]) -> dict[str, float]:
         """Shares of these parameters' bytes, by layer, that add up to 1; none of none."""
-        found: dict[str, float] = {}
+        by_layer: dict[str, float] = {}
         whole = sum(one.nbytes for one in parameters)
         for one in parameters:
             layer = self._of.get(id(one), ROOT)
             share = one.nbytes / whole if whole else 1.0 / len(parameters)
-            found[layer] = found.get(layer, 0.0) + share
-        return found
+            by_layer[layer] = by_layer.get(layer, 0.0) + share
+        return by_layer
 
     def _look(self) -> None:
         names = [name for name, _ in self._model.named_modules()]
@@ -254,15 +254,15 @@ def step_by_step(
 
     What is no layer's counts under what it is called, in parentheses.
     """
-    found: list[dict[str, float]] = [{} for _ in stamps[1:]]
+    steps: list[dict[str, float]] = [{} for _ in stamps[1:]]
     for one in exposed.times:
         number = bisect.bisect_right(stamps, one.began_s) - 1
-        if not 0 <= number < len(found):
+        if not 0 <= number < len(steps):
             continue
         spent = one.ended_s - one.began_s
         for layer, share in (layers.shares(one.parameters) or {f"({one.what})": 1.0}).items():
-            found[number][layer] = found[number].get(layer, 0.0) + share * spent
-    return found
+            steps[number][layer] = steps[number].get(layer, 0.0) + share * spent
+    return steps
 
 
 def typical(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -79,11 +79,11 @@ class FSDP(Spreads):
         cluster = self.need_cluster(context)
         if self.stage_ < 3:
             replicas = DDP(self.workers).predict(graph, context)
-            made = ShardedUpdate().predict(replicas, context)
+            sharded = ShardedUpdate().predict(replicas, context)
             if self.stage_ == 1:
-                return made
-            edit = Editor(made, str(self))
-            share(edit, made, self.workers, Role.GRADIENT)
+                return sharded
+            edit = Editor(sharded, str(self))
+            share(edit, sharded, self.workers, Role.GRADIENT)
             return edit.apply("each worker keeps its share of the gradients")
         return self._fully(graph, context, cluster)
 
@@ -178,8 +178,8 @@ def _begins(graph: Graph, units: Sequence[Sequence[Gradient]], phase: StepPhase)
     """Where the computation of each unit begins, never before that of the unit before it."""
     uses = first_uses(graph, phase)
     first = min(uses.values())
-    found: list[int] = []
+    begins: list[int] = []
     for unit in units:
         known = [uses[one.module] for one in unit if one.module in uses]
-        found.append(max([*found[-1:], min(known, default=first)]))
-    return found
+        begins.append(max([*begins[-1:], min(known, default=first)]))
+    return begins

@@ -39,7 +39,7 @@ def gradients(graph: Graph) -> list[Gradient]:
     """The gradients of the step's last backward pass, in the order in which they are ready."""
     tasks = graph.tasks
     accumulates = np.array([_ACCUMULATE in text for text in graph.strings], bool)
-    found: dict[int, Gradient] = {}
+    by_storage: dict[int, Gradient] = {}
     for task in np.flatnonzero(accumulates[tasks.scope] & (tasks.call >= 0)).tolist():
         view = graph.task(task)
         call, storages = view.known_call, view.storages
@@ -47,9 +47,9 @@ def gradients(graph: Graph) -> list[Gradient]:
             continue
         # Accumulated over several passes, a gradient is exchanged after the last one only.
         storage = storages[0]
-        found.pop(storage, None)
-        found[storage] = Gradient(task, call.inputs[0], view.module)
-    return list(found.values())
+        by_storage.pop(storage, None)
+        by_storage[storage] = Gradient(task, call.inputs[0], view.module)
+    return list(by_storage.values())
 
 
 def nbytes_of(bucket: Sequence[Gradient]) -> int:
@@ -58,16 +58,16 @@ def nbytes_of(bucket: Sequence[Gradient]) -> int:
 
 def last_backward(graph: Graph) -> int:
     """The last task of the backward pass; -1 without one."""
-    found = np.flatnonzero(graph.tasks.phase == StepPhase.BACKWARD)
-    return int(found[-1]) if len(found) else -1
+    tasks = np.flatnonzero(graph.tasks.phase == StepPhase.BACKWARD)
+    return int(tasks[-1]) if len(tasks) else -1
 
 
 def first_uses(graph: Graph, phase: StepPhase) -> dict[str, int]:
     """By a module's qualified name: the first task of `phase` that runs in it."""
-    found: dict[str, int] = {}
+    uses: dict[str, int] = {}
     for task in np.flatnonzero(graph.tasks.phase == phase).tolist():
-        found.setdefault(graph.task(task).module, task)
-    return found
+        uses.setdefault(graph.task(task).module, task)
+    return uses
 
 
 def why_no_gradients(graph: Graph) -> str | None:

@@ -48,17 +48,17 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     Raises:
         InvalidArgumentError: there is none, or one that is not floating on a processor.
     """
-    found = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    for number, parameter in enumerate(found):
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    for number, parameter in enumerate(trained):
         if parameter.device.type != "cpu" or parameter.dtype not in DTYPES:
             raise InvalidArgumentError(
                 f"optimizer.parameters[{number}]",
                 f"it is {parameter.dtype} on {parameter.device}",
                 remedy="dense floating parameters on a processor",
             )
-    if not found:
+    if not trained:
         raise InvalidArgumentError("optimizer", "it has no parameter that takes a gradient")
-    return found
+    return trained
 
 
 def fingerprint(parameters: list[torch.Tensor]) -> str:

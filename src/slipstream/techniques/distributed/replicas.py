@@ -97,11 +97,11 @@ class Spreads(_Distributed):
         import torch.distributed as dist
 
         joined = dist.is_available() and dist.is_initialized()
-        found = dist.get_world_size() if joined else 1
-        if not joined or found != self.workers:
+        count = dist.get_world_size() if joined else 1
+        if not joined or count != self.workers:
             raise WorkloadError(
                 f"{self.name} needs {self.workers} processes, and this is "
-                + (f"one of {found}" if joined else "one by itself"),
+                + (f"one of {count}" if joined else "one by itself"),
                 remedy=f"torchrun --nproc-per-node {self.workers} your_script.py",
             )
 

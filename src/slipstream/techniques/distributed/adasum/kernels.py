@@ -34,7 +34,7 @@ def kernels() -> dict[InstructionSet, int]:
 
 def products(rows: Sequence[torch.Tensor], starts: Any, level: InstructionSet | None = None) -> Any:
     """Scalar products of the rows' pieces, float64 [layers, workers, workers]."""
-    found = np.zeros((len(starts) - 1, len(rows), len(rows)))
+    matrices = np.zeros((len(starts) - 1, len(rows), len(rows)))
     kernel = _FAMILY.kernel(level)
     if kernel is None:
         for layer, (begin, end) in enumerate(itertools.pairwise(starts)):
@@ -46,14 +46,14 @@ def products(rows: Sequence[torch.Tensor], starts: Any, level: InstructionSet | 
                     sums += line
                 while len(sums) > 1:
                     sums = sums[0::2] + sums[1::2]
-                found[layer, i, j] = found[layer, j, i] = sums[0]
-        return found
+                matrices[layer, i, j] = matrices[layer, j, i] = sums[0]
+        return matrices
     starts = np.ascontiguousarray(starts, np.int64)
     _FAMILY.call(
         "adasum_products", kernel, _DTYPES[rows[0].dtype], _pointers(rows), len(rows),
-        starts.ctypes.data, len(starts) - 1, found.ctypes.data,
+        starts.ctypes.data, len(starts) - 1, matrices.ctypes.data,
     )  # fmt: skip
-    return found
+    return matrices
 
 
 def combine(

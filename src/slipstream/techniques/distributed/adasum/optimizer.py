@@ -53,11 +53,11 @@ class _Part:
 
     def flat(self, tensors: list[torch.Tensor | None]) -> torch.Tensor:
         """A buffer with the tensors' numbers; zero where there is none."""
-        made = torch.zeros(self.numel, dtype=self.parameters[0].dtype)
-        for view, tensor in zip(self.views(made), tensors, strict=True):
+        buffer = torch.zeros(self.numel, dtype=self.parameters[0].dtype)
+        for view, tensor in zip(self.views(buffer), tensors, strict=True):
             if tensor is not None:
                 view.copy_(tensor)
-        return made
+        return buffer
 
     def undo(self, flat: torch.Tensor) -> None:
         """Set the parameters back to a buffer's numbers, and the buffer to what had changed."""
@@ -184,9 +184,9 @@ class AdasumOptimizer(WrappingOptimizer):
 
     def _finite(self) -> bool:
         """Whether our gradients are finite; a GradScaler, where one calls, has found out."""
-        found = getattr(self, "found_inf", None)
-        if found is not None:
-            return not bool(found.item())
+        overflow = getattr(self, "found_inf", None)
+        if overflow is not None:
+            return not bool(overflow.item())
         gradients = [p.grad for p in self._all() if p.grad is not None]
         values = [one._values() if one.is_sparse else one for one in gradients]
         return all(bool(one.isfinite().all()) for one in values)
@@ -231,16 +231,16 @@ class AdasumOptimizer(WrappingOptimizer):
 
     def _made_parts(self) -> list[_Part]:
         """By dtype; as one vector they stay together."""
-        found: dict[torch.dtype, list[torch.Tensor]] = {}
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for parameter in parameters_of(self.optimizer):
-            found.setdefault(parameter.dtype, []).append(parameter)
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
         parts: list[_Part] = []
-        for parameters in found.values():
+        for parameters in by_dtype.values():
             ends = np.cumsum([p.numel() * p.element_size() for p in parameters])
             of = (ends - 1) // _PART_BYTES if self.per_layer else np.zeros_like(ends)
             for number in np.unique(of):
-                own = [p for p, its in zip(parameters, of, strict=True) if its == number]
-                parts.append(_Part(own, np.cumsum([0, *(p.numel() for p in own)])))
+                members = [p for p, its in zip(parameters, of, strict=True) if its == number]
+                parts.append(_Part(members, np.cumsum([0, *(p.numel() for p in members)])))
         return parts
 
 
@@ -257,10 +257,10 @@ def average_buffers(module: torch.nn.Module, group: Any = None) -> None:
             or one of them ended or hung (after 25 s at most).
     """
     ranks = process_group(group)
-    found = [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
-    shapes = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in found)
+    named = [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
+    shapes = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in named)
     ranks.alike("average_buffers", torch.zeros(0), shapes)
-    buffers = [one for _, one in found]
+    buffers = [one for _, one in named]
     ranks.run(
         "average_buffers", lambda: [dist.all_reduce(one, group=ranks.wire.group) for one in buffers]
     )

@@ -99,12 +99,12 @@ def weights(products: Any) -> Any:
     """
     products = np.asarray(products, np.float64)
     layers, workers = products.shape[:2]
-    found = np.zeros((layers, workers))
+    factors = np.zeros((layers, workers))
     with np.errstate(all="ignore"):
-        _weigh(products, found, 0, workers)
+        _weigh(products, factors, 0, workers)
         bad = ~np.isfinite(products).all((1, 2))
-    found[bad] = np.nan
-    return found
+    factors[bad] = np.nan
+    return factors
 
 
 def _weigh(products: Any, found: Any, begin: int, end: int) -> None:
@@ -143,9 +143,9 @@ def orthogonality(products: Any) -> Any:
         float64 [layers]; NaN for layers that are zero.
     """
     products = np.asarray(products, np.float64)
-    found = weights(products)
+    factors = weights(products)
     with np.errstate(all="ignore"):
-        combined = np.einsum("li,lij,lj->l", found, products, found)
+        combined = np.einsum("li,lij,lj->l", factors, products, factors)
         return combined / np.einsum("lii->l", products)
 
 
@@ -198,8 +198,8 @@ def benefit(products: Any) -> Benefit:
     if not np.isfinite(products).all() or given <= 0.0:
         raise InvalidArgumentError("products", "they are not finite, or all zero")
     workers = products.shape[1]
-    found = weights(products)
-    combined = float(np.einsum("li,lij,lj->", found, products, found))
+    factors = weights(products)
+    combined = float(np.einsum("li,lij,lj->", factors, products, factors))
     mean = float(products.sum()) / workers**2
     step = math.sqrt(combined / mean) if mean > 0.0 else math.inf
     return Benefit(workers, combined / given, step)
@@ -228,8 +228,8 @@ def expected_products(noise: Sequence[GradientNoise], workers: int) -> Any:
     spread = np.array(variances, np.float64) * sizes
     squares = np.array([one.mean_square for one in noise], np.float64) * sizes
     signal = np.maximum(squares - spread, 0.0)
-    alike, own = np.ones((workers, workers)), np.eye(workers)
-    return signal[:, None, None] * alike + spread[:, None, None] * own
+    alike, identity = np.ones((workers, workers)), np.eye(workers)
+    return signal[:, None, None] * alike + spread[:, None, None] * identity
 
 
 def adasum_benefit(statistics: Statistics, workers: int, per_node: int = 1) -> Benefit | None:

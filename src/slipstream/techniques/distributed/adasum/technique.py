@@ -60,23 +60,23 @@ class Adasum(Spreads):
         cluster = self.need_cluster(context)
         edit = Editor(graph, str(self))
         last = int(np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)[-1])
-        found = gradients(graph)
-        specs = [one.spec for one in found]
+        grads = gradients(graph)
+        specs = [one.spec for one in grads]
         nodes = (_IN_NODE,) if self.per_node > 1 else ()
-        made = {
+        copies = {
             what: [put_copy(edit, context, spec, last, what) for spec in specs]
             for what in (*_BEFORE, *nodes, *_AFTER)
         }
-        nbytes = nbytes_of(found)
+        nbytes = nbytes_of(grads)
         insert_exchange(
             edit,
             cluster,
             self._collective(nbytes, cluster),
             beside=last,
-            ready=made[nodes[0] if nodes else _BEFORE[-1]][-1],
-            awaited=made[_AFTER[0]][0],
+            ready=copies[nodes[0] if nodes else _BEFORE[-1]][-1],
+            awaited=copies[_AFTER[0]][0],
             tensors=tuple(specs),
-            modules=tuple(one.module for one in found),
+            modules=tuple(one.module for one in grads),
             name="adasum of updates",
         )
         if len(graph.memory):
@@ -99,11 +99,11 @@ class Adasum(Spreads):
     def quality(self, graph: Graph | None = None) -> Quality:
         """A larger batch at the learning rate of one worker, or node; what is gained, if known."""
         who = "worker" if self.per_node == 1 else "node"
-        said = f"the batch of all workers is one step's; the learning rate of one {who} may stay"
+        note = f"the batch of all workers is one step's; the learning rate of one {who} may stay"
         told = (
             None if graph is None else adasum_benefit(graph.statistics, self.workers, self.per_node)
         )
-        return Quality(QualityKind.NEEDS_TRAINING, said if told is None else f"{said}; {told}")
+        return Quality(QualityKind.NEEDS_TRAINING, note if told is None else f"{note}; {told}")
 
     def _collective(self, nbytes: float, cluster: Cluster) -> Collective:
         group = self.group(cluster)

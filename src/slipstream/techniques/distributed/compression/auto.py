@@ -51,13 +51,13 @@ class Auto:
         return f"auto:{self.candidates},recheck={self.recheck}"
 
     def compressors(self) -> list[Compressor]:
-        found: list[Compressor] = []
+        choices: list[Compressor] = []
         for text in filter(None, self.candidates.split("|")):
             one = parse(text)
             if len(one) != 1 or not isinstance(one[0], Compressor):
                 raise InvalidArgumentError("auto:candidates", f"'{text}' does not compress")
-            found.append(one[0])
-        return found
+            choices.append(one[0])
+        return choices
 
 
 class Chooser:

@@ -76,9 +76,9 @@ class Memory:
 
         Where parameters were in other buckets before, what is kept of them moves along.
         """
-        found = self._flat.get(layout)
-        if found is not None:
-            return found
+        known = self._flat.get(layout)
+        if known is not None:
+            return known
         flat = torch.zeros(layout.numel)
         moved = set(layout.names)
         for name, (at, count) in zip(layout.names, layout.spans, strict=True):

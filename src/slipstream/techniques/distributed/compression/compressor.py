@@ -145,9 +145,9 @@ class GatheringCompressor(Compressor):
         everybody = yield Gather(payload)
         if not bool(everybody[:, 0].all()):
             if sound:
-                own = torch.empty_like(bucket.flat)
-                self.decode(payload[HEADER_BYTES:], layout, own, 1.0, add=False)
-                residual.add_(own).sub_(bucket.flat)
+                decoded = torch.empty_like(bucket.flat)
+                self.decode(payload[HEADER_BYTES:], layout, decoded, 1.0, add=False)
+                residual.add_(decoded).sub_(bucket.flat)
             return False
         for worker, theirs in enumerate(everybody):
             self.decode(theirs[HEADER_BYTES:], layout, bucket.flat, 1.0 / workers, add=worker > 0)

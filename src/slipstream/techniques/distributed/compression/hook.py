@@ -94,9 +94,9 @@ def settings_of(how: str | Compressor | Auto) -> Compressor | Auto:
         )  # fmt: skip
     if how == "auto":
         return Auto()
-    found = parse(how)
-    if len(found) == 1 and isinstance(found[0], Compressor):
-        return found[0]
+    parsed = parse(how)
+    if len(parsed) == 1 and isinstance(parsed[0], Compressor):
+        return parsed[0]
     raise UsageError(
         f"'{how}' is not one way to compress gradients",
         remedy="auto, or one of " + ", ".join(_names()),
@@ -251,11 +251,11 @@ class Compression:
         """
         if not isinstance(state, Mapping):
             raise InvalidArgumentError("state", f"is a {type(state).__name__}, no state_dict")
-        own = {
+        expected = {
             "format": _FORMAT, "settings": str(self.settings), "rank": self.ranks.rank,
             "ranks": self.ranks.size,
         }  # fmt: skip
-        for key, value in own.items():
+        for key, value in expected.items():
             if state.get(key) != value:
                 raise InvalidArgumentError(
                     "state", f"its {key} is {state.get(key)!r}, here it is {value!r}",

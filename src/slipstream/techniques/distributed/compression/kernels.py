@@ -101,11 +101,11 @@ class Blocks:
         kernel = _kernel()
         if kernel is None:
             for b, (at, count, place) in enumerate(self._each()):
-                scale, made = _encode_block(
+                scale, packed = _encode_block(
                     self.bits, gradient.numpy()[at : at + count], residual.numpy()[at : at + count]
                 )
                 scales[b] = float(scale)
-                codes.numpy()[place : place + made.size] = made
+                codes.numpy()[place : place + packed.size] = packed
             return
         _FAMILY.call(
             "compress_blocks_encode", kernel, self.bits, gradient.data_ptr(), residual.data_ptr(),
@@ -122,8 +122,8 @@ class Blocks:
             into = out.numpy()
             for b, (at, count, place) in enumerate(self._each()):
                 scale = scales.numpy()[b] * np.float32(weight)
-                made = _decode_block(self.bits, scale, codes.numpy()[place:], count)
-                into[at : at + count] = made + into[at : at + count] if add else made
+                decoded = _decode_block(self.bits, scale, codes.numpy()[place:], count)
+                into[at : at + count] = decoded + into[at : at + count] if add else decoded
             return
         _FAMILY.call(
             "compress_blocks_decode", kernel, self.bits, scales.data_ptr(), codes.data_ptr(),

@@ -70,17 +70,17 @@ class LowRank(CompressionTechnique):
 
     def matrices(self, layout: Layout) -> tuple[list[Matrix], list[tuple[int, int]]]:
         """What is compressed, and (offset, length) of what is not."""
-        found, plain = [], []
+        compressed, plain = [], []
         for name, shape, span in zip(layout.names, layout.shapes, layout.spans, strict=True):
             offset, count = span
             rows = shape[0] if shape else 1
             columns = count // rows if rows else 0
             rank = min(self.rank, rows, columns)
             if rank and (rows + columns) * rank * _LEAST_GAIN < count:
-                found.append(Matrix(name, offset, rows, columns, rank))
+                compressed.append(Matrix(name, offset, rows, columns, rank))
             else:
                 plain.append(span)
-        return found, plain
+        return compressed, plain
 
     def kept(self, matrix: Matrix, memory: Memory, length: int) -> torch.Tensor:
         """The last factor, [rank, length]; rows that are zero would stay so, and are drawn."""

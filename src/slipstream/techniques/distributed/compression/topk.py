@@ -119,10 +119,10 @@ class RandomK(CompressionTechnique):
         residual = memory.residual(bucket.layout)
         if sound:
             residual += bucket.flat
-            own = residual[indices]
+            drawn = residual[indices]
         else:
-            own = torch.full((len(indices),), math.nan)
-        summed = yield Reduce(own.clone())
+            drawn = torch.full((len(indices),), math.nan)
+        summed = yield Reduce(drawn.clone())
         if not kernels.finite(summed):
             if sound:
                 residual -= bucket.flat

@@ -55,10 +55,10 @@ def replicated(
     with warnings.catch_warnings():
         # What torch names as the successor would take over rank 0's running statistics here.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        made = DistributedDataParallel(
+        replica = DistributedDataParallel(
             model, bucket_cap_mb=bucket_mb, process_group=parent, find_unused_parameters=unused,
             init_sync=False, broadcast_buffers=False,
         )  # fmt: skip
     buckets = Buckets(ranks)
-    put_hook(made, lambda bucket: buckets.submit(bucket.buffer(), bucket.is_last()))
-    return made
+    put_hook(replica, lambda bucket: buckets.submit(bucket.buffer(), bucket.is_last()))
+    return replica

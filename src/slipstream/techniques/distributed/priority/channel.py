@@ -185,9 +185,9 @@ class Channel:
         # The first of several threads that fail at once asks the others who is the cause.
         with self._failing:
             if self._error is None:
-                found = self.ranks.explain(error, _WHERE)
+                cause = self.ranks.explain(error, _WHERE)
                 with self.changed:
-                    self._error = found
+                    self._error = cause
                     self.changed.notify_all()
 
     def _has_room(self) -> bool:
@@ -304,9 +304,9 @@ class Leader:
         for _ in channel.slices:
             if ranks.rank == 0:
                 one = channel.most_urgent()
-                said = torch.tensor([one.number], dtype=torch.int32)
+                pick = torch.tensor([one.number], dtype=torch.int32)
                 works += [
-                    (said, dist.isend(said, group_dst=peer, group=ranks.group, tag=tag))
+                    (pick, dist.isend(pick, group_dst=peer, group=ranks.group, tag=tag))
                     for peer in others
                 ]
             else:

@@ -133,8 +133,8 @@ class Free(Channel):
         self._put(one.tensor(), peer, 2 * one.number)
 
     def _say(self, line: _Line, one: Slice, peer: int) -> None:
-        said = torch.tensor([line, one.number], dtype=torch.int32)
-        self._put(said, peer, control_tag(self.slices))
+        message = torch.tensor([line, one.number], dtype=torch.int32)
+        self._put(message, peer, control_tag(self.slices))
 
     def _put(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         work = dist.isend(tensor, group_dst=peer, group=self.ranks.group, tag=tag)

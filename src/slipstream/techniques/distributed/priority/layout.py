@@ -41,9 +41,9 @@ class InFlight(torch.Tensor):
     @staticmethod
     def of(view: torch.Tensor, owner: object) -> InFlight:
         """The same memory, guarded."""
-        made: InFlight = view.as_subclass(InFlight)
-        made.owner = weakref.ref(owner)
-        return made
+        guarded: InFlight = view.as_subclass(InFlight)
+        guarded.owner = weakref.ref(owner)
+        return guarded
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,8 +117,8 @@ class Unit:
 
     def used(self) -> list[bool]:
         """Which parameters some rank has a gradient of, once all slices are there."""
-        found: list[bool] = (self.flags > 0).tolist()
-        return found
+        flags: list[bool] = (self.flags > 0).tolist()
+        return flags
 
     def show(self) -> None:
         """Where a gradient is guarded still, put what it has become; None if nobody has one."""
@@ -156,15 +156,15 @@ def units_of(groups: Sequence[Sequence[torch.nn.Parameter]], owner: Any) -> list
 def _unit(number: int, parameters: list[torch.nn.Parameter], owner: Any) -> Unit:
     numel = sum(one.numel() for one in parameters)
     flat = torch.zeros(numel + len(parameters), dtype=parameters[0].dtype)
-    made = Unit(number, parameters, flat, handed=[False] * len(parameters))
-    made.given = [True] * len(parameters)
+    unit = Unit(number, parameters, flat, handed=[False] * len(parameters))
+    unit.given = [True] * len(parameters)
     start = 0
     for one in parameters:
         view = flat[start : start + one.numel()].view(one.shape)
-        made.views.append(view)
-        made.guards.append(InFlight.of(view, owner))
+        unit.views.append(view)
+        unit.guards.append(InFlight.of(view, owner))
         start += one.numel()
-    return made
+    return unit
 
 
 def cut(units: Sequence[Unit], elements: int) -> list[Slice]:

@@ -144,35 +144,35 @@ def choose(asked: Asked, step: Step, link: Link, units: Sequence[Unit]) -> list[
     # Larger slices than the largest unit are all the same.
     sizes = [s for n, s in enumerate(sizes) if n == 0 or sizes[n - 1] < largest]
     item = units[0].flat.element_size()
-    made: list[Plan] = []
-    found: dict[str, float] = {}
+    plans: list[Plan] = []
+    seconds: dict[str, float] = {}
     for order, size, ahead in itertools.product(orders, sizes, _aheads(asked, step.busy)):
         ahead = ahead or max(1, round((asked.credit_bytes or 0) / (size * item)))
         taken = gated(step, link, order, size, ahead)
         credit = asked.credit_bytes or ahead * size * item
         static = taken.order if order == "static" else ()
-        made.append(Plan(order, size, ahead, credit, static=static))
-        found[made[-1].name] = taken.step_s
-    least = min(found.values())
+        plans.append(Plan(order, size, ahead, credit, static=static))
+        seconds[plans[-1].name] = taken.step_s
+    least = min(seconds.values())
 
     def rank(plan: Plan) -> tuple[Any, ...]:
         """Of what is as good: an order that adapts, and slices as the paper found them best."""
-        taken = found[plan.name]
+        taken = seconds[plan.name]
         preferred = orders.index(plan.order), abs(math.log(plan.slice_elems / PAPERS)), plan.ahead
         return (0.0, *preferred) if taken <= _ALIKE * least else (taken, *preferred)
 
-    made = sorted((one for one in made if found[one.name] <= _CLOSE * least), key=rank)
+    plans = sorted((one for one in plans if seconds[one.name] <= _CLOSE * least), key=rank)
     theirs: list[Plan] = []
     if asked.order is None:
         caps = {mb: barrier(step, link, _buckets(units, step, mb)) for mb in _BUCKETS_MB}
-        found.update({f"{DDP}:{mb:g}": s for mb, s in caps.items()})
+        seconds.update({f"{DDP}:{mb:g}": s for mb, s in caps.items()})
         # The largest bucket of those that are as good.
         cap = max(mb for mb, s in caps.items() if s <= _ALIKE * min(caps.values()))
         theirs = [Plan(DDP, bucket_mb=mb) for mb in dict.fromkeys((cap, DEFAULT_MIB))]
-        made = [] if least > CLEAR * min(caps.values()) else made[:_MOST]
+        plans = [] if least > CLEAR * min(caps.values()) else plans[:_MOST]
     else:
-        made = made[:1]
-    return [replace(one, predicted_s=found) for one in (*made, *theirs)]
+        plans = plans[:1]
+    return [replace(one, predicted_s=seconds) for one in (*plans, *theirs)]
 
 
 def _aheads(asked: Asked, busy: float) -> list[int]:
@@ -184,14 +184,14 @@ def _aheads(asked: Asked, busy: float) -> list[int]:
 
 def _buckets(units: Sequence[Unit], step: Step, cap_mb: float) -> list[list[tuple[int, float]]]:
     """Parameters, as (unit, bytes), in the buckets of DistributedDataParallel."""
-    found = []
+    gradients = []
     for unit in step.released:
         for one in units[unit].parameters:
             dtype = str(one.dtype).removeprefix("torch.")
-            found.append(Gradient(unit, TensorSpec(dtype, tuple(one.shape), one.stride()), ""))
+            gradients.append(Gradient(unit, TensorSpec(dtype, tuple(one.shape), one.stride()), ""))
     return [
         [(one.task, float(one.spec.nbytes)) for one in bucket]
-        for bucket in ddp_buckets(found, cap_mb)
+        for bucket in ddp_buckets(gradients, cap_mb)
     ]
 
 
@@ -201,15 +201,15 @@ def measure_link(ranks: ProcessGroup, orders: Sequence[str], busy: bool) -> Link
     Args:
         busy: computation needs a core, for which transfers may have to wait.
     """
-    found: dict[str, tuple[float, float]] = {}
+    costs: dict[str, tuple[float, float]] = {}
     beside: dict[tuple[str, int], Shares] = {}
     for order in orders:
-        if order == "rs_ag" and "static" in found:
-            found[order] = found["static"]
+        if order == "rs_ag" and "static" in costs:
+            costs[order] = costs["static"]
             beside.update({(order, of): beside["static", of] for of in _AHEADS if busy})
             continue
         small, large = (_stream(ranks, order, *size) for size in (_SMALL, _LARGE))
-        found[order] = _measured(ranks, small, large)
+        costs[order] = _measured(ranks, small, large)
         for ahead in _AHEADS if busy else ():
             beside[order, ahead] = _beside(ranks, _stream(ranks, order, *_MANY, ahead))
     small, large = (_reduction(ranks, size) for size in (_SMALL[0], _LARGE[0] * _LARGE[1]))
@@ -217,8 +217,8 @@ def measure_link(ranks: ProcessGroup, orders: Sequence[str], busy: bool) -> Link
     if busy:
         beside[DDP, 1] = _beside(ranks, _reduction(ranks, _LARGE[0] * _LARGE[1]))
     return Link(
-        {order: row[0] for order, row in found.items()},
-        {order: row[1] for order, row in found.items()},
+        {order: row[0] for order, row in costs.items()},
+        {order: row[1] for order, row in costs.items()},
         reduce_message_s,
         reduce_byte_s,
         beside,
@@ -245,18 +245,18 @@ def _stream(
     slices = cut(units, elements)
     credit = ahead * slices[0].nbytes
     plan = Plan(order, elements, ahead, credit, static=tuple(range(count)))
-    made = channel(ranks, units, plan, [0])
+    stream = channel(ranks, units, plan, [0])
 
     def start() -> None:
-        made.begin()
-        made.hand_over(units[0])
+        stream.begin()
+        stream.hand_over(units[0])
 
     try:
         yield _Transfer(
-            count, units[0].nbytes, start, lambda: not units[0].left, lambda: made.wait_for(units)
+            count, units[0].nbytes, start, lambda: not units[0].left, lambda: stream.wait_for(units)
         )
     finally:
-        made.close()
+        stream.close()
 
 
 @contextlib.contextmanager

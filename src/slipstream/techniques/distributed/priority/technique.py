@@ -61,19 +61,19 @@ class PrioritySync(Spreads):
         cluster = self.need_cluster(context)
         group = self.group(cluster)
         tried = (self.slice_,) if self.slice_ else _TRIED
-        made = [self._sliced(graph, cluster, group, size) for size in tried]
-        return min(made, key=lambda one: replay(one).step_ns)
+        graphs = [self._sliced(graph, cluster, group, size) for size in tried]
+        return min(graphs, key=lambda one: replay(one).step_ns)
 
     def _sliced(self, graph: Graph, cluster: Cluster, group: Group, elements: int) -> Graph:
         edit = Editor(graph, str(replace(self, slice_=elements)))
-        found = gradients(graph)
+        grads = gradients(graph)
         uses = first_uses(graph, StepPhase.FORWARD)
         begin = min(uses.values())
         update = np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER)
         spent = float((graph.tasks.duration_ns + graph.tasks.gap_ns)[update].sum())
-        total = nbytes_of(found)
+        total = nbytes_of(grads)
         gates: dict[int, int] = {}
-        for number, one in enumerate(found):
+        for number, one in enumerate(grads):
             gates[number] = edit.insert(
                 uses.get(one.module, begin),
                 "update",
@@ -82,23 +82,23 @@ class PrioritySync(Spreads):
                 spread=_UNSURE,
                 before=True,
             )
-        slices = _slices(found, elements)
+        slices = _slices(grads, elements)
         cost = {
             size: cluster.cost(Collective("all_reduce", size, group, self.algo)).duration_ns
             for size in {nbytes for _, nbytes in slices}
         }
-        last = max(one.task for one in found)
-        for number, nbytes in _served(graph, found, uses, slices, cost):
+        last = max(one.task for one in grads)
+        for number, nbytes in _served(graph, grads, uses, slices, cost):
             insert_exchange(
                 edit,
                 cluster,
                 Collective("all_reduce", nbytes, group, self.algo),
                 beside=last,
-                ready=found[number].task,
+                ready=grads[number].task,
                 awaited=gates[number],
                 lag=1,
-                tensors=(found[number].spec,),
-                modules=(found[number].module,),
+                tensors=(grads[number].spec,),
+                modules=(grads[number].module,),
                 name="all_reduce of a slice",
             )
         for task in update.tolist():
@@ -131,14 +131,14 @@ class PrioritySync(Spreads):
 
 def _slices(found: Sequence[Gradient], elements: int) -> list[tuple[int, int]]:
     """(number of the gradient, bytes) of each slice."""
-    made: list[tuple[int, int]] = []
+    slices: list[tuple[int, int]] = []
     for number, one in enumerate(found):
         item = one.spec.nbytes // max(one.spec.numel, 1)
-        made += [
+        slices += [
             (number, item * min(elements, one.spec.numel - start))
             for start in range(0, one.spec.numel, elements)
         ]
-    return made
+    return slices
 
 
 def _served(

@@ -291,8 +291,8 @@ class PriorityDDP(nn.Module):
         """Where the forward pass needs which parameters: rank 0's, for all."""
         names = {id(module): name for name, module in self.module.named_modules()}
         numbers = {id(one): n for n, one in enumerate(self._trained)}
-        found = learning.places(self.module, self._trained, self._read)
-        told = [(names[id(m)], [numbers[id(p)] for p in group]) for m, group in found]
+        places = learning.places(self.module, self._trained, self._read)
+        told = [(names[id(m)], [numbers[id(p)] for p in group]) for m, group in places]
         told = self._from_first(told)
         self._lay_out([[self._trained[n] for n in group] for _, group in told])
         rounds = self._rounds
@@ -301,9 +301,9 @@ class PriorityDDP(nn.Module):
             waits[name] = [rounds.at[id(self._trained[n])][0] for n in group]
         # Each module also waits for its own parameters, should it come to them earlier than then.
         for name, module in self.module.named_modules():
-            own = module.parameters(recurse=False)
+            parameters = module.parameters(recurse=False)
             waits.setdefault(name, []).extend(
-                rounds.at[id(p)][0] for p in own if id(p) in rounds.at
+                rounds.at[id(p)][0] for p in parameters if id(p) in rounds.at
             )
         self._hooks.wait_at([
             (self.module.get_submodule(name), list(dict.fromkeys(units)))

@@ -109,10 +109,10 @@ def own_share(
 
 
 def _cut(values: Mapping[str, Any], p: torch.Tensor, cut: _Slice) -> dict[str, Any]:
-    found = {}
+    parts = {}
     for key, value in values.items():
         if not _like_parameter(key, value):
-            found[key] = value
+            parts[key] = value
             continue
         if value.shape != p.shape:
             raise InvalidArgumentError(
@@ -120,8 +120,8 @@ def _cut(values: Mapping[str, Any], p: torch.Tensor, cut: _Slice) -> dict[str, A
                 f"{list(p.shape)}"
             )  # fmt: skip
         # A copy: a view would keep the whole alive.
-        found[key] = cut(p, value).clone()
-    return found
+        parts[key] = cut(p, value).clone()
+    return parts
 
 
 def _like_parameter(key: str, value: Any) -> bool:

@@ -252,12 +252,12 @@ class ShardedUpdate(WrappingOptimizer):
 
     def _overflowed(self) -> bool:
         """Whether a GradScaler, where one calls, found infinities on any rank."""
-        found = getattr(self, "found_inf", None)
-        if found is None:
+        overflow = getattr(self, "found_inf", None)
+        if overflow is None:
             return False
         # Sums may be infinite where no rank's own gradient is.
         slices = [self._slice(p, p.grad) for p in self._all() if p.grad is not None]
-        finite = not found.item() and all(bool(one.isfinite().all()) for one in slices)
+        finite = not overflow.item() and all(bool(one.isfinite().all()) for one in slices)
         return self._any(not finite)
 
     def _any(self, here: bool) -> bool:
@@ -296,8 +296,8 @@ class ShardedUpdate(WrappingOptimizer):
         """
         self._group.alike("full_state_dict", torch.zeros(0))
         with self._lent():
-            found = self.optimizer.state_dict()
-        return checkpoint.full(found, self._grouped(), self._together)
+            state = self.optimizer.state_dict()
+        return checkpoint.full(state, self._grouped(), self._together)
 
     def _together(self, p: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """What is like the parameter `p`, of all ranks' slices of it."""
@@ -421,8 +421,8 @@ def _check_model(model: Any, parameters: list[torch.Tensor]) -> None:
     named = {n: p for n, p in model.module.named_parameters() if p.requires_grad}
     left_out = [name for name, p in named.items() if id(p) not in ours]
     if left_out or len(ours) != len(named):
-        said = f"'{left_out[0]}' is not in the optimizer" if left_out else "the optimizer has more"
+        why = f"'{left_out[0]}' is not in the optimizer" if left_out else "the optimizer has more"
         raise InvalidArgumentError(
-            "model", f"its parameters are not those of the optimizer: {said}",
+            "model", f"its parameters are not those of the optimizer: {why}",
             remedy="freeze what is not trained, or leave the model out",
         )  # fmt: skip
