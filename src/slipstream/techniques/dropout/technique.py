@@ -62,12 +62,12 @@ class FusedDropout(Settings):
         """None, or why no dropout of the step can be exchanged."""
         if (reason := already_compiled(graph)) is not None:
             return reason
-        found = _sites(graph)
-        if not found:
+        sites = _sites(graph)
+        if not sites:
             return "no dropout runs in this step (none in the model, p = 0, or eval mode)"
-        if not any(site.device == "cpu" for site in found):
+        if not any(site.device == "cpu" for site in sites):
             return "on this device torch's dropout is one kernel already"
-        if not any(site.whole_module for site in found):
+        if not any(site.whole_module for site in sites):
             return _FUNCTION
         if library() is None:
             return f"it needs the compiled library: {why_no_library()}"
@@ -84,9 +84,9 @@ class FusedDropout(Settings):
 
     def predict(self, graph: Graph, context: Context) -> Graph:
         """One task in place of each dropout's forward operators, one in that of its backward."""
-        found = self._chosen(graph)
+        sites = self._chosen(graph)
         edit = Editor(graph, str(self))
-        in_step = pace(graph, [task for site in found for task in site.tasks], context.durations)
+        in_step = pace(graph, [task for site in sites for task in site.tasks], context.durations)
         fresh = int(graph.operands.max(initial=-1)) + 1
 
         def put(at: Sequence[int], calls: Sequence[Call], call: Call, storages: list[int]) -> None:
@@ -98,16 +98,16 @@ class FusedDropout(Settings):
             )  # fmt: skip
             edit.remove(np.array(at))
 
-        for number, site in enumerate(found):
+        for number, site in enumerate(sites):
             seed = fresh + number
             copy = [site.copy] if site.inplace else []
             storages = [site.input, seed, site.output]
             put(site.forward, [site.passing(False), *copy], site.call, storages)
             if site.backward is not None:
-                gradient, made = site.gradients
-                put([site.backward], [site.passing(True)], site.call, [gradient, seed, made])
-        removed = sum(len(site.tasks) for site in found)
-        return edit.apply(f"{removed} operators of {len(found)} dropouts in one kernel each")
+                gradient, input_grad = site.gradients
+                put([site.backward], [site.passing(True)], site.call, [gradient, seed, input_grad])
+        removed = sum(len(site.tasks) for site in sites)
+        return edit.apply(f"{removed} operators of {len(sites)} dropouts in one kernel each")
 
     def apply(self, built: Built) -> None:
         """Make every ``nn.Dropout`` of the model a ``slipstream.nn.Dropout``.
@@ -122,14 +122,14 @@ class FusedDropout(Settings):
         from slipstream.techniques.dropout.nn import Dropout
 
         built.need_model(self.name)
-        found = {n: one for n, one in built.model.named_modules() if type(one) is nn.Dropout}
-        if not found:
+        dropouts = {n: one for n, one in built.model.named_modules() if type(one) is nn.Dropout}
+        if not dropouts:
             raise WorkloadError(
                 "the model has no nn.Dropout",
                 remedy="write slipstream.nn.dropout in place of F.dropout",
             )
-        self._selection.need_some(self.name, found)
-        for name, module in found.items():
+        self._selection.need_some(self.name, dropouts)
+        for name, module in dropouts.items():
             if name in self._selection:
                 module.__class__ = Dropout
 
@@ -145,8 +145,8 @@ class FusedDropout(Settings):
 
     def _chosen(self, graph: Graph) -> list[_Site]:
         """Sites of the modules that are meant."""
-        found = _exchanged(graph)
-        return [one for one in found if module_of(graph, one.draw) in self._selection]
+        sites = _exchanged(graph)
+        return [one for one in sites if module_of(graph, one.draw) in self._selection]
 
 
 def _edit(where: Places) -> Source:
@@ -223,7 +223,7 @@ def _sites(graph: Graph) -> list[_Site]:
     tasks = graph.tasks
     inside = [scope.rpartition("/")[2] in _SCOPE for scope in graph.texts("scope")]
     mixed = _mixed_modules(graph, inside)
-    found = []
+    sites = []
     for draw in range(len(graph)):
         if not inside[draw] or _name(graph, draw) != "aten::bernoulli_":
             continue
@@ -244,7 +244,7 @@ def _sites(graph: Graph) -> list[_Site]:
         if back is not None:
             there = graph.storages(back).tolist()
             gradients = (next(s for s in there if s != noise), there[-1])
-        found.append(
+        sites.append(
             _Site(
                 forward=tuple(range(first, last + 1)),
                 backward=back,
@@ -257,7 +257,7 @@ def _sites(graph: Graph) -> list[_Site]:
                 whole_module=int(tasks.module[draw]) not in mixed,
             )
         )
-    return found
+    return sites
 
 
 def _name(graph: Graph, task: int) -> str:
