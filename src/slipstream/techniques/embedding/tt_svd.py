@@ -88,13 +88,13 @@ def refit(
     ones = torch.eye(rank, dtype=last.dtype, device=last.device).expand(1, rank, rank)
     for begin in range(0, len(ids), _TOGETHER):
         part = slice(begin, begin + _TOGETHER)
-        own, weight = ids[part], weights[part, None, None]
-        digit = own % count
-        before = torch.div(own, count, rounding_mode="floor")
+        batch, weight = ids[part], weights[part, None, None]
+        digit = batch % count
+        before = torch.div(batch, count, rounding_mode="floor")
         # Rows of the train without its last core: R columns for each of q_1 ... q_(d-1).
         left = reference.rows_of([*cores[:-2], cores[-2].flatten(2)[..., None]], before)
-        left = left.view(len(own), -1, rank)
-        error = targets[part].view(len(own), -1, columns) - left @ last[digit, :, :, 0]
+        left = left.view(len(batch), -1, rank)
+        error = targets[part].view(len(batch), -1, columns) - left @ last[digit, :, :, 0]
         normal.index_add_(0, digit, left.mT @ (left * weight))
         right.index_add_(0, digit, left.mT @ (error * weight))
     size = normal.diagonal(dim1=1, dim2=2).mean(1)

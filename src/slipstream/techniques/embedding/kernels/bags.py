@@ -142,10 +142,10 @@ def gradients(
     """What torch says of each of `inputs`, from the gradient of ``made_by(*inputs)``."""
     with torch.enable_grad():
         leaves = [one.detach().requires_grad_() for one in inputs]
-        found = torch.autograd.grad(made_by(*leaves), leaves, grad, allow_unused=True)
+        grads = torch.autograd.grad(made_by(*leaves), leaves, grad, allow_unused=True)
     return [
         torch.zeros_like(leaf) if one is None else one.contiguous()
-        for leaf, one in zip(leaves, found, strict=True)
+        for leaf, one in zip(leaves, grads, strict=True)
     ]
 
 

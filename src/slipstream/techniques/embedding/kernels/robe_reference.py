@@ -84,8 +84,8 @@ def rows_of(
     array: torch.Tensor, key: int, ids: torch.Tensor, dim: int, block: int, sign: bool
 ) -> torch.Tensor:
     """The rows `ids` of a table: [len(ids), dim] of the array's dtype."""
-    found = array[places(key, ids, dim, block, array.numel())]
-    return found * signs(key, ids, dim, array.dtype) if sign else found
+    rows = array[places(key, ids, dim, block, array.numel())]
+    return rows * signs(key, ids, dim, array.dtype) if sign else rows
 
 
 def bags_of(

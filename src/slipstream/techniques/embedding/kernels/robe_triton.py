@@ -44,9 +44,9 @@ def _places(key, row, element, dim, size, block, signed):
     shared = block > dim
     position = tl.where(shared, row * dim + element, element)
     number = position // block
-    own = tl.where(shared, 0, row).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
+    salt = tl.where(shared, 0, row).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
     key = key.to(tl.uint64, bitcast=True)
-    hashed = _mix(key + own + number.to(tl.uint64, bitcast=True) * 0xC2B2AE3D27D4EB4F)
+    hashed = _mix(key + salt + number.to(tl.uint64, bitcast=True) * 0xC2B2AE3D27D4EB4F)
     wide = tl.zeros_like(hashed) + size.to(tl.uint64)
     place = tl.umulhi(hashed, wide).to(tl.int64, bitcast=True) + (position - number * block)
     place = tl.where(place >= size, place - size, place)
@@ -176,15 +176,15 @@ def _launch(widest: int) -> dict[str, int]:
 def forward(array: torch.Tensor, *how: Any) -> torch.Tensor:
     """As ``slipstream::robe``, of checked arguments: float32, on the array's device."""
     weights, tables, bags, width, mode = how[2], how[3], how[4], how[5], how[8]
-    made = array.new_empty(bags, width)
-    if made.numel():
+    pooled = array.new_empty(bags, width)
+    if pooled.numel():
         told, widest = _described(array, how)
         launch = _launch(widest)
         _forward[len(tables) * bags, triton.cdiv(widest, launch["span"])](
-            array, made, weights=array if weights is None else weights, **told, mode=mode,
+            array, pooled, weights=array if weights is None else weights, **told, mode=mode,
             weighted=weights is not None, **launch,
         )  # fmt: skip
-    return made
+    return pooled
 
 
 def backward(

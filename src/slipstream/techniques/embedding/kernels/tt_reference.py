@@ -24,12 +24,12 @@ def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     for core in reversed(cores):
         slices.append(core.index_select(0, left % core.shape[0]))
         left = torch.div(left, core.shape[0], rounding_mode="floor")
-    made, width = slices.pop().flatten(1, 2), cores[0].shape[2]
+    product, width = slices.pop().flatten(1, 2), cores[0].shape[2]
     while slices:
         right = slices.pop()
-        made = made.reshape(-1, width, right.shape[1]) @ right.flatten(2)
+        product = product.reshape(-1, width, right.shape[1]) @ right.flatten(2)
         width *= right.shape[2]
-    return made.reshape(-1, width)
+    return product.reshape(-1, width)
 
 
 def of_three(cores: Sequence[torch.Tensor]) -> list[torch.Tensor]:

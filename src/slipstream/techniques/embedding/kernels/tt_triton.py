@@ -50,8 +50,8 @@ def _left(
     b, s = tl.arange(0, q2_wide * r2_wide) // r2_wide, tl.arange(0, q2_wide * r2_wide) % r2_wide
     column = b * r2 + s
     inside = (k < r1)[:, None] & ((b < q2) & (s < r2))[None]
-    own = two + middle * r1 * q2 * r2
-    right = tl.load(own + k[:, None] * (q2 * r2) + column[None], mask=inside, other=0.0)
+    base = two + middle * r1 * q2 * r2
+    right = tl.load(base + k[:, None] * (q2 * r2) + column[None], mask=inside, other=0.0)
     return left, right
 
 
@@ -75,8 +75,8 @@ def _forward(
     inside = (there & (a < q1))[:, None] & (b < q2)[None]
     to = place[:, None] * (q1 * q2 * q3) + (a[:, None] * q2 + b[None]) * q3
     for c in range(q3):
-        own = last[:, None] * (r2 * q3) + s[None] * q3 + c
-        slice_ = tl.load(three + own, mask=there[:, None] & (s < r2)[None], other=0.0)
+        offset = last[:, None] * (r2 * q3) + s[None] * q3 + c
+        slice_ = tl.load(three + offset, mask=there[:, None] & (s < r2)[None], other=0.0)
         tl.store(made + to + c, tl.sum(product * slice_[:, None, :], axis=2), mask=inside)
 
 
@@ -107,8 +107,8 @@ def _backward(
     given = tl.zeros([rows, q2_wide, r2_wide], tl.float32)
     for c in range(q3):
         column = tl.load(grad + at + c, mask=inside, other=0.0)
-        own = last[:, None] * (r2 * q3) + s[None] * q3 + c
-        slice_ = tl.load(three + own, mask=there[:, None] & (s < r2)[None], other=0.0)
+        offset = last[:, None] * (r2 * q3) + s[None] * q3 + c
+        slice_ = tl.load(three + offset, mask=there[:, None] & (s < r2)[None], other=0.0)
         given += column[:, :, None] * slice_[:, None, :]
         to_last = tl.sum(
             tl.reshape(tl.sum(product * column[:, :, None], axis=1), (span, q1_wide, r2_wide)), 1
@@ -139,8 +139,8 @@ def runs(cores: Sequence[torch.Tensor]) -> bool:
 
 def rows_of(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     """As `tt_reference.rows_of`, of cores that `runs`: [n, q_1 ... q_d], differentiable."""
-    made: torch.Tensor = _Rows.apply(ids, *of_three(cores))
-    return made
+    rows: torch.Tensor = _Rows.apply(ids, *of_three(cores))
+    return rows
 
 
 def _launch(cores: Sequence[torch.Tensor]) -> dict[str, int]:
@@ -170,12 +170,12 @@ def _chunks(
     needed = torch.div(counts + span - 1, span, rounding_mode="floor")
     until, most = torch.cumsum(needed, 0), -(-len(ids) // span) + p2
     program = torch.arange(most, device=ids.device)
-    own = torch.searchsorted(until, program, right=True).clamp(max=p2 - 1)
-    end = torch.cumsum(counts, 0)[own]
-    begin = end - counts[own] + (program - until[own] + needed[own]) * span
+    slices = torch.searchsorted(until, program, right=True).clamp(max=p2 - 1)
+    end = torch.cumsum(counts, 0)[slices]
+    begin = end - counts[slices] + (program - until[slices] + needed[slices]) * span
     begin = torch.where(program < until[-1], begin, len(ids))
     end = torch.minimum(begin + span, torch.where(program < until[-1], end, len(ids)))
-    return torch.stack([own, begin, end], 1).contiguous(), order, most
+    return torch.stack([slices, begin, end], 1).contiguous(), order, most
 
 
 def _told(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> tuple[dict[str, Any], int]:
@@ -197,19 +197,19 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: torch.Tensor, *cores: torch.Tensor) -> torch.Tensor:
         width = cores[0].shape[2] * cores[1].shape[2] * cores[2].shape[2]
-        made = cores[0].new_empty(len(ids), width)
-        if made.numel():
+        rows = cores[0].new_empty(len(ids), width)
+        if rows.numel():
             told, programs = _told(cores, ids)
-            _forward[(programs,)](*cores, made, **told)
+            _forward[(programs,)](*cores, rows, **told)
         ctx.save_for_backward(ids, *cores)
-        return made
+        return rows
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ids, *cores = ctx.saved_tensors
-        found = [torch.zeros_like(core) for core in cores]
+        grads = [torch.zeros_like(core) for core in cores]
         if grad.numel():
             told, programs = _told(cores, ids)
-            _backward[(programs,)](*cores, grad.contiguous(), *found, **told)
-        return (None, *found)
+            _backward[(programs,)](*cores, grad.contiguous(), *grads, **told)
+        return (None, *grads)
