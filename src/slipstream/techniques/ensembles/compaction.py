@@ -97,15 +97,15 @@ def compact(
         raise InvalidArgumentError("correlation", f"{correlation} is not in (0, 1]")
     if not len(batches):
         raise InvalidArgumentError("batches", "are none: there is nothing to look at units with")
-    made = copy.deepcopy(model)
-    training = made.training
-    made.eval()
-    found = [
-        _compact_layer(units, _moments(made, units, batches), correlation)
-        for units in removable_units(made)
+    compacted = copy.deepcopy(model)
+    training = compacted.training
+    compacted.eval()
+    layers = [
+        _compact_layer(units, _moments(compacted, units, batches), correlation)
+        for units in removable_units(compacted)
     ]
-    count = [sum(p.numel() for p in one.parameters()) for one in (made, model)]
-    return Compacted(made.train(training), tuple(found), count[0] / count[1])
+    count = [sum(p.numel() for p in one.parameters()) for one in (compacted, model)]
+    return Compacted(compacted.train(training), tuple(layers), count[0] / count[1])
 
 
 def _moments(model: nn.Module, units: Units, batches: Sequence[torch.Tensor]) -> _Moments:

@@ -79,13 +79,13 @@ class Ensemble(nn.Module):
             shapes = tuple((n, tuple(p.shape)) for n, p in one.named_parameters())
             key: Any = (number,) if isinstance(one, Stacked) else shapes
             groups.setdefault(key, []).append(one)
-        made: list[nn.Module] = []
+        members: list[nn.Module] = []
         for group in groups.values():
             try:
-                made += [Stacked(group)] if len(group) > 1 else group
+                members += [Stacked(group)] if len(group) > 1 else group
             except WorkloadError:  # of a layer that does not stack
-                made += group
-        return Ensemble(made, self.trunk).train(self.training)
+                members += group
+        return Ensemble(members, self.trunk).train(self.training)
 
     def export_onnx(self, path: str | Path, example: torch.Tensor) -> Path:
         """Write all members and their mean as one graph; `example` [N, ...], any N later.
@@ -159,8 +159,8 @@ def evaluate(ensemble: Ensemble, x: torch.Tensor, labels: torch.Tensor) -> Quali
     """
     each = _judged(ensemble, x, labels)
     mean = each.mean(0)
-    own = each.argmax(-1)
-    pairs = [float((own[i] != own[j]).float().mean()) for i in range(len(own)) for j in range(i)]
+    tops = each.argmax(-1)
+    pairs = [float((tops[i] != tops[j]).float().mean()) for i in range(len(tops)) for j in range(i)]
     gaps = [one.count * abs(one.accuracy - one.confidence) for one in _bins(mean, labels, _BINS)]
     return Quality(
         float((mean.argmax(-1) == labels).float().mean()),

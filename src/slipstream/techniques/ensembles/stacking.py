@@ -71,8 +71,8 @@ class _Layer(nn.Module):
             shared: torch.Tensor = self._shared(rows).flatten(0, 1)
             return shared
         together = (self.way or self._faster(rows)) == "together"
-        made: torch.Tensor = self._together(rows) if together else self._in_turn(rows)
-        return made
+        output: torch.Tensor = self._together(rows) if together else self._in_turn(rows)
+        return output
 
     def _faster(self, rows: torch.Tensor) -> Way:
         if torch._C._get_tracing_state() or torch.compiler.is_compiling():
@@ -89,8 +89,8 @@ class _Layer(nn.Module):
 
     def _in_turn(self, rows: torch.Tensor) -> torch.Tensor:
         biases = [None] * self.count if self.bias is None else self.bias.unbind()
-        made = map(self._one, rows.unbind(), self.weight.unbind(), biases)
-        return torch.cat(list(made))
+        outputs = map(self._one, rows.unbind(), self.weight.unbind(), biases)
+        return torch.cat(list(outputs))
 
     def _one(self, x: Any, weight: Any, bias: Any) -> Any:
         raise NotImplementedError
@@ -100,10 +100,10 @@ class _Layer(nn.Module):
 
     def _shared(self, rows: torch.Tensor) -> Any:
         """All rows by one weight, between the members' factors."""
-        made = self._one((rows * self._along(self.fan_in, rows)).flatten(0, 1), self.weight, None)
-        made = made.unflatten(0, (self.count, -1))
-        made = made * self._along(self.fan_out, made)
-        return made if self.bias is None else made + self._along(self.bias, made)
+        output = self._one((rows * self._along(self.fan_in, rows)).flatten(0, 1), self.weight, None)
+        output = output.unflatten(0, (self.count, -1))
+        output = output * self._along(self.fan_out, output)
+        return output if self.bias is None else output + self._along(self.bias, output)
 
     def _along(self, values: Any, rows: torch.Tensor) -> Any:
         """[members, channels] as it stands beside rows."""
@@ -119,10 +119,10 @@ class StackedLinear(_Layer):
     def _together(self, rows: torch.Tensor) -> torch.Tensor:
         flat, weight = rows.flatten(1, -2), self.weight.transpose(1, 2)
         if self.bias is None:
-            made = torch.bmm(flat, weight)
+            output = torch.bmm(flat, weight)
         else:
-            made = torch.baddbmm(self.bias.unsqueeze(1), flat, weight)
-        return made.view(-1, *rows.shape[2:-1], made.shape[-1])
+            output = torch.baddbmm(self.bias.unsqueeze(1), flat, weight)
+        return output.view(-1, *rows.shape[2:-1], output.shape[-1])
 
     def _along(self, values: Any, rows: torch.Tensor) -> Any:
         return values.view(self.count, *[1] * (rows.dim() - 2), -1)
@@ -148,10 +148,10 @@ class StackedConv2d(_Layer):
         beside = rows.transpose(0, 1).flatten(1, 2)
         bias = None if self.bias is None else self.bias.flatten()
         *geometry, groups = self._geometry
-        made = self._convolve(
+        output = self._convolve(
             beside, self.weight.flatten(0, 1), bias, *geometry, groups * self.count
         )
-        return made.unflatten(1, (self.count, -1)).transpose(0, 1).flatten(0, 1)
+        return output.unflatten(1, (self.count, -1)).transpose(0, 1).flatten(0, 1)
 
     def _along(self, values: Any, rows: torch.Tensor) -> Any:
         return values.view(self.count, 1, -1, 1, 1)
@@ -170,13 +170,13 @@ class _Norm(nn.Module):
         one, self.count, self.eps = layers[0], len(layers), layers[0].eps
         for name in ("weight", "bias", "running_mean", "running_var"):
             values: list[Any] = [getattr(layer, name, None) for layer in layers]
-            made: Any = None if values[0] is None else torch.stack(values).detach()
-            if name in one._parameters and made is not None:
-                made = nn.Parameter(made)
+            stacked: Any = None if values[0] is None else torch.stack(values).detach()
+            if name in one._parameters and stacked is not None:
+                stacked = nn.Parameter(stacked)
             if name in one._buffers:
-                self.register_buffer(name, made)
+                self.register_buffer(name, stacked)
             else:
-                setattr(self, name, made)
+                setattr(self, name, stacked)
 
 
 class StackedNorm(_Norm):
@@ -195,7 +195,7 @@ class StackedNorm(_Norm):
         settings = self.training or not self.tracks, self.momentum, self.eps
         normalise: Any = functional.batch_norm
         parts = zip(x.unflatten(0, (self.count, -1)).unbind(), *each, strict=True)
-        return torch.cat([normalise(rows, *own, *settings) for rows, *own in parts])
+        return torch.cat([normalise(rows, *state, *settings) for rows, *state in parts])
 
 
 class StackedLayerNorm(_Norm):
@@ -286,18 +286,18 @@ def stack(model: nn.Module, members: Sequence[nn.Module], weights: Weights = "ow
             "members", "have parameters of different shapes, and do not stack",
             remedy="stack those of one shape, as Ensemble does",
         )  # fmt: skip
-    made = {}
+    layers = {}
     for name, module in model.named_modules():
         kind = type(module)
         if kind in _KINDS and getattr(module, "padding_mode", "zeros") == "zeros" and name:
-            made[name] = _KINDS[kind]([one.get_submodule(name) for one in members], weights)
-            made[name].train(module.training)
+            layers[name] = _KINDS[kind]([one.get_submodule(name) for one in members], weights)
+            layers[name].train(module.training)
         elif any(True for _ in module.parameters(recurse=False)):
             raise WorkloadError(
                 f"how {kind.__name__} is computed for several members at once is not known",
                 where=name or "the model itself",
             )
-    for name, module in made.items():
+    for name, module in layers.items():
         place(model, name, module)
 
 
@@ -321,8 +321,8 @@ class Stacked(nn.Module):
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Every member's output for all of `x`: [members, N, ...]."""
         rows = x.expand(self.count, *x.shape).flatten(0, 1)
-        made: torch.Tensor = self.model(rows).unflatten(0, (self.count, -1))
-        return made
+        outputs: torch.Tensor = self.model(rows).unflatten(0, (self.count, -1))
+        return outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """While training [members * N, ...] in turn, so that a batch is shared out; else the mean.
@@ -338,13 +338,13 @@ class Stacked(nn.Module):
 
 def redrawn(model: nn.Module, seed: int) -> nn.Module:
     """A copy with all parameters as at the start."""
-    made = copy.deepcopy(model)
+    fresh = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for module in made.modules():
+        for module in fresh.modules():
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
-    return made
+    return fresh
 
 
 def undivided(y: torch.Tensor, count: int) -> torch.Tensor:

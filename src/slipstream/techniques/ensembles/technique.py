@@ -162,13 +162,13 @@ class TrainTogether(Settings):
         """By the optimizer's task, what it calls for the weights of all members."""
         if self.weights == "shared":
             return {}
-        found = {}
+        calls = {}
         for task in np.flatnonzero(graph.tasks.phase == StepPhase.OPTIMIZER).tolist():
             call = graph.task(task).call
             if call is not None:
                 stacked = [self._stacked(part) for part in (call.arguments, call.outputs)]
-                found[task] = Call(call.op, *stacked)
-        return found
+                calls[task] = Call(call.op, *stacked)
+        return calls
 
     def _stacked(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):

@@ -80,7 +80,7 @@ def build(
     if method == "trunk" and not splits:
         raise InvalidArgumentError("trunk", f"no nn.Sequential has {trunk} children and a rest")
     starts = _Starts(model, members, sample, correlation, fresh, trunk, seed)
-    found: list[nn.Module] = []
+    models: list[nn.Module] = []
     last = starts.last
     for number, (one, amount) in enumerate(getattr(starts, method)(share)):
         path = None if directory is None else Path(directory) / f"{method}-{number}.pt"
@@ -91,12 +91,12 @@ def build(
             if path is not None:
                 _write(one, path)
         last.append(one)
-        found.append(copy.deepcopy(one) if method == "snapshot" else one)
+        models.append(copy.deepcopy(one) if method == "snapshot" else one)
     if method != "trunk":
-        return Ensemble(found)
-    first = found[0]
+        return Ensemble(models)
+    first = models[0]
     assert isinstance(first, nn.Sequential)
-    return Ensemble([first[trunk:], *(one.get_submodule("1") for one in found[1:])], first[:trunk])
+    return Ensemble([first[trunk:], *(one.get_submodule("1") for one in models[1:])], first[:trunk])
 
 
 @dataclass
@@ -163,8 +163,8 @@ class _Fixed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            made: torch.Tensor = self._layers[0](x)
-            return made
+            output: torch.Tensor = self._layers[0](x)
+            return output
 
 
 def _draw_units(model: nn.Module, share: float, seed: int) -> None:
@@ -256,21 +256,21 @@ def compare(
     rows: list[Row] = []
     one_s, size = 1.0, sum(p.numel() for p in model.parameters())
     for method in (None, *methods):
-        made: list[Ensemble] = []
+        ensembles: list[Ensemble] = []
 
-        def run(made: list[Ensemble] = made, method: Method | None = method) -> None:
+        def run(trained: list[Ensemble] = ensembles, method: Method | None = method) -> None:
             count = 1 if method is None else members
-            made.append(build(
+            trained.append(build(
                 model, train, members=count, method=method or "independent", sample=sample,
                 trunk=trunk, seed=seed,
             ))  # fmt: skip
 
         took = timed(run)["cpu"]
         one_s = took if method is None else one_s
-        ensemble = made[0]
-        own = sum(p.numel() for p in ensemble.parameters())
+        ensemble = ensembles[0]
+        total = sum(p.numel() for p in ensemble.parameters())
         rows.append(Row(
-            method or "one model", len(ensemble), took / one_s, own / size,
+            method or "one model", len(ensemble), took / one_s, total / size,
             evaluate(ensemble, x, labels),
         ))  # fmt: skip
     return Compared(tuple(rows))
