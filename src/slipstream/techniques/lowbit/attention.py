@@ -82,10 +82,10 @@ class SplitAttention(nn.Module):
             weights = weights.mean(1) if average_attn_weights else weights
         else:
             mixed = functional.scaled_dot_product_attention(q, k, v, mask, rate)
-        made = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if not batched:
-            return made[0], None if weights is None else weights[0]
-        return made if self.batch_first else made.transpose(0, 1), weights
+            return output[0], None if weights is None else weights[0]
+        return output if self.batch_first else output.transpose(0, 1), weights
 
 
 def open_up(
@@ -99,12 +99,12 @@ def open_up(
     Returns:
         The modules that make way, by name.
     """
-    found = {
+    replaced = {
         name: module for name, module in model.named_modules()
         if name and isinstance(module, nn.MultiheadAttention) and why_closed(module) is None
         and any(wanted(f"{name}.{part}") for part in PARTS)
     }  # fmt: skip
-    for name, module in found.items():
+    for name, module in replaced.items():
         place(model, name, SplitAttention(module))
     for one in model.modules():
         # Both go around the modules in them where they can.
@@ -112,7 +112,7 @@ def open_up(
             one.activation_relu_or_gelu = 0
         elif isinstance(one, nn.TransformerEncoder):
             one.use_nested_tensor = False
-    return found
+    return replaced
 
 
 def why_closed(module: nn.MultiheadAttention) -> str | None:
@@ -126,11 +126,11 @@ def why_closed(module: nn.MultiheadAttention) -> str | None:
 
 def _linear(weight: torch.Tensor | None, bias: torch.Tensor | None) -> nn.Linear:
     assert weight is not None
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    made.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    layer.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
     if bias is not None:
-        made.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias)
-    return made
+        layer.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias)
+    return layer
 
 
 def _joined(

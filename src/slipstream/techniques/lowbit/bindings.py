@@ -71,14 +71,14 @@ def lowbit_library() -> ctypes.CDLL | None:
 @functools.cache
 def _kernels_of(bound: ctypes.CDLL) -> tuple[Kernel, ...]:
     here = int(bound.slipstream_cpu_features())
-    found = []
+    usable = []
     for index in range(bound.slipstream_lowbit_kernel_count()):
         needed = int(bound.slipstream_lowbit_features(index))
         if needed & ~here == 0:
             scheme = bound.slipstream_lowbit_scheme(index).decode()
             level = bound.slipstream_lowbit_level(index).decode()
-            found.append(Kernel(index, scheme, InstructionSet(level)))
-    return tuple(found)
+            usable.append(Kernel(index, scheme, InstructionSet(level)))
+    return tuple(usable)
 
 
 def kernels() -> tuple[Kernel, ...]:

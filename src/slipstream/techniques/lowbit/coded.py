@@ -37,11 +37,11 @@ class HeldTensor(torch.Tensor):
 
     @staticmethod
     def _made(cls: type, shape: Sequence[int], strides: Sequence[int]) -> Any:
-        made: Any = torch.Tensor._make_wrapper_subclass(
+        held: Any = torch.Tensor._make_wrapper_subclass(
             cls, shape, strides=strides, dtype=torch.float32
         )
-        made.written, made.became = None, None
-        return made
+        held.written, held.became = None, None
+        return held
 
     def numbers(self) -> torch.Tensor:
         """What it holds as float32; may be memory of its own, which is not to be written to."""
@@ -65,9 +65,9 @@ class HeldTensor(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _POOLS:
                 x = _now(args[0]) if isinstance(args[0], HeldTensor) else None
-                made = x._max_pooled(*args[1:], **kwargs) if isinstance(x, CodedTensor) else None
-                if made is not None:
-                    return made
+                pooled = x._max_pooled(*args[1:], **kwargs) if isinstance(x, CodedTensor) else None
+                if pooled is not None:
+                    return pooled
             return func(*args, **kwargs)
 
     @classmethod
@@ -77,9 +77,9 @@ class HeldTensor(torch.Tensor):
         args, kwargs = _each(_now, args), kwargs or {}
         operator = _OPERATORS.get(func)
         if operator is not None:
-            made = operator(*args, **kwargs)
-            if made is not None:
-                return made
+            output = operator(*args, **kwargs)
+            if output is not None:
+                return output
         schema = func._schema
         aliases = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
         plain = _written if aliases else _dense
@@ -145,9 +145,9 @@ class CodedTensor(HeldTensor):
         clipped: bool = False,
     ) -> Self:
         """See the class's attributes."""
-        made: Self = cls._made(cls, codes.shape, codes.stride())
-        made.codes, made.of, made.exact, made.clipped = codes, of, exact, clipped
-        return made
+        coded: Self = cls._made(cls, codes.shape, codes.stride())
+        coded.codes, coded.of, coded.exact, coded.clipped = codes, of, exact, clipped
+        return coded
 
     def numbers(self) -> torch.Tensor:
         """See `HeldTensor.numbers`."""
@@ -177,10 +177,10 @@ class CodedTensor(HeldTensor):
 
     def _relu_(self) -> torch.Tensor | None:
         """The same in place."""
-        made = CodedTensor._relu(self)
-        if not isinstance(made, CodedTensor):
+        coded = CodedTensor._relu(self)
+        if not isinstance(coded, CodedTensor):
             return None
-        self.codes, self.exact, self.clipped = made.codes, made.exact, True
+        self.codes, self.exact, self.clipped = coded.codes, coded.exact, True
         return self
 
     def _cloned(self, *, memory_format: Any = None) -> torch.Tensor | None:
@@ -213,10 +213,10 @@ class CodedTensor(HeldTensor):
         clipped = all(one.clipped for one in tensors)
         if dim == 1 and all(_is_nhwc(one) for one in parts):
             # Along the last dimension torch copies runs, and keeps the order.
-            made = torch.cat([one.permute(0, 2, 3, 1) for one in parts], 3).permute(0, 3, 1, 2)
+            codes = torch.cat([one.permute(0, 2, 3, 1) for one in parts], 3).permute(0, 3, 1, 2)
         else:
-            made = torch.cat(parts, dim)
-        return CodedTensor(made, first.of, clipped=clipped)
+            codes = torch.cat(parts, dim)
+        return CodedTensor(codes, first.of, clipped=clipped)
 
     def _max_pooled(
         self,
@@ -260,12 +260,12 @@ class Unfinished(HeldTensor):
     ) -> Self:
         """See the class's arguments."""
         images, height, width, channels = out
-        made: Self = cls._made(
+        unfinished: Self = cls._made(
             cls, (images, channels, height, width),
             (height * width * channels, 1, width * channels, channels),
         )  # fmt: skip
-        made._finish, made._alone = finish, None
-        return made
+        unfinished._finish, unfinished._alone = finish, None
+        return unfinished
 
     def numbers(self) -> torch.Tensor:
         """See `HeldTensor.numbers`."""
@@ -284,20 +284,20 @@ class Unfinished(HeldTensor):
         if other.shape != one.shape or other.dtype is not torch.float32:
             return None
         term = other.dense() if isinstance(other, HeldTensor) else other
-        made: torch.Tensor = one._finish(term)
-        return made
+        total: torch.Tensor = one._finish(term)
+        return total
 
     @staticmethod
     def _add_(one: Any, other: Any, *, alpha: Any = 1) -> torch.Tensor | None:
         """The sum of both, which `one` is from then on."""
         if not isinstance(one, Unfinished):
             return None
-        made = Unfinished._added(one, other, alpha=alpha)
-        if isinstance(made, HeldTensor):
-            one.became = made
-        elif made is not None:
-            one.written = made
-        return made
+        total = Unfinished._added(one, other, alpha=alpha)
+        if isinstance(total, HeldTensor):
+            one.became = total
+        elif total is not None:
+            one.written = total
+        return total
 
 
 def _of_codes(operator: Callable[..., Any]) -> Callable[..., Any]:

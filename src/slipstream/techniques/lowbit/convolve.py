@@ -294,8 +294,8 @@ class Prepared:
         seen = reference_patches(image, self._shape, self._zero)
         products = matmul(seen, self._packed, activation_zero=self._zero)
         rows = None if added is None else added.reshape(products.shape[0], self.out[3])
-        made = reference_finish(products, self._epilogue, rows)
-        return Outcome(*(None if one is None else one.reshape(self.out) for one in made))
+        outputs = reference_finish(products, self._epilogue, rows)
+        return Outcome(*(None if one is None else one.reshape(self.out) for one in outputs))
 
 
 def convolved(

@@ -199,16 +199,16 @@ class Costs:
         if stream is None or around is None or timed is None:
             return None
         constants = []
-        for few, own in ((True, _OF_FEW), (False, _OF_MANY)):
-            found = _fit([one for one in around if (one[0].rows <= FEW_ROWS) is few])
+        for few, which in ((True, _OF_FEW), (False, _OF_MANY)):
+            fit = _fit([one for one in around if (one[0].rows <= FEW_ROWS) is few])
             if (wbits, abits) != _EIGHT:
-                found = _fit([one for one in timed if (one[0].rows <= FEW_ROWS) is few], found, own)
-            constants.append(found)
+                fit = _fit([one for one in timed if (one[0].rows <= FEW_ROWS) is few], fit, which)
+            constants.append(fit)
         bytes_per_ns = 4 * _STREAM_FLOATS / stream.nanoseconds
-        made = cls(constants[0], constants[1], bytes_per_ns, 0.0, wbits)
-        errors = [math.log(made.nanoseconds(layer) / ns) for layer, ns in timed]
+        costs = cls(constants[0], constants[1], bytes_per_ns, 0.0, wbits)
+        errors = [math.log(costs.nanoseconds(layer) / ns) for layer, ns in timed]
         spread = max(_LEAST_SPREAD, math.sqrt(float(np.mean(np.square(errors)))))
-        return replace(made, spread=spread)
+        return replace(costs, spread=spread)
 
     def nanoseconds(self, layer: Layer, cold: bool = False) -> float:
         """How long `layer` takes.
@@ -239,13 +239,13 @@ def _timed(
     durations: Durations, layers: Sequence[Layer], bits: tuple[int, int]
 ) -> list[tuple[Layer, float]] | None:
     """Layers with their nanoseconds; None when one was not measured."""
-    found = []
+    timings = []
     for layer in layers:
         answer = durations.lookup(layer.call(*bits))
         if answer is None:
             return None
-        found.append((layer, answer.nanoseconds))
-    return found
+        timings.append((layer, answer.nanoseconds))
+    return timings
 
 
 def _fit(
@@ -268,8 +268,8 @@ def _fit(
     left = np.ones(len(times)) - features @ constants
     # Columns of one size, for the sake of the solver.
     sizes = np.maximum(np.abs(features[:, places]).max(axis=0), 1e-300)
-    found, _ = nnls(features[:, places] / sizes, left)
-    constants[places] = found / sizes
+    solution, _ = nnls(features[:, places] / sizes, left)
+    constants[places] = solution / sizes
     return tuple(float(one) for one in constants)
 
 

@@ -48,9 +48,9 @@ def choose(shape: Shape, *, scheme: str = "auto", level: str = "auto") -> Kernel
         InvalidArgumentError: `scheme` does not multiply these widths at this level.
     """
     allowed = _allowed(level)
-    found = {kernel.scheme for kernel in kernels()}
-    if scheme != "auto" and scheme not in found:
-        raise UnknownNameError("scheme", scheme, ["auto", *found])
+    schemes = {kernel.scheme for kernel in kernels()}
+    if scheme != "auto" and scheme not in schemes:
+        raise UnknownNameError("scheme", scheme, ["auto", *schemes])
     if scheme != "auto":
         names = [scheme]
     elif tuned := winners().get(shape_key(shape, allowed)):

@@ -61,10 +61,10 @@ def to_onnx(model: Any, path: str | Path, *, opset: int = _OPSET) -> Path:
             ]  # fmt: skip
     if not sizes:
         raise InvalidArgumentError("model", "has no linear layer")
-    made = writer.model(sizes[0], sizes[-1], opset)
+    proto = writer.model(sizes[0], sizes[-1], opset)
     target = Path(path)
     with replacing(target) as part:
-        part.write_bytes(made.SerializeToString())
+        part.write_bytes(proto.SerializeToString())
     return target
 
 
@@ -153,10 +153,10 @@ class _Writer:
             self._node("Add", self._constant(bias.detach().numpy()))
 
     def _node(self, kind: str, *inputs: str, **attributes: Any) -> None:
-        made = f"{kind}_{len(self._nodes)}"
-        node = self._onnx.helper.make_node(kind, [self._last, *inputs], [made], **attributes)
+        output = f"{kind}_{len(self._nodes)}"
+        node = self._onnx.helper.make_node(kind, [self._last, *inputs], [output], **attributes)
         self._nodes.append(node)
-        self._last = made
+        self._last = output
 
     def _constant(self, array: Any) -> str:
         name = f"constant_{len(self._constants)}"

@@ -56,11 +56,11 @@ class _Watched(torch.Tensor):
     value: _Value
 
     def __new__(cls, plain: torch.Tensor, value: _Value) -> Self:
-        made: Self = torch.Tensor._make_wrapper_subclass(
+        watched: Self = torch.Tensor._make_wrapper_subclass(
             cls, plain.shape, strides=plain.stride(), dtype=plain.dtype
         )
-        made.plain, made.value = plain, value
-        return made
+        watched.plain, watched.value = plain, value
+        return watched
 
     @classmethod
     def __torch_function__(
@@ -84,30 +84,30 @@ class _Watched(torch.Tensor):
             return one.plain
 
         out = func(*tree_map_only(_Watched, plain, args), **tree_map_only(_Watched, plain, kwargs))
-        made: torch.Tensor | None = None
+        watched: torch.Tensor | None = None
         if func in _RELUS or func in _THROUGH:
-            made = _through(tuple(seen), out, clips=func in _RELUS)
+            watched = _through(tuple(seen), out, clips=func in _RELUS)
         elif func is _aten.cat.default and len(seen) == len(args[0]):
-            made = _through(tuple(seen), out)
+            watched = _through(tuple(seen), out)
         elif (
             func in _SUMS and not kwargs and all(isinstance(one, torch.Tensor) for one in args[:2])
         ):
-            made = _summed(seen, args[0], args[1], out)
+            watched = _summed(seen, args[0], args[1], out)
         else:
             for one in seen:
                 one.value.uses.append(None)
-        if func in _IN_PLACE and isinstance(made, _Watched) and isinstance(args[0], _Watched):
+        if func in _IN_PLACE and isinstance(watched, _Watched) and isinstance(args[0], _Watched):
             # PyTorch gives the object it was called with back, whatever is returned here.
-            args[0].plain, args[0].value = made.plain, made.value
+            args[0].plain, args[0].value = watched.plain, watched.value
             return args[0]
-        return out if made is None else made
+        return out if watched is None else watched
 
 
 def _through(seen: tuple[_Watched, ...], out: torch.Tensor, *, clips: bool = False) -> torch.Tensor:
-    made = _Value(parts=tuple(one.value for one in seen), clips=clips)
+    value = _Value(parts=tuple(one.value for one in seen), clips=clips)
     for one in seen:
-        one.value.uses.append(made)
-    return _Watched(out, made)
+        one.value.uses.append(value)
+    return _Watched(out, value)
 
 
 def _summed(seen: list[_Watched], one: Any, other: Any, out: torch.Tensor) -> torch.Tensor:
@@ -175,7 +175,7 @@ def _makers(group: list[_Value]) -> set[LowBitLayer]:
 def _watch(model: nn.Module, run: Callable[[], object]) -> tuple[list[_Value], set[LowBitLayer]]:
     """The outputs of layers and their sums, and the layers that ran more than once."""
     layers = [one for one in model.modules() if isinstance(one, LowBitLayer)]
-    made: dict[LowBitLayer, _Value] = {}
+    by_layer: dict[LowBitLayer, _Value] = {}
     repeated: set[LowBitLayer] = set()
     values: list[_Value] = []
 
@@ -188,9 +188,9 @@ def _watch(model: nn.Module, run: Callable[[], object]) -> tuple[list[_Value], s
         return tree_map_only(_Watched, read, args)
 
     def after(layer: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-        if layer in made:
+        if layer in by_layer:
             repeated.add(layer)
-        value = made.setdefault(layer, _Value(maker=layer))
+        value = by_layer.setdefault(layer, _Value(maker=layer))
         values.append(value)
         return _Watched(output, value)
 
@@ -215,16 +215,16 @@ def _watch(model: nn.Module, run: Callable[[], object]) -> tuple[list[_Value], s
 
 def _all_of(values: list[_Value]) -> list[_Value]:
     """These, and what was made of them or went into them, each once."""
-    found: dict[int, _Value] = {}
+    by_id: dict[int, _Value] = {}
     waiting = list(values)
     while waiting:
         one = waiting.pop()
-        if id(one) in found:
+        if id(one) in by_id:
             continue
-        found[id(one)] = one
+        by_id[id(one)] = one
         waiting += [use for use in one.uses if isinstance(use, _Value)]
         waiting += [*one.parts, *([one.total] if one.total else [])]
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _groups(values: list[_Value]) -> list[list[_Value]]:

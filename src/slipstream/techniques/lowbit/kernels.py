@@ -86,7 +86,7 @@ class PackedWeights:
         kernel = dispatch.choose(shape, scheme=scheme, level=level)
         self.scheme, self.level = kernel.scheme, str(kernel.level)
         self._weights = None
-        made = ctypes.c_void_p()
+        handle = ctypes.c_void_p()
         status = bound.slipstream_lowbit_pack(
             kernel.index,
             self.n,
@@ -96,14 +96,14 @@ class PackedWeights:
             values.data_ptr(),
             values.stride(0),
             raised.data_ptr(),
-            ctypes.byref(made),
+            ctypes.byref(handle),
         )
-        if status != OK or made.value is None:
+        if status != OK or handle.value is None:
             raise SlipstreamError("packed weights need more memory than there is")
-        self._handle = made.value
+        self._handle = handle.value
         self._multiply = bound.slipstream_lowbit_multiply
         self._linear = bound.slipstream_lowbit_linear
-        self.nbytes = int(bound.slipstream_lowbit_bytes(made))
+        self.nbytes = int(bound.slipstream_lowbit_bytes(handle))
         self._memory = _Memory(bound, self._handle)
 
     def __repr__(self) -> str:
@@ -118,14 +118,14 @@ class PackedWeights:
 
     def twin(self) -> PackedWeights:
         """The same in the same memory, but without `stored`."""
-        made = copy.copy(self)
-        made.stored = None
-        return made
+        clone = copy.copy(self)
+        clone.stored = None
+        return clone
 
     def __copy__(self) -> PackedWeights:
-        made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        return made
+        clone = type(self).__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        return clone
 
     def for_rows(self, rows: int) -> PackedWeights:
         """These weights for the kernel that is best for calls of `rows` rows; often themselves."""

@@ -304,13 +304,13 @@ class LowBitLayer(nn.Module):
         self.after_sum = None if sum_ is None else AfterSum(sum_[0], _codes_or_none(sum_[1]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = memo[id(self)] = shallow_copy(self, type(self))
-        made.__dict__.update(_call=None, _prepared={})
+        twin = memo[id(self)] = shallow_copy(self, type(self))
+        twin.__dict__.update(_call=None, _prepared={})
         # Packed weights are never written to: copies share them.
-        made._buffers = {
+        twin._buffers = {
             name: None if one is None else one.clone() for name, one in self._buffers.items()
         }
-        return made
+        return twin
 
     def _rows(self, columns: int) -> tuple[int, int]:
         # With one bit, a row of ones gives the activations' sums.
@@ -410,14 +410,14 @@ class LowBitLayer(nn.Module):
 
     def _prepare(self, image: torch.Size, shape: Convolution, sums: bool) -> Prepared:
         """The call for images of this shape, made at the first."""
-        made = self._prepared.get((image, sums))
+        prepared = self._prepared.get((image, sums))
         # A buffer may have been replaced, as `to` does.
-        if made is not None and made.serves(self.scale, self.bias):
-            return made
+        if prepared is not None and prepared.serves(self.scale, self.bias):
+            return prepared
         epilogue = self._epilogue(self.after_sum if sums else None)
-        made = Prepared(self.packed[0], shape, epilogue, self.input_codes.zero)
-        self._prepared[image, sums] = made
-        return made
+        prepared = Prepared(self.packed[0], shape, epilogue, self.input_codes.zero)
+        self._prepared[image, sums] = prepared
+        return prepared
 
     def _described(self) -> str:
         parts = [f"W{self.wbits}A{self.abits}", f"scales per {self.granularity}"]
@@ -443,11 +443,11 @@ def _codes_or_none(numbers: Any) -> Codes | None:
 
 def shallow_copy(module: nn.Module, kind: type[_Module]) -> _Module:
     """A module of class `kind` with the very tensors, modules and hooks of another."""
-    made = kind.__new__(kind)
-    made.__dict__.update(module.__dict__)
+    twin = kind.__new__(kind)
+    twin.__dict__.update(module.__dict__)
     for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
-        made.__dict__[name] = module.__dict__[name].copy()
-    return made
+        twin.__dict__[name] = module.__dict__[name].copy()
+    return twin
 
 
 def why_kept(module: nn.Module) -> str | None:
@@ -479,10 +479,10 @@ def as_torch(module: Any) -> nn.Module:
     if not is_transposed_linear(module):
         return cast(nn.Module, module)
     wide, narrow = module.weight.shape
-    made = nn.Linear(wide, narrow, device="meta")
-    made.weight = nn.Parameter(module.weight.detach().T.contiguous())
-    made.bias = module.bias
-    return made.train(module.training)
+    layer = nn.Linear(wide, narrow, device="meta")
+    layer.weight = nn.Parameter(module.weight.detach().T.contiguous())
+    layer.bias = module.bias
+    return layer.train(module.training)
 
 
 def codes_of_range(ranges: Any, bits: int) -> Codes:

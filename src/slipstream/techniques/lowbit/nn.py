@@ -72,9 +72,9 @@ class LowBitLinear(LowBitLayer):
         """
         if torch.compiler.is_compiling():
             return self._as_operator(x)
-        made = self._at_once(x)
-        if made is not None:
-            return made
+        output = self._at_once(x)
+        if output is not None:
+            return output
         if not self._runs_plainly(x):
             return self._as_operator(x)
         x = self._read(x)
@@ -105,8 +105,8 @@ class LowBitLinear(LowBitLayer):
         operands = self._operands(x)
         if x.shape[-1:] != (self.in_features,):
             raise self._misshapen(x)
-        made: torch.Tensor = torch.ops.slipstream.lowbit_linear(*operands)
-        return made.to(x.dtype)
+        output: torch.Tensor = torch.ops.slipstream.lowbit_linear(*operands)
+        return output.to(x.dtype)
 
     def _misshapen(self, x: torch.Tensor) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -258,10 +258,10 @@ class LowBitConv2d(LowBitLayer):
             return self._as_operator(x[None])[0]
         operands = self._operands(x)
         self._check_shape(x)
-        made: torch.Tensor = torch.ops.slipstream.lowbit_conv2d(
+        output: torch.Tensor = torch.ops.slipstream.lowbit_conv2d(
             *operands, self.kernel_size, self.stride, self.padding, self.dilation
         )
-        return made.to(x.dtype)
+        return output.to(x.dtype)
 
     def _check_shape(self, x: torch.Tensor) -> None:
         if x.dim() != 4 or x.shape[1] != self.in_channels:

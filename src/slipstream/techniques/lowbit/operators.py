@@ -31,10 +31,10 @@ def matmul(
 ) -> torch.Tensor:
     """See `slipstream.techniques.lowbit.kernels.matmul`; also seen by compilers (without `out`)."""
     if out is None and _watched(a):
-        made: torch.Tensor = torch.ops.slipstream.lowbit_matmul(
+        product: torch.Tensor = torch.ops.slipstream.lowbit_matmul(
             a, stored(packed), packed.n, activation_zero
         )
-        return made
+        return product
     return kernels.matmul(a, packed, activation_zero=activation_zero, out=out)
 
 
@@ -50,10 +50,10 @@ def linear(
 ) -> torch.Tensor:
     """See `slipstream.techniques.lowbit.kernels.linear`; also seen by compilers."""
     if _watched(x) or x.requires_grad:
-        made: torch.Tensor = torch.ops.slipstream.lowbit_linear(
+        output: torch.Tensor = torch.ops.slipstream.lowbit_linear(
             x, [stored(packed)], scale, bias, activation_scale, activation_zero, False, relu
         )
-        return made
+        return output
     return kernels.linear(
         x, packed, scale, bias, activation_scale=activation_scale,
         activation_zero=activation_zero, relu=relu,
@@ -113,10 +113,10 @@ def _packed(weights: torch.Tensor) -> PackedWeights:
     kept = getattr(storage, "slipstream_packed", None) if whole else None
     if kept is not None and kept[1] == _version(weights):
         return cast(PackedWeights, kept[0])
-    made = PackedWeights.from_bytes(weights.numpy().tobytes())
+    packed = PackedWeights.from_bytes(weights.numpy().tobytes())
     if whole:
-        storage.slipstream_packed = (made, _version(weights))
-    return made
+        storage.slipstream_packed = (packed, _version(weights))
+    return packed
 
 
 def _matmul(a: torch.Tensor, weights: torch.Tensor, n: int, activation_zero: int) -> torch.Tensor:
@@ -147,12 +147,12 @@ def _linear(
     kernels.check_floats(x, sum(one.k for one in packed))
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     shape = Convolution((1, 1, *rows.shape))
-    made = _multiplied(
+    output = _multiplied(
         rows.view(shape.image), shape, packed, Epilogue(scale, bias, relu, binary),
         activation_scale, activation_zero,
     )  # fmt: skip
-    made[0, 0][rows.isnan().any(1)] = torch.nan
-    return made.view(*x.shape[:-1], made.shape[-1])
+    output[0, 0][rows.isnan().any(1)] = torch.nan
+    return output.view(*x.shape[:-1], output.shape[-1])
 
 
 def _conv2d(
@@ -176,12 +176,12 @@ def _conv2d(
         )
     pixels = x.permute(0, 2, 3, 1).contiguous()
     shape = window(tuple(pixels.shape), kernel, stride, padding, dilation)
-    made = _multiplied(
+    output = _multiplied(
         pixels, shape, packed, Epilogue(scale, bias, relu, binary), activation_scale,
         activation_zero,
     )  # fmt: skip
-    made[pixels.isnan().flatten(1).any(1)] = torch.nan
-    return made.permute(0, 3, 1, 2)
+    output[pixels.isnan().flatten(1).any(1)] = torch.nan
+    return output.permute(0, 3, 1, 2)
 
 
 def _all_packed(weights: Sequence[torch.Tensor]) -> tuple[PackedWeights, ...]:
@@ -200,9 +200,9 @@ def _multiplied(
     activation_zero: int,
 ) -> torch.Tensor:
     codes = Codes(packed[0].activation_bits, activation_scale, activation_zero)
-    made, _ = convolved(quantise(image, codes)[0], shape, packed, epilogue, codes.zero)
-    assert made is not None
-    return made
+    floats, _ = convolved(quantise(image, codes)[0], shape, packed, epilogue, codes.zero)
+    assert floats is not None
+    return floats
 
 
 def window(
@@ -238,15 +238,15 @@ _LARGEST = 1 << 24
 
 
 def _linear_shape(x: Any, weights: Any, scale: Any, *how: Any) -> torch.Tensor:
-    made: torch.Tensor = x.new_empty((*x.shape[:-1], scale.shape[0]))
-    return made
+    output: torch.Tensor = x.new_empty((*x.shape[:-1], scale.shape[0]))
+    return output
 
 
 def _conv2d_shape(x: Any, weights: Any, scale: Any, *how: Any) -> torch.Tensor:
     images, channels, height, width = x.shape
     out = window((images, height, width, channels), *how[-4:]).out_size
-    made: torch.Tensor = x.new_empty((images, *out, scale.shape[0])).permute(0, 3, 1, 2)
-    return made
+    output: torch.Tensor = x.new_empty((images, *out, scale.shape[0])).permute(0, 3, 1, 2)
+    return output
 
 
 def _batched(operator: str, dims: int) -> Any:

@@ -94,10 +94,10 @@ class QatLinear(_Trained, nn.Linear):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., in] to float32 [..., out]."""
-        made: torch.Tensor = nn.functional.linear(
+        output: torch.Tensor = nn.functional.linear(
             self.input_fake(x), self.rounded_weight(), self.bias
         )
-        return made
+        return output
 
 
 class QatConv2d(_Trained, nn.Conv2d):  # type: ignore[misc]
@@ -111,10 +111,10 @@ class QatConv2d(_Trained, nn.Conv2d):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float32 NCHW to float32 NCHW."""
-        made: torch.Tensor = self._conv_forward(
+        output: torch.Tensor = self._conv_forward(
             self.input_fake(x), self.rounded_weight(), self.bias
         )
-        return made
+        return output
 
 
 def prepare_training(
@@ -154,9 +154,9 @@ def prepare_training(
     for name, weight_bits, input_bits in _with_bits(chosen, ranges, wbits, abits, edge_bits):
         old = model.get_submodule(name)
         # With the very parameters of the old one.
-        made: Any = shallow_copy(old, QatLinear if isinstance(old, nn.Linear) else QatConv2d)
-        made.take(weight_bits, input_bits, granularity, ranges[name])
-        place(model, name, made)
+        layer: Any = shallow_copy(old, QatLinear if isinstance(old, nn.Linear) else QatConv2d)
+        layer.take(weight_bits, input_bits, granularity, ranges[name])
+        place(model, name, layer)
     return chosen
 
 
@@ -211,10 +211,10 @@ def convert(
         bits = _with_bits(chosen, ranges, wbits, abits, edge_bits)
         for name, weight_bits, input_bits in bits:
             old = model.get_submodule(name)
-            made = low_bit_class(old).from_float(
+            layer = low_bit_class(old).from_float(
                 old, weight_bits, input_bits, ranges[name], scales=scales, least_error=least_error
             )
-            place(model, name, made)
+            place(model, name, layer)
         names += chosen
     if not names:
         raise InvalidArgumentError(
@@ -355,23 +355,23 @@ def chosen_layers(
 
     A model that is itself a layer is not among them: nothing holds it that could hold another.
     """
-    found = [
+    names = [
         name
         for name in ranges
         if name and ":" not in name and convertible(name, model.get_submodule(name))
     ]
     selection = Selection(only, except_)
-    if found and needed and (reason := selection.why_none(found)) is not None:
+    if names and needed and (reason := selection.why_none(names)) is not None:
         raise InvalidArgumentError("model", reason, remedy="only=GLOB, except=GLOB by name")
-    found = [name for name in found if name in selection]
-    if not found and needed:
+    names = [name for name in names if name in selection]
+    if not names and needed:
         reasons = {why_kept(one) for name, one in model.named_modules() if name in ranges}
         raise InvalidArgumentError(
             "model", "has no layer that can be taken",
             where="; ".join(sorted(one for one in reasons if one)) or None,
             remedy="only=GLOB and except=GLOB choose linear layers and convolutions by name",
         )  # fmt: skip
-    return found
+    return names
 
 
 def convertible(name: str, module: Any) -> bool:
@@ -396,7 +396,7 @@ def _with_bits(
 def _converted(old: Any) -> LowBitLayer:
     codes, scale, seen = old.coded()
     kind = low_bit_class(old)
-    made = kind.shaped_like(old, old.bias is not None, old.wbits, seen.bits, old.scales)
-    made.set_weights(codes, scale, seen, old.bias)
-    made.training = old.training
-    return made
+    layer = kind.shaped_like(old, old.bias is not None, old.wbits, seen.bits, old.scales)
+    layer.set_weights(codes, scale, seen, old.bias)
+    layer.training = old.training
+    return layer

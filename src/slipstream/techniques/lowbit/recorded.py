@@ -60,7 +60,7 @@ def handover(
         behind: by the task of each layer, the tasks right behind that become part of it.
         bits: by the task of each layer, those of its input.
     """
-    found = Handover(gone={one for tasks in behind.values() for one in tasks})
+    forms = Handover(gone={one for tasks in behind.values() for one in tasks})
     last = {task: tasks[-1] if tasks else task for task, tasks in behind.items()}
     reaches = {task: _reach(flow, end, bits) for task, end in last.items()}
     summing = {
@@ -77,11 +77,11 @@ def handover(
             taken[total] = task
     ends = dict(last)
     for total, task in taken.items():
-        found.gone.add(total)
+        forms.gone.add(total)
         ends[task] = total
         relu = flow.readers[total]
         if len(relu) == 1 and _name(flow, relu[0]) in RELUS:
-            found.gone.add(relu[0])
+            forms.gone.add(relu[0])
             ends[task] = relu[0]
     made_by = {end: task for task, end in ends.items()}
     reaches = {task: _reach(flow, end, bits) for task, end in ends.items()}
@@ -92,18 +92,18 @@ def handover(
         bare = bare and all(_of_layers(flow, one, made_by, reaches) for one in reach.through)
         if adds:
             codes = any(_direct(flow, ends[task], reader) for reader in reach.layers)
-            found.gives[task] = Form.SUM if codes else Form.SUM_FLOATS
+            forms.gives[task] = Form.SUM if codes else Form.SUM_FLOATS
         elif bare:
-            codes, found.gives[task] = True, Form.CODES
+            codes, forms.gives[task] = True, Form.CODES
             for one in reach.through:
-                _code(graph, flow, one, found)
+                _code(graph, flow, one, forms)
         else:
-            codes, found.gives[task] = False, Form.FLOATS
+            codes, forms.gives[task] = False, Form.FLOATS
         for reader in reach.layers if codes else ():
             if bare or _direct(flow, ends[task], reader):
-                found.reads[reader] = Form.CODES
-    _order(graph, flow, bits, found, set(ends.values()))
-    return found
+                forms.reads[reader] = Form.CODES
+    _order(graph, flow, bits, forms, set(ends.values()))
+    return forms
 
 
 def _name(flow: Dataflow, task: int) -> str:

@@ -269,7 +269,7 @@ class LowBit(Settings):
         selection = selection or Selection(self.only, self.except_)
         flow = Dataflow(graph)
         parameters = set(graph.parameters.tolist())
-        found = []
+        layers = []
         for t in range(len(graph)):
             call = flow.call(t)
             if call is None or graph.tasks.phase[t] == StepPhase.BACKWARD:
@@ -277,10 +277,10 @@ class LowBit(Settings):
             inputs, _ = flow.operands(t)
             layer = _layer(call, inputs, parameters)
             if layer is not None:
-                found.append((t, layer))
-        ends = {found[0][0], found[-1][0]} if found else set()
+                layers.append((t, layer))
+        ends = {layers[0][0], layers[-1][0]} if layers else set()
         sites = []
-        for t, layer in found:
+        for t, layer in layers:
             module = module_of(graph, t)
             # A model that is itself a layer has no place for another.
             if not module or module not in selection:
@@ -353,16 +353,16 @@ def _layer(call: Call, inputs: list[int], parameters: set[int]) -> Layer | None:
 
 def _behind(flow: Dataflow, task: int) -> list[int]:
     """A norm and a ReLU that read nothing but what the one before made, and alone."""
-    found: list[int] = []
+    followers: list[int] = []
     for names in (_NORMS, RELUS):
-        last = found[-1] if found else task
+        last = followers[-1] if followers else task
         readers = flow.readers[last]
         if len(readers) != 1 or flow.views[last]:
             continue
         call = flow.call(readers[0])
         if call is not None and call.name in names and flow.makers[readers[0]][0] == last:
-            found.append(readers[0])
-    return found
+            followers.append(readers[0])
+    return followers
 
 
 def _handover(graph: Graph, sites: Sequence[_Site]) -> Handover:
