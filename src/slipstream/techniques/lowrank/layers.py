@@ -202,17 +202,17 @@ def factorize(
             continue
         dense: Any = model.get_submodule(one.name)
         wanted = rank[one.name] if isinstance(rank, Mapping) else rank
-        made = low_rank_form(dense, wanted, start)
+        product = low_rank_form(dense, wanted, start)
         if optimizer is not None:
-            _retrain(optimizer, dense, made, carry_moments)
-        layers.append(replace(one, lost=_lost(dense, made)))
-        place(model, one.name, made)
+            _retrain(optimizer, dense, product, carry_moments)
+        layers.append(replace(one, lost=_lost(dense, product)))
+        place(model, one.name, product)
     return replace(report, layers=tuple(layers))
 
 
 def candidates(model: nn.Module) -> list[tuple[str, Any]]:
     """Layers by name that have a low-rank form, in the model's order; those inside others not."""
-    found: list[tuple[str, Any]] = []
+    layers: list[tuple[str, Any]] = []
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if name.startswith(inside):
@@ -220,8 +220,8 @@ def candidates(model: nn.Module) -> list[tuple[str, Any]]:
         if type(module) in (*LOW_RANK, nn.MultiheadAttention):
             inside = (*inside, f"{name}.")
         if type(module) in _DENSE and name:
-            found.append((name, module))
-    return found
+            layers.append((name, module))
+    return layers
 
 
 def why_dense(model: nn.Module, module: Any) -> str | None:
@@ -231,14 +231,14 @@ def why_dense(model: nn.Module, module: Any) -> str | None:
             f"{type(module).__name__} is no plain nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM or "
             "nn.MultiheadAttention"
         )
-    own = {id(p) for p in module.parameters()}
+    ids = {id(p) for p in module.parameters()}
     holders = sum(
-        id(p) in own
+        id(p) in ids
         for name, one in model.named_modules(remove_duplicate=False)
         for p in one._parameters.values()
         if p is not None
     )
-    if holders > len(own):
+    if holders > len(ids):
         return "its weight is shared with another layer"
     if hasattr(module, "weight_g"):
         return "its weight is normalised (weight_norm), and made anew in every pass"
@@ -308,19 +308,19 @@ def low_rank_form(dense: Any, wanted: float | int, start: Start = NEAREST) -> nn
     Raises:
         InvalidArgumentError: no such rank, or no such layer.
     """
-    made: nn.Module
+    layer: nn.Module
     if isinstance(dense, nn.LSTM):
-        made = LowRankLSTM(dense, wanted, start)
+        layer = LowRankLSTM(dense, wanted, start)
     elif isinstance(dense, nn.MultiheadAttention):
-        made = LowRankAttention(dense, wanted, start)
+        layer = LowRankAttention(dense, wanted, start)
     elif isinstance(dense, nn.Linear):
-        made = LowRankLinear.of(dense.weight, dense.bias, ranks_of(dense, wanted)[0], start)
+        layer = LowRankLinear.of(dense.weight, dense.bias, ranks_of(dense, wanted)[0], start)
     else:
         kind = LowRankConv1d if isinstance(dense, nn.Conv1d) else LowRankConv2d
-        made = kind.of(dense, ranks_of(dense, wanted)[0], start)
-    for parameter, source in zip(made.parameters(), dense.parameters(), strict=False):
+        layer = kind.of(dense, ranks_of(dense, wanted)[0], start)
+    for parameter, source in zip(layer.parameters(), dense.parameters(), strict=False):
         parameter.requires_grad_(source.requires_grad)
-    return made.train(dense.training)
+    return layer.train(dense.training)
 
 
 def _weights(module: Any) -> list[Any]:

@@ -19,7 +19,7 @@ _SQUARED = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"})
 
 def carry(optimizer: torch.optim.Optimizer, dense: Any, made: Any) -> dict[Any, dict[str, Any]]:
     """By new parameter, what `optimizer` shall remember of it; before it is given them."""
-    found: dict[Any, dict[str, Any]] = {}
+    states: dict[Any, dict[str, Any]] = {}
     for weight, cut, a, b in _factors(dense, made):
         state = optimizer.state.get(weight)
         if not state:
@@ -33,9 +33,9 @@ def carry(optimizer: torch.optim.Optimizer, dense: Any, made: Any) -> dict[Any, 
             else:
                 of_a[key] = value.clone() if isinstance(value, Tensor) else value
                 of_b[key] = value.clone() if isinstance(value, Tensor) else value
-        found[a], found[b] = of_a, of_b
-    found.update(_biases(optimizer, dense, made))
-    return found
+        states[a], states[b] = of_a, of_b
+    states.update(_biases(optimizer, dense, made))
+    return states
 
 
 def _through(
@@ -69,15 +69,15 @@ def _factors(dense: Any, made: Any) -> list[tuple[Tensor, slice, Tensor, Tensor]
         ]  # fmt: skip
     if isinstance(made, LowRankAttention):
         e = made.embed_dim
-        found = []
+        factors = []
         for number, name in enumerate("qkv"):
             layer = getattr(made, name)
             weight, rows = dense.in_proj_weight, slice(number * e, (number + 1) * e)
             if weight is None:
                 weight, rows = getattr(dense, f"{name}_proj_weight"), every
-            found.append((weight, rows, layer.first.weight, layer.second.weight))
+            factors.append((weight, rows, layer.first.weight, layer.second.weight))
         out = made.out_proj
-        return [*found, (dense.out_proj.weight, every, out.first.weight, out.second.weight)]
+        return [*factors, (dense.out_proj.weight, every, out.first.weight, out.second.weight)]
     return [(dense.weight, every, made.first.weight, made.second.weight)]
 
 

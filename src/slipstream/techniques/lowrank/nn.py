@@ -32,8 +32,8 @@ class _Pair(nn.Sequential):
     @property
     def bias(self) -> Tensor | None:
         """Of the second layer."""
-        found: Tensor | None = self.second.bias
-        return found
+        tensor: Tensor | None = self.second.bias
+        return tensor
 
     @property
     def weight(self) -> Tensor:
@@ -65,14 +65,14 @@ class LowRankLinear(_Pair):
         """The nearest to a dense layer with this `weight` [m, n]; `bias` is taken as it is."""
         rows, columns = weight.shape
         with torch.device("meta"):
-            made = cls.__new__(cls)
+            layer = cls.__new__(cls)
             _Pair.__init__(
-                made, nn.Linear(columns, rank, bias=False), nn.Linear(rank, rows, bias=False)
+                layer, nn.Linear(columns, rank, bias=False), nn.Linear(rank, rows, bias=False)
             )
-        found = truncated(weight, rank, start)
-        _fill(made, found.a, found.b)
-        made.second.bias = bias
-        return made
+        factors = truncated(weight, rank, start)
+        _fill(layer, factors.a, factors.b)
+        layer.second.bias = bias
+        return layer
 
     @property
     def in_features(self) -> int:
@@ -124,11 +124,11 @@ class _LowRankConv(_Pair):
     @classmethod
     def of(cls, dense: Any, rank: int, start: Start = NEAREST) -> _LowRankConv:
         """The nearest to a dense convolution, whose bias is taken as it is."""
-        made = cls.__new__(cls)
-        _Pair.__init__(made, *cls._layers(dense, rank))
-        made._fill_from(dense.weight, rank, start)
-        made.second.bias = dense.bias
-        return made
+        layer = cls.__new__(cls)
+        _Pair.__init__(layer, *cls._layers(dense, rank))
+        layer._fill_from(dense.weight, rank, start)
+        layer.second.bias = dense.bias
+        return layer
 
     @classmethod
     def _layers(cls, dense: Any, rank: int) -> tuple[nn.Module, nn.Module]:
@@ -144,9 +144,9 @@ class _LowRankConv(_Pair):
     def _fill_from(self, weight: Tensor, rank: int, start: Start) -> None:
         """Group by group: [m / groups, n / groups * k] each."""
         groups = self.first.groups
-        found = [truncated(one.flatten(1), rank, start) for one in weight.detach().chunk(groups)]
-        a = torch.cat([one.a for one in found]).view(groups * rank, *weight.shape[1:])
-        b = torch.cat([one.b for one in found])
+        factors = [truncated(one.flatten(1), rank, start) for one in weight.detach().chunk(groups)]
+        a = torch.cat([one.a for one in factors]).view(groups * rank, *weight.shape[1:])
+        b = torch.cat([one.b for one in factors])
         _fill(self, a, b.view(*b.shape, *[1] * (weight.dim() - 2)))
 
     @property
@@ -213,13 +213,13 @@ class LowRankLSTM(nn.Module):
             for side in ("ih", "hh"):
                 gates = getattr(dense, f"weight_{side}_{name}").detach().chunk(4)
                 rank = rank_for(wanted, *gates[0].shape)
-                found = [truncated(gate, rank, start) for gate in gates]
+                products = [truncated(gate, rank, start) for gate in gates]
                 parts[side] = rank
                 self.register_parameter(
-                    f"a_{side}_{name}", nn.Parameter(torch.stack([one.a for one in found]))
+                    f"a_{side}_{name}", nn.Parameter(torch.stack([one.a for one in products]))
                 )
                 self.register_parameter(
-                    f"b_{side}_{name}", nn.Parameter(torch.stack([one.b for one in found]))
+                    f"b_{side}_{name}", nn.Parameter(torch.stack([one.b for one in products]))
                 )
                 bias = getattr(dense, f"bias_{side}_{name}") if self.bias else None
                 self.register_parameter(f"bias_{side}_{name}", bias)
@@ -355,9 +355,9 @@ class LowRankAttention(nn.Module):
             weights = (dense.q_proj_weight, dense.k_proj_weight, dense.v_proj_weight)
         bias = dense.in_proj_bias
         biases: Any = (None,) * 3 if bias is None else [b.clone() for b in bias.detach().chunk(3)]
-        for name, weight, own in zip("qkv", weights, biases, strict=True):
+        for name, weight, vec in zip("qkv", weights, biases, strict=True):
             layer = LowRankLinear.of(
-                weight, None if own is None else nn.Parameter(own), rank_for(wanted, *weight.shape),
+                weight, None if vec is None else nn.Parameter(vec), rank_for(wanted, *weight.shape),
                 start,
             )  # fmt: skip
             self.add_module(name, layer)
@@ -432,15 +432,15 @@ class LowRankAttention(nn.Module):
                 return mask.to(dtype)
             return torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, -math.inf)
 
-        found: Tensor | None = None
+        combined: Tensor | None = None
         if attn_mask is not None:
-            found = added(attn_mask)
-            if found.dim() == 3:
-                found = found.view(n, self.num_heads, *found.shape[1:])
+            combined = added(attn_mask)
+            if combined.dim() == 3:
+                combined = combined.view(n, self.num_heads, *combined.shape[1:])
         if padding is not None:
             keys = added(padding).view(n, 1, 1, -1)
-            found = keys if found is None else found + keys
-        return found
+            combined = keys if combined is None else combined + keys
+        return combined
 
 
 LOW_RANK = (LowRankLinear, LowRankConv1d, LowRankConv2d, LowRankLSTM, LowRankAttention)
@@ -448,8 +448,8 @@ LOW_RANK = (LowRankLinear, LowRankConv1d, LowRankConv2d, LowRankLSTM, LowRankAtt
 
 
 def _split(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    found = truncated(weight, rank)
-    return found.a, found.b
+    factors = truncated(weight, rank)
+    return factors.a, factors.b
 
 
 def _fill(pair: _Pair, a: Tensor, b: Tensor) -> None:

@@ -64,7 +64,7 @@ class Site:
 def sites(graph: Graph) -> list[Site]:
     """Layers of a recorded step whose weights are parameters, in the order in which they run."""
     parameters = set(graph.parameters.tolist())
-    found: dict[int, Site] = {}
+    by_storage: dict[int, Site] = {}
     by_sequence: dict[int, Site] = {}
     attending = {
         graph.task(task).module
@@ -90,17 +90,17 @@ def sites(graph: Graph) -> list[Site]:
         if view.module in attending and call.name in _PRODUCTS and shape[0] == 3 * shape[1]:
             # Queries, keys and values at once: three products.
             shape, count = (shape[1], shape[1]), 3
-        if any(storage in found for storage in storages):
+        if any(storage in by_storage for storage in storages):
             # Of a layer that is called twice all tasks belong together.
-            site = found[storages[0]]
+            site = by_storage[storages[0]]
         else:
             weights = dict(zip(storages, specs, strict=True))
             site = Site(module_of(graph, task), shape, count, weights, shortcut)
-            found.update(dict.fromkeys(storages, site))
+            by_storage.update(dict.fromkeys(storages, site))
         site.tasks.append(task)
         if view.sequence >= 0:
             by_sequence[view.sequence] = site
-    return list({id(one): one for one in found.values()}.values())
+    return list({id(one): one for one in by_storage.values()}.values())
 
 
 def _weight(
@@ -184,9 +184,9 @@ def _factors(weight: TensorSpec, rank: int, groups: int) -> tuple[TensorSpec, Te
 
 def _convolutions(call: Call, rank: int) -> list[Call]:
     x, weight, bias, stride, padding, dilation, transposed, extra, groups, *rest = call.arguments
-    made = call.outputs[0]
+    output = call.outputs[0]
     a, b = _factors(weight, rank, groups)
-    thin = _like_image(made, made.shape[0], rank * groups, *made.shape[2:])
+    thin = _like_image(output, output.shape[0], rank * groups, *output.shape[2:])
     ones, zeros = [1] * len(stride), [0] * len(stride)
     first = (x, a, None, stride, padding, dilation, transposed, extra, groups, *rest)
     second = (thin, b, bias, ones, zeros, ones, False, zeros, groups, *rest)
@@ -274,18 +274,18 @@ def edited(edit: Editor, graph: Graph, chosen: Sequence[Site], context: Context)
             share = view.duration_ns / len(calls)
             # The recorded task stays what gives the layer's output, or the weight's gradient first.
             forward = view.phase == StepPhase.FORWARD
-            own = len(calls) - 1 if forward else 0
+            kept = len(calls) - 1 if forward else 0
             for number, call in enumerate(calls):
                 took = price(context.durations, call, share, pace=scale)
-                if number == own:
+                if number == kept:
                     edit.set_price(task, took, call=call)
                 else:
                     edit.put(task, call, took, before=forward)
-        nbytes, made, last = site.thin
-        if made >= 0 and len(graph.memory):
-            trains = last != made
+        nbytes, first, last = site.thin
+        if first >= 0 and len(graph.memory):
+            trains = last != first
             role = Role.ACTIVATION if trains else Role.TEMPORARY
-            edit.allocate(nbytes, role, producer=made, release=last)
+            edit.allocate(nbytes, role, producer=first, release=last)
     for task, call in updates(graph, chosen).items():
         was, now = graph.task(task).known_call, call
         ratio = context.durations.ratio(was, now)
@@ -300,13 +300,13 @@ def edited(edit: Editor, graph: Graph, chosen: Sequence[Site], context: Context)
 
 def asked(graph: Graph, chosen: Sequence[Site]) -> list[Call]:
     """Calls whose durations `edited` looks up, the recorded ones beside what they become."""
-    found: list[Call] = []
+    lookups: list[Call] = []
     for site in chosen:
         for task, calls in site.calls.items():
-            found += [graph.task(task).known_call, *calls]
+            lookups += [graph.task(task).known_call, *calls]
     for task, call in updates(graph, chosen).items():
-        found += [graph.task(task).known_call, call]
-    return found
+        lookups += [graph.task(task).known_call, call]
+    return lookups
 
 
 def _places(graph: Graph, chosen: Sequence[Site]) -> dict[tuple[int, ...], list[int | None]]:
@@ -315,16 +315,16 @@ def _places(graph: Graph, chosen: Sequence[Site]) -> dict[tuple[int, ...], list[
     shapes = {spec.shape for site in chosen for spec in site.weights.values()}
     specs = updated_tensors(graph)
     storages: list[int] = graph.parameters.tolist()
-    found: dict[tuple[int, ...], list[int | None]] = {}
+    places: dict[tuple[int, ...], list[int | None]] = {}
     if len(specs) != len(storages):
         for site in chosen:
             for storage, spec in site.weights.items():
-                found.setdefault(spec.shape, []).append(numbers[storage])
-        return found
+                places.setdefault(spec.shape, []).append(numbers[storage])
+        return places
     for storage, spec in zip(storages, specs, strict=True):
         if spec.shape in shapes:
-            found.setdefault(spec.shape, []).append(numbers.get(storage))
-    return found
+            places.setdefault(spec.shape, []).append(numbers.get(storage))
+    return places
 
 
 def updates(graph: Graph, chosen: Sequence[Site]) -> dict[int, Call]:
@@ -430,7 +430,7 @@ def rank_of(site: Site, ratio: float, rank: int | None) -> dict[int, int]:
     Raises:
         InvalidArgumentError: it is more than the full one.
     """
-    found = {}
+    ranks = {}
     for storage, spec in site.weights.items():
         rows = site.shape[0]
         full = min(rows, spec.numel // (rows * site.count))
@@ -439,5 +439,5 @@ def rank_of(site: Site, ratio: float, rank: int | None) -> dict[int, int]:
                 "lowrank:rank", f"{rank} is more than {full}, the full rank",
                 where=f"layer {site.module}",
             )  # fmt: skip
-        found[storage] = max(1, int(ratio * full)) if rank is None else rank
-    return found
+        ranks[storage] = max(1, int(ratio * full)) if rank is None else rank
+    return ranks

@@ -260,11 +260,11 @@ def _worthwhile(ranks: dict[str, int], model: Any) -> dict[str, int] | None:
 
     every = candidates(model)
     layers = dict(every[1:-1])
-    found = {}
+    shrinking = {}
     for name, rank in ranks.items():
         if name not in layers:
             continue
         rows, columns = matrices(layers[name])[0]
         if rank * (rows + columns) < rows * columns:
-            found[name] = rank
-    return found or None
+            shrinking[name] = rank
+    return shrinking or None

@@ -37,11 +37,11 @@ def timer(call: Call) -> Callable[[], object]:
 
     def forward() -> torch.Tensor:
         with torch.enable_grad():
-            made: torch.Tensor = layer(x)[0]
-        return made
+            states: torch.Tensor = layer(x)[0]
+        return states
 
     if not backward:
         return forward
-    made = forward()
-    gradient, sources = torch.ones_like(made), [x, *layer.parameters()]
-    return lambda: torch.autograd.grad(made, sources, gradient, retain_graph=True)
+    output = forward()
+    gradient, sources = torch.ones_like(output), [x, *layer.parameters()]
+    return lambda: torch.autograd.grad(output, sources, gradient, retain_graph=True)
