@@ -117,19 +117,19 @@ class Projection:
             rows, given = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
             return g @ weight if want_x else None, rows.T @ given if want_weight else None
         stride, padding, dilation, groups = self.convolution
-        made = torch.ops.aten.convolution_backward(
+        gradients = torch.ops.aten.convolution_backward(
             g, x, weight, None, list(stride), list(padding), list(dilation), False, [0, 0], groups,
             [want_x, want_weight, False],
         )  # fmt: skip
-        return made[0], made[1]
+        return gradients[0], gradients[1]
 
-    def split(self, made: torch.Tensor, count: int) -> Tensors:
+    def split(self, stacked: torch.Tensor, count: int) -> Tensors:
         """What each of `count` projections made."""
         dim = self.channels
         if self.groups == 1:
-            return list(made.chunk(count, dim))
-        shape = (made.shape[0], self.groups, count, -1, *made.shape[2:])
-        parts = made.view(shape).unbind(2)
+            return list(stacked.chunk(count, dim))
+        shape = (stacked.shape[0], self.groups, count, -1, *stacked.shape[2:])
+        parts = stacked.view(shape).unbind(2)
         return [one.flatten(1, 2) for one in parts]
 
     def join(self, parts: Tensors) -> torch.Tensor:
@@ -164,13 +164,13 @@ class Quadratic(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, square_weight: torch.Tensor | None,
         gamma: torch.Tensor | None, beta: torch.Tensor | None, norm: Norm | None, neuron: Neuron,
-        projection: Projection, made: torch.Tensor | None, bias: torch.Tensor | None,
+        projection: Projection, stacked: torch.Tensor | None, bias: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
-        if made is None and neuron.branches:
+        if stacked is None and neuron.branches:
             out = len(weight) // neuron.branches
             every = None if bias is None else torch.cat([bias.new_zeros(2 * out), bias])
-            made = projection(x, weight, every)
-        parts = projections(x, made, square_weight, neuron, projection, gamma, beta, norm)
+            stacked = projection(x, weight, every)
+        parts = projections(x, stacked, square_weight, neuron, projection, gamma, beta, norm)
         ctx.save_for_backward(x, weight, square_weight, gamma, beta)
         ctx.norm, ctx.neuron, ctx.projection = norm, neuron, projection
         return in_range(neuron.combine, parts)
@@ -190,15 +190,15 @@ class Quadratic(torch.autograd.Function):
             dims = [at for at in range(g.dim()) if at != projection.channels % g.dim()]
             dbias = g.sum(dims) if wanted[9] else None
             return dx, dweight, *[None] * 7, dbias
-        made = projection(x, weight) if neuron.branches else None
-        parts = projections(x, made, square_weight, neuron, projection, gamma, beta, norm)
+        projected = projection(x, weight) if neuron.branches else None
+        parts = projections(x, projected, square_weight, neuron, projection, gamma, beta, norm)
         each = neuron.gradients(parts, g)
         dx = dweight = dsquare = dgamma = dbeta = None
         if neuron.branches:
-            assert made is not None
+            assert projected is not None
             stacked = projection.join([one.contiguous() for one in each[: neuron.branches]])
             if norm is not None:
-                stacked, dgamma, dbeta = _norm_backward(stacked, made, gamma, norm)
+                stacked, dgamma, dbeta = _norm_backward(stacked, projected, gamma, norm)
             dx, dweight = projection.backward(x, weight, stacked, wanted[0], wanted[1])
         if square_weight is not None:
             of_square, dsquare = projection.backward(
@@ -215,12 +215,12 @@ def _product_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, Any]:
     x, weight, *_ = ctx.saved_tensors
     dim = ctx.projection.channels
     out = len(weight) // 3
-    made = ctx.projection(x, weight[: 2 * out])
-    shape = list(made.shape)
+    projected = ctx.projection(x, weight[: 2 * out])
+    shape = list(projected.shape)
     shape[dim] = 3 * out
     stacked = torch.empty(shape, dtype=g.dtype, device=g.device)
     parts = stacked.chunk(3, dim)
-    a, b = made.chunk(2, dim)
+    a, b = projected.chunk(2, dim)
     torch.mul(g, b, out=parts[0])
     torch.mul(g, a, out=parts[1])
     parts[2].copy_(g)
@@ -229,19 +229,19 @@ def _product_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, Any]:
 
 
 def projections(
-    x: torch.Tensor, made: torch.Tensor | None, square_weight: torch.Tensor | None, neuron: Neuron,
-    projection: Projection, gamma: torch.Tensor | None, beta: torch.Tensor | None,
-    norm: Norm | None,
+    x: torch.Tensor, stacked: torch.Tensor | None, square_weight: torch.Tensor | None,
+    neuron: Neuron, projection: Projection, gamma: torch.Tensor | None,
+    beta: torch.Tensor | None, norm: Norm | None,
 ) -> Tensors:  # fmt: skip
-    """Every projection, normalised where the layer does; `made` is the stacked one."""
+    """Every projection, normalised where the layer does; `stacked` is the stacked one."""
     parts: Tensors = []
-    if made is not None:
+    if stacked is not None:
         if norm is not None:
             assert gamma is not None
             assert beta is not None
             scale = norm.scale * gamma
-            made = made * _along(scale, made) + _along(beta - norm.mean * scale, made)
-        parts = projection.split(made, neuron.branches)
+            stacked = stacked * _along(scale, stacked) + _along(beta - norm.mean * scale, stacked)
+        parts = projection.split(stacked, neuron.branches)
     if square_weight is not None:
         parts.append(projection(x * x, square_weight))
     return parts
@@ -254,21 +254,21 @@ def in_range(combine: Callable[[Tensors], torch.Tensor], parts: Tensors) -> torc
     return combine([one.float() for one in parts]).to(torch.float16)
 
 
-def _along(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+def _along(values: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
     """[channels] as it has to stand beside what a projection made."""
-    return values.view(-1, *[1] * (made.dim() - 2)) if made.dim() > 2 else values
+    return values.view(-1, *[1] * (stacked.dim() - 2)) if stacked.dim() > 2 else values
 
 
 def _norm_backward(
-    g: torch.Tensor, made: torch.Tensor, gamma: torch.Tensor, norm: Norm
+    g: torch.Tensor, stacked: torch.Tensor, gamma: torch.Tensor, norm: Norm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Through batch normalisation, whose own output was not kept."""
     dims = [dim for dim in range(g.dim()) if dim != 1]
-    hat = (made - _along(norm.mean, made)) * _along(norm.scale, made)
+    hat = (stacked - _along(norm.mean, stacked)) * _along(norm.scale, stacked)
     dbeta, dgamma = g.sum(dims), (g * hat).sum(dims)
-    scale = _along(gamma * norm.scale, made)
+    scale = _along(gamma * norm.scale, stacked)
     if not norm.batch:
         return g * scale, dgamma, dbeta
     count = g.numel() // g.shape[1]
-    g = g - _along(dbeta / count, made) - hat * _along(dgamma / count, made)
+    g = g - _along(dbeta / count, stacked) - hat * _along(dgamma / count, stacked)
     return g * scale, dgamma, dbeta

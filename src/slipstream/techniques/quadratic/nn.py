@@ -70,12 +70,12 @@ class _Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] or [N, in, H, W]."""
         kind, project = NEURONS[self.neuron], self._projection
-        made = project(x, self.weight) if self.gamma is not None else None
-        norm = None if made is None else self._norm(made.detach())
-        inside = self.bias if kind.linear and made is None and project.groups == 1 else None
+        projected = project(x, self.weight) if self.gamma is not None else None
+        norm = None if projected is None else self._norm(projected.detach())
+        inside = self.bias if kind.linear and projected is None and project.groups == 1 else None
         # A cast is autocast's own business, which only autograd knows how to undo.
         if self.memory == "hybrid" and not torch.is_autocast_enabled(x.device.type):
-            kept = None if made is None else made.detach()
+            kept = None if projected is None else projected.detach()
             y: torch.Tensor = Quadratic.apply(
                 x,
                 self.weight,
@@ -90,11 +90,11 @@ class _Layer(nn.Module):
             )
         else:
             inside = None
-            if made is not None:
-                made, norm = self._normalised(made), None
+            if projected is not None:
+                projected, norm = self._normalised(projected), None
             elif kind.branches:
-                made = project(x, self.weight)
-            parts = projections(x, made, self.square_weight, kind, project, None, None, None)
+                projected = project(x, self.weight)
+            parts = projections(x, projected, self.square_weight, kind, project, None, None, None)
             y = in_range(kind.combine, parts)
         if y.dtype is torch.float16 and not torch.isfinite(y).all():
             warnings.warn(
@@ -201,19 +201,19 @@ class Fused(nn.Module):
                 scale = layer.gamma * (layer.running_variance + layer.eps).rsqrt()
                 weight *= scale.view(-1, *[1] * (weight.dim() - 1))
                 bias += layer.beta - layer.running_mean * scale
-            own = None if layer.bias is None else layer.bias.detach().clone()
-            if own is not None and kind.linear:
-                bias[-len(own) :] += own
-                own = None
+            offset = None if layer.bias is None else layer.bias.detach().clone()
+            if offset is not None and kind.linear:
+                bias[-len(offset) :] += offset
+                offset = None
         self.register_buffer("weight", weight)
         self.register_buffer("branch_bias", bias)
-        self.register_buffer("bias", own)
+        self.register_buffer("bias", offset)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As the layer's."""
         kind, project = NEURONS[self.neuron], self._projection
-        made = project(x, self.get_buffer("weight"), self.get_buffer("branch_bias"))
-        y = in_range(kind.combine, project.split(made, kind.branches))
+        projected = project(x, self.get_buffer("weight"), self.get_buffer("branch_bias"))
+        y = in_range(kind.combine, project.split(projected, kind.branches))
         if self.bias is None:
             return y
         bias = self.get_buffer("bias")
@@ -226,11 +226,11 @@ def fuse(model: nn.Module) -> list[str]:
     Raises:
         InvalidArgumentError: `model` is one layer itself.
     """
-    found = {n: m for n, m in model.named_modules() if isinstance(m, _Layer)}
-    if "" in found:
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, _Layer)}
+    if "" in layers:
         raise InvalidArgumentError("model", "is one layer", remedy="Fused(layer) makes another")
     names = []
-    for name, layer in found.items():
+    for name, layer in layers.items():
         if not NEURONS[layer.neuron].of_squares and layer._projection.groups == 1:
             place(model, name, Fused(layer).train(layer.training))
             names.append(name)
@@ -253,31 +253,31 @@ def converted(
     if init not in ("first_order", "random"):
         raise InvalidArgumentError("init", f"'{init}' is neither first_order nor random")
     bias, weight = layer.bias is not None, layer.weight
-    made: _Layer
+    quadratic: _Layer
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise InvalidArgumentError("layer", f"its padding is '{layer.padding_mode}'")
         pairs = layer.kernel_size, layer.stride, layer.padding, layer.dilation
         kernel, stride, padding, dilation = map(_pair, pairs)
-        made = QuadraticConv2d(
+        quadratic = QuadraticConv2d(
             layer.in_channels, layer.out_channels, kernel, stride=stride, padding=padding,
             dilation=dilation, groups=layer.groups, neuron=neuron, bias=bias,
         )  # fmt: skip
     else:
-        made = QuadraticLinear(layer.in_features, layer.out_features, neuron=neuron, bias=bias)
-    made = made.to(weight.device, weight.dtype).train(layer.training)
+        quadratic = QuadraticLinear(layer.in_features, layer.out_features, neuron=neuron, bias=bias)
+    quadratic = quadratic.to(weight.device, weight.dtype).train(layer.training)
     if init == "random":
-        return made
+        return quadratic
     if not NEURONS[neuron].linear:
         raise InvalidArgumentError("init", f"'{neuron}' has no linear term to begin with")
-    groups = made._projection.groups
+    groups = quadratic._projection.groups
     with torch.no_grad():
-        stacked = made.weight.view(groups, 3, -1, *weight.shape[1:])
+        stacked = quadratic.weight.view(groups, 3, -1, *weight.shape[1:])
         stacked[:, 1] = 0.0
         stacked[:, 2] = weight.view(groups, -1, *weight.shape[1:])
-        if made.bias is not None and layer.bias is not None:
-            made.bias.copy_(layer.bias)
-    return made
+        if quadratic.bias is not None and layer.bias is not None:
+            quadratic.bias.copy_(layer.bias)
+    return quadratic
 
 
 def convert(
@@ -293,16 +293,16 @@ def convert(
         InvalidArgumentError: see `converted`; or no layer is meant.
         WorkloadError: the patterns leave none.
     """
-    found = {n: m for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Conv2d)}
-    if not found:
+    layers = {n: m for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Conv2d)}
+    if not layers:
         raise InvalidArgumentError("model", "has no nn.Linear and no nn.Conv2d")
-    if "" in found:
+    if "" in layers:
         raise InvalidArgumentError("model", "is one layer", remedy="converted(layer) makes another")
     chosen = Selection(only, except_)
-    chosen.need_some("quadratic", found)
-    names = [name for name in found if name in chosen]
+    chosen.need_some("quadratic", layers)
+    names = [name for name in layers if name in chosen]
     for name in names:
-        place(model, name, converted(found[name], neuron, init))
+        place(model, name, converted(layers[name], neuron, init))
     return names
 
 

@@ -59,10 +59,10 @@ class QuadraticLayers(Settings):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        found = list(layer_sites(graph))
-        if not found:
+        sites = list(layer_sites(graph))
+        if not sites:
             return "no linear layer and no convolution of float32 runs in this step"
-        return self._selection.why_none(one.module for one in found)
+        return self._selection.why_none(one.module for one in sites)
 
     def questions(self, graph: Graph) -> Sequence[Call]:
         """Every layer as it is and as it would be."""
@@ -100,16 +100,16 @@ class QuadraticLayers(Settings):
 
         built.need_model(self.name)
         model = built.model
-        found = {n: m for n, m in model.named_modules() if n and type(m) in (nn.Linear, nn.Conv2d)}
-        if not found:
+        layers = {n: m for n, m in model.named_modules() if n and type(m) in (nn.Linear, nn.Conv2d)}
+        if not layers:
             raise WorkloadError("the model has no nn.Linear and no nn.Conv2d in it")
-        self._selection.need_some(self.name, found)
-        for name, layer in found.items():
+        self._selection.need_some(self.name, layers)
+        for name, layer in layers.items():
             if name in self._selection:
-                made = converted(layer, self.neuron, self.init)
-                place(model, name, made)
+                quadratic = converted(layer, self.neuron, self.init)
+                place(model, name, quadratic)
                 if built.optimizer is not None:
-                    old, new = list(layer.parameters()), list(made.parameters())
+                    old, new = list(layer.parameters()), list(quadratic.parameters())
                     exchange_parameters(built.optimizer, old, *new)
 
     def code(self, workload: Workload) -> CodeChange | None:
