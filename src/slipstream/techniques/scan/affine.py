@@ -47,22 +47,22 @@ def exclusive_scan(
         raise InvalidArgumentError("levels", f"{levels} is negative")
     count = len(elements)
     if count <= 1 or levels == 0:
-        found, sofar = [], identity
+        prefixes, sofar = [], identity
         for number, one in enumerate(elements):
-            found.append(sofar)
+            prefixes.append(sofar)
             if number + 1 < count:
                 sofar = one if number == 0 else operate(sofar, one)
-        return found
+        return prefixes
     pairs = [operate(elements[i], elements[i + 1]) for i in range(0, count - 2, 2)]
     pairs.append(elements[-1])  # nobody reads what the last one or two make together
     outer = exclusive_scan(pairs, operate, identity, None if levels is None else levels - 1)
-    found = []
+    prefixes = []
     for number, before in enumerate(outer):
-        found.append(before)
+        prefixes.append(before)
         if 2 * number + 1 < count:
             first = elements[2 * number]
-            found.append(first if number == 0 else operate(before, first))
-    return found
+            prefixes.append(first if number == 0 else operate(before, first))
+    return prefixes
 
 
 def dense_recurrence(a: torch.Tensor, b: torch.Tensor, levels: int | None = None) -> torch.Tensor:
@@ -177,8 +177,8 @@ def linear_recurrence(
             reverse,
         )  # fmt: skip
         return h.view(b.shape)
-    found: torch.Tensor = _Dense.apply(a, b, h0, reverse)
-    return found
+    states: torch.Tensor = _Dense.apply(a, b, h0, reverse)
+    return states
 
 
 def need_first_order() -> None:
@@ -217,10 +217,10 @@ class _Diagonal(torch.autograd.Function):
         need_first_order()
         a, h0, h = ctx.saved_tensors
         if door.available() and a.dtype in door.DTYPES and a.is_cpu:
-            found = torch.ops.slipstream.scan_diagonal_backward(
+            grads = torch.ops.slipstream.scan_diagonal_backward(
                 a, h0, h, dh.contiguous(), ctx.reverse
             )
-            return *found, None
+            return *grads, None
         if ctx.reverse:
             a, h, dh = a.flip(0), h.flip(0), dh.flip(0)
         carried, db = torch.zeros_like(h0), []

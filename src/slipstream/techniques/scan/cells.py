@@ -47,16 +47,16 @@ class Saved:
 
     def columns(self) -> dict[str, torch.Tensor]:
         """What a step's gradient reads, by name: each [T, B, H]."""
-        found = {"h": self.y, "before": torch.cat([self.h0[None], self.y[:-1]])}
+        reads = {"h": self.y, "before": torch.cat([self.h0[None], self.y[:-1]])}
         if self.kind in ("gru", "lstm"):
             names = "rzn" if self.kind == "gru" else "ifgo"
-            found |= dict(zip(names, self.gates.chunk(GATES[self.kind], -1), strict=True))
+            reads |= dict(zip(names, self.gates.chunk(GATES[self.kind], -1), strict=True))
         if self.kind == "gru":
-            found["m"] = self.extra
+            reads["m"] = self.extra
         if self.c0 is not None:
-            found["c"] = self.extra.tanh()
-            found["c_before"] = torch.cat([self.c0[None], self.extra[:-1]])
-        return found
+            reads["c"] = self.extra.tanh()
+            reads["c_before"] = torch.cat([self.c0[None], self.extra[:-1]])
+        return reads
 
 
 def step_gradient(
@@ -151,24 +151,24 @@ def chunked(
         ends.append(moved + whole[number, :, -1])
     inside = torch.stack(ends[::-1])
     inside_h, inside_c = inside[..., :hidden], inside[..., hidden:] if dc is not None else None
-    made, felt = [], []
+    on_inputs, felt = [], []
     for k in reversed(range(chunk)):
         if given is not None:
             inside_h = inside_h + given[:, k]
         now = {name: one[:, k] for name, one in at.items()}
         on_input, on_hidden, _, _ = step_gradient(saved.kind, now, inside_h, inside_c)
-        made.append(on_input)
+        on_inputs.append(on_input)
         felt.append(on_hidden)
         inside_h, inside_c = _back(saved, now, inside_h, inside_c)
-    dgates = torch.stack(made[::-1], 1).reshape(count * chunk, batch, -1)
+    dgates = torch.stack(on_inputs[::-1], 1).reshape(count * chunk, batch, -1)
     dhidden = torch.stack(felt[::-1], 1).reshape(count * chunk, batch, -1)
     first_h, first_c = inside_h[0], None if inside_c is None else inside_c[0]
     if rest:
-        found = sequential(_first(saved, rest), None if dy is None else dy[:rest], first_h, first_c)
+        early = sequential(_first(saved, rest), None if dy is None else dy[:rest], first_h, first_c)
         ours = _gradients(_last(saved, rest), dgates, dhidden, first_h, first_c)
         return Gradients(
-            torch.cat([found.dgates, ours.dgates]), found.dweight + ours.dweight,
-            found.dbias + ours.dbias, found.dh0, found.dc0,
+            torch.cat([early.dgates, ours.dgates]), early.dweight + ours.dweight,
+            early.dbias + ours.dbias, early.dh0, early.dc0,
         )  # fmt: skip
     return _gradients(saved, dgates, dhidden, first_h, first_c)
 
@@ -178,15 +178,15 @@ def sequential(
 ) -> Gradients:
     """Step by step, in a loop of Python: what all others must equal up to rounding."""
     at = saved.columns()
-    made, felt = [], []
+    on_inputs, felt = [], []
     for t in reversed(range(saved.steps)):
         now = {name: one[t] for name, one in at.items()}
         dh = dh if dy is None else dh + dy[t]
         on_input, on_hidden, _, _ = step_gradient(saved.kind, now, dh, dc)
-        made.append(on_input)
+        on_inputs.append(on_input)
         felt.append(on_hidden)
         dh, dc = _back(saved, now, dh, dc)
-    return _gradients(saved, torch.stack(made[::-1]), torch.stack(felt[::-1]), dh, dc)
+    return _gradients(saved, torch.stack(on_inputs[::-1]), torch.stack(felt[::-1]), dh, dc)
 
 
 def tree(

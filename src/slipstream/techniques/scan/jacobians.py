@@ -121,13 +121,13 @@ def _axis(
 ) -> tuple[list[tuple[_Integers, _Integers]], int]:
     """Along one axis, of each input place the outputs it reaches, rising, and their taps."""
     out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    found = []
+    pairs = []
     for place in range(size):
         taps = np.arange(kernel)[::-1]
         offset = place + padding - taps * dilation
         reached = (offset % stride == 0) & (offset >= 0) & (offset // stride < out)
-        found.append((offset[reached] // stride, taps[reached]))
-    return found, out
+        pairs.append((offset[reached] // stride, taps[reached]))
+    return pairs, out
 
 
 def _max_pool(layer: nn.MaxPool2d, x: torch.Tensor) -> sparse.csr_matrix:
@@ -164,9 +164,9 @@ def _diagonal(values: NDArray[Any]) -> sparse.csr_matrix:
 
 
 def _csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
-    made = sparse.csr_matrix((data, indices, indptr), shape=shape, copy=False)
-    made.has_sorted_indices = True
-    return made
+    matrix = sparse.csr_matrix((data, indices, indptr), shape=shape, copy=False)
+    matrix.has_sorted_indices = True
+    return matrix
 
 
 def _numpy(dtype: torch.dtype) -> Any:
@@ -229,12 +229,12 @@ def backprop(
         log.append((len(path), count))
         return _Element(other.matrix @ one.matrix, (*path, count))
 
-    found = exclusive_scan(elements, operate, _Element(end, ()), levels)[1:]
+    scanned = exclusive_scan(elements, operate, _Element(end, ()), levels)[1:]
     depth = max((level for level, _ in log), default=-1) + 1
     operations = [[count for level, count in log if level == at] for at in range(depth)]
-    critical = max(sum(one.path) for one in found)
+    critical = max(sum(one.path) for one in scanned)
     return ChainGradient(
-        [one.matrix.toarray().reshape(-1) for one in found], operations, critical,
+        [one.matrix.toarray().reshape(-1) for one in scanned], operations, critical,
         sum(one.nnz for one in jacobians),
     )  # fmt: skip
 

@@ -154,7 +154,7 @@ def _fitting(like: torch.Tensor, **given: tuple[Any, Any]) -> list[Any]:
     """
     if like.dtype not in DTYPES:
         raise InvalidArgumentError("dtype", f"{like.dtype} is neither float32 nor float64")
-    found = []
+    tensors = []
     for name, (tensor, shape) in given.items():
         if (tensor is None) != (shape is None):
             raise InvalidArgumentError(name, "is missing" if tensor is None else "is one too many")
@@ -166,8 +166,8 @@ def _fitting(like: torch.Tensor, **given: tuple[Any, Any]) -> list[Any]:
                     remedy=f"{shape} of {like.dtype} on cpu",
                 )  # fmt: skip
             tensor = tensor.contiguous()
-        found.append(tensor)
-    return found
+        tensors.append(tensor)
+    return tensors
 
 
 def run_diagonal(
@@ -212,11 +212,11 @@ def products(
 ) -> torch.Tensor:  # fmt: skip
     """``left @ right`` of many small square matrices, [N, H, H]; each is contiguous, not all."""
     count, width = left.shape[0], left.shape[-1]
-    made = left.new_empty(count, width, width) if out is None else out
+    product = left.new_empty(count, width, width) if out is None else out
     number = _FAMILY.kernel() if kernel is None else kernel
-    each = [(one.data_ptr(), one.stride(0) // width**2) for one in (left, right, made)]
+    each = [(one.data_ptr(), one.stride(0) // width**2) for one in (left, right, product)]
     _FAMILY.call("scan_products", number, DTYPES[left.dtype], count, width, *itertools.chain(*each))
-    return made
+    return product
 
 
 def _workers(batch: int) -> int:

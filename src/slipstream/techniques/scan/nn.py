@@ -165,16 +165,16 @@ def _layers(module: nn.RNNBase, x: torch.Tensor, hx: Any, way: plan.Way) -> Any:
         raise InvalidArgumentError("input", f"is {x.shape[2]} wide, not {module.input_size}")
     last: list[tuple[torch.Tensor, ...]] = []
     for layer in range(module.num_layers):
-        found = []
+        outputs = []
         for direction in range(directions):
             suffix = f"_l{layer}" + "_reverse" * direction
             start = _each(hx, operator.itemgetter(len(last)))
             y, *ends = _one_layer(
                 x.flip(0) if direction else x, _parameters(module, suffix), start, kind, way
             )
-            found.append(y.flip(0) if direction else y)
+            outputs.append(y.flip(0) if direction else y)
             last.append(tuple(ends))
-        x = found[0] if directions == 1 else torch.cat(found, -1)
+        x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
         if module.dropout and module.training and layer + 1 < module.num_layers:
             x = functional.dropout(x, module.dropout)
     ends = tuple(torch.stack(one) for one in zip(*last, strict=True))
@@ -246,9 +246,9 @@ class _Recurrence(torch.autograd.Function):
             bias = bias_ih + bias_hh
         x, weight_hh = x.contiguous(), weight_hh.contiguous()
         h0, c0 = h0.contiguous(), None if c0 is None else c0.contiguous()
-        made = functional.linear(x, weight_ih, bias)
+        projected = functional.linear(x, weight_ih, bias)
         y, gates, extra = torch.ops.slipstream.scan_forward(
-            made, weight_hh, candidate, h0, c0, kind
+            projected, weight_hh, candidate, h0, c0, kind
         )
         ctx.save_for_backward(x, weight_ih, weight_hh, gates, extra, y, h0, c0)
         ctx.kind, ctx.way = kind, way
@@ -270,11 +270,11 @@ class _Recurrence(torch.autograd.Function):
             dh = torch.zeros_like(h0)
             dc = torch.zeros_like(h0) if dc is None and c0 is not None else dc
             if ctx.way == "chunked":
-                found = cells.chunked(saved, dy, dh, dc, CHUNK)
+                grads = cells.chunked(saved, dy, dh, dc, CHUNK)
             else:
-                found = cells.tree(saved, dy, dh, dc)
-            dgates, dweight, dbias = found.dgates, found.dweight, found.dbias
-            dh0, dc0 = found.dh0, found.dc0
+                grads = cells.tree(saved, dy, dh, dc)
+            dgates, dweight, dbias = grads.dgates, grads.dweight, grads.dbias
+            dh0, dc0 = grads.dh0, grads.dc0
         wanted = ctx.needs_input_grad
         flat = dgates.flatten(0, 1)
         on_input = None

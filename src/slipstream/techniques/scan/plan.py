@@ -89,12 +89,12 @@ def paces(shape: Shape, rnn: Runner) -> dict[Way, Pace]:
                 took = timed(run)[clock] / 1e9
                 if sample:
                     least[key] = min(least[key], took)
-    found: dict[Way, Pace] = {}
+    by_way: dict[Way, Pace] = {}
     for way in ways:
         short, long = least[way, _SHORT], least[way, _LONG]
         step_s = max(long - short, 0.0) / (_LONG - _SHORT)
-        found[way] = Pace(max(short - _SHORT * step_s, 0.0), step_s)
-    return found
+        by_way[way] = Pace(max(short - _SHORT * step_s, 0.0), step_s)
+    return by_way
 
 
 def _run(shape: Shape, way: Way, steps: int, rnn: Runner) -> Callable[[], object]:
@@ -118,5 +118,5 @@ def layer(shape: Shape) -> nn.Module:
     kinds: dict[str, Any] = {"gru": (nn.GRU, nn.GRUCell), "lstm": (nn.LSTM, nn.LSTMCell)}
     make: Any = kinds.get(shape.kind, (nn.RNN, nn.RNNCell))[shape.of_cell]
     named = {} if shape.kind in kinds else {"nonlinearity": shape.kind}
-    made: nn.Module = make(*sizes, dtype=shape.dtype, **named)
-    return made
+    module: nn.Module = make(*sizes, dtype=shape.dtype, **named)
+    return module

@@ -68,12 +68,12 @@ class ScanBackprop(Settings):
         for reason in (already_compiled(graph), already_autocast(graph)):
             if reason is not None:
                 return reason
-        found = recurrences(graph)
-        if not found:
+        calls = recurrences(graph)
+        if not calls:
             return _NONE
-        usable = [one for one in found if one.refusal is None]
+        usable = [one for one in calls if one.refusal is None]
         if not usable:
-            return found[0].refusal
+            return calls[0].refusal
         if library() is None:
             return f"it needs the compiled library: {why_no_library()}"
         return self._selection.why_none(module_of(graph, one.forward[0]) for one in usable)
@@ -123,14 +123,14 @@ class ScanBackprop(Settings):
         from slipstream.techniques.scan.nn import CLASSES
 
         built.need_model(self.name)
-        found = {n: m for n, m in built.model.named_modules() if type(m) in CLASSES}
-        if not found:
+        modules = {n: m for n, m in built.model.named_modules() if type(m) in CLASSES}
+        if not modules:
             raise WorkloadError(
                 "the model has no nn.RNN, nn.GRU or nn.LSTM",
                 remedy="slipstream.scan.rnn(cell, x) runs a cell over all steps",
             )
-        self._selection.need_some(self.name, found)
-        for name, module in found.items():
+        self._selection.need_some(self.name, modules)
+        for name, module in modules.items():
             if name in self._selection:
                 module.__class__ = CLASSES[type(module)]
                 module.backward_as = self.backward
@@ -232,7 +232,7 @@ def recurrences(graph: Graph) -> list[Recurrence]:
         root = view.scope.partition("/")[0]
         if view.phase == StepPhase.FORWARD and root in _KINDS and view.call is not None:
             forward.setdefault((view.module, root), []).append(task)
-    found = []
+    calls = []
     for (module, root), tasks in forward.items():
         numbers = {graph.task(task).sequence for task in tasks} - {-1}
         backward = [
@@ -243,8 +243,8 @@ def recurrences(graph: Graph) -> list[Recurrence]:
             and graph.task(task).call is not None
         ]
         layers = tuple(_layers(graph, _KINDS[root], tasks))
-        found.append(Recurrence(layers, tuple(tasks), tuple(backward), _refusal(layers, module)))
-    return found
+        calls.append(Recurrence(layers, tuple(tasks), tuple(backward), _refusal(layers, module)))
+    return calls
 
 
 def _refusal(layers: Sequence[Layer], module: str) -> str | None:
@@ -302,24 +302,24 @@ def _boundary(
     """Storages that `tasks` read of others, and those they make that others read, with a tensor."""
     inside = set(tasks)
     read: dict[int, TensorSpec] = {}
-    made: dict[int, TensorSpec] = {}
+    written: dict[int, TensorSpec] = {}
     for task in tasks:
         view = graph.task(task)
         call = view.known_call
         before, after = view.operands
         for storage, spec in zip(before, call.inputs, strict=True):
-            if storage not in made and storage >= 0:
+            if storage not in written and storage >= 0:
                 _widest(read, storage, spec)
         for storage, spec in zip(after, call.outputs, strict=True):
             if storage not in read and storage >= 0:
-                _widest(made, storage, spec)
+                _widest(written, storage, spec)
     outside = {
         storage
         for task in range(len(graph))
         if task not in inside
         for storage in graph.task(task).storages
     }
-    return read, {storage: spec for storage, spec in made.items() if storage in outside}
+    return read, {storage: spec for storage, spec in written.items() if storage in outside}
 
 
 def _widest(known: dict[int, TensorSpec], storage: int, spec: TensorSpec) -> None:

@@ -42,8 +42,8 @@ def timer(call: Call) -> Callable[[], object]:
 
     def forward() -> torch.Tensor:
         with torch.set_grad_enabled(training):
-            made: torch.Tensor = rnn(module, x)[0]
-            return made
+            output: torch.Tensor = rnn(module, x)[0]
+            return output
 
     if not backward:
         return forward
