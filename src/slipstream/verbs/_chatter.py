@@ -26,16 +26,16 @@ def without_chatter() -> Iterator[None]:
         # Nobody listens.
         yield
         return
-    with tempfile.TemporaryFile(prefix="slipstream-said-") as said:
+    with tempfile.TemporaryFile(prefix="slipstream-said-") as chatter:
         sys.stderr.flush()
-        os.dup2(said.fileno(), 2)
+        os.dup2(chatter.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
             os.dup2(kept, 2)
             os.close(kept)
-            said.seek(0)
-            for line in said:
+            chatter.seek(0)
+            for line in chatter:
                 if not any(word in line for word in _RECORDERS):
                     os.write(2, line)

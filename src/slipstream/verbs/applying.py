@@ -200,16 +200,16 @@ def _first_steps(
 ) -> tuple[tuple[float | None, ...], Trial]:
     """What the first steps from seed 0 give, in a child; those of live objects run here."""
     if workload.live is not None:
-        found = run_steps(workload.build(), partial(first_steps, steps=steps))
+        answer = run_steps(workload.build(), partial(first_steps, steps=steps))
     else:
-        found = call_in_child(
+        answer = call_in_child(
             workload,
             "slipstream.verbs.applying:steps_in_child",
             threads=threads,
             timeout_s=timeout_s,
             steps=steps,
         )
-    return losses(found), trial_of(0, found)
+    return losses(answer), trial_of(0, answer)
 
 
 def steps_in_child(workload: dict[str, Any], keep_in: str, steps: int) -> Any:

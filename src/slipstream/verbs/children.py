@@ -85,13 +85,13 @@ def room_bytes(mapped_bytes: int = 0) -> int | None:
     """
     import resource
 
-    found = [memory_limit_bytes()]
+    limits = [memory_limit_bytes()]
     for limit, taken in ((resource.RLIMIT_DATA, 0), (resource.RLIMIT_AS, mapped_bytes)):
         soft, _ = resource.getrlimit(limit)
-        found.append(None if soft == resource.RLIM_INFINITY else max(soft - taken, 1))
+        limits.append(None if soft == resource.RLIM_INFINITY else max(soft - taken, 1))
     group = memory_limit()
-    found.append(None if group is None else int(group * _MEMORY_SHARE))
-    return min((one for one in found if one is not None), default=None)
+    limits.append(None if group is None else int(group * _MEMORY_SHARE))
+    return min((one for one in limits if one is not None), default=None)
 
 
 # What follows runs in the child.

@@ -269,13 +269,13 @@ class SharedRun:
         return [int(link) for link in order[:_MOST_LINKS]]
 
     def _transfers(self) -> str:
-        found = self.timeline.queues
-        if found is None:
+        queues = self.timeline.queues
+        if queues is None:
             return "fluid transfers: says nothing about queues and tail latencies"
         return (
-            f"packets: {found.dropped.sum()} dropped, {found.marked.sum()} marked, "
-            f"{found.sent_again.sum()} sent again; up to "
-            f"{format_bytes(float(found.peak_bytes.max()))} waited"
+            f"packets: {queues.dropped.sum()} dropped, {queues.marked.sum()} marked, "
+            f"{queues.sent_again.sum()} sent again; up to "
+            f"{format_bytes(float(queues.peak_bytes.max()))} waited"
         )
 
 

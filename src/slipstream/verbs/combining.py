@@ -53,28 +53,28 @@ def search_combinations(
         settings.setdefault(one[0].name, {})[technique.combination_name(one)] = one
     if len(settings) < 2:
         return {}, len(parts)
-    space = Space({name: Categorical((_OUT, *found)) for name, found in settings.items()})
+    space = Space({name: Categorical((_OUT, *added)) for name, added in settings.items()})
 
     def combination(config: Mapping[str, Any]) -> Combination | None:
-        made: Combination | None = ()
+        combined: Combination | None = ()
         for name, setting in config.items():
-            if setting != _OUT and made is not None:
-                made = joined(made, settings[name][setting])
-        return made or None
+            if setting != _OUT and combined is not None:
+                combined = joined(combined, settings[name][setting])
+        return combined or None
 
-    found: dict[Combination, Prediction] = {}
+    added: dict[Combination, Prediction] = {}
     predicted: dict[Combination, Prediction] = dict(known)
 
     def estimate(config: Mapping[str, Any]) -> dict[str, float]:
-        made = combination(config)
-        if made is None:
+        combined = combination(config)
+        if combined is None:
             raise ValueError("they cannot stand together")
-        if made not in predicted and made in tried:
+        if combined not in predicted and combined in tried:
             raise ValueError("it does not apply")
-        if made not in predicted:
-            (predicted[made],) = ask([made])
-            found[made] = predicted[made]
-        one = predicted[made]
+        if combined not in predicted:
+            (predicted[combined],) = ask([combined])
+            added[combined] = predicted[combined]
+        one = predicted[combined]
         if not isinstance(one, Predicted):
             raise ValueError("it does not apply")
         return {"ratio": one.ratio, "memory": float(one.memory[1])}
@@ -90,7 +90,7 @@ def search_combinations(
         "combinations", space, {"ratio": "min", "memory": "min"}, estimator=estimate,
         strategy="evolution", start=start, budget=Budget(trials=_MOST, seconds=_SECONDS),
     ).run()  # fmt: skip
-    return found, size
+    return added, size
 
 
 def _values(

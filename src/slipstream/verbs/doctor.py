@@ -128,24 +128,24 @@ def examine(store: Path | None, say: Callable[[str], None] = lambda line: None) 
         store: the results store to look at; None for the usual one.
         say: called with the name of each group before it is looked at.
     """
-    found: dict[str, list[Check]] = {}
+    checks: dict[str, list[Check]] = {}
     # Whether torch can use a GPU is asked of the one that was imported for "software".
     for group in ("software", "machine", "extras", "measuring"):
         say(group)
-        found[group] = look(group)
-    found["store"] = [check_store(store)]
-    return Checks(tuple(check for group in _TITLES for check in found[group]))
+        checks[group] = look(group)
+    checks["store"] = [check_store(store)]
+    return Checks(tuple(check for group in _TITLES for check in checks[group]))
 
 
 def look(group: str) -> list[Check]:
     """The checks of one group but the store's."""
     if group == "extras":
         return _extras()
-    found = _facts() if group == "machine" else []
+    checks = _facts() if group == "machine" else []
     for name, unlocks, probe in _PROBES[group]:
         answer = _tried(probe)
-        found.append(Check(group, name, answer.ok, answer.found, unlocks, answer.remedy))
-    return found
+        checks.append(Check(group, name, answer.ok, answer.found, unlocks, answer.remedy))
+    return checks
 
 
 def check_store(path: Path | None) -> Check:
@@ -183,7 +183,7 @@ def _facts() -> list[Check]:
         f"{facts['now.memory_available_mib']} MiB available",
         "system": f"{platform.system()} {platform.release()}; {virtual}",
     }
-    return [Check("machine", name, None, found) for name, found in known.items()]
+    return [Check("machine", name, None, value) for name, value in known.items()]
 
 
 def _extras() -> list[Check]:
@@ -192,24 +192,24 @@ def _extras() -> list[Check]:
         declared = metadata.metadata("slipstream").get_all("Provides-Extra") or []
         required = metadata.requires("slipstream") or []
     except metadata.PackageNotFoundError:
-        found = "slipstream itself is not installed, only on the path"
-        return [Check("extras", "slipstream", False, found, remedy="pip install slipstream")]
+        reason = "slipstream itself is not installed, only on the path"
+        return [Check("extras", "slipstream", False, reason, remedy="pip install slipstream")]
     return [check_extra(extra, required) for extra in declared]
 
 
 def check_extra(extra: str, required: Sequence[str]) -> Check:
     """Whether what `extra` needs is installed, by the package's requirements."""
-    found, missing = [], []
+    installed, missing = [], []
     for requirement in required:
         condition = requirement.partition(";")[2]
         name = re.match(r"[\w.-]+", requirement)
         if name is None or not re.search(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]", condition):
             continue
         try:
-            found.append(f"{name[0]} {metadata.version(name[0])}")
+            installed.append(f"{name[0]} {metadata.version(name[0])}")
         except metadata.PackageNotFoundError:
             missing.append(name[0])
-    lists = [", ".join(found), f"missing: {', '.join(missing)}" if missing else ""]
+    lists = [", ".join(installed), f"missing: {', '.join(missing)}" if missing else ""]
     text = "; ".join(filter(None, lists)) or "needs nothing"
     remedy = f"pip install 'slipstream[{extra}]'" if missing else ""
     return Check("extras", extra, not missing, text, _UNLOCKS.get(extra, ""), remedy)
@@ -295,9 +295,9 @@ def _counters(kind: int, config: int) -> Answer:
         os.close(fd)
         return Answer(True, "perf_event_open answers")
     code = ctypes.get_errno()
-    found = f"perf_event_open: {errno.errorcode.get(code, code)} ({os.strerror(code)})"
+    reason = f"perf_event_open: {errno.errorcode.get(code, code)} ({os.strerror(code)})"
     denied = code in (errno.EACCES, errno.EPERM)
-    return Answer(False, found, "sysctl kernel.perf_event_paranoid=1" if denied else "")
+    return Answer(False, reason, "sysctl kernel.perf_event_paranoid=1" if denied else "")
 
 
 def _energy() -> Answer:
@@ -346,10 +346,10 @@ def _namespace() -> Answer:
 
 def _slow_links() -> Answer:
     """A slow link in such a namespace."""
-    found = _in_namespace(f"{_PAIR} && {_DELAY}", "netem delays packets")
-    if not found.ok and _namespace().ok:
-        return found._replace(remedy="a kernel with the module sch_netem")
-    return found
+    answer = _in_namespace(f"{_PAIR} && {_DELAY}", "netem delays packets")
+    if not answer.ok and _namespace().ok:
+        return answer._replace(remedy="a kernel with the module sch_netem")
+    return answer
 
 
 def _in_namespace(commands: str, works: str) -> Answer:
@@ -381,8 +381,8 @@ def _gpu() -> Answer:
         return Answer(False, "none seen (nvidia-smi lists none)")
     if usable:
         return Answer(True, ", ".join(names))
-    found = ", ".join(names) + "; this torch cannot use it"
-    return Answer(False, found, "install a torch built for CUDA")
+    reason = ", ".join(names) + "; this torch cannot use it"
+    return Answer(False, reason, "install a torch built for CUDA")
 
 
 def _program(package: str, *programs: str) -> Answer:

@@ -50,10 +50,10 @@ def export(graph: Graph, path: str | Path, to: str = "") -> Path:
 def _write_csv(timeline: Timeline, path: Path) -> None:
     """One task a line: names as text, times in nanoseconds."""
     graph, tasks = timeline.graph, timeline.graph.tasks
-    found = find_critical_path(timeline)
-    on_path = set(found.task.tolist())
+    critical = find_critical_path(timeline)
+    on_path = set(critical.task.tolist())
     columns = {name: column.tolist() for name, column in tasks.columns().items()}
-    start, slack = timeline.start_ns.tolist(), found.slack_ns.tolist()
+    start, slack = timeline.start_ns.tolist(), critical.slack_ns.tolist()
     try:
         with replacing(path) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)

@@ -51,11 +51,11 @@ class History:
     ) -> dict[str, Measured]:
         """By technique: what the latest measurement of it found on this machine."""
         threads = graph.meta.get("threads")
-        found = latest_measured(self.store, workload, self.environment, threads)
+        latest = latest_measured(self.store, workload, self.environment, threads)
         return {
-            p.technique: found[p.technique, p.metric]
+            p.technique: latest[p.technique, p.metric]
             for p in predictions
-            if (p.technique, p.metric) in found
+            if (p.technique, p.metric) in latest
         }
 
     def shown_before(self, experiment_id: str) -> list[Score]:

@@ -132,15 +132,15 @@ def first_look(
 ) -> list[Outlook]:
     """What is known of single techniques without measuring, in their order."""
     base_ns = replay(graph).step_ns
-    found = []
+    outlooks = []
     predictions = predict(graph, techniques, durations=_AsKnown(durations), widen=widen)
     for one, prediction in zip(techniques, predictions, strict=True):
         if not isinstance(prediction, Predicted) or prediction.graph is None:
-            found.append(Outlook(prediction))
+            outlooks.append(Outlook(prediction))
             continue
         missing = len(durations.missing(one.questions(graph)))
         if not missing:
-            found.append(Outlook(prediction))
+            outlooks.append(Outlook(prediction))
             continue
         after = prediction.graph
         kind = after.tasks.provenance
@@ -158,8 +158,8 @@ def first_look(
                 low = max(prediction.low, 1 / most)
                 prediction = replace(prediction, low=low, high=max(prediction.high, low))
         share = min(float(after.tasks.duration_ns[unknown].sum()) / max(base_ns, 1.0), 1.0)
-        found.append(Outlook(prediction, missing, share, most, firm))
-    return found
+        outlooks.append(Outlook(prediction, missing, share, most, firm))
+    return outlooks
 
 
 class _AsKnown(Durations):

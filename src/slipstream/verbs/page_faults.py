@@ -45,12 +45,12 @@ def watch_launches(
     watched = "lanes_of" in graph.meta or PAGE_FAULT_LAUNCHES in graph.meta
     if watched or workload.live is not None or not may_fault(graph):
         return graph
-    own = page_fault_ns(graph)
+    recorded = page_fault_ns(graph)
     step_ns = float(graph.tasks.duration_ns.sum() + graph.tasks.gap_ns.sum())
     others: list[float] = []
     began = time.monotonic()
     while len(others) < _LAUNCHES and time.monotonic() - began < _LONGEST_S:
-        apart = max(own, *others, 0.0) - min(own, *others, math.inf)
+        apart = max(recorded, *others, 0.0) - min(recorded, *others, math.inf)
         if len(others) >= _ENOUGH and apart < _ALIKE * step_ns:
             break
         say(f"watching page faults of another launch, {len(others) + 1} of at most {_LAUNCHES}")

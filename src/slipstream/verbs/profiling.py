@@ -115,11 +115,11 @@ def _recipe(workload: Workload, threads: int) -> dict[str, Any] | None:
 
 def _by_operator(graph: Graph) -> list[tuple[str, str, int, float]]:
     """(phase, operator, how often, ns), the costliest first."""
-    found: dict[tuple[str, str], list[float]] = {}
+    durations: dict[tuple[str, str], list[float]] = {}
     for number in range(len(graph)):
         task = graph.task(number)
-        found.setdefault((task.phase.name.lower(), task.name), []).append(task.duration_ns)
-    rows = [(phase, name, len(times), sum(times)) for (phase, name), times in found.items()]
+        durations.setdefault((task.phase.name.lower(), task.name), []).append(task.duration_ns)
+    rows = [(phase, name, len(times), sum(times)) for (phase, name), times in durations.items()]
     return sorted(rows, key=lambda row: -row[3])
 
 

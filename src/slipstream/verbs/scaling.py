@@ -48,14 +48,14 @@ class Point:
         talk = saved.get("latency", 0.0) + saved.get("bandwidth", 0.0)
         # What two of them hide together, neither saves alone.
         fit = min(1.0, one.exposed_ns / talk) if talk else 0.0
-        found = {
+        parts = {
             "update": saved.get("update", 0.0),
             "slowest worker": saved.get("slowest worker", 0.0),
             "latency": saved.get("latency", 0.0) * fit,
             "bandwidth": saved.get("bandwidth", 0.0) * fit,
         }
-        found["compute"] = max(self.prediction.step_ns - sum(found.values()), 0.0)
-        return {name: found[name] for name in PARTS}
+        parts["compute"] = max(self.prediction.step_ns - sum(parts.values()), 0.0)
+        return {name: parts[name] for name in PARTS}
 
 
 _FIELDS: tuple[Field[tuple[Point, Predicted, Shared]], ...] = (

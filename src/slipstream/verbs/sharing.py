@@ -100,9 +100,9 @@ class Shared:
 
     def to_json(self, step_ns: float) -> dict[str, Any]:
         """As results are printed; times in nanoseconds, sizes in bytes."""
-        found = asdict(self)
-        found["sent_bytes_per_worker"] = found.pop("sent_bytes")
-        return {**found, "dollars_per_step": self.dollars(step_ns)}
+        values = asdict(self)
+        values["sent_bytes_per_worker"] = values.pop("sent_bytes")
+        return {**values, "dollars_per_step": self.dollars(step_ns)}
 
 
 def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
@@ -111,7 +111,7 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
     talks_ns = communication(timeline).total_ns
     by_layer = exposed_by_module(timeline)
     exposed_ns = sum(by_layer.values())
-    found = walls(timeline)
+    limits = walls(timeline)
     held: dict[str, float] = {}
     for row in graph.exchanges:
         spent = float(graph.tasks.duration_ns[row.task])
@@ -126,8 +126,8 @@ def shared_step(timeline: Timeline, cluster: Cluster) -> Shared:
         max(talks_ns - exposed_ns, 0.0),
         sum(row.sent_bytes for row in graph.exchanges),
         max(held, key=lambda link: held[link], default=""),
-        found,
-        _next(timeline, found),
+        limits,
+        _next(timeline, limits),
         None if price is None else price / cluster.devices * graph.workers,
         None if memory is None or not peak else peak <= memory.value,
         by_layer,

@@ -97,7 +97,7 @@ def _advice(model: BatchModel, best: int, most: int) -> list[str]:
 
 def _largest(model: BatchModel, most: int) -> str:
     """How many samples fit, and how that is known."""
-    said = f"at most {most} samples fit into {format_bytes(model.limit_bytes)}"
+    sentence = f"at most {most} samples fit into {format_bytes(model.limit_bytes)}"
     if model.largest_tried is not None:
         above = [one for one in model.tried if not one.ran and one.samples > most]
         ended = "there was no time for larger ones"
@@ -106,11 +106,11 @@ def _largest(model: BatchModel, most: int) -> str:
             # A size needs more in one process than in another.
             how = "ran, and would not always" if least.process_bytes else "did not fit"
             ended = f"{least.samples} {how}"
-        return f"{said}: tried; {ended}"
+        return f"{sentence}: tried; {ended}"
     seen = max(one.samples for one in model.measured)
     trust = f" (measured up to {seen})" if most > 2 * seen else ""
     failed = f"; {min(model.too_large)} did not fit" if model.too_large else ""
-    return f"{said}: predicted{trust}{failed}"
+    return f"{sentence}: predicted{trust}{failed}"
 
 
 def _measured(model: BatchModel) -> int:

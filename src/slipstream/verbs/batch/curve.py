@@ -104,11 +104,11 @@ class Curve:
         """
         if self.last_slope <= 0:
             return math.inf if self.last_bias <= value else 0.0
-        found = (value - self.last_bias) / self.last_slope
-        if self.knee is not None and found < self.knee:
-            found = (value - self.bias) / self.slope if self.slope > 0 else self.knee
-            return max(min(found, self.knee), 0.0)
-        return max(found, 0.0)
+        samples = (value - self.last_bias) / self.last_slope
+        if self.knee is not None and samples < self.knee:
+            samples = (value - self.bias) / self.slope if self.slope > 0 else self.knee
+            return max(min(samples, self.knee), 0.0)
+        return max(samples, 0.0)
 
     def _value(self, samples: float) -> float:
         past = max(samples - self.knee, 0.0) if self.knee is not None else 0.0
@@ -142,10 +142,10 @@ def fit(points: Sequence[Point], tolerance: float) -> Curve:
     if len(sizes) >= _FEWEST_FOR_KNEE and line.worst > noticed:
         # Two points at least on either side, so that each line is told by something.
         for knee in np.geomspace(sizes[1], sizes[-2], _KNEE_GRID):
-            found = _solve(sizes, values, spread, float(knee))
-            clearer = found.squares * _CLEARER <= line.squares
-            if clearer and found.squares < best.squares and found.grows:
-                best = found
+            bent = _solve(sizes, values, spread, float(knee))
+            clearer = bent.squares * _CLEARER <= line.squares
+            if clearer and bent.squares < best.squares and bent.grows:
+                best = bent
     return best.curve(sizes, spread)
 
 

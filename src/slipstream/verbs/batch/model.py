@@ -163,16 +163,16 @@ class BatchModel:
         here = room == self.limit_bytes
         if here and self.largest_tried is not None:
             return self.largest_tried
-        found = self._process.largest_within(room * _NEARLY_ALL)
+        most = self._process.largest_within(room * _NEARLY_ALL)
         # What was seen to fit does.
         seen = [one.samples for one in self.measured if one.process_bytes <= room]
-        found = max([found, *seen])
+        most = max([most, *seen])
         failed = [*self.too_large, *(one.samples for one in self.tried if not one.ran)]
         if failed and here:
-            found = min(found, min(failed) - self.quantum)
-        if math.isinf(found):
+            most = min(most, min(failed) - self.quantum)
+        if math.isinf(most):
             return max(one.samples for one in self.measured)
-        return int(found * (1 + _EXACT)) // self.quantum * self.quantum
+        return int(most * (1 + _EXACT)) // self.quantum * self.quantum
 
     @property
     def largest_tried(self) -> int | None:
@@ -226,8 +226,8 @@ class BatchModel:
             most, max(int(self._time.knee) // self.quantum, 1) * self.quantum
         ]  # fmt: skip
         fastest = max(self.throughput(one).estimate for one in candidates)
-        found = self.for_throughput(_ENOUGH * fastest)
-        return most if found is None else min(found, most)
+        smallest = self.for_throughput(_ENOUGH * fastest)
+        return most if smallest is None else min(smallest, most)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: what was measured, the lines, and what follows from them."""

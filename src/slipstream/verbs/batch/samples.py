@@ -159,15 +159,15 @@ class Sampler:
             DoesNotFitError: not even this size fits.
         """
         self._say("the batch as it is")
-        found = self._call(0, "run_once", samples=0)
-        facts = Facts(**found["facts"])
+        answer = self._call(0, "run_once", samples=0)
+        facts = Facts(**answer["facts"])
         if not facts.resizes:
             # A script's step has as many samples as its loader gives, or a multiple of them.
             whole = facts.loader and facts.samples % facts.loader == 0
             quantum = facts.samples // facts.loader if whole else 0
             facts = replace(facts, quantum=quantum) if quantum else self._by_argument(facts)
         self.facts = facts
-        return BatchSample(facts.samples, **found["sample"])
+        return BatchSample(facts.samples, **answer["sample"])
 
     def sample(self, samples: int) -> BatchSample:
         """A step of so many samples, in a fresh process.
@@ -179,8 +179,8 @@ class Sampler:
         self._say(f"{samples} samples")
         assert self.facts is not None
         size = samples if self.facts.resizes else 0
-        found = self._call(samples, "run_once", samples=size)
-        return BatchSample(samples, **found["sample"])
+        answer = self._call(samples, "run_once", samples=size)
+        return BatchSample(samples, **answer["sample"])
 
     def needs(self, samples: int, processes: int = 3) -> list[int]:
         """The private memory of each of several processes that run a few steps of so many samples
@@ -194,10 +194,10 @@ class Sampler:
         for _ in range(processes):
             self._say(f"trying {samples} samples")
             try:
-                found = self._call(samples, "run_once", fork=False, samples=size, watch=False)
+                answer = self._call(samples, "run_once", fork=False, samples=size, watch=False)
             except DoesNotFitError:
                 return []
-            needs.append(int(found["sample"]["process_bytes"]))
+            needs.append(int(answer["sample"]["process_bytes"]))
         return needs
 
     def timings(self, sizes: Sequence[int], budget_s: float) -> list[Timing]:
@@ -207,8 +207,8 @@ class Sampler:
             DoesNotFitError: one of them does not fit.
         """
         self._say(f"timing {len(sizes)} sizes in turns")
-        found = self._call(max(sizes), "take_turns", sizes=list(sizes), budget_s=budget_s)
-        return [Timing(*row) for row in found]
+        rows = self._call(max(sizes), "take_turns", sizes=list(sizes), budget_s=budget_s)
+        return [Timing(*row) for row in rows]
 
     def alone(self, samples: int, budget_s: float) -> Timing:
         """The least time of a step of so many samples, in a process that has no other size.
@@ -220,8 +220,8 @@ class Sampler:
             DoesNotFitError: it does not fit.
         """
         self._say(f"timing {samples} samples")
-        found = self._call(samples, "take_turns", sizes=[], budget_s=budget_s)
-        ((_, step_ns, spread),) = found
+        rows = self._call(samples, "take_turns", sizes=[], budget_s=budget_s)
+        ((_, step_ns, spread),) = rows
         return Timing(samples, step_ns, spread)
 
     def _sized(self, samples: int) -> Workload:

@@ -106,8 +106,8 @@ def batch_model(
 
 def _room(wanted: int | None, mapped_bytes: int = 0) -> int | None:
     """The least of what is asked for and what there is."""
-    found = [one for one in (wanted, room_bytes(mapped_bytes)) if one is not None]
-    return min(found, default=None)
+    limits = [one for one in (wanted, room_bytes(mapped_bytes)) if one is not None]
+    return min(limits, default=None)
 
 
 class _Search:
@@ -158,26 +158,26 @@ class _Search:
 
     def spread_out(self) -> None:
         """Sizes far apart: above the batch as it is while memory and time allow, one below."""
-        own = self.facts.samples
+        base = self.facts.samples
         for factor in _FACTORS[1:]:
-            size = min(self._whole(own * factor), self._affordable())
+            size = min(self._whole(base * factor), self._affordable())
             while size > max(self.samples) * 1.1 and not self.try_size(size):
                 # Half way, geometrically, between what fits and what does not.
                 size = self._whole(math.sqrt(max(self.samples) * size))
-        self.try_size(self._whole(own * _BELOW))
+        self.try_size(self._whole(base * _BELOW))
         for factor in _FACTORS[1:]:
             if len(self.samples) < _FEWEST:
                 self.try_size(self._whole(min(self.samples) / factor))
         if len(self.samples) < 2:
             raise WorkloadError(
-                f"a step of {own} samples fits, and no batch of another size does",
+                f"a step of {base} samples fits, and no batch of another size does",
                 remedy="give sizes to try: samples=[...]",
             )
 
     def look_ahead(self) -> None:
         """See what memory is needed near the limit: heaps are not as straight as lines."""
-        own = [(size, one.process_bytes) for size, one in self.samples.items()]
-        most = memory_curve(own).largest_within(_NEAR_LIMIT * self.limit_bytes)
+        points = [(size, one.process_bytes) for size, one in self.samples.items()]
+        most = memory_curve(points).largest_within(_NEAR_LIMIT * self.limit_bytes)
         last = self.samples[max(self.samples)]
         affordable = last.samples * self._budget_s * 1e9 / 4 / max(last.step_ns, 1.0)
         size = self._whole(min(most, affordable))
@@ -275,13 +275,13 @@ def _sizes(samples: str | Sequence[int]) -> list[int]:
             f"'{samples}' is neither 'auto' nor a list of sizes",
             remedy="as [16, 40, 96]",
         )
-    found = sorted(set(samples))
-    if not all(type(size) is int and size > 0 for size in found):
+    sizes = sorted(set(samples))
+    if not all(type(size) is int and size > 0 for size in sizes):
         raise InvalidArgumentError(
             "samples", "sizes are whole numbers from 1 on", remedy="as 16,40,96"
         )
-    if len(found) < 2:
+    if len(sizes) < 2:
         raise InvalidArgumentError(
             "samples", "two sizes at least tell how the batch matters", remedy="as 16,40,96"
         )
-    return found
+    return sizes

@@ -97,11 +97,11 @@ class Tries:
     def judged(self) -> list[Try]:
         """The largest that was known, and then all in their order."""
         largest = max(self._known)
-        found = [Try(largest, self._known[largest])]
+        tries = [Try(largest, self._known[largest])]
         for samples, needs in self._needs.items():
             room = not needs or self._sure_bytes(needs) <= self._limit_bytes
-            found.append(Try(samples, max(needs, default=0), room))
-        return found
+            tries.append(Try(samples, max(needs, default=0), room))
+        return tries
 
     def _sure_bytes(self, needs: Sequence[int]) -> int:
         """What hardly any process of that size exceeds."""

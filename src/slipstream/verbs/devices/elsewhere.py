@@ -166,21 +166,21 @@ def predict_device(
     if (level := _level(device)) is not None:
         name, about = level.name, f"this processor, with {level.name} at most"
         known, metric = Provenance.MICROBENCHMARK, "cpu"
-        found = _other_level(graph, level, source, say)
+        outcome = _other_level(graph, level, source, say)
     else:
         kind = _kind(device)
         name, about, known, metric = kind.kind, kind.about, Provenance.DATASHEET, "wall"
         price = kind.price_per_hour.value if kind.price_per_hour is not None else None
         on_gpu = (graph.tasks.kind == Kind.KERNEL).any()
-        found = (
+        outcome = (
             _gpu_to_gpu(graph, before.peak_bytes, kind)
             if on_gpu
             else _cpu_to_sheet(graph, before.peak_bytes, kind, source, say)
         )
     answer = (
-        refusal(name, before, found)
-        if isinstance(found, str)
-        else prediction_of(name, metric, before, found)
+        refusal(name, before, outcome)
+        if isinstance(outcome, str)
+        else prediction_of(name, metric, before, outcome)
     )
     return OnDevice(name, about, known, answer, price)
 
@@ -210,8 +210,8 @@ def _kind(name: str) -> Device:
     near = [kind for kind in kinds if kind.partition("-")[0] == name.lower()]
     if near:
         return kinds[near[0]]
-    if (found := device_named(name)) is not None:
-        return found
+    if (device := device_named(name)) is not None:
+        return device
     raise UnknownNameError("device", name, [*(one.name for one in LEVELS), "threads:2", *kinds])
 
 
@@ -269,9 +269,9 @@ def _at_level(
     if needs is not None:
         limits = [one.limits(frozenset({needs.dtype})) for one in (here, there)]
         if limits[0] is not None and limits[1] is not None:
-            found = roofline.scaled(now, needs, limits[0], limits[1])
-            if found is not None:
-                return found, Provenance.ROOFLINE, _SHEET_SPREAD
+            duration = roofline.scaled(now, needs, limits[0], limits[1])
+            if duration is not None:
+                return duration, Provenance.ROOFLINE, _SHEET_SPREAD
     return now, Provenance.ASSUMED, _UNKNOWN_SPREAD
 
 
@@ -286,9 +286,9 @@ def _more_threads(
     level = _as_asked(_recorded_level(graph))
     source = durations(int(graph.meta.get("threads", 1)), level)
     name = f"threads:{count}"
-    (found,) = predict(graph, [name], durations=source, say=say)
+    (prediction,) = predict(graph, [name], durations=source, say=say)
     about = f"this processor, {count} thread{'s' * (count != 1)}"
-    return OnDevice(name, about, Provenance.MICROBENCHMARK, found)
+    return OnDevice(name, about, Provenance.MICROBENCHMARK, prediction)
 
 
 def _gpu_to_gpu(graph: Graph, peak_bytes: int, kind: Device) -> Graph | str:
@@ -349,9 +349,9 @@ def _cpu_to_sheet(
     known = []
     for task, (_, one) in calls.items():
         now = float(graph.tasks.duration_ns[task])
-        found = roofline.scaled(now, one, here, there)
-        if found is not None:
-            known.append((task, max(found, issuing)))
+        scaled = roofline.scaled(now, one, here, there)
+        if scaled is not None:
+            known.append((task, max(scaled, issuing)))
     spread = common_spread(graph, [task for task, _ in known], _SHEET_SPREAD)
     for task, duration in known:
         edit.set_duration(task, duration, Provenance.DATASHEET, spread=spread)

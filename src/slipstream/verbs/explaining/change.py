@@ -46,8 +46,8 @@ class Change:
         """Whether the change is certainly beyond the limit; what to say of it, if anything."""
         if self.limit is None:
             return False, ""
-        found, percent = self.found, format_percent(self.limit)
-        low, high = found.interval
+        diff, percent = self.found, format_percent(self.limit)
+        low, high = diff.interval
         if low > self.limit:
             return True, (
                 f"{self}: beyond the {percent} of --fail-over, and at least {format_percent(low)}"
@@ -59,12 +59,12 @@ class Change:
                 f"no two recordings can show {percent}: those of one program differ by up to "
                 f"{format_percent(LEAST_HALF_WIDTH)} on a quiet machine; this is {self}"
             )
-        if found.half_width > self.limit:
+        if diff.half_width > self.limit:
             return False, (
                 f"these recordings cannot show {percent}: record both with more --steps on a "
                 f"quieter machine; this is {self}"
             )
-        if found.work_change > self.limit:
+        if diff.work_change > self.limit:
             return False, (
                 f"{self}: beyond the {percent} of --fail-over, but not by more than its "
                 "interval; record both with more --steps to be sure"
@@ -73,27 +73,27 @@ class Change:
 
     def __str__(self) -> str:
         """As "slower by 7.0 % ± 5.1 %", or "+2.0 % ± 5.1 %, within noise"."""
-        found = self.found
-        half = f"± {format_percent(found.half_width)}"
-        if found.verdict == "within noise":
-            return f"{format_percent(found.work_change, signed=True)} {half}, within noise"
-        return f"{found.verdict} by {format_percent(abs(found.work_change))} {half}"
+        diff = self.found
+        half = f"± {format_percent(diff.half_width)}"
+        if diff.verdict == "within noise":
+            return f"{format_percent(diff.work_change, signed=True)} {half}, within noise"
+        return f"{diff.verdict} by {format_percent(abs(diff.work_change))} {half}"
 
     def to_json(self) -> Mapping[str, Any]:
         """As results are printed; times in nanoseconds."""
-        found, (over, doubt) = self.found, self.judged
+        diff, (over, doubt) = self.found, self.judged
         return {
-            "before_ns": found.before_ns,
-            "after_ns": found.after_ns,
-            "change_ns": found.change_ns,
-            "change": found.change,
-            "page_faults_before_ns": found.faults_before_ns,
-            "page_faults_after_ns": found.faults_after_ns,
-            "change_without_page_faults": found.work_change,
-            "interval": list(found.interval),
+            "before_ns": diff.before_ns,
+            "after_ns": diff.after_ns,
+            "change_ns": diff.change_ns,
+            "change": diff.change,
+            "page_faults_before_ns": diff.faults_before_ns,
+            "page_faults_after_ns": diff.faults_after_ns,
+            "change_without_page_faults": diff.work_change,
+            "interval": list(diff.interval),
             "interval_level": 0.9,
-            "verdict": found.verdict,
-            "different": found.unlike or None,
+            "verdict": diff.verdict,
+            "different": diff.unlike or None,
             "failed": over,
             "fail_over": doubt or None,
             "provenance": "simulated",
@@ -101,35 +101,35 @@ class Change:
                 group: [
                     asdict(row) | {"change_ns": row.change_ns, "status": row.status} for row in rows
                 ]
-                for group, rows in found.rows.items()
+                for group, rows in diff.rows.items()
             },
-            "gaps_before_ns": {kind.name.lower(): ns for kind, ns in found.gaps_before_ns.items()},
-            "gaps_after_ns": {kind.name.lower(): ns for kind, ns in found.gaps_after_ns.items()},
+            "gaps_before_ns": {kind.name.lower(): ns for kind, ns in diff.gaps_before_ns.items()},
+            "gaps_after_ns": {kind.name.lower(): ns for kind, ns in diff.gaps_after_ns.items()},
         }
 
     def table(self, by: str, top: int) -> Table:
         """The `top` rows that change the step most, of "operator", "module" or "line"."""
-        found = self.found
-        changed = [row for row in found.rows[by] if row.change_ns or row.status]
+        diff = self.found
+        changed = [row for row in diff.rows[by] if row.change_ns or row.status]
         left = sum(row.change_ns for row in changed[top:])
-        gaps = sum(found.gaps_after_ns.values()) - sum(found.gaps_before_ns.values())
-        faults = found.faults_before_ns or found.faults_after_ns
+        gaps = sum(diff.gaps_after_ns.values()) - sum(diff.gaps_before_ns.values())
+        faults = diff.faults_before_ns or diff.faults_after_ns
         notes = [
             f"{len(changed) - top} more rows change it by {_signed(left)}." if left else "",
             f"Gaps and delays on the path changed by {_signed(gaps)}, counted in the rows.",
             "The first line and --fail-over leave page faults out, which differ between launches "
             "of one program (`allocator` is rid of them); the rows have them. With them, as "
-            f"`profile` says it: {format_duration(found.before_ns)} → "
-            f"{format_duration(found.after_ns)}."
+            f"`profile` says it: {format_duration(diff.before_ns)} → "
+            f"{format_duration(diff.after_ns)}."
             if faults
             else "",
             "± is the 90 % interval of what recordings of one program differ by.",
             "Simulated from recorded durations; rows count what is on the critical path.",
         ]
         title = (
-            (f"two different workloads ({found.unlike}): " if found.unlike else "")
-            + f"{format_duration(found.before_ns - found.faults_before_ns)} → "
-            f"{format_duration(found.after_ns - found.faults_after_ns)} per step"
+            (f"two different workloads ({diff.unlike}): " if diff.unlike else "")
+            + f"{format_duration(diff.before_ns - diff.faults_before_ns)} → "
+            f"{format_duration(diff.after_ns - diff.faults_after_ns)} per step"
             + (" without page faults" if faults else "")
             + f": {self}"
         )

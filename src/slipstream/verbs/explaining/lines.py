@@ -20,31 +20,31 @@ _PAGE_FAULTS, _UNTRACKED = "(page faults)", "(untracked)"
 
 def lines_report(timeline: Timeline, top: int) -> tuple[list[Table], dict[str, Any]]:
     """Tables and JSON: the `top` dearest lines where they stand in their files; times in ns."""
-    found = attribute(timeline)
-    shown = sorted(found.lines[:top], key=lambda line: (line.file, line.number))
+    attribution = attribute(timeline)
+    shown = sorted(attribution.lines[:top], key=lambda line: (line.file, line.number))
     payload = {
-        "step_ns": found.step_ns,
-        "peak_bytes": found.peak_bytes,
+        "step_ns": attribution.step_ns,
+        "peak_bytes": attribution.peak_bytes,
         "lines": [
             {
                 "file": line.file, "line": line.number, "function": line.function,
                 **_numbers(line.cost), "modules": list(line.modules),
                 "callers": [list(way) for way in line.callers],
             }
-            for line in found.lines
+            for line in attribution.lines
         ],
-        "page_faults": _numbers(found.page_faults),
-        "untracked": _numbers(found.untracked),
+        "page_faults": _numbers(attribution.page_faults),
+        "untracked": _numbers(attribution.untracked),
     }  # fmt: skip
-    return [_table(timeline, found, shown)], payload
+    return [_table(timeline, attribution, shown)], payload
 
 
 def _numbers(cost: Cost) -> dict[str, Any]:
-    found = asdict(cost)
-    other, forward, backward, optimizer = found.pop("phase_ns")
+    rest = asdict(cost)
+    other, forward, backward, optimizer = rest.pop("phase_ns")
     return {
         "time_ns": cost.time_ns, "forward_ns": forward, "backward_ns": backward,
-        "optimizer_ns": optimizer, "other_ns": other, **found,
+        "optimizer_ns": optimizer, "other_ns": other, **rest,
     }  # fmt: skip
 
 

@@ -107,11 +107,11 @@ def movement_report(
         "groups": [one.to_json() for one in groups],
         "limits": None if limits is None else limits.to_json(),
     }
-    said = in_a_sentence(payload, classes)
+    sentence = in_a_sentence(payload, classes)
     shown = groups[:top]
     left = len(groups) - len(shown)
     notes = [
-        said,
+        sentence,
         "Moved: inputs read once and outputs written once, by every kernel. Had to move: what "
         "crosses the boundaries of regions of operators that could run as one kernel "
         "(slipstream predict -t fusion says what that gives).",
@@ -163,8 +163,8 @@ def _grouped(
     parts: dict[str, list[Moved]] = {}
     for one in rows:
         parts.setdefault(key(one), []).append(one)
-    found = [_sum(graph, name, group, limits) for name, group in parts.items()]
-    return sorted(found, key=lambda one: -one.moved_bytes)
+    sums = [_sum(graph, name, group, limits) for name, group in parts.items()]
+    return sorted(sums, key=lambda one: -one.moved_bytes)
 
 
 def _sum(graph: Graph, name: str, group: Sequence[Moved], limits: Peaks | None) -> MovedRow:

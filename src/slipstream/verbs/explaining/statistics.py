@@ -38,29 +38,29 @@ def statistics_report(graph: Graph, path: str, top: int) -> tuple[list[Table], d
     Raises:
         GraphError: none was recorded.
     """
-    found = graph.statistics
-    if not found.recorded:
+    statistics = graph.statistics
+    if not statistics.recorded:
         raise GraphError(
             "no statistics were recorded",
             where=path,
             remedy="slipstream profile WORKLOAD --record ids,spectra,grads,sparsity",
         )
     tables = []
-    for name in found.recorded:
+    for name in statistics.recorded:
         shown = _STATISTICS[name]
-        parts = sorted(getattr(found, name), key=shown.size, reverse=True)
+        parts = sorted(getattr(statistics, name), key=shown.size, reverse=True)
         left = len(parts) - top
-        same = found.same_batch and name in ("ids", "grads") and parts
+        same = statistics.same_batch and name in ("ids", "grads") and parts
         same_note = "every step had the same batch: other data would add to this" if same else ""
-        title = f"{shown.title} {found.steps} steps"
-        if name in found.reasons:
-            notes = [one for one in (found.reasons[name], same_note) if one]
+        title = f"{shown.title} {statistics.steps} steps"
+        if name in statistics.reasons:
+            notes = [one for one in (statistics.reasons[name], same_note) if one]
             tables.append(Table([Column("nothing")], [], title, notes))
         else:
             smaller = f"{left} smaller ones are left out" if left > 0 else ""
             notes = [shown.note, smaller, same_note]
             tables.append(Table.of(parts[:top], shown.fields, title, notes))
-    return tables, found.to_json()
+    return tables, statistics.to_json()
 
 
 _IDS: tuple[Field[TableIds], ...] = (

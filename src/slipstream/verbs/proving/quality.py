@@ -46,15 +46,15 @@ def check_quality(
         WorkloadError: the baseline's own code failed; a candidate that fails is not checked, and
             the measurement says so.
     """
-    found: dict[str, QualityCheck] = {}
+    checks: dict[str, QualityCheck] = {}
     reference: list[Trial] = []
     for name, (workload, quality) in candidates.items():
         kind, basis = str(quality.kind), quality.basis
         if quality.kind is QualityKind.EXACT:
-            found[name] = QualityCheck(name, kind, QualityStatus.EXACT, basis)
+            checks[name] = QualityCheck(name, kind, QualityStatus.EXACT, basis)
             continue
         if budget_s is None:
-            found[name] = QualityCheck(
+            checks[name] = QualityCheck(
                 name, kind, QualityStatus.UNCHECKED, basis, "it was switched off"
             )
             continue
@@ -75,10 +75,10 @@ def check_quality(
                     _of(say, f"quality of {name}"),
                 )  # fmt: skip
         except SlipstreamError as error:
-            found[name] = QualityCheck(name, kind, QualityStatus.UNCHECKED, basis, error.what)
+            checks[name] = QualityCheck(name, kind, QualityStatus.UNCHECKED, basis, error.what)
             continue
-        found[name] = judge(name, kind, basis, reference, trials)
-    return list(found.values())
+        checks[name] = judge(name, kind, basis, reference, trials)
+    return list(checks.values())
 
 
 def _of(say: Callable[[str], None], what: str) -> Callable[[str], None]:
@@ -103,7 +103,7 @@ def _trials(
     done: list[Trial] = []
     while len(done) < len(seeds):
         left = seeds[len(done) :]
-        found = call_in_child(
+        outcomes = call_in_child(
             workload,
             "slipstream.verbs.proving.quality:trials_in_child",
             threads=threads,
@@ -115,7 +115,7 @@ def _trials(
             seconds_left=budget_s - (time.monotonic() - began),
             seeds_before=len(done),
         )
-        done += [trial_of(seed, one) for seed, one in zip(left, found, strict=False)]
+        done += [trial_of(seed, one) for seed, one in zip(left, outcomes, strict=False)]
         steps = steps or done[0].steps
         passed = time.monotonic() - began
         another = passed / len(done)
@@ -175,8 +175,8 @@ def one_trial(
     built: Built, steps: int | None, limit_s: float
 ) -> Generator[None, Any, list[dict[str, Any]]]:
     """Run `steps` steps, or as many as fit in `limit_s`, and then the metric."""
-    found = yield from first_steps(built, steps, limit_s)
-    return [{**found, "metric": _metric(built), **answers(built)}]
+    outcome = yield from first_steps(built, steps, limit_s)
+    return [{**outcome, "metric": _metric(built), **answers(built)}]
 
 
 def _metric(built: Built) -> str | None:

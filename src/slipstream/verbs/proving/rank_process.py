@@ -96,11 +96,11 @@ def digest(built: Built) -> str:
     """Of the trained parameters' bits: the same on replicas that agree."""
     import torch
 
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for parameter in built.model.parameters():
         numbers = parameter.detach().contiguous().view(-1)
-        found.update(numbers.view(torch.uint8).numpy() if numbers.numel() else b"")
-    return found.hexdigest()
+        hasher.update(numbers.view(torch.uint8).numpy() if numbers.numel() else b"")
+    return hasher.hexdigest()
 
 
 # What follows is called in the rank's process.
@@ -111,9 +111,9 @@ def trial(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: in
     """The losses of the first steps from one seed, of this rank alone; infinities as text."""
 
     def program(built: Built) -> Generator[None, Any, dict[str, Any]]:
-        found = yield from first_steps(built, steps)
+        outcome = yield from first_steps(built, steps)
         built.settle()
-        return {**found, "digest": digest(built)}
+        return {**outcome, "digest": digest(built)}
 
     return _run(workload, keep_in, join, seed, program)
 
@@ -230,5 +230,5 @@ def _run(workload: dict[str, Any], keep_in: str, join: dict[str, Any], seed: int
     recipe = workload_of(workload)
     joining = Join(**join)
     recipe = replace(recipe, techniques=(*recipe.techniques, joining))
-    own = seed * joining.ranks + joining.rank
-    return drive(recipe, program, leave, keep_in=Path(keep_in), seed=own)
+    rank_seed = seed * joining.ranks + joining.rank
+    return drive(recipe, program, leave, keep_in=Path(keep_in), seed=rank_seed)

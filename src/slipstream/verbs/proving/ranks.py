@@ -238,8 +238,8 @@ def check_ranks(
             cannot build.
         InvalidArgumentError: more workers than the cluster has devices.
     """
-    found = {name: ranks_of(chosen) for name, chosen in combinations.items()}
-    spread = {name: ranks for name, ranks in found.items() if ranks > 1}
+    needed = {name: ranks_of(chosen) for name, chosen in combinations.items()}
+    spread = {name: ranks for name, ranks in needed.items() if ranks > 1}
     for name in spread:
         if cluster is None:
             raise UsageError(

@@ -226,13 +226,13 @@ def _quality_sentence(checks: Sequence[QualityCheck]) -> str:
 def _machine_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> str:
     """Whether the measurement may be believed: its guard, and what the machine did meanwhile."""
     carried = {row.metric for row in rows if row.carries}
-    said = [guard_sentence(row) for row in rows if is_guard(row) and row.metric in carried][:1]
-    said += dict.fromkeys(row.doubt for row in rows if row.carries and row.doubt)
-    if len(said) < 2 and gate_states(experiment).keys() - {"green"}:
-        said.append("the machine was not idle")
+    clauses = [guard_sentence(row) for row in rows if is_guard(row) and row.metric in carried][:1]
+    clauses += dict.fromkeys(row.doubt for row in rows if row.carries and row.doubt)
+    if len(clauses) < 2 and gate_states(experiment).keys() - {"green"}:
+        clauses.append("the machine was not idle")
     if experiment.status not in ("complete", "ended early"):
-        said.append(f"this experiment is {experiment.status}")
-    return "; ".join(said) + "." if said else ""
+        clauses.append(f"this experiment is {experiment.status}")
+    return "; ".join(clauses) + "." if clauses else ""
 
 
 def _launch_sentence(experiment: Experiment, rows: Sequence[ComparisonRow]) -> str:
