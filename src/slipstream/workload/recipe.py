@@ -83,8 +83,8 @@ class Workload:
             # After `from x import *` nobody can tell.
             if function not in functions | others and "*" not in others:
                 raise UnknownNameError("function", function, functions, where=str(file))
-        elif (found := provider_in(tree)) is not None:
-            text = f"{text}:{found}"
+        elif (provider := provider_in(tree)) is not None:
+            text = f"{text}:{provider}"
         elif arguments:
             raise InvalidArgumentError(
                 "--set",
