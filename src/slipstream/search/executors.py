@@ -39,7 +39,10 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What became of a task: COMPLETE with values, FAILED with a reason, or LOST."""
+    """What became of a task: COMPLETE with values, FAILED with a reason, or LOST.
+
+    The reason of one that is COMPLETE says what was odd about it.
+    """
 
     number: int
     state: State

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from slipstream.search import Budget, Cost, Float, Halving, Run, Space, State, estimator, study
+from slipstream.search import (
+    Budget,
+    Cost,
+    Float,
+    Halving,
+    Int,
+    Run,
+    Space,
+    State,
+    estimator,
+    study,
+)
 
 SPACE = Space({"x": Float(0.0, 1.0)})
 
@@ -88,3 +99,57 @@ def test_a_killed_worker_costs_no_trial(tmp_path: Path) -> None:
     assert mark.exists()
     assert [one.state for one in made.trials] == [State.COMPLETE] * 12
     assert sorted(one.attempts for one in made.trials)[-1] == 2
+
+
+DEVICE_BYTES = 600 * 2**20
+
+
+@estimator({"y": "", "width": ""}, cost=lambda config: Cost(1.0, utilisation=0.3, memory=0.3))
+def packed(config: dict[str, Any], run: Run) -> dict[str, float]:
+    """Says that it holds 0.3 of a device; the one where x is 2 holds three times as much."""
+    path = Path(os.environ["SLIPSTREAM_BEGUN"])
+    with path.open("a") as begun:
+        begun.write(f"{config['x']} ")
+    deadline = time.monotonic() + 30
+    while len(path.read_text().split()) < int(os.environ["SLIPSTREAM_MANY"]):
+        assert time.monotonic() < deadline, "not all run beside each other"
+        time.sleep(0.01)
+    held = b"x" * int((0.9 if config["x"] == 2 else 0.2) * DEVICE_BYTES)
+    time.sleep(1.0)
+    return {"y": float(len(held)), "width": run.width}
+
+
+def test_a_trial_that_lies_about_its_memory_moves_and_its_neighbours_do_not(
+    tmp_path: Path,
+) -> None:
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    begun = tmp_path / "begun"
+    executor = RayExecutor(1, scheduler="level", ahead=3, device_bytes=DEVICE_BYTES)
+    executor._actor_kind = executor._actor_kind.options(
+        runtime_env={"env_vars": {"SLIPSTREAM_BEGUN": str(begun), "SLIPSTREAM_MANY": "3"}}
+    )
+    lying = study("s", Space({"x": Int(0, 2)}), "y", estimator=packed, strategy="grid",
+                  budget=Budget(trials=3), store=tmp_path / "s.db").run(executor)  # fmt: skip
+    assert [one.state for one in lying.trials] == [State.COMPLETE] * 3
+    liar = next(one for one in lying.trials if one.candidate.config["x"] == 2)
+    assert [one for one in lying.trials if one.reason] == [liar]
+    assert "0.30" in str(liar.reason)
+    assert sorted(begun.read_text().split()) == ["0", "1", "2", "2"]
+    again = max(start for number, _, start, _ in executor.intervals if number == liar.number)
+    others = [end for number, _, _, end in executor.intervals if number != liar.number]
+    assert max(others) <= again, "it begins again where nobody is beside it"
+
+
+def test_a_trial_that_no_device_holds_has_failed(
+    tmp_path: Path,
+) -> None:
+    from slipstream.engines.trials.ray_executor import RayExecutor
+
+    executor = RayExecutor(1, scheduler="level", device_bytes=DEVICE_BYTES // 3)
+    begun = {"SLIPSTREAM_BEGUN": str(tmp_path / "begun"), "SLIPSTREAM_MANY": "1"}
+    executor._actor_kind = executor._actor_kind.options(runtime_env={"env_vars": begun})
+    failing = study("s", Space({"x": Int(2, 3)}), "y", estimator=packed, strategy="grid",
+                    budget=Budget(trials=1), store=tmp_path / "s.db").run(executor)  # fmt: skip
+    assert [one.state for one in failing.trials] == [State.FAILED]
+    assert "200 MiB" in str(failing.trials[0].reason)
