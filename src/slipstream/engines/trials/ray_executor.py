@@ -215,12 +215,12 @@ class RayExecutor:
             held = [self._running[one].held_bytes() / self._device_bytes for one in references]
             if sum(held) <= 1:
                 continue
-            said = [self._state.trials.memory[self._running[one].row] for one in references]
-            at = max(range(len(held)), key=lambda i: held[i] - said[i])
-            failed += self._move(references[at], held[at], said[at], alone=len(held) == 1)
+            declared = [self._state.trials.memory[self._running[one].row] for one in references]
+            at = max(range(len(held)), key=lambda i: held[i] - declared[i])
+            failed += self._move(references[at], held[at], declared[at], alone=len(held) == 1)
         return failed
 
-    def _move(self, reference: Any, held: float, said: float, *, alone: bool) -> list[Outcome]:
+    def _move(self, reference: Any, held: float, declared: float, *, alone: bool) -> list[Outcome]:
         """Stop a trial and let it begin again on a device of its own, or fail where it has one."""
         one = self._running.pop(reference)
         self._ray.kill(one.worker.actor)
@@ -233,8 +233,8 @@ class RayExecutor:
             took = now - one.since
             return [Outcome(one.task.number, State.FAILED, {}, reason, one.since, now, took)]
         self._moved[one.task.number] = (
-            f"it held {held:.2f} of a device's memory ({device}) and had said {said:.2f}: stopped, "
-            "and begun again on a device of its own"
+            f"it held {held:.2f} of a device's memory ({device}) and had declared {declared:.2f}: "
+            "stopped, and begun again on a device of its own"
         )
         self._submit(one.task, 1.0, MEMORY)
         return []

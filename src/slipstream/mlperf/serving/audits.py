@@ -88,16 +88,16 @@ def audit(
         UnknownNameError: there is no such audit.
     """
     need_audits(names)
-    found = []
+    audits = []
     for name in names:
         if name == "TEST01":
-            found.append(_same_answers(session, scenario, wishes, folder and folder / name))
+            audits.append(_same_answers(session, scenario, wishes, folder and folder / name))
         elif name == "TEST04":
-            found.append(_same_sample(session, wishes, folder and folder / name))
+            audits.append(_same_sample(session, wishes, folder and folder / name))
         else:
             with open_session() as fresh:
-                found.append(_unseen(fresh, folder and folder / name))
-    return found
+                audits.append(_unseen(fresh, folder and folder / name))
+    return audits
 
 
 def need_audits(names: Sequence[str]) -> None:
@@ -153,19 +153,19 @@ def _unseen(session: Session, folder: Path | None = None) -> Audit:
         "single-stream", min_duration_s=0.0, min_queries=1, max_queries=_COLD_SAMPLES,
         expected_ns=1e6, issue="unique", shift=1 + secrets.randbelow(251), percentile=0.5,
     )  # fmt: skip
-    again, unseen, own = [], [], []
+    again, unseen, unshifted = [], [], []
     for _ in range(_ROUNDS):
         # Another rotation each round, so that the first look at it is one.
         fresh = replace(first, shift=first.shift + 1)
         first = fresh
         unseen.append(session.run(fresh, folder))
         again.append(session.run(fresh, folder))
-        own.append(session.run(replace(fresh, shift=0), folder))
-    found = [
+        unshifted.append(session.run(replace(fresh, shift=0), folder))
+    comparisons = [
         _judged("COLD", unseen, again, "a sample seen before"),
-        _judged("COLD", unseen, own, "one of the data set"),
+        _judged("COLD", unseen, unshifted, "one of the data set"),
     ]
-    return max(found, key=lambda one: not one.passed)
+    return max(comparisons, key=lambda one: not one.passed)
 
 
 def _slower(

@@ -259,8 +259,8 @@ def _summary(folder: Path, log: logs.DetailLog) -> Iterator[Defect]:
     except OSError:
         yield Defect("summary", str(path), "the summary is missing")
         return
-    said = dict(line.split(":", 1) for line in text.splitlines() if line.count(":") == 1)
-    told = {key.strip().removeprefix("* "): value.strip() for key, value in said.items()}
+    lines = dict(line.split(":", 1) for line in text.splitlines() if line.count(":") == 1)
+    told = {key.strip().removeprefix("* "): value.strip() for key, value in lines.items()}
     if told.get("Result is") != log.get("result_validity"):
         yield Defect("summary differs", str(path), f"it says {told.get('Result is')}")
     mean = told.get("Mean latency (ns)")

@@ -107,14 +107,14 @@ def compare(
     Raises:
         ArmFailedError: one of them failed.
     """
-    found = []
+    contrasts = []
     for scenario in chosen:
         say(f"comparing: {scenario.name}")
-        found.append(Contrast(scenario, _claim(base, other, scenario, wishes, blocks)))
+        contrasts.append(Contrast(scenario, _claim(base, other, scenario, wishes, blocks)))
     right = tuple(
         planning.accuracy(one, chosen[0]).value if one.labelled else None for one in (base, other)
     )
-    return Compared((base.title, other.title), tuple(found), (right[0], right[1]))
+    return Compared((base.title, other.title), tuple(contrasts), (right[0], right[1]))
 
 
 def _claim(
@@ -134,8 +134,8 @@ def _claim(
         guard=False,
     )  # fmt: skip
     experiment = run(arms, settings, environment=capture(), plan=plan)
-    found = claims.claims(experiment)
-    return next(one for one in found if one.arm == "other" and one.metric == "wall")
+    judged = claims.claims(experiment)
+    return next(one for one in judged if one.arm == "other" and one.metric == "wall")
 
 
 def _arm(name: str, session: Session, test: Mapping[str, Any]) -> WorkerArm:

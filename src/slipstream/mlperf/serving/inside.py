@@ -87,7 +87,7 @@ def service_times(
     assert _library is not None
     if _own_queue is not None:
         return {}
-    model, library, found = _model, _library, {}
+    model, library, times = _model, _library, {}
     library.load(range(library.performance_count))
     count = library.performance_count if fresh is None else fresh
     with _watched() as watch:
@@ -101,11 +101,11 @@ def service_times(
                 current.indices = None
 
             try:
-                found[str(size)] = _times(call, budget_s / len(batches))
+                times[str(size)] = _times(call, budget_s / len(batches))
             except BaseException as error:
                 watch.fail(error)
     library.unload([])
-    return found
+    return times
 
 
 def _times(call: Any, budget_s: float) -> list[float]:
@@ -213,31 +213,31 @@ def _told(key: str) -> bool:
 def _settings(test: Test) -> Any:
     import mlperf_loadgen as loadgen
 
-    rules, found = SCENARIOS[test.scenario], loadgen.TestSettings()
-    found.scenario = getattr(loadgen.TestScenario, rules.title)
-    found.mode = {
+    rules, settings = SCENARIOS[test.scenario], loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, rules.title)
+    settings.mode = {
         "performance": loadgen.TestMode.PerformanceOnly,
         "accuracy": loadgen.TestMode.AccuracyOnly,
         "peak": loadgen.TestMode.FindPeakPerformance,
     }[test.mode]
-    found.min_duration_ms = round(1e3 * test.min_duration_s)
-    found.min_query_count = test.min_queries
-    found.max_query_count = test.max_queries
-    found.qsl_rng_seed, found.sample_index_rng_seed, found.schedule_rng_seed = test.seeds
-    found.single_stream_expected_latency_ns = round(test.expected_ns)
-    found.single_stream_target_latency_percentile = test.percentile
-    found.multi_stream_expected_latency_ns = round(test.expected_ns)
-    found.multi_stream_target_latency_percentile = test.percentile
-    found.multi_stream_samples_per_query = test.samples_per_query
-    found.server_target_qps = found.offline_expected_qps = test.rate
-    found.server_target_latency_ns = round(test.bound_ns)
+    settings.min_duration_ms = round(1e3 * test.min_duration_s)
+    settings.min_query_count = test.min_queries
+    settings.max_query_count = test.max_queries
+    settings.qsl_rng_seed, settings.sample_index_rng_seed, settings.schedule_rng_seed = test.seeds
+    settings.single_stream_expected_latency_ns = round(test.expected_ns)
+    settings.single_stream_target_latency_percentile = test.percentile
+    settings.multi_stream_expected_latency_ns = round(test.expected_ns)
+    settings.multi_stream_target_latency_percentile = test.percentile
+    settings.multi_stream_samples_per_query = test.samples_per_query
+    settings.server_target_qps = settings.offline_expected_qps = test.rate
+    settings.server_target_latency_ns = round(test.bound_ns)
     # Queries that are overdue together come in one call, where one by one they come too slowly.
-    found.server_coalesce_queries = test.rate > _COALESCED_FROM
-    found.server_target_latency_percentile = test.percentile
-    found.accuracy_log_sampling_target = test.log_answers
-    found.performance_issue_same = test.issue == "same"
-    found.performance_issue_unique = test.issue == "unique"
-    return found
+    settings.server_coalesce_queries = test.rate > _COALESCED_FROM
+    settings.server_target_latency_percentile = test.percentile
+    settings.accuracy_log_sampling_target = test.log_answers
+    settings.performance_issue_same = test.issue == "same"
+    settings.performance_issue_unique = test.issue == "unique"
+    return settings
 
 
 @contextlib.contextmanager

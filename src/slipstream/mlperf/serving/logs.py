@@ -49,13 +49,13 @@ class DetailLog:
         """Latencies of queries by name: ``p50`` to ``p99.9``, ``mean``, ``min``, ``max``."""
         per_query = "_per_query" if "result_mean_query_latency_ns" in self.values else ""
         query = "_query" if per_query else ""
-        found = {
+        values = {
             f"p{float(share):g}": self.get(f"result_{share}_percentile{per_query}_latency_ns")
             for share in _SHARES
         }
         for name in ("mean", "min", "max"):
-            found[name] = self.get(f"result_{name}{query}_latency_ns")
-        return {name: float(value) for name, value in found.items() if value is not None}
+            values[name] = self.get(f"result_{name}{query}_latency_ns")
+        return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def read_detail(path: Path) -> DetailLog:

@@ -111,10 +111,10 @@ def _bounded(test: Test) -> Test:
     """
     if test.min_duration_s >= OFFICIAL_DURATION_S:
         return test
-    made = queries_made(test)
-    if made <= _MOST_MADE:
+    queries = queries_made(test)
+    if queries <= _MOST_MADE:
         return test
-    return replace(test, min_duration_s=test.min_duration_s * _MOST_MADE / made)
+    return replace(test, min_duration_s=test.min_duration_s * _MOST_MADE / queries)
 
 
 def queries_made(test: Test) -> float:

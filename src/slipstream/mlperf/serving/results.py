@@ -38,9 +38,11 @@ class Row:
 
     def latency(self, name: str) -> str:
         """A latency of queries; offline has one query, which says nothing."""
-        found = self.run.latencies_ns.get(name)
+        latency_ns = self.run.latencies_ns.get(name)
         return (
-            "-" if found is None or self.run.test.scenario == "offline" else format_duration(found)
+            "-"
+            if latency_ns is None or self.run.test.scenario == "offline"
+            else format_duration(latency_ns)
         )
 
     def foreseen_ns(self, name: str) -> float | None:
@@ -124,8 +126,8 @@ class Served:
 
 
 def _predicted(row: Row) -> str:
-    found = row.foreseen_ns("p99")
-    return "-" if found is None else format_duration(found)
+    p99_ns = row.foreseen_ns("p99")
+    return "-" if p99_ns is None else format_duration(p99_ns)
 
 
 def benchmark(
@@ -156,15 +158,15 @@ def benchmark(
         run = planning.measured(session, scenario, wishes, logs)
         foreseen = planning.foreseen(session, run.test) if scenario.name == "server" else None
         rows.append(Row(run, foreseen))
-        found = audit(audits, session.again, session, scenario, wishes, folder)
-        stood += found
+        audited = audit(audits, session.again, session, scenario, wishes, folder)
+        stood += audited
         if place is not None or (session.labelled and right is None):
             logs = None if place is None else place.accuracy(scenario)
             right = planning.accuracy(session, scenario, logs).value
         if place is not None:
             write_scenario(
                 place, scenario, run, right, samples=session.about["samples"],
-                performance_samples=session.about["performance_samples"], gate=gate, audits=found,
+                performance_samples=session.about["performance_samples"], gate=gate, audits=audited,
             )  # fmt: skip
     if place is not None:
         write_system(place)

@@ -119,19 +119,19 @@ class Test:
         A result that others accept takes more than that: accuracy, audits, a review.
         """
         rules = SCENARIOS[self.scenario]
-        found = []
+        reasons = []
         if self.mode == "performance" and self.min_duration_s < OFFICIAL_DURATION_S:
-            found.append(f"{self.min_duration_s:g} s instead of {OFFICIAL_DURATION_S:g} s")
+            reasons.append(f"{self.min_duration_s:g} s instead of {OFFICIAL_DURATION_S:g} s")
         needed = OFFICIAL_OFFLINE_SAMPLES if self.scenario == "offline" else rules.queries
         if self.mode == "performance" and self.min_queries < needed:
-            found.append(f"{self.min_queries} instead of {needed} queries")
+            reasons.append(f"{self.min_queries} instead of {needed} queries")
         if rules.percentile is not None and self.percentile < rules.percentile:
-            found.append(f"p{100 * self.percentile:g} instead of p{100 * rules.percentile:g}")
+            reasons.append(f"p{100 * self.percentile:g} instead of p{100 * rules.percentile:g}")
         if self.seeds != (QSL_SEED, INDEX_SEED, SCHEDULE_SEED):
-            found.append("other seeds")
+            reasons.append("other seeds")
         if self.max_queries:
-            found.append(f"ended after {self.max_queries} queries")
-        return found
+            reasons.append(f"ended after {self.max_queries} queries")
+        return reasons
 
     def to_json(self) -> dict[str, Any]:
         """What another process makes the same test of."""

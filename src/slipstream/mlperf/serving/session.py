@@ -180,8 +180,8 @@ class Session:
             times = self._call(
                 "service_times", self._patience_s + _MORE_S, batches=sizes, budget_s=_CURVE_S
             )
-            found = {int(size): tuple(taken) for size, taken in times.items()}
-            self._curve = ServiceCurve(found) if found else ServiceCurve.of({1: 1e6})
+            times_of = {int(size): tuple(taken) for size, taken in times.items()}
+            self._curve = ServiceCurve(times_of) if times_of else ServiceCurve.of({1: 1e6})
         return self._curve
 
     def touch_one(self) -> None:
@@ -270,8 +270,8 @@ def _run(test: Test, folder: Path, told: Mapping[str, Any]) -> Run:
         value, valid = told["accuracy"], not log.errors
     else:
         value, valid = values.get(_METRIC_KEYS[test.scenario]), log.valid
-        said = values.get("result_invalid_reason")
-        reasons += [said.strip()] if isinstance(said, str) else []
+        reason = values.get("result_invalid_reason")
+        reasons += [reason.strip()] if isinstance(reason, str) else []
     reasons += list(log.errors)
     if told["refused"]:
         valid = False

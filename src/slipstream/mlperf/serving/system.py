@@ -112,9 +112,9 @@ class Watch(threading.Thread):
 
     def call(self) -> Call:
         """A place to note the calls of this thread in."""
-        made = Call()
-        self.calls.append(made)
-        return made
+        call = Call()
+        self.calls.append(call)
+        return call
 
     def end(self) -> None:
         """Stop watching; nothing is told any more."""

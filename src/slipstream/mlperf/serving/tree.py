@@ -143,21 +143,21 @@ def read_conf(path: Path) -> dict[str, str]:
     Raises:
         OSError: it cannot be read.
     """
-    found = {}
+    settings = {}
     for line in path.read_text("utf-8", errors="replace").splitlines():
         key, equals, value = line.partition("#")[0].partition("=")
         if equals:
-            found[key.strip().rpartition(".")[2]] = value.strip()
-    return found
+            settings[key.strip().rpartition(".")[2]] = value.strip()
+    return settings
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """An object of JSON; None where there is none."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def titled(title: str) -> Scenario | None:

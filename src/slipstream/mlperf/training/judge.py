@@ -231,11 +231,11 @@ def time_to_quality(
                     most_epochs=most_epochs,
                 )
             )  # fmt: skip
-    found = [
+    results = [
         _arm(name, place, outcomes, target, task, len(seeds))
         for name, place, outcomes in zip(arms, places, done, strict=True)
     ]
-    judged = Judged(task, tuple(found), division)
+    judged = Judged(task, tuple(results), division)
     write_text(folder / "result.json", json.dumps(judged.to_json(), indent=1))
     return judged
 
@@ -256,10 +256,10 @@ def _need_trainable(combinations: Sequence[str]) -> None:
 
 
 def _drawn(runs: int) -> list[int]:
-    found: dict[int, None] = {}
-    while len(found) < runs:
-        found.setdefault(secrets.randbits(31))
-    return list(found)
+    seeds: dict[int, None] = {}
+    while len(seeds) < runs:
+        seeds.setdefault(secrets.randbits(31))
+    return list(seeds)
 
 
 def _one(
@@ -277,8 +277,8 @@ def _one(
             with joined([Host()] * workers[0], name=task.name, limit_s=_LIMIT_S) as call:
                 return Outcome.of(call(_RUN, arguments)[0], str(log), wall=wall)
         with Child(task.name, environment=one_pool(threads)) as child:
-            found = child.call(_RUN, timeout_s=_LIMIT_S, threads=threads, **arguments)
-        return Outcome.of(found, str(log), wall=wall)
+            answer = child.call(_RUN, timeout_s=_LIMIT_S, threads=threads, **arguments)
+        return Outcome.of(answer, str(log), wall=wall)
     except ChildError as error:
         _abort(log, task, error.what)
         return Outcome(seed, "aborted", 0, math.nan, math.nan, math.nan, "", (), error.what,

@@ -239,10 +239,10 @@ class _Training:
 
     def _built(self, model: Any, loss: Any, optimizer: Any, batch: Any) -> Built:
         planned = max(1, self.task.planned_steps * self.task.batch // self.batch)
-        made = Built(model, self._share(batch), loss, optimizer, planned_steps=planned)
+        parts = Built(model, self._share(batch), loss, optimizer, planned_steps=planned)
         joining = (_Join(),) if self.ranks > 1 else ()
         built = build_from(
-            made, (*self.techniques, *joining), self.seed, self.task.name, self.task.place
+            parts, (*self.techniques, *joining), self.seed, self.task.name, self.task.place
         )
         _seed(self.seed + 1)
         return built

@@ -122,16 +122,16 @@ def load(target: str) -> Task:
     if not colon:
         if target not in SUITE:
             raise UnknownNameError("task", target, SUITE)
-        found: Task = getattr(importlib.import_module(f"{_ROOM}.{target}"), target)
+        shipped: Task = getattr(importlib.import_module(f"{_ROOM}.{target}"), target)
         known = recorded(target)
-        samples = known["samples"].get(str(found.batch), []) if known else []
+        samples = known["samples"].get(str(shipped.batch), []) if known else []
         typical = int(statistics.median(samples)) if samples else 0
-        return dataclasses.replace(found, name=target, typical=typical)
+        return dataclasses.replace(shipped, name=target, typical=typical)
     if not Path(path).is_file():
         raise WorkloadError(f"there is no file {path}", remedy="as file.py:function, or a task")
     module = _run_file(Path(path).resolve())
-    made = getattr(module, name, None)
-    if not isinstance(made, Task):
+    written = getattr(module, name, None)
+    if not isinstance(written, Task):
         tasks = [key for key, value in vars(module).items() if isinstance(value, Task)]
         raise WorkloadError(
             f"{Path(path).name} has no task '{name}'",
@@ -142,7 +142,7 @@ def load(target: str) -> Task:
             "@training.task(target=..., train_samples=..., batch=..., evaluate_every=..., "
             "most_epochs=...)",
         )
-    return made
+    return written
 
 
 def recorded(task: str) -> dict[str, Any] | None:
@@ -150,8 +150,8 @@ def recorded(task: str) -> dict[str, Any] | None:
     path = Path(__file__).parent / "suite" / "reference.json"
     if not path.exists():
         return None
-    found: dict[str, Any] | None = json.loads(path.read_text("utf-8")).get(task)
-    return found
+    reference: dict[str, Any] | None = json.loads(path.read_text("utf-8")).get(task)
+    return reference
 
 
 @functools.cache

@@ -58,14 +58,14 @@ def sst_bag(run: Any) -> Iterator[Any]:
 def _phrases(tree: Any) -> list[tuple[list[str], int]]:
     """Words and label of every phrase that is good or bad; the whole sentence is the last."""
     words: list[list[str]] = []
-    found = []
+    phrases = []
     for node, label in enumerate(tree.labels.tolist()):
         left, right = int(tree.left[node]), int(tree.right[node])
-        own = [tree.words[node]] if left < 0 else words[left] + words[right]
-        words.append(own)
+        spanned = [tree.words[node]] if left < 0 else words[left] + words[right]
+        words.append(spanned)
         if label != 2:
-            found.append((own, int(label > 2)))
-    return found
+            phrases.append((spanned, int(label > 2)))
+    return phrases
 
 
 def _tensors(phrases: Any, number: dict[str, int]) -> tuple[Tensor, Tensor]:

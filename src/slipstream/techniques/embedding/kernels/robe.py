@@ -91,7 +91,7 @@ def backward_by(
     kernel: int,
     grad: torch.Tensor,
     array: torch.Tensor,
-    made: torch.Tensor | None,
+    pooled: torch.Tensor | None,
     *how: Any,
     scale: float = 1.0,
 ) -> torch.Tensor:
@@ -99,7 +99,7 @@ def backward_by(
     gradient = torch.zeros_like(array)
     _call(
         "backward", kernel, array.numel(), how, grad.data_ptr(), scale, array.data_ptr(),
-        tensor_pointer(made), gradient.data_ptr(),
+        tensor_pointer(pooled), gradient.data_ptr(),
     )  # fmt: skip
     return gradient
 
@@ -157,7 +157,7 @@ def by_reference(array: torch.Tensor, *how: Any) -> torch.Tensor:
 
 
 def _gradient(
-    grad: torch.Tensor, array: torch.Tensor, made: torch.Tensor | None, *how: Any
+    grad: torch.Tensor, array: torch.Tensor, pooled: torch.Tensor | None, *how: Any
 ) -> torch.Tensor:
     """``slipstream::robe.gradient``: dense, [array.numel()], times the scale that comes last."""
     *how_, scale = how
@@ -166,14 +166,14 @@ def _gradient(
     if not abs(scale) <= torch.finfo(torch.float32).max:
         raise InvalidArgumentError("scale", f"{scale} is no number that float32 holds")
     if MODES[how_[-1]] == "max":
-        _check_gradient(array, made, how_)
-        assert made is not None
-        made = made.contiguous()
+        _check_gradient(array, pooled, how_)
+        assert pooled is not None
+        pooled = pooled.contiguous()
     if (kernel := _kernel_for(array)) is not None:
-        return backward_by(kernel, grad.contiguous(), array, made, *how_, scale=scale)
+        return backward_by(kernel, grad.contiguous(), array, pooled, *how_, scale=scale)
     gradient: torch.Tensor
     if (triton := _on_device(array)) is not None:
-        gradient = triton.backward(grad.contiguous(), array, made, *how_, scale=scale)
+        gradient = triton.backward(grad.contiguous(), array, pooled, *how_, scale=scale)
         return gradient
     (unscaled,) = bags_door.gradients(lambda leaf: by_reference(leaf, *how_), [array], grad)
     gradient = unscaled * scale
@@ -202,7 +202,7 @@ define(
     lambda array, *how: array.new_empty(how[4], how[5]),
 )
 define(
-    f"robe.gradient(Tensor grad, Tensor array, Tensor? made, {_HOW}, float scale) -> Tensor",
+    f"robe.gradient(Tensor grad, Tensor array, Tensor? pooled, {_HOW}, float scale) -> Tensor",
     _gradient,
     lambda grad, array, *how: torch.empty_like(array),
 )
