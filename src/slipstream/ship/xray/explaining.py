@@ -82,12 +82,15 @@ class _Observed:
 
     def residual(self, pipeline: Pipeline, frames: Sequence[int]) -> float:
         """RMSE over deviation, all `frames` together; infinite where sizes differ."""
+        return self.distance([self.projections(pipeline, frame) for frame in frames], frames)
+
+    def distance(self, made: Sequence[Array | None], frames: Sequence[int]) -> float:
+        """The same of projections that a pipeline's inputs have."""
         distance = energy = 0.0
-        for frame in frames:
-            made = self.projections(pipeline, frame)
-            if made is None:
+        for one, frame in zip(made, frames, strict=True):
+            if one is None:
                 return np.inf
-            distance += float(np.square(made - self.statistics["projections"][frame]).sum())
+            distance += float(np.square(one - self.statistics["projections"][frame]).sum())
             energy += self.energy[frame]
         return float(np.sqrt(distance / max(energy, 1e-12)))
 
@@ -182,7 +185,7 @@ def _scored(
             for a, b in zip(made, same, strict=True)
         ):
             continue
-        found.append((observed.residual(one.pipeline, frames), one))
+        found.append((observed.distance(made, frames), one))
     return sorted(found, key=lambda scored: scored[0])
 
 
