@@ -93,3 +93,14 @@ def test_a_wrong_stage_is_named_with_its_fix(number: int) -> None:
     assert all(np.array_equal(cause.pipeline(t), wrong.pipeline(t)) for t in TEXTS), wrong.text
     assert wrong.text in (cause.text, *cause.alternatives)
     assert cause.fix
+
+
+def test_a_word_beside_the_right_one_is_another_word() -> None:
+    """Numbers that are one off are far from harmless, and are named beside a larger cause."""
+    whole = PIPELINE.completed()
+    sequence = next(one for one in whole.stages if isinstance(one, pre.Sequence))
+    padded = whole.with_stage(sequence.changed(pad=1))
+    both = padded.with_stage(pre.Read("latin-1"))
+    for wrong, kinds in ((padded, ("sequence",)), (both, ("read", "sequence"))):
+        inputs = measured([canonical(wrong(text)[None]) for text in TEXTS])
+        assert tuple(sorted(xray.explain(inputs, TEXTS, PIPELINE).stages)) == kinds
