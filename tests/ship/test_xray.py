@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -432,3 +433,20 @@ def test_a_first_layer_is_not_blamed_for_its_inputs(tmp_path: Path) -> None:
     found = xray.compare(tmp_path / "ref.xr", tmp_path / "edge.xr")
     assert found.layers[0].drift > 0.05
     assert found.layers[0].remark == ""
+
+
+def test_a_remark_says_what_a_layer_is_held_against(tmp_path: Path) -> None:
+    """Equal inputs, and equal layers, are no number that drift could be a multiple of."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    images = np.random.default_rng(0).normal(size=(6, 1, 3, 12, 12)).astype(np.float32)
+    for place, remark in ((0, "the inputs agreed"), (2, "the layer before agreed")):
+        wrong = copy.deepcopy(model)
+        with torch.no_grad():
+            wrong[place].weight.mul_(4)  # type: ignore[operator]
+        for name, one in (("ref.xr", model), ("edge.xr", wrong)):
+            with xray.record(tmp_path / name) as recorder:
+                for image in images:
+                    recorder.run(one, image)
+        found = xray.compare(tmp_path / "ref.xr", tmp_path / "edge.xr")
+        odd = [layer for layer in found.layers if layer.remark]
+        assert [(layer.name, layer.remark) for layer in odd[:1]] == [(str(place), remark)]

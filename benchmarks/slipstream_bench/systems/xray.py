@@ -1,7 +1,9 @@
 """``slipstream bench xray``: are bugs of preprocessing and bad layers named, and what does it cost?
 
-Inputs are photographs of the ImageNet sample, through two image pipelines: floats [3, 224, 224] as
-a classifier takes them, and codes of int8 [96, 96, 3] as a microcontroller's network does.
+Inputs are photographs of the ImageNet sample, through two pipelines: floats [3, 224, 224] as a
+classifier takes them, and codes of int8 [96, 96, 3] as a microcontroller's network does; spoken
+digits, as MFCCs in codes of int8 [49, 10, 1] (the front end of MLPerf Tiny's keyword network); and
+reviews of films, as numbers of pieces of words [32].
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,105 +26,183 @@ from slipstream_bench.harness import one_thread, paired
 from slipstream_bench.rows import Bar, BenchOptions, at_least, at_most, not_judged
 
 _FRAMES = 6
-_PIPELINES = {
-    "classifier": pre.image_pipeline(
-        224, value_range=(0.0, 255.0), mean=(127.0,) * 3, std=(128.0,) * 3
-    ),
-    "int8 network": pre.image_pipeline(
-        96, crop=1.0, method="bilinear", layout="HWC", dtype="int8", scale=1 / 255, zero_point=-128
-    ),
-}
-_BUGS = (
-    pre.Channels("BGR"), pre.Channels("grey"), pre.Orient(90), pre.Orient(180), pre.Orient(0, True),
-    pre.Scale(-1.0, 1.0), pre.Scale(-0.5, 0.5), pre.Crop(shape="whole"), pre.Crop(shape="pad"),
-    pre.Resize(0, 0, "nearest"), pre.Resize(0, 0, "bilinear", False), pre.Layout("CHW", True),
-    pre.Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), pre.Colour(gamma=2.2),
+_IMAGENET = pre.Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# Settings of a stage of each kind, done otherwise: (kind, settings).
+_OF_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("channels", {"colours": "BGR"}), ("channels", {"colours": "grey"}), ("orient", {"turn": 90}),
+    ("orient", {"turn": 180}), ("orient", {"mirror": True}), ("scale", {"low": -1.0, "high": 1.0}),
+    ("scale", {"low": -0.5, "high": 0.5}), ("crop", {"shape": "whole", "share": 0.875}),
+    ("crop", {"shape": "pad", "share": 0.875}), ("resize", {"method": "nearest"}),
+    ("resize", {"method": "bilinear", "antialias": False}), ("layout", {"misread": True}),
+    ("normalise", {"mean": _IMAGENET.mean, "std": _IMAGENET.std}), ("colour", {"gamma": 2.2}),
 )  # fmt: skip
-_SINGLE, _PAIRS = "14 single bugs, named first", "40 random pairs of bugs, named first"
+_OF_SOUND: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("waveform", {"resample": "ignored"}), ("waveform", {"resample": "linear"}),
+    ("signal", {"units": "int16"}), ("signal", {"units": "peak"}), ("signal", {"emphasis": 0.97}),
+    ("length", {"pad": "start"}), ("spectrum", {"window": "rectangular"}),
+    ("spectrum", {"power": 1}), ("bands", {"scale": "linear"}), ("bands", {"high": 8_000.0}),
+    ("log", {"kind": "none"}),
+    ("log", {"kind": "log10"}), ("cepstrum", {"orthogonal": False}), ("arrange", {"misread": True}),
+)  # fmt: skip
+_OF_TEXT: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("read", {"encoding": "latin-1"}), ("read", {"encoding": "ascii"}),
+    ("casing", {"case": "keep"}), ("casing", {"accents": True}),
+    ("split", {"marks": "attached"}), ("split", {"marks": "dropped"}),
+    ("vocabulary", {"offset": 1}), ("vocabulary", {"alphabetical": True}),
+    ("vocabulary", {"pieces": False}), ("sequence", {"first": -1, "last": -1}),
+    ("sequence", {"side": "start"}), ("sequence", {"pad": 1}), ("sequence", {"keep": "end"}),
+    ("sequence", {"late": True}),
+)  # fmt: skip
+_SINGLE, _PAIRS = "14 single bugs of 4 models, named first", "40 random pairs of bugs, named first"
 _CLEAN, _LAYER = "causes named in clean runs", "a planted bad layer, ranked first"
 _COST, _SIZE, _SPEED = "recording over plain", "log of an image, stats", "100 frames x 94 layers"
+
+
+@dataclass(frozen=True)
+class _App:
+    """What prepares a model's inputs, what it is given, and what goes wrong in it."""
+
+    name: str
+    pipeline: pre.Pipeline
+    raws: Sequence[Any]
+    bugs: tuple[tuple[str, dict[str, Any]], ...]
+
+    def wrong(self, kind: str, settings: dict[str, Any]) -> pre.Pipeline:
+        """Its pipeline with one stage done otherwise."""
+        whole = self.pipeline.completed()
+        stage = next(one for one in whole.stages if one.name == kind)
+        return whole.with_stage(stage.changed(**settings))
+
+    def seen(self, pipeline: pre.Pipeline) -> Array:
+        return measured([canonical(pipeline(raw)[None]) for raw in self.raws])
+
+    def named(self, wrong: pre.Pipeline) -> bool:
+        """Whether the explanation does what was done, to the bit; what changes nothing does not."""
+        seen = self.seen(wrong)
+        found = xray.explain(seen, self.raws, self.pipeline)
+        if found.pipeline is None or not found.fix:
+            return False
+        return bool((self.seen(found.pipeline)["hash"] == seen["hash"]).all())
+
+
+def _apps(photographs: Sequence[bytes]) -> list[_App]:
+    """Four models' preprocessing.
+
+    Raises:
+        MissingDataError: recordings or sentences are not on this machine.
+    """
+    classifier = pre.image_pipeline(
+        224, value_range=(0.0, 255.0), mean=(127.0,) * 3, std=(128.0,) * 3
+    )
+    codes = pre.image_pipeline(
+        96, crop=1.0, method="bilinear", layout="HWC", dtype="int8", scale=1 / 255, zero_point=-128
+    )
+    spoken = get("fsdd").samples
+    keywords = pre.sound_pipeline(
+        16_000, frame=480, hop=320, low=20.0, high=4_000.0, coefficients=10, channel="last",
+        dtype="int8", scale=0.58, zero_point=83,
+    ).with_stage(pre.Waveform(16_000, raw_rate=8_000))  # fmt: skip
+    reviews = get("sst", limit=2_000)
+    said = [tree.sentence for tree in reviews.train]
+    # Letters beyond ASCII, texts that are too long and too short: else some bugs change nothing.
+    chosen = sorted(said, key=lambda one: (one.isascii(), -len(one)))[:3]
+    chosen += sorted(said, key=len)[len(said) // 20 :][:3]
+    vocabulary = pre.vocabulary_of(said, 2_000)
+    images = photographs[:_FRAMES]
+    return [
+        _App("classifier", classifier, images, _OF_IMAGES),
+        _App("int8 network", codes, images, _OF_IMAGES),
+        _App("keywords", keywords, spoken[:: len(spoken) // _FRAMES][:_FRAMES], _OF_SOUND),
+        _App("sentences", pre.text_pipeline(vocabulary, 32), chosen, _OF_TEXT),
+    ]
 
 
 def bars(options: BenchOptions) -> Iterator[Bar]:
     """Quick: fewer pairs, clean runs and planted layers."""
     try:
         photographs = get("imagenet_sample", decode=False, limit=120).files
+        apps = _apps(photographs)
     except MissingDataError as error:
         yield not_judged(_SINGLE, "%", "100", error.what)
         return
-    yield from _causes(options, photographs)
+    yield from _causes(options, apps)
+    if options.wants(_CLEAN):
+        options.progress(_CLEAN)
+        yield _clean(options, apps, photographs)
     if options.wants(_LAYER):
         yield _planted(options)
     yield from _costs(options)
 
 
-def _seen(pipeline: pre.Pipeline, raws: Sequence[bytes]) -> Array:
-    return measured([canonical(pipeline(raw)[None]) for raw in raws])
-
-
-def _named(pipeline: pre.Pipeline, wrong: pre.Pipeline, raws: Sequence[bytes]) -> bool:
-    """Whether the explanation does what was done, to the bit; so does no explanation of nothing."""
-    seen = _seen(wrong, raws)
-    found = xray.explain(seen, raws, pipeline)
-    if found.pipeline is None:
-        return found.kind == "equal"
-    return bool((_seen(found.pipeline, raws)["hash"] == seen["hash"]).all())
-
-
-def _bug(pipeline: pre.Pipeline, bug: pre.Stage) -> pre.Pipeline:
-    own = {stage.name: stage for stage in pipeline.stages}
-    if isinstance(bug, pre.Resize):
-        size = own["resize"]
-        assert isinstance(size, pre.Resize)
-        bug = size.changed(method=bug.method, antialias=bug.antialias)
-    if isinstance(bug, pre.Layout):
-        axes = own["layout"]
-        assert isinstance(axes, pre.Layout)
-        bug = axes.changed(misread=True)
-    return pipeline.with_stage(bug)
-
-
-def _causes(options: BenchOptions, photographs: Sequence[bytes]) -> Iterator[Bar]:
-    raws = photographs[:_FRAMES]
+def _causes(options: BenchOptions, apps: Sequence[_App]) -> Iterator[Bar]:
     if options.wants(_SINGLE):
-        options.progress(_SINGLE)
-        missed = [
-            f"{name}: {bug}"
-            for name, pipeline in _PIPELINES.items()
-            for bug in _BUGS
-            if not _named(pipeline, _bug(pipeline, bug), raws)
-        ]
-        count = len(_BUGS) * len(_PIPELINES)
+        missed = []
+        for app in apps:
+            for number, bug in enumerate(app.bugs):
+                options.progress(f"{app.name}: bug {number + 1} of {len(app.bugs)}")
+                if not app.named(app.wrong(*bug)):
+                    missed.append(f"{app.name}: {bug}")
+        count = sum(len(app.bugs) for app in apps)
         value = 100 * (count - len(missed)) / count
-        yield at_least(_SINGLE, value, 100, "%", n=count, detail="; ".join(missed)[:200])
+        detail = "; ".join(missed)[:200] or ", ".join(app.name for app in apps)
+        yield at_least(_SINGLE, value, 100, "%", n=count, detail=detail)
     if options.wants(_PAIRS):
-        options.progress(_PAIRS)
         rng = np.random.default_rng(0)
-        count, right = 40 if options.full else 8, 0
+        count, missed = 40 if options.full else 8, []
         for number in range(count):
-            pipeline = list(_PIPELINES.values())[number % 2]
-            pairs = list(
-                pipeline.pairs([v for v in pipeline.variations() if v.stages != ("decode",)])
-            )
-            chosen = pairs[rng.integers(len(pairs))]
-            right += _named(pipeline, chosen.pipeline, raws)
-        yield at_least(_PAIRS, 100 * right / count, 90, "%", n=count)
-    if options.wants(_CLEAN):
-        options.progress(_CLEAN)
-        yield _clean(options, photographs)
+            options.progress(f"pair {number + 1} of {count}")
+            app = apps[number % len(apps)]
+            chosen = _pair(app, rng)
+            if not app.named(chosen.pipeline):
+                missed.append(f"{app.name}: {chosen.text}")
+        value = 100 * (count - len(missed)) / count
+        yield at_least(_PAIRS, value, 90, "%", n=count, detail="; ".join(missed)[:200])
 
 
-def _clean(options: BenchOptions, photographs: Sequence[bytes]) -> Bar:
+def _pair(app: _App, rng: np.random.Generator) -> pre.Variation:
+    """Two stages done otherwise, of which each changes what these inputs become, not its size."""
+    right = app.seen(app.pipeline)
+    singles = list(app.pipeline.variations())
+    while True:
+        first, second = (singles[n] for n in rng.choice(len(singles), 2, replace=False))
+        both = list(app.pipeline.pairs([first, second]))
+        if not both:
+            continue
+        made = [app.seen(one.pipeline) for one in (first, second, both[0])]
+        sizes = all((one["elements"] == right["elements"]).all() for one in made)
+        changed = all((one["hash"] != right["hash"]).any() for one in made)
+        if sizes and changed:
+            return both[0]
+
+
+def _clean(options: BenchOptions, apps: Sequence[_App], photographs: Sequence[bytes]) -> Bar:
     rng = np.random.default_rng(1)
     count, named = 200 if options.full else 20, 0
+    spoken = get("fsdd").samples
     for number in range(count):
-        pipeline = _PIPELINES["classifier"]
-        raws = [photographs[n] for n in rng.choice(len(photographs), _FRAMES, replace=False)]
-        samples = [_other(pipeline, raw, number % 3) for raw in raws]
+        sound = number % 4 == 3
+        app, raws = (apps[2], spoken) if sound else (apps[0], photographs)
+        some = [raws[n] for n in rng.choice(len(raws), _FRAMES, replace=False)]
+        samples = [
+            _torch_spectrum(app.pipeline, raw) if sound else _other(app.pipeline, raw, number % 4)
+            for raw in some
+        ]
         seen = measured([canonical(one[None]) for one in samples])
-        named += xray.explain(seen, raws, pipeline).kind in ("preprocessing", "unexplained")
-    detail = "torch's antialiased resize, bf16, float32 arithmetic in another order"
+        kind = xray.explain(seen, some, app.pipeline).kind
+        named += kind in ("preprocessing", "unexplained")
+    detail = "torch's resize, bf16, float32 in another order, torch's Fourier transform in float32"
     return at_most(_CLEAN, 100 * named / count, 1, "%", n=count, detail=detail)
+
+
+def _torch_spectrum(pipeline: pre.Pipeline, raw: Array) -> Array:
+    """Cepstral coefficients of a spectrum by torch, in float32."""
+    at = next(n for n, one in enumerate(pipeline.stages) if isinstance(one, pre.Spectrum))
+    spectrum = pipeline.stages[at]
+    assert isinstance(spectrum, pre.Spectrum)
+    x = torch.from_numpy(pre.Pipeline(pipeline.stages[:at])(raw))
+    frames = x.unfold(0, spectrum.frame, spectrum.hop) * torch.hann_window(spectrum.frame)
+    power = torch.fft.rfft(frames, spectrum.size).abs().square().numpy()
+    return pre.Pipeline(pipeline.stages[at + 1 :])(power)
 
 
 def _other(pipeline: pre.Pipeline, raw: bytes, kind: int) -> Array:

@@ -7,13 +7,13 @@
     for bug in pipeline.variations():                      # one stage done otherwise
         print(bug.text, bug.pipeline.hash)
 
-A pipeline is data: `Pipeline.to_dict` is what a log holds, `Pipeline.from_dict` brings it back.
-"""
+`sound_pipeline` and `text_pipeline` do the same for recordings and for text. A pipeline is data:
+`Pipeline.to_dict` is what a log holds, `Pipeline.from_dict` brings it back."""
 
 from __future__ import annotations
 
+from slipstream.runtimes.preprocessing.cast import Cast
 from slipstream.runtimes.preprocessing.images import (
-    Cast,
     Channels,
     Colour,
     Crop,
@@ -32,22 +32,59 @@ from slipstream.runtimes.preprocessing.pipeline import (
     Stage,
     Variation,
 )
+from slipstream.runtimes.preprocessing.sound import Length, Signal, Waveform, sound_pipeline
+from slipstream.runtimes.preprocessing.spectrum import (
+    Arrange,
+    Bands,
+    Cepstrum,
+    Log,
+    Spectrum,
+    Standardise,
+    triangles,
+)
+from slipstream.runtimes.preprocessing.text import (
+    Casing,
+    Read,
+    Sequence,
+    Split,
+    Vocabulary,
+    text_pipeline,
+    vocabulary_of,
+)
 
 __all__ = [
+    "Arrange",
+    "Bands",
+    "Casing",
     "Cast",
+    "Cepstrum",
     "Channels",
     "Colour",
     "Crop",
     "Decode",
     "Layout",
+    "Length",
+    "Log",
     "Memo",
     "Normalise",
     "Orient",
     "Pipeline",
     "RawInputError",
+    "Read",
     "Resize",
     "Scale",
+    "Sequence",
+    "Signal",
+    "Spectrum",
+    "Split",
     "Stage",
+    "Standardise",
     "Variation",
+    "Vocabulary",
+    "Waveform",
     "image_pipeline",
+    "sound_pipeline",
+    "text_pipeline",
+    "triangles",
+    "vocabulary_of",
 ]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from slipstream.errors import InvalidArgumentError, MissingExtraError
+from slipstream.runtimes.preprocessing.cast import Cast
 from slipstream.runtimes.preprocessing.pipeline import Array, Pipeline, RawInputError, Stage
 
 # What Pillow raises on a damaged file, depending on where the damage lies.
@@ -513,60 +514,6 @@ class Layout(Stage):
 
     def code(self) -> str:
         return "x = x.transpose(2, 0, 1)" if self.axes == "CHW" else "# stays [H, W, C]"
-
-
-@dataclass(frozen=True)
-class Cast(Stage):
-    """To the model's dtype, and to codes where its input is quantised: real = scale (code - zero).
-
-    Attributes:
-        dtype: NumPy's name.
-        scale, zero_point: of the model's input; scale 0 where numbers stand for themselves.
-        rounding: of codes; for floats, ``truncate`` means that they went through whole numbers.
-        overflow: codes outside the dtype are clipped, or wrap around as a plain cast does.
-    """
-
-    name = "cast"
-    order = 90
-    dtype: str = "float32"
-    scale: float = 0.0
-    zero_point: int = 0
-    rounding: Literal["nearest", "truncate"] = "nearest"
-    overflow: Literal["clip", "wrap"] = "clip"
-
-    def __call__(self, value: Array) -> Array:
-        dtype = np.dtype(self.dtype)
-        if self.scale:
-            value = value / np.float32(self.scale) + self.zero_point
-        if self.rounding == "truncate":
-            value = np.trunc(value)
-        if dtype.kind not in "iu" or value.dtype.kind in "iu":
-            return value.astype(dtype)
-        value = np.rint(value)
-        if self.overflow == "clip":
-            limits = np.iinfo(dtype)
-            return np.clip(value, limits.min, limits.max).astype(dtype)
-        return value.astype(np.int64).astype(dtype)
-
-    def bugs(self) -> Iterator[tuple[str, Stage]]:
-        yield "values are cut to whole numbers", self.changed(rounding="truncate")
-        if self.scale:
-            yield "the zero point is left out", self.changed(zero_point=0)
-            for shift in (128, -128):
-                yield (
-                    f"codes are {shift:+d} off (signed and unsigned mixed up)",
-                    self.changed(zero_point=self.zero_point + shift),
-                )
-            yield "codes wrap around instead of being clipped", self.changed(overflow="wrap")
-
-    def code(self) -> str:
-        if not self.scale:
-            return f"x = x.astype(np.{self.dtype})"
-        limits = np.iinfo(np.dtype(self.dtype))
-        return (
-            f"x = np.clip(np.rint(x / {self.scale!r} + {self.zero_point}), {limits.min}, "
-            f"{limits.max}).astype(np.{self.dtype})"
-        )
 
 
 def image_pipeline(

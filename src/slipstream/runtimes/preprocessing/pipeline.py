@@ -17,6 +17,9 @@ from slipstream.errors import InvalidArgumentError, SlipstreamError, UnknownName
 
 Array = NDArray[Any]
 
+# Characters of a setting: a vocabulary has thousands.
+_MOST_SHOWN = 60
+
 
 class RawInputError(SlipstreamError):
     """A raw input is damaged, or not what a pipeline's first stage reads."""
@@ -251,7 +254,8 @@ class Pipeline:
 
 
 def _short(value: Any) -> str:
-    return "/".join(map(_short, value)) if isinstance(value, tuple) else str(value)
+    text = "/".join(map(_short, value)) if isinstance(value, tuple) else repr(value).strip("'")
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 class Memo:

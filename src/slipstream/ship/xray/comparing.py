@@ -21,8 +21,10 @@ from slipstream.tables import Field, Table
 from slipstream.units import format_duration
 
 _PROBES = 4
-# A layer whose drift is so many times that of the layer before it is where something happens.
+# A layer whose drift is so many times that of what comes before it is where something happens.
 _JUMP, _NOTICED = 3.0, 0.005
+# Of less drift than this two tensors are the same, and nothing is a multiple of it.
+_NONE = 1e-4
 _SHOWN = 12
 
 
@@ -40,7 +42,8 @@ class LayerDrift:
         bias: mean of the candidate less that of the reference.
         nonfinite: elements of the candidate that are NaN or infinite.
         no_range: both are constant, so that `drift` is absolute.
-        jump: `drift` over that of the layer before.
+        before: drift of the layer before, or of the inputs; infinite where that is not known.
+        first: what comes before are the inputs.
     """
 
     name: str
@@ -53,7 +56,13 @@ class LayerDrift:
     bias: float
     nonfinite: int
     no_range: bool
-    jump: float
+    before: float
+    first: bool
+
+    @property
+    def jump(self) -> float:
+        """`drift` over that of what comes before."""
+        return self.drift / max(self.before, _NONE)
 
     @property
     def remark(self) -> str:
@@ -61,7 +70,9 @@ class LayerDrift:
         if self.nonfinite:
             return f"{self.nonfinite} values are NaN or infinite"
         if self.jump >= _JUMP and self.drift >= _NOTICED:
-            return f"{self.jump:.0f} times the layer before"
+            other = "inputs" if self.first else "layer before"
+            equal = self.before < _NONE
+            return f"the {other} agreed" if equal else f"{self.jump:.0f} times the {other}"
         return "constant: compared absolutely" if self.no_range else ""
 
 
@@ -392,7 +403,7 @@ class _Sums:
     def drifts(self) -> Iterator[LayerDrift]:
         # The first layer is not to blame for what its inputs bring; unknown ones blame nobody.
         inputs = [self._drift(q)[1] for q in _of(self.b, "input") if self.seen[q]]
-        before = max(inputs, default=np.inf)
+        before, first = max(inputs, default=np.inf), True
         for p, q in self.matched:
             if not self.seen[q]:
                 continue
@@ -402,9 +413,9 @@ class _Sums:
             yield LayerDrift(
                 layer.name, layer.kind, self.a.layers[p].name, rmse, drift, bool(exact),
                 float(self.largest[q]) if exact else None, float(self.bias[q] / self.seen[q]),
-                int(self.nonfinite[q]), no_range, drift / max(before, 1e-4),
+                int(self.nonfinite[q]), no_range, before, first,
             )  # fmt: skip
-            before = drift
+            before, first = drift, False
 
     def candidate_layers(self) -> Iterator[tuple[Layer, dict[str, float]]]:
         """What assertions look at."""

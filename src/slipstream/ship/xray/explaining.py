@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from slipstream.runtimes.preprocessing import (
+    Cast,
     Channels,
     Layout,
     Memo,
@@ -82,12 +83,15 @@ class _Observed:
 
     def residual(self, pipeline: Pipeline, frames: Sequence[int]) -> float:
         """RMSE over deviation, all `frames` together; infinite where sizes differ."""
+        return self.distance([self.projections(pipeline, frame) for frame in frames], frames)
+
+    def distance(self, made: Sequence[Array | None], frames: Sequence[int]) -> float:
+        """The same of projections that a pipeline's inputs have."""
         distance = energy = 0.0
-        for frame in frames:
-            made = self.projections(pipeline, frame)
-            if made is None:
+        for one, frame in zip(made, frames, strict=True):
+            if one is None:
                 return np.inf
-            distance += float(np.square(made - self.statistics["projections"][frame]).sum())
+            distance += float(np.square(one - self.statistics["projections"][frame]).sum())
             energy += self.energy[frame]
         return float(np.sqrt(distance / max(energy, 1e-12)))
 
@@ -131,11 +135,12 @@ def explain(
     known: dict[str, Any] = {"before": before, "frames": len(usable)}
     if before < 1e-6:
         return Cause("equal", "the inputs are those of the reference", **known)
+    harmless, exact = (0.0, 1e-6) if _numbers_words(whole) else (HARMLESS, _EXACT)
     say("searching what is done otherwise: single stages")
     singles = _scored(observed, whole, list(whole.variations()), frames)
-    limit = min(ACCEPTED if before > HARMLESS else _EXACT, before / BETTER)
+    limit = min(ACCEPTED if before > harmless else exact, before / BETTER)
     best = singles[:1]
-    if (not best or best[0][0] > _EXACT) and depth > 1 and before > HARMLESS:
+    if (not best or best[0][0] > exact) and depth > 1 and before > harmless:
         say("searching what is done otherwise: two stages at once")
         pairs = _pairs(observed, whole, [one for _, one in singles], frames)
         better = not best or best[0][0] > limit or (pairs[:1] and pairs[0][0] < best[0][0] / BETTER)
@@ -143,12 +148,21 @@ def explain(
             singles, best = pairs, pairs[:1]
     if best and best[0][0] <= limit:
         return _named(singles, known)
-    if before <= HARMLESS:
+    if before <= harmless:
         return Cause(
             "harmless", f"inputs differ by {before:.1%} of their deviation, as of another decoder, "
             "library or precision", after=before, **known,
         )  # fmt: skip
     return _affine(observed, whole, singles, frames, known)
+
+
+def _numbers_words(pipeline: Pipeline) -> bool:
+    """Whether inputs number words, of which the next is another word and not one nearby."""
+    last = pipeline.stages[-1] if pipeline.stages else None
+    if not isinstance(last, Cast) or last.scale:
+        return False
+    dtype = np.dtype(last.dtype)
+    return dtype.kind in "iu" and dtype.itemsize >= 4
 
 
 def explain_arrays(statistics: Array, references: Sequence[Array], **options: Any) -> Cause:
@@ -182,7 +196,7 @@ def _scored(
             for a, b in zip(made, same, strict=True)
         ):
             continue
-        found.append((observed.residual(one.pipeline, frames), one))
+        found.append((observed.distance(made, frames), one))
     return sorted(found, key=lambda scored: scored[0])
 
 

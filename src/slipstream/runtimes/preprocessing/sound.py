@@ -1,0 +1,256 @@
+"""Stages from a recording to samples of one rate and length, and the usual pipeline of sound."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from slipstream.runtimes.preprocessing.cast import Cast
+from slipstream.runtimes.preprocessing.pipeline import Array, Pipeline, RawInputError, Stage
+from slipstream.runtimes.preprocessing.spectrum import (
+    RATES_HZ,
+    Arrange,
+    Bands,
+    Cepstrum,
+    Log,
+    Spectrum,
+    Standardise,
+    Window,
+)
+
+
+@dataclass(frozen=True)
+class Waveform(Stage):
+    """A WAV file's bytes, a path, or samples [T] or [T, channels], to float32 [T] in -1..1.
+
+    Attributes:
+        rate: Hz of what comes out.
+        raw_rate: Hz of bare samples, which do not say it.
+        resample: ``polyphase``, with a filter against aliasing; ``linear``, between neighbours;
+            ``ignored``: samples are taken for some of `rate`, whatever theirs is.
+        mix: of channels: their ``mean``, or the ``left`` one alone.
+    """
+
+    name = "waveform"
+    family = "audio"
+    rate: int = 16_000
+    raw_rate: int = 16_000
+    resample: Literal["polyphase", "linear", "ignored"] = "polyphase"
+    mix: Literal["mean", "left"] = "mean"
+
+    def __call__(self, value: Any) -> Array:
+        samples, rate = (value, self.raw_rate) if isinstance(value, np.ndarray) else _wav(value)
+        if samples.dtype.kind not in "iuf" or samples.ndim not in (1, 2) or not samples.size:
+            raise RawInputError(
+                f"samples are {samples.dtype}[{', '.join(map(str, samples.shape))}]",
+                remedy="[T] or [T, channels] of int16, int32, uint8 or float",
+            )
+        mono: Array = samples.astype(np.float64)
+        if samples.dtype.kind in "iu":
+            half = 2.0 ** (8 * samples.dtype.itemsize - 1)
+            mono = mono / half - (samples.dtype.kind == "u")
+        if mono.ndim == 2:
+            mono = mono.mean(1) if self.mix == "mean" else mono[:, 0]
+        if rate != self.rate and self.resample == "polyphase":
+            from scipy.signal import resample_poly
+
+            common = math.gcd(rate, self.rate)
+            mono = resample_poly(mono, self.rate // common, rate // common)
+        elif rate != self.rate and self.resample == "linear":
+            at = np.arange(len(mono) * self.rate // rate) * (rate / self.rate)
+            mono = np.interp(at, np.arange(len(mono)), mono)
+        return mono.astype(np.float32)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        yield "the sample rate is not converted", self.changed(resample="ignored")
+        yield "resampled between neighbours, without a filter", self.changed(resample="linear")
+        yield "only the left channel is used", self.changed(mix="left")
+        for rate in RATES_HZ:
+            yield f"brought to {rate} Hz", self.changed(rate=rate)
+
+    def code(self) -> str:
+        mixed = "x.mean(1)" if self.mix == "mean" else "x[:, 0]"
+        read = f"rate, x = wavfile.read(file); x = x / 32768; x = {mixed} if x.ndim == 2 else x"
+        if self.resample == "ignored":
+            return f"{read}  # at whatever rate the file has"
+        if self.resample == "linear":
+            at = f"np.arange(len(x) * {self.rate} // rate) * (rate / {self.rate})"
+            return f"{read}\nx = np.interp({at}, np.arange(len(x)), x).astype(np.float32)"
+        return (
+            f"{read}\ncommon = math.gcd(rate, {self.rate})\n"
+            f"x = resample_poly(x, {self.rate} // common, rate // common).astype(np.float32)"
+        )
+
+
+def _wav(value: Any) -> tuple[Array, int]:
+    """Samples of a WAV file, and their rate."""
+    from scipy.io import wavfile
+
+    try:
+        content = Path(value).read_bytes() if isinstance(value, (str, Path)) else bytes(value)
+        if content[:4] == b"RIFF" and struct.unpack_from("<I", content, 4)[0] + 8 > len(content):
+            raise ValueError("it is cut off")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)
+            rate, samples = wavfile.read(io.BytesIO(content))
+    # What the reader raises depends on where the damage lies.
+    except (OSError, ValueError, TypeError, KeyError, struct.error, ZeroDivisionError,
+            UnboundLocalError) as error:  # fmt: skip
+        raise RawInputError(
+            f"the recording is no WAV file that can be read: {error}",
+            remedy="leave it out, or write it again as 16-bit PCM",
+        ) from error
+    if rate <= 0:
+        raise RawInputError(f"the recording says that it has {rate} samples a second")
+    return samples, int(rate)
+
+
+@dataclass(frozen=True)
+class Signal(Stage):
+    """Samples as the front end takes them.
+
+    Attributes:
+        units: ``unit``: full scale is 1; ``int16``: 32768; ``peak``: the loudest sample is 1.
+        centred: the mean of the recording is taken off.
+        emphasis: of high frequencies: x[t] - emphasis * x[t - 1]; 0 for none.
+    """
+
+    name = "signal"
+    family = "audio"
+    order = 10
+    optional = True
+    units: Literal["unit", "int16", "peak"] = "unit"
+    centred: bool = False
+    emphasis: float = 0.0
+
+    def __call__(self, value: Array) -> Array:
+        x = value - value.mean() if self.centred else value
+        if self.units == "peak":
+            x = x / max(float(np.abs(x).max()), 1e-9)
+        if self.units == "int16":
+            x = x * np.float32(32768)
+        if self.emphasis:
+            x = np.append(x[:1], x[1:] - np.float32(self.emphasis) * x[:-1])
+        return x.astype(np.float32)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        yield "samples of full scale 1", self.changed(units="unit")
+        yield "samples as 16-bit codes, not divided by 32768", self.changed(units="int16")
+        yield "samples are divided by the loudest of the recording", self.changed(units="peak")
+        without = " not" if self.centred else ""
+        yield (
+            f"the mean of the recording is{without} taken off",
+            self.changed(centred=not self.centred),
+        )
+        for emphasis in (0.0, 0.95, 0.97):
+            text = f"high frequencies are emphasised by {emphasis:g}" if emphasis else (
+                "high frequencies are not emphasised")  # fmt: skip
+            yield text, self.changed(emphasis=emphasis)
+
+    def code(self) -> str:
+        lines = ["x = x - x.mean()"] if self.centred else []
+        lines += {
+            "unit": [], "peak": ["x = x / np.abs(x).max()"], "int16": ["x = x * np.float32(32768)"]
+        }[self.units]  # fmt: skip
+        if self.emphasis:
+            lines.append(f"x = np.append(x[:1], x[1:] - np.float32({self.emphasis}) * x[:-1])")
+        return "\n".join(lines) or "# samples in -1..1, as they are"
+
+
+@dataclass(frozen=True)
+class Length(Stage):
+    """As many samples of every recording.
+
+    Attributes:
+        samples: that come out.
+        pad: where silence goes beside a short one: ``end``, ``start``, ``both``; or ``repeat``.
+        keep: what is kept of a long one: its ``start``, ``centre`` or ``end``.
+    """
+
+    name = "length"
+    family = "audio"
+    order = 20
+    samples: int = 16_000
+    pad: Literal["end", "start", "both", "repeat"] = "end"
+    keep: Literal["start", "centre", "end"] = "start"
+
+    def __call__(self, value: Array) -> Array:
+        lacking = self.samples - len(value)
+        if lacking <= 0:
+            begin = {"start": 0, "centre": -lacking // 2, "end": -lacking}[self.keep]
+            return value[begin : begin + self.samples]
+        if self.pad == "repeat":
+            return np.resize(value, self.samples)
+        before = {"end": 0, "start": lacking, "both": lacking // 2}[self.pad]
+        return np.pad(value, (before, lacking - before))
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        yield "silence is added at the start", self.changed(pad="start")
+        yield "silence is added at both ends", self.changed(pad="both")
+        yield "silence is added at the end", self.changed(pad="end")
+        yield "short recordings are repeated", self.changed(pad="repeat")
+        for part in ("start", "centre", "end"):
+            yield f"the {part} of long recordings is kept", self.changed(keep=part)
+
+    def code(self) -> str:
+        n = self.samples
+        cut = {
+            "start": f"x = x[:{n}]", "end": f"x = x[-{n}:]",
+            "centre": f"at = max(len(x) - {n}, 0) // 2; x = x[at : at + {n}]",
+        }[self.keep]  # fmt: skip
+        padded = {
+            "end": f"x = np.pad(x, (0, {n} - len(x)))",
+            "start": f"x = np.pad(x, ({n} - len(x), 0))",
+            "both": f"at = ({n} - len(x)) // 2; x = np.pad(x, (at, {n} - len(x) - at))",
+            "repeat": f"x = np.resize(x, {n})",
+        }[self.pad]  # fmt: skip
+        return f"{cut}\n{padded}"
+
+
+def sound_pipeline(
+    rate: int,
+    seconds: float = 1.0,
+    *,
+    frame: int = 400,
+    hop: int = 160,
+    window: Window = "hann",
+    bands: int = 40,
+    low: float = 0.0,
+    high: float | None = None,
+    coefficients: int = 0,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
+    axes: Literal["TF", "FT"] = "TF",
+    channel: Literal["none", "first", "last"] = "none",
+    dtype: str = "float32",
+    scale: float = 0.0,
+    zero_point: int = 0,
+) -> Pipeline:
+    """What most models of sound take: logarithms of power in mel bands, or MFCCs.
+
+    Args:
+        rate: Hz that recordings are brought to.
+        seconds: that they are cut or filled up to.
+        frame, hop: samples of a frame of the spectrum, and from one to the next.
+        window: that a frame is multiplied with.
+        bands: from `low` to `high` Hz; half the rate if None.
+        coefficients: of the cosine transform; 0 for bands as they are.
+        mean, std: of what comes out, or one a band.
+        axes, channel: order of a sample.
+        dtype, scale, zero_point: of the model's input.
+    """
+    size = 1 << (frame - 1).bit_length()
+    return Pipeline((
+        Waveform(rate, rate), Signal(), Length(round(rate * seconds)),
+        Spectrum(frame, hop, size, window), Bands(bands, low, high or rate / 2, rate),
+        Log(), Cepstrum(coefficients), Standardise(mean, std), Arrange(axes, channel),
+        Cast(dtype, scale, zero_point),
+    ))  # fmt: skip

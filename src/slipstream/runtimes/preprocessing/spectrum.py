@@ -1,0 +1,342 @@
+"""Stages from samples of sound to features: spectrum, bands, logarithm, cepstral coefficients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.runtimes.preprocessing.pipeline import Array, RawInputError, Stage
+
+Window = Literal["hann", "hann_symmetric", "hamming", "blackman", "rectangular"]
+RATES_HZ = (8_000, 11_025, 16_000, 22_050, 44_100, 48_000)
+"""Sample rates that are mistaken for each other."""
+
+
+@dataclass(frozen=True)
+class Spectrum(Stage):
+    """Samples to the spectrum of each frame, float32 [frames, size / 2 + 1].
+
+    Attributes:
+        frame, hop: samples of a frame, and from one to the next.
+        size: of the Fourier transform; frames are filled up with zeros.
+        window: what a frame is multiplied with; periodic but for ``hann_symmetric``.
+        power: 2 for power, 1 for magnitude.
+    """
+
+    name = "spectrum"
+    family = "audio"
+    order = 30
+    frame: int = 400
+    hop: int = 160
+    size: int = 512
+    window: Window = "hann"
+    power: int = 2
+
+    def __call__(self, value: Array) -> Array:
+        if not 0 < self.frame <= self.size or self.hop < 1:
+            raise InvalidArgumentError(
+                "frame", f"{self.frame} samples, {self.hop} apart, do not fit {self.size}"
+            )
+        if len(value) < self.frame:
+            raise RawInputError(
+                f"the recording has {len(value)} samples, fewer than a frame of {self.frame}",
+                remedy="a stage that gives all the same length, Length, is missing",
+            )
+        frames = np.lib.stride_tricks.sliding_window_view(value, self.frame)[:: self.hop]
+        found = np.abs(np.fft.rfft(frames * _window(self.window, self.frame), self.size))
+        return np.asarray(found**self.power, np.float32)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        for window in ("hann", "hann_symmetric", "hamming", "blackman", "rectangular"):
+            yield f"the window is {window.replace('_', ', ')}", self.changed(window=window)
+        other = "magnitude in place of power" if self.power == 2 else "power in place of magnitude"
+        yield other, self.changed(power=3 - self.power)
+        # As many frames come out of a last window that is a little shorter or longer.
+        for frame in (self.hop, self.frame // 2, self.size):
+            yield f"frames of {frame} samples", self.changed(frame=frame)
+
+    def code(self) -> str:
+        window = {
+            "hann": f"np.hanning({self.frame} + 1)[:-1]", "rectangular": "1.0",
+            "hann_symmetric": f"np.hanning({self.frame})",
+            "hamming": f"np.hamming({self.frame} + 1)[:-1]",
+            "blackman": f"np.blackman({self.frame} + 1)[:-1]",
+        }[self.window]  # fmt: skip
+        return (
+            f"frames = np.lib.stride_tricks.sliding_window_view(x, {self.frame})[::{self.hop}]\n"
+            f"x = np.abs(np.fft.rfft(frames * {window}, {self.size})) ** {self.power}"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _window(kind: Window, count: int) -> Array:
+    if kind == "rectangular":
+        return np.ones(count)
+    if kind == "hann_symmetric":
+        return np.hanning(count)
+    made = {"hann": np.hanning, "hamming": np.hamming, "blackman": np.blackman}[kind]
+    return np.asarray(made(count + 1)[:-1])
+
+
+@dataclass(frozen=True)
+class Bands(Stage):
+    """A spectrum to bands of overlapping triangles, float32 [frames, count].
+
+    Attributes:
+        count: of bands.
+        low, high: Hz where the first begins and the last ends.
+        rate: Hz of the samples.
+        scale: on which bands are equally wide: ``mel`` (2595 log10(1 + f / 700)), ``slaney``
+            (linear below 1 kHz, logarithmic above), ``linear``.
+        area: every triangle has the area 1 in Hz, not the height 1.
+    """
+
+    name = "bands"
+    family = "audio"
+    order = 40
+    count: int = 40
+    low: float = 0.0
+    high: float = 8_000.0
+    rate: int = 16_000
+    scale: Literal["mel", "slaney", "linear"] = "mel"
+    area: bool = False
+
+    def __call__(self, value: Array) -> Array:
+        return np.asarray(value @ triangles(self, value.shape[1]), np.float32)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        for scale in ("mel", "slaney", "linear"):
+            yield f"bands are equally wide on the scale {scale}", self.changed(scale=scale)
+        heights = "the height 1" if self.area else "the area 1"
+        yield f"triangles have {heights}", self.changed(area=not self.area)
+        for rate in RATES_HZ:
+            yield f"bands of a sample rate of {rate} Hz", self.changed(rate=rate)
+        for high in (3_800.0, 4_000.0, 7_600.0, 8_000.0):
+            yield f"bands end at {high:g} Hz", self.changed(high=high)
+        for low in (0.0, 20.0, 64.0, 125.0):
+            yield f"bands begin at {low:g} Hz", self.changed(low=low)
+
+    def code(self) -> str:
+        return f"x = x @ pre.triangles(pre.{self!r}, x.shape[1])"
+
+
+@functools.lru_cache(maxsize=256)
+def triangles(bands: Bands, bins: int) -> Array:
+    """What each bin of a spectrum adds to each band, float32 [bins, count]."""
+    if not 0 <= bands.low < bands.high or bands.count < 1:
+        raise InvalidArgumentError(
+            "bands", f"{bands.count} from {bands.low:g} to {bands.high:g} Hz are none"
+        )
+    low, high = _on(bands.scale, np.array([bands.low, bands.high]))
+    corners = _back(bands.scale, np.linspace(low, high, bands.count + 2))
+    hertz = np.linspace(0, bands.rate / 2, bins)[:, None]
+    up = (hertz - corners[:-2]) / (corners[1:-1] - corners[:-2])
+    down = (corners[2:] - hertz) / (corners[2:] - corners[1:-1])
+    made = np.maximum(np.minimum(up, down), 0)
+    return np.asarray(made * (2 / (corners[2:] - corners[:-2])) if bands.area else made, np.float32)
+
+
+# Slaney's scale (Auditory Toolbox, 1998): 200/3 Hz a step to 1 kHz, then 27 steps for a factor 6.4.
+_STEP_HZ, _BREAK_HZ, _LOG_STEP = 200 / 3, 1000.0, np.log(6.4) / 27
+
+
+def _on(scale: str, hertz: Array) -> Array:
+    if scale == "mel":
+        return np.asarray(2595 * np.log10(1 + hertz / 700))
+    if scale == "slaney":
+        above = _BREAK_HZ / _STEP_HZ + np.log(np.maximum(hertz, 1) / _BREAK_HZ) / _LOG_STEP
+        return np.where(hertz < _BREAK_HZ, hertz / _STEP_HZ, above)
+    return hertz
+
+
+def _back(scale: str, steps: Array) -> Array:
+    if scale == "mel":
+        return np.asarray(700 * (10 ** (steps / 2595) - 1))
+    if scale == "slaney":
+        first = _BREAK_HZ / _STEP_HZ
+        above = _BREAK_HZ * np.exp(_LOG_STEP * np.maximum(steps - first, 0))
+        return np.where(steps < first, steps * _STEP_HZ, above)
+    return steps
+
+
+@dataclass(frozen=True)
+class Log(Stage):
+    """Loudness: a logarithm of power.
+
+    Attributes:
+        kind: ``natural``, ``log10``, ``decibel``, ``log1p`` or ``none``.
+        floor: `added` to the power, or the smallest that it can be.
+    """
+
+    name = "log"
+    family = "audio"
+    order = 50
+    kind: Literal["natural", "log10", "decibel", "log1p", "none"] = "natural"
+    floor: float = 1e-6
+    added: bool = True
+
+    def __call__(self, value: Array) -> Array:
+        if self.kind in ("none", "log1p"):
+            return value if self.kind == "none" else np.log1p(value)
+        if self.floor <= 0:
+            raise InvalidArgumentError("floor", f"{self.floor} has no logarithm")
+        floor = np.float32(self.floor)
+        positive = value + floor if self.added else np.maximum(value, floor)
+        factor = {"natural": 1.0, "log10": 1 / np.log(10), "decibel": 10 / np.log(10)}[self.kind]
+        return np.asarray(np.log(positive) * np.float32(factor), np.float32)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        for kind, text in (
+            ("none", "no logarithm is taken"), ("natural", "the logarithm is natural"),
+            ("log10", "the logarithm is to base 10"), ("decibel", "loudness is in decibels"),
+            ("log1p", "the logarithm is of 1 + power"),
+        ):  # fmt: skip
+            yield text, self.changed(kind=kind)
+        for floor in (1e-10, 1e-8, 1e-6, 1e-5, 1e-3, 1.0):
+            yield f"the logarithm's floor is {floor:g}", self.changed(floor=floor)
+        other = "the smallest power, not added" if self.added else "added to the power"
+        yield f"the logarithm's floor is {other}", self.changed(added=not self.added)
+
+    def code(self) -> str:
+        if self.kind == "none":
+            return "# power as it is"
+        if self.kind == "log1p":
+            return "x = np.log1p(x)"
+        floored = f"x + {self.floor!r}" if self.added else f"np.maximum(x, {self.floor!r})"
+        return {
+            "natural": f"x = np.log({floored})", "log10": f"x = np.log10({floored})",
+            "decibel": f"x = 10 * np.log10({floored})",
+        }[self.kind]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cepstrum(Stage):
+    """Cosine transform of each frame's bands: MFCCs where bands are mel, float32 [frames, count].
+
+    Attributes:
+        count: of coefficients; 0 for no transform.
+        orthogonal: scaled so that the transform keeps lengths; else twice the plain sum.
+        first: whether the first is that of loudness; without it, coefficients 1 to `count`.
+    """
+
+    name = "cepstrum"
+    family = "audio"
+    order = 60
+    optional = True
+    count: int = 0
+    orthogonal: bool = True
+    first: bool = True
+
+    def __call__(self, value: Array) -> Array:
+        if not self.count:
+            return value
+        from scipy.fft import dct
+
+        begin = 0 if self.first else 1
+        found = dct(value, 2, norm="ortho" if self.orthogonal else None)
+        return np.asarray(found[:, begin : begin + self.count], np.float32)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        if self.count:
+            scaled = "not " if self.orthogonal else ""
+            yield (
+                f"the cosine transform is {scaled}orthogonal",
+                self.changed(orthogonal=not self.orthogonal),
+            )
+            text = "left out" if self.first else "kept"
+            yield f"the coefficient of loudness is {text}", self.changed(first=not self.first)
+
+    def code(self) -> str:
+        if not self.count:
+            return "# bands, no cosine transform"
+        begin, norm = 0 if self.first else 1, '"ortho"' if self.orthogonal else "None"
+        return f"x = dct(x, 2, norm={norm})[:, {begin} : {begin + self.count}]"
+
+
+@dataclass(frozen=True)
+class Standardise(Stage):
+    """(x - mean) / std, `times` times over.
+
+    Attributes:
+        mean, std: of all values, or one a band; where they are ``fixed``.
+        over: ``fixed``; of this ``recording``; of each ``band`` of it.
+    """
+
+    name = "standardise"
+    family = "audio"
+    order = 70
+    optional = True
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    over: Literal["fixed", "recording", "band"] = "fixed"
+    times: int = 1
+
+    def __call__(self, value: Array) -> Array:
+        x: Array = value.astype(np.float32)
+        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
+        for _ in range(self.times):
+            if self.over == "fixed":
+                x = (x - mean) / std
+            else:
+                axis = None if self.over == "recording" else 0
+                x = (x - x.mean(axis)) / (x.std(axis) + np.float32(1e-6))
+        return np.asarray(x, np.float32)
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        for over in ("recording", "band"):
+            text = f"mean and deviation are those of each {over}"
+            yield text, self.changed(over=over, times=1)
+        none, one = (0.0,) * len(self.mean), (1.0,) * len(self.std)
+        yield "mean and deviation are not applied", Standardise(none, one)
+        if self.over == "fixed" and (self.mean, self.std) != (none, one):
+            yield "the mean is not taken off", self.changed(mean=none)
+            yield "it is not divided by the deviation", self.changed(std=one)
+            yield "mean and deviation are applied twice", self.changed(times=2)
+            yield "it is divided by the variance", self.changed(std=tuple(v * v for v in self.std))
+            swapped = tuple(v or 1.0 for v in self.mean)
+            yield "mean and deviation change places", self.changed(mean=self.std, std=swapped)
+
+    def code(self) -> str:
+        if self.over == "fixed":
+            return f"x = (x - np.float32({self.mean})) / np.float32({self.std})"
+        axis = "" if self.over == "recording" else "0"
+        return f"x = (x - x.mean({axis})) / (x.std({axis}) + 1e-6)"
+
+
+@dataclass(frozen=True)
+class Arrange(Stage):
+    """[frames, bands] as the model wants it, with an axis of one channel first, last or nowhere.
+
+    Attributes:
+        axes: ``TF``: frames first; ``FT``: bands first.
+        channel: where the axis of one channel stands.
+        misread: the data lie in the other order and are taken for this one.
+    """
+
+    name = "arrange"
+    family = "audio"
+    order = 80
+    axes: Literal["TF", "FT"] = "TF"
+    channel: Literal["none", "first", "last"] = "none"
+    misread: bool = False
+
+    def __call__(self, value: Array) -> Array:
+        frames, bands = value.shape
+        lying = self.axes if not self.misread else self.axes[::-1]
+        data = np.ascontiguousarray(value if lying == "TF" else value.T)
+        data = data.reshape((frames, bands) if self.axes == "TF" else (bands, frames))
+        return {"none": data, "first": data[None], "last": data[..., None]}[self.channel]
+
+    def bugs(self) -> Iterator[tuple[str, Stage]]:
+        order = "bands first" if self.axes == "TF" else "frames first"
+        yield f"data with {order} are read in the other order", self.changed(misread=True)
+
+    def code(self) -> str:
+        turned = "x" if self.axes == "TF" else "x.T"
+        axis = {"none": "", "first": "[None]", "last": "[..., None]"}[self.channel]
+        return f"x = {turned}{axis}"

@@ -1,0 +1,106 @@
+"""Text to numbers, held against another tokeniser, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.errors import InvalidArgumentError
+from slipstream.runtimes import preprocessing as pre
+from slipstream.ship import xray
+from slipstream.ship.xray.statistics import canonical, measured
+
+TEXTS = [
+    "The café's owner, Zoë, didn't expect THIS: 40 guests & a naïve critic!",
+    "Short.",
+    "It was -- as far as anyone could tell -- the best (and the longest) evening of the year, "
+    "which nobody who had been there, neither guests nor cooks, would ever forget again.",
+    "An unforeseeable, forgettable foretelling.",
+    "Déjà vu at the café",
+    "Guests forget; critics, naïve or not, never do.",
+]
+VOCABULARY = pre.vocabulary_of(TEXTS[:3] * 2 + TEXTS, 150)
+PIPELINE = pre.text_pipeline(VOCABULARY, 24)
+
+
+def test_numbers_are_those_of_a_tokeniser() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    numbers = {word: number for number, word in enumerate(VOCABULARY.splitlines())}
+    theirs = tokenizers.BertWordPieceTokenizer(vocab=numbers, lowercase=True)
+    theirs.enable_truncation(24)
+    theirs.enable_padding(length=24, pad_id=numbers["[PAD]"])
+    for text in [*TEXTS, "§ 7: a_b, x-ray 3.14 \u4f60", "Å\u0301ngström   tab\there"]:
+        assert PIPELINE(text).tolist() == theirs.encode(text).ids, text
+
+
+def test_bytes_paths_and_text_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(TEXTS[0], "utf-8")
+    for raw in (TEXTS[0].encode(), path):
+        assert np.array_equal(PIPELINE(raw), PIPELINE(TEXTS[0]))
+    with pytest.raises(pre.RawInputError, match="no text in utf-8"):
+        PIPELINE(b"\xff\xfe\x00")
+    with pytest.raises(pre.RawInputError):
+        PIPELINE(np.zeros((2, 2), np.float32)[None].tolist())
+
+
+def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        pre.text_pipeline(tmp_path / "none.txt")
+    with pytest.raises(InvalidArgumentError, match=r"no \[UNK\]"):
+        pre.text_pipeline("a\nb\n")
+    with pytest.raises(InvalidArgumentError, match="no place"):
+        pre.text_pipeline(VOCABULARY, 2)("a")
+
+
+def test_variations_come_back_from_json_and_their_code_does_what_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("vocab.txt").write_text(VOCABULARY, "utf-8")
+    names = {"np": np, "pre": pre, "re": re, "html": html, "unicodedata": unicodedata}
+    found = list(PIPELINE.variations())
+    assert len({one.text for one in found}) == len(found) > 30
+    for one in found:
+        assert (
+            pre.Pipeline.from_dict(json.loads(json.dumps(one.pipeline.to_dict()))) == one.pipeline
+        )
+        for text in TEXTS[:3]:
+            ran: dict[str, Any] = dict(names, content=text.encode())
+            exec(one.pipeline.code(), ran)
+            assert np.array_equal(ran["x"], one.pipeline(text)), one.text
+    assert len(str(PIPELINE)) < 1_000
+
+
+@pytest.mark.parametrize("number", range(0, 30, 3))
+def test_a_wrong_stage_is_named_with_its_fix(number: int) -> None:
+    right = [PIPELINE(text) for text in TEXTS]
+    seen = [
+        one for one in PIPELINE.variations()
+        if any(not np.array_equal(one.pipeline(t), r) for t, r in zip(TEXTS, right, strict=True))
+    ]  # fmt: skip
+    wrong = seen[number % len(seen)]
+    inputs = measured([canonical(wrong.pipeline(text)[None]) for text in TEXTS])
+    cause = xray.explain(inputs, TEXTS, PIPELINE)
+    assert cause.pipeline is not None, wrong.text
+    assert all(np.array_equal(cause.pipeline(t), wrong.pipeline(t)) for t in TEXTS), wrong.text
+    assert wrong.text in (cause.text, *cause.alternatives)
+    assert cause.fix
+
+
+def test_a_word_beside_the_right_one_is_another_word() -> None:
+    """Numbers that are one off are far from harmless, and are named beside a larger cause."""
+    whole = PIPELINE.completed()
+    sequence = next(one for one in whole.stages if isinstance(one, pre.Sequence))
+    padded = whole.with_stage(sequence.changed(pad=1))
+    both = padded.with_stage(pre.Read("latin-1"))
+    for wrong, kinds in ((padded, ("sequence",)), (both, ("read", "sequence"))):
+        inputs = measured([canonical(wrong(text)[None]) for text in TEXTS])
+        assert tuple(sorted(xray.explain(inputs, TEXTS, PIPELINE).stages)) == kinds
