@@ -1,10 +1,12 @@
 """``make test-mutants``: is a small fault in our code noticed by a test?
 
-Every fault (`mutant_faults`) is tried against the tests that can reach its file, those nearest by
-imports first, until one fails, or until its processor seconds are spent. A test counts only if it
-passes without the fault. What survives is listed; `mutants.toml` says of some why nobody could see
-them, and plants faults that were once missed.
+Every fault (`mutant_faults`) is tried against tests, the nearest first, until one fails, or until
+its processor seconds are spent. Where ``--record`` has been run, those are the tests that come by
+the fault's place, quick ones before slow ones; else all that can reach its file by imports. A test
+counts only if it passes without the fault. What survives is listed; `mutants.toml` says of some why
+nobody could see them, and plants faults that were once missed.
 
+    python tests/mutants.py --record            which tests come by which place, once
     python tests/mutants.py                     all of them
     python tests/mutants.py --sample 40         as continuous integration does
     python tests/mutants.py --only 3f2a9c0e11   one, by its digest
@@ -21,6 +23,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +31,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -54,10 +58,14 @@ LEFT_OUT = (
 TARGET = 0.85
 SEED = "one"
 CPU_S = 60.0
-_TEST_S = 60
-_STALLED_S = 240.0
+# Of a processor, that one test may take: a fault may make it loop for ever.
+_TEST_CPU_S = 20.0
+_STALLED_S = 240
 _CHUNKS = (2, 4, 8, 16, 32, 64, 128)
+_SLOW_S = 2.0
 REPORT = ROOT / "build/mutants.jsonl"
+REACHED = ROOT / "build/mutants.reached"
+SITE = str(ROOT / "tests/fault_site")
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,8 @@ class Outcome:
 
     Attributes:
         caught: by the test `by`; False where it survived.
-        tried: files of tests that were run to their end; of `reached` that can reach it.
+        tried: files of tests that were run to their end; of `reached` that can reach it. A file
+            of which some tests are slow counts twice.
         excused: why nobody could see it; empty where somebody could.
     """
 
@@ -94,7 +103,12 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep what the report has")
     parser.add_argument("--report", action="store_true", help="report, whatever the share caught")
     parser.add_argument("--list", action="store_true", help="list them and try none")
+    parser.add_argument(
+        "--record", nargs="*", metavar="TESTS", help="write down which tests come by which fault"
+    )
     options = parser.parse_args()
+    if options.record is not None:
+        return _record([one for _, one in every_fault(options.seed)], options.record or ["tests"])
 
     chosen = [
         (room, fault)
@@ -232,31 +246,151 @@ def _warm() -> None:
 
 
 def _trial(room: str, fault: Fault, cpu_s: float, excused: str, told: Path) -> Outcome:
-    files, done, spent = tests_of(fault.path, fault.place), 0, 0.0
+    waiting, done, spent = _choice(fault), 0, 0.0
+    reached = len(waiting)
     texts = told.with_suffix(".fault")
-    module = fault.path.removeprefix("src/").removesuffix(".py").replace("/", ".")
-    texts.write_text(json.dumps({module.removesuffix(".__init__"): fault.source()}), "utf-8")
+    texts.write_text(json.dumps({_module(fault.path): fault.source()}), "utf-8")
     doubted: list[str] = []
-    waiting = [*files]
     for size in _CHUNKS:
         chunk, waiting = waiting[:size], waiting[size:]
         while chunk and spent < cpu_s:
             failed, used = _run(chunk, doubted, str(texts), cpu_s - spent)
             spent += used
             if not failed:
-                done += len(chunk)
+                done += len(chunk) * (spent < cpu_s)
                 break
             # A test that fails anyhow says nothing.
-            again, _ = _run([failed], [], "", cpu_s)
+            again, _ = _run([Choice(failed)], [], "", cpu_s)
             if not again:
-                return Outcome(
-                    fault.digest, str(fault), room, True, failed, done, len(files), spent
-                )
+                return Outcome(fault.digest, str(fault), room, True, failed, done, reached, spent)
             doubted.append(failed)
-    return Outcome(fault.digest, str(fault), room, False, "", done, len(files), spent, excused)
+    return Outcome(fault.digest, str(fault), room, False, "", done, reached, spent, excused)
 
 
-def _run(tests: list[str], without: list[str], texts: str, cpu_s: float) -> tuple[str, float]:
+def _module(path: str) -> str:
+    return path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Tests to run: a file or one test of it, and which of its tests in which order, if not all."""
+
+    path: str
+    tests: tuple[str, ...] = ()
+
+
+def _choice(fault: Fault) -> list[Choice]:
+    """What is run against a fault: what came by its place, or all that can reach its file."""
+    nearest = tests_of(fault.path, fault.place)
+    took, by = _reached(REACHED.stat().st_mtime_ns) if REACHED.exists() else ({}, {})
+    came = sorted((one for one in by.get(fault.digest, ()) if one in took), key=took.__getitem__)
+    quick: dict[str, list[str]] = defaultdict(list)
+    slow: dict[str, list[str]] = defaultdict(list)
+    for one in came:
+        (slow if took[one] > _SLOW_S else quick)[one.partition("::")[0]].append(one)
+    if not came:
+        return [Choice(path) for path in nearest]
+    order = {path: at for at, path in enumerate(nearest)}
+    return [
+        Choice(path, tuple(some[path]))
+        for some in (quick, slow)
+        for path in sorted(some, key=lambda path: order.get(path, len(order)))
+    ]
+
+
+@cache
+def _reached(_changed_ns: int) -> tuple[dict[str, float], dict[str, set[str]]]:
+    """Processor seconds of every recorded test that passed, and tests by digest of a fault."""
+    took: dict[str, float] = {}
+    by: dict[str, set[str]] = defaultdict(set)
+    for line in REACHED.read_text("utf-8").splitlines():
+        what, _, test = line.partition("\t")
+        if what.startswith("="):
+            took[test] = float(what[1:])
+        else:
+            by[what].add(test)
+    return took, by
+
+
+def _record(faults: Iterable[Fault], tests: list[str]) -> int:
+    """Run tests, and add to `REACHED` which of them come by which fault, and what they take."""
+    places: dict[str, dict[int, list[str]]] = {}
+    for fault in faults:
+        for line in _lines(fault):
+            found = places.setdefault(_module(fault.path), {}).setdefault(line, [])
+            found.append(fault.digest)
+    REACHED.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".probes") as file:
+        json.dump({"log": str(REACHED), "places": places}, file)
+        file.flush()
+        words = ["-q", "-m", "not full", "-p", "no:cacheprovider", "-p", "mutants"]
+        environment = os.environ | {
+            "SLIPSTREAM_PROBES": file.name,
+            "PYTHONPATH": os.pathsep.join([SITE, str(ROOT / "tests")]),
+        }
+        command = [sys.executable, "-m", "pytest", *words, f"--timeout={_STALLED_S}", *tests]
+        return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+def _lines(fault: Fault) -> list[int]:
+    """Lines that run where the fault would show: its own, or those of who reads what it sets."""
+    source = (ROOT / fault.path).read_text("utf-8")
+    whole = ast.parse(source)
+    functions = [one for one in ast.walk(whole) if isinstance(one, ast.FunctionDef)]
+    around = [one for one in functions if one.lineno <= fault.line <= (one.end_lineno or 0)]
+    if around:
+        inner = max(around, key=lambda one: one.lineno)
+        first = inner.body[0].lineno
+        return [fault.line if fault.line >= first else _first_line(inner)]
+    bound = set(re.findall(r"^\s*(\w+)\s*(?::[^=]*)?=", fault.text)) or {
+        name.id
+        for one in whole.body
+        if one.lineno <= fault.line <= (one.end_lineno or 0)
+        for name in ast.walk(one)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    }
+    words = [
+        set(re.findall(r"\w+", ast.get_source_segment(source, one) or "")) for one in functions
+    ]
+    readers = [one for one, said in zip(functions, words, strict=True) if said & bound]
+    return sorted({_first_line(one) for one in readers or functions})
+
+
+def _first_line(function: ast.FunctionDef) -> int:
+    """Of a function's body, after its docstring."""
+    body = function.body
+    return body[1 if len(body) > 1 and ast.get_docstring(function) else 0].lineno
+
+
+class Times:
+    """Writes beside what a recorded test came by what it took, if it passed."""
+
+    def __init__(self) -> None:
+        self.begin_s, self.passed = 0.0, True
+
+    def pytest_runtest_logstart(self) -> None:
+        self.begin_s, self.passed = _spent_s(), True
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.passed = self.passed and report.passed
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self.passed:
+            with open(REACHED, "a", encoding="utf-8") as file:
+                file.write(f"={_spent_s() - self.begin_s:.3f}\t{nodeid}\n")
+
+
+def pytest_configure(config: Any) -> None:
+    """As a plugin, in the tests that `_record` runs."""
+    config.pluginmanager.register(Times())
+
+
+def _spent_s() -> float:
+    """Processor seconds of this process and of its children that ended."""
+    return sum(os.times()[:4])
+
+
+def _run(tests: list[Choice], without: list[str], texts: str, cpu_s: float) -> tuple[str, float]:
     """The first test that fails (empty: none does), and the processor seconds it took."""
     read, write = os.pipe()
     pid = os.fork()
@@ -278,7 +412,7 @@ def _run(tests: list[str], without: list[str], texts: str, cpu_s: float) -> tupl
                 failed = line.decode().splitlines()[0]
             if ended:
                 break
-            stuck = time.monotonic() - begin > _STALLED_S + 4 * cpu_s
+            stuck = time.monotonic() - begin > 2 * _STALLED_S + 4 * cpu_s
             if failed or stuck or _cpu_s(pid) > cpu_s:
                 _kill(pid)
                 _, _, usage = os.wait4(pid, 0)
@@ -307,6 +441,15 @@ class _Teller:
 
     def __init__(self, write: int) -> None:
         self.write = write
+        signal.signal(signal.SIGPROF, self._loops)
+
+    def _loops(self, *_: object) -> None:
+        import pytest
+
+        pytest.fail(f"took more than {_TEST_CPU_S:.0f} s of a processor")
+
+    def pytest_runtest_logstart(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, _TEST_CPU_S)
 
     def _tell(self, nodeid: str) -> None:
         os.write(self.write, nodeid.encode() + b"\n")
@@ -321,27 +464,43 @@ class _Teller:
             self._tell(report.nodeid)
 
 
-def _pytest(tests: list[str], without: list[str], texts: str, write: int) -> None:
+class _Chooser:
+    """Of the collected tests those that are wanted, in their order."""
+
+    def __init__(self, tests: list[Choice]) -> None:
+        self.whole = {one.path for one in tests if not one.tests}
+        self.at = {test: at for at, test in enumerate(t for one in tests for t in one.tests)}
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        def wanted(item: Any) -> bool:
+            return item.nodeid in self.at or bool(
+                {item.nodeid, item.nodeid.partition("::")[0]} & self.whole
+            )
+
+        items[:] = sorted(filter(wanted, items), key=lambda item: self.at.get(item.nodeid, -1))
+
+
+def _pytest(tests: list[Choice], without: list[str], texts: str, write: int) -> None:
     import pytest
 
     os.chdir(ROOT)
-    site = str(ROOT / "tests/fault_site")
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        [site, *filter(None, [os.environ.get("PYTHONPATH")])]
+        [SITE, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     os.environ.pop("SLIPSTREAM_FAULT", None)
     if texts:
         os.environ["SLIPSTREAM_FAULT"] = texts
-        sys.path.insert(0, site)
+        sys.path.insert(0, SITE)
         sys.modules.pop("sitecustomize", None)
         import sitecustomize  # noqa: F401
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nothing, stream)
     options = ["-x", "-q", "-m", "not full", "-p", "no:cacheprovider", "-p", "no:xdist",
-               f"--timeout={_TEST_S}"]  # fmt: skip
+               f"--timeout={_STALLED_S}"]  # fmt: skip
     options += [f"--deselect={one}" for one in without]
-    code = pytest.main([*options, *tests], plugins=[_Teller(write)])
+    paths = [one.path for one in tests]
+    code = pytest.main([*options, *paths], plugins=[_Teller(write), _Chooser(tests)])
     os._exit(int(code))
 
 

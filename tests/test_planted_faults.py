@@ -1,13 +1,18 @@
-"""The faults that the mutation gate plants by hand can be planted: code they change is there."""
+"""The mutation gate: the faults it plants by hand, what it excuses, and how it chooses tests."""
 
 from __future__ import annotations
 
+import ast
+import builtins
+import importlib.util
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mutant_faults import planted
+import mutants
+from mutant_faults import ROOT, Fault, faults_of, planted
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text(encoding="utf-8"))
 
@@ -16,3 +21,93 @@ _WRITTEN = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text(enco
 def test_a_planted_fault_finds_its_code(one: dict[str, str]) -> None:
     assert one["before"] != one["after"]
     planted(one["file"], one["before"], one["after"])
+
+
+@pytest.mark.parametrize("one", _WRITTEN["unseen"], ids=lambda one: one["fault"])
+def test_an_excused_fault_is_still_one(one: dict[str, str]) -> None:
+    assert one["fault"] in {fault.digest for fault in faults_of(one["file"])}
+    assert one["because"]
+
+
+PROBED = '''\
+def sign(x):
+    """Doc."""
+    if x < 0:
+        return -1
+    elif x > 0:
+        return 1
+    try:
+        return 1 // x
+    except ZeroDivisionError:
+        found = 0
+    return found
+'''
+
+
+def test_a_place_is_come_by_where_its_innermost_statement_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location(
+        "site_of_faults", f"{mutants.SITE}/sitecustomize.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    site: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    path = tmp_path / "probed.py"
+    path.write_text(PROBED)
+    came: list[str] = []
+    monkeypatch.setattr(builtins, "_come_by", came.extend, raising=False)
+    lines = {3: ["if"], 4: ["negative"], 5: ["elif"], 8: ["try"], 10: ["except"]}
+    names: dict[str, Any] = {}
+    exec(compile(site.with_probes(str(path), lines), str(path), "exec"), names)
+    for x, places in (
+        (-2, ["if", "negative"]),
+        (3, ["if", "elif"]),
+        (0, ["if", "elif", "try", "except"]),
+    ):
+        came.clear()
+        assert names["sign"](x) == (x > 0) - (x < 0)
+        assert came == places
+    assert names["sign"].__doc__ == "Doc."
+
+
+def of_a_constant() -> Fault:
+    return next(
+        planted(one["file"], one["before"], one["after"])
+        for one in _WRITTEN["planted"]
+        if one["before"].startswith("STOPPED_BLINDLY")
+    )
+
+
+def test_a_constant_is_come_by_where_it_is_read() -> None:
+    fault = of_a_constant()
+    lines = mutants._lines(fault)
+    tree = ast.parse((ROOT / fault.path).read_text("utf-8"))
+    readers = [
+        node for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and "STOPPED_BLINDLY" in ast.dump(node)
+    ]  # fmt: skip
+    assert len(lines) == len(readers) > 0
+    for node in readers:
+        assert any(node.lineno < line <= node.body[-1].lineno for line in lines)
+
+
+def test_tests_that_come_by_are_chosen_quick_ones_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = of_a_constant()
+    near, far = "tests/measure/test_claims.py", "tests/cli/test_results.py"
+    reached = tmp_path / "reached"
+    reached.write_text(
+        f"{fault.digest}\t{far}::test_a\n=0.100\t{far}::test_a\n"
+        f"{fault.digest}\t{near}::test_b\n=0.200\t{near}::test_b\n"
+        f"{fault.digest}\t{near}::test_c\n=9.000\t{near}::test_c\n"
+        f"{fault.digest}\t{near}::test_failed\n=0.100\t{near}::test_elsewhere\n"
+    )
+    monkeypatch.setattr(mutants, "REACHED", reached)
+    assert mutants._choice(fault) == [
+        mutants.Choice(near, (f"{near}::test_b",)),
+        mutants.Choice(far, (f"{far}::test_a",)),
+        mutants.Choice(near, (f"{near}::test_c",)),
+    ]

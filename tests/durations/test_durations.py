@@ -249,6 +249,8 @@ def test_indices_stay_inside_of_what_they_index(quick: None) -> None:
         Call(loss, (dense(6, 3), dense(6, dtype="int64"), None, 1, -100)),
     ]
     assert all("nanoseconds" in found for found in run([call.to_json() for call in calls], 1))
+    # As many as there are to choose from, so that all of it is read as in the step.
+    assert [microbenchmark._index_bound(call) for call in (*calls, mm(4))] == [3, 5, 3, 1]
 
 
 def test_an_in_place_operator_does_not_wander_into_denormals(

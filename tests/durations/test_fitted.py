@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -212,3 +213,21 @@ def test_a_ratio_rests_on_the_best_source_that_knows_both(
 
 def test_nothing_is_said_where_nothing_is_known(known: Durations) -> None:
     assert known.ratio(mm(8, 8, 8), mm(16, 16, 16)) is None
+
+
+def test_of_several_timings_of_one_size_an_outlier_is_not_believed() -> None:
+    sizes = (100, 200, 400, 800)
+    known = [(neg(n), n * slower) for n in sizes for slower in (1.0, 1.0, 50.0)]
+    found = fitted(neg(300), known)
+    assert found is not None
+    assert found.nanoseconds == pytest.approx(300)
+
+
+def test_each_factor_of_two_outside_is_as_uncertain_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With all neighbours as near the error inside is the same wherever the call lies.
+    monkeypatch.setattr("slipstream.durations.fitted._nearness", lambda x, at: np.ones(len(x)))
+    known = [(neg(n), n * (1.02 if i % 2 else 1.0)) for i, n in enumerate((100, 200, 400, 800))]
+    spreads = [price.spread for n in (800, 1600, 2400) if (price := fitted(neg(n), known))]
+    assert spreads == pytest.approx([spreads[0] * (1 + math.log2(n)) for n in (1, 2, 3)])

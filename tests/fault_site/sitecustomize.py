@@ -1,46 +1,52 @@
 """Loaded by every Python process that a trial of `mutants` starts: it puts the fault in there, too.
 
-Nothing on disk is changed: the module's source is replaced as it is imported.
+Nothing on disk is changed: the module's source is replaced as it is imported. The same way tells
+which tests come by a place (`probe`), with calls put before the statements asked for.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import find_spec
 from typing import Any
 
+_Made = Callable[[str], Any]
 
-class _Faulty(SourceFileLoader):
-    """The module's own loader, but for its text."""
 
-    text = ""
+class _Loader(SourceFileLoader):
+    """The module's own loader, but for the code it makes of the file's path; nothing is cached."""
+
+    make: _Made
 
     def get_code(self, fullname: str) -> Any:
-        """Compiled from the text with the fault; nothing is cached."""
-        return compile(self.text, self.path, "exec", dont_inherit=True)
+        """What stands in for the module's code."""
+        return compile(self.make(self.path), self.path, "exec", dont_inherit=True)
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, texts: dict[str, str]) -> None:
-        self.texts = texts
+    def __init__(self, made: dict[str, _Made]) -> None:
+        self.made = made
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec that all others find, with the faulty text."""
-        if name not in self.texts:
+        """The spec that all others find, with other code."""
+        make = self.made.pop(name, None)
+        if make is None:
             return None
-        text = self.texts.pop(name)
         try:
             spec = find_spec(name)
         finally:
-            self.texts[name] = text
+            self.made[name] = make
         if spec is None or spec.origin is None:
             return spec
-        loader = _Faulty(name, spec.origin)
-        loader.text = text
+        loader = _Loader(name, spec.origin)
+        loader.make = make
         spec.loader = loader
         return spec
 
@@ -48,8 +54,62 @@ class _Finder(MetaPathFinder):
 def install(path: str) -> None:
     """Replace the texts of modules by those in a JSON file: name -> source."""
     with open(path, encoding="utf-8") as file:
-        sys.meta_path.insert(0, _Finder(json.load(file)))
+        made = {name: lambda _, text=text: text for name, text in json.load(file).items()}
+    sys.meta_path.insert(0, _Finder(made))
+
+
+def probe(path: str) -> None:
+    """Write down which test comes by which place.
+
+    Args:
+        path: a JSON file ``{"log": FILE, "places": {module: {line: [number, ...]}}}``; a line
+            ``number<tab>test`` is added to the log where a test comes by the first time.
+    """
+    with open(path, encoding="utf-8") as file:
+        wanted = json.load(file)
+    log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    seen = set()
+
+    def come_by(numbers: Sequence[int]) -> None:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        if test and (numbers[0], test) not in seen:
+            seen.add((numbers[0], test))
+            os.write(log, "".join(f"{one}\t{test}\n" for one in numbers).encode())
+
+    builtins._come_by = come_by  # type: ignore[attr-defined]
+    made: dict[str, _Made] = {
+        name: lambda path, lines=lines: with_probes(path, {int(n): lines[n] for n in lines})
+        for name, lines in wanted["places"].items()
+    }
+    sys.meta_path.insert(0, _Finder(made))
+
+
+def with_probes(path: str, lines: Mapping[int, Sequence[int]]) -> ast.Module:
+    """The file's module with a call before the innermost statement at each of `lines`."""
+    with open(path, "rb") as file:
+        tree = ast.parse(file.read())
+    for line, numbers in lines.items():
+        block, at = _innermost(tree.body, line)
+        call = f"_come_by({tuple(numbers)!r})"
+        made = ast.parse(call).body[0]
+        for node in ast.walk(made):
+            ast.copy_location(node, block[at])
+        block.insert(at, made)
+    return tree
+
+
+def _innermost(block: list[Any], line: int) -> tuple[list[Any], int]:
+    at = max(i for i, one in enumerate(block) if i == 0 or one.lineno <= line)
+    inside = [one for one in ast.iter_child_nodes(block[at]) if hasattr(one, "body")]
+    for one in [block[at], *inside]:
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(one, name, None) or ()
+            if isinstance(inner, list) and inner[0].lineno <= line <= inner[-1].end_lineno:
+                return _innermost(inner, line)
+    return block, at
 
 
 if _PATH := os.environ.get("SLIPSTREAM_FAULT", ""):
     install(_PATH)
+if _PATH := os.environ.get("SLIPSTREAM_PROBES", ""):
+    probe(_PATH)

@@ -73,3 +73,17 @@ def test_the_probe_of_what_can_be_detected_takes_time():
     assert found.blocks >= 8
     assert found.cpu >= 0
     assert found.wall >= 0
+
+
+@pytest.mark.parametrize(
+    ("per_s", "level"),
+    [(49.0, gate.Level.GREEN), (50.0, gate.Level.AMBER), (249.0, gate.Level.AMBER),
+     (250.0, gate.Level.RED)],
+)  # fmt: skip
+def test_a_process_that_loses_its_core_often_is_disturbed(monkeypatch, per_s, level):
+    monkeypatch.setattr(gate, "_LIMITS", {"preemptions_per_s": gate._LIMITS["preemptions_per_s"]})
+    counts = iter([0.0, per_s])
+    monkeypatch.setattr(gate, "_preemptions", lambda: {"preemptions": next(counts)})
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(gate.time, "monotonic", lambda: next(clock))
+    assert gate.Gate().read().level is level

@@ -170,3 +170,37 @@ def test_an_impossible_level_is_refused(level):
 def test_no_values_are_refused():
     with pytest.raises(InvalidArgumentError, match="no values"):
         statistics.median_interval(np.array([]), 0.95)
+
+
+def test_an_interval_that_misses_the_median_exactly_as_often_as_it_may_is_one():
+    # Two values lie on one side of the median half the time, which a level of 50 % allows.
+    found = statistics.median_interval(np.array([1.0, 2.0]), 0.5)
+    assert (found.low, found.high) == (1.0, 2.0)
+    assert statistics.median_interval(np.array([1.0, 2.0]), 0.51).high == math.inf
+
+
+def test_what_disturbs_both_sides_alike_does_not_make_their_ratio_dependent():
+    streams, _ = bench_streams.log_ratios("autocorrelated", 300, 1, seed=1)
+    rng = np.random.default_rng(0)
+    a, b = (np.exp(streams[0]) * rng.lognormal(0, 0.01, 300) for _ in range(2))
+    assert statistics.lag1_autocorrelation(a) > statistics.DEPENDENT
+    assert statistics.throughput_ratio(a, b, 0.95).estimator == "bca_bootstrap"
+
+
+def test_the_percentile_is_taken_where_it_is_asked_for():
+    low, high = np.split(np.sort(np.random.default_rng(0).lognormal(0, 0.2, 60)), 2)
+    values = np.column_stack([low, high]).ravel()  # of no positive autocorrelation
+    found = statistics.block_bootstrap(np.median, [values], 0.9, method="percentile")
+    assert found.estimator == "percentile_bootstrap"
+    assert found.low < found.estimate < found.high
+
+
+@pytest.mark.parametrize(
+    ("n", "correlation", "length"),
+    [
+        # Carlstein (1986): (sqrt(6) rho / (1 - rho^2))^(2/3) n^(1/3).
+        (1000, 0.5, 13.867), (8000, 0.2, 12.772), (1000, 0.01, 2.0), (20, 0.9, 5.0),
+    ],
+)  # fmt: skip
+def test_runs_are_as_long_as_the_optimum_for_their_correlation(n, correlation, length):
+    assert statistics._block_length(n, correlation) == pytest.approx(length, abs=1e-3)

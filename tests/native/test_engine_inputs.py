@@ -87,6 +87,13 @@ def test_a_bad_tensor_is_refused(tensors: tuple[Any, ...], message: str) -> None
         Program(**TWO, tensors=Tensors(*tensors))
 
 
+def test_bytes_of_all_steps_together_are_counted_in_64_bits() -> None:
+    tensors = Tensors([2**60], [0], [0, 0], [])
+    assert Program(**TWO, tensors=tensors, steps=4).steps == 4
+    with pytest.raises(InvalidArgumentError, match=r"tensors\.nbytes: add up"):
+        Program(**TWO, tensors=tensors, steps=5)
+
+
 @pytest.mark.parametrize("backend", ["native", "python"])
 def test_a_cycle_names_its_tasks_in_order(backend: Any) -> None:
     program = Program(
